@@ -19,7 +19,7 @@ from lisa.gateway.access import Forbidden, Scope, Token
 from lisa.gateway.compat.answering import record_change
 from lisa.gateway.compat.camellia import wire
 from lisa.gateway.compat.camellia.clock import ServerTime
-from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded, may_read
+from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded
 from lisa.gateway.compat.camellia.health import ServiceState
 from lisa.gateway.compat.camellia.messages import DelayMsg, as_pulled
 from lisa.gateway.compat.camellia.metrics import exposition
@@ -118,7 +118,8 @@ class Endpoints:
             trace=trace_context(request.headers),
         )
         self.monitor.of(topic).send_msg += 1
-        if not may_read(self._hub, request, topic):  # it may be another sender's
+        token = self._hub.token(request, compat=True)
+        if not token.allows(Scope.READ, topic):  # it may be another sender's message
             message = msgspec.structs.replace(message, msg=None)
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
 

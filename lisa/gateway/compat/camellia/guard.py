@@ -65,11 +65,6 @@ def allowed_topic(
     return topic
 
 
-def may_read(hub: GatewayContext, request: Request, topic: str) -> bool:
-    """Whether the request's token allows to read messages of other senders."""
-    return hub.token(request, compat=True).allows(Scope.READ, topic)
-
-
 def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Response:
     """The response for an error: 401 or 403, 503 if the server is unavailable, or a code."""
     if isinstance(error, ClientDisconnected):

@@ -22,7 +22,6 @@ from lisa.core.settings import CamelliaSettings
 from lisa.core.transitions.ack import Acked, Settlement
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.core.transitions.inspect import Inspection
 from lisa.core.transitions.retry import Failed
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg, Origin, as_found, as_sent, is_alive
@@ -112,7 +111,7 @@ class Queue:
         False if it is unknown or settled, even if only in one of several groups.
         """
         for _ in range(TRIES):
-            seen = await self._look(topic, message_id)
+            seen = await self._hub.settler.look(topic, message_id, bodies=False)
             is_partly_settled = fence_of(seen.envelope)[-1:] in PARTLY
             if is_partly_settled or not is_alive(topic, message_id, seen):
                 return False
@@ -142,9 +141,6 @@ class Queue:
         while len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)
 
-    async def _look(self, topic: str, message_id: str) -> Inspection:
-        return await self._hub.settler.look(topic, message_id, bodies=False)
-
     async def _ack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
         settler, group = self._hub.settler, self._groups.get(topic)
         if receipt is not None and await settler.ack(topic, receipt) is not Acked.STALE:
@@ -152,7 +148,7 @@ class Queue:
         outcome = await settler.ack_by_id(topic, message_id, group)
         if outcome is not None and outcome is not Acked.STALE:
             return True
-        seen = await self._look(topic, message_id)
+        seen = await settler.look(topic, message_id, bodies=False)
         if not seen.group_states:
             return seen.tombstone is not None and seen.tombstone.state == "acked"
         # A late ack: the message was delivered, reclaimed, and not delivered again yet.
