@@ -62,10 +62,7 @@ def topics(chosen: Chosen) -> None:
             (
                 one.topic + (" (paused)" if one.paused else ""),
                 one.waiting,
-                one.ready,
-                one.in_flight,
-                one.retry,
-                one.garbage,
+                *(getattr(one, state) for state in STATES),
                 distance(one.next_due_ms, now_ms),
                 local(one.next_due_ms),
                 ", ".join(group.name for group in one.groups),
