@@ -88,30 +88,21 @@ def quotient(over: Sequence[float], under: Sequence[float]) -> float | None:
     return statistics.median(over) / statistics.median(under)
 
 
-def ratio(measure: str, name: str, under: str = "floor") -> Value:
-    """Lisa's figure divided by that of another subject."""
+def ratio(measure: str, name: str, under: str = "floor", *, under_name: str | None = None) -> Value:
+    """Lisa's figure divided by that of another subject, which may have another name."""
     return lambda results: quotient(
-        results.values(measure, "lisa", name), results.values(measure, under, name)
+        results.values(measure, "lisa", name), results.values(measure, under, under_name or name)
     )
 
 
 def within(measure: str, over: str, under: str) -> Value:
     """One of Lisa's figures divided by another of the same measure."""
-    return lambda results: quotient(
-        results.values(measure, "lisa", over), results.values(measure, "lisa", under)
-    )
+    return ratio(measure, over, "lisa", under_name=under)
 
 
 def plain(measure: str, name: str) -> Value:
     """One of Lisa's figures."""
     return lambda results: results.median(measure, "lisa", name)
-
-
-def _of_allowed(results: Results) -> float | None:
-    """Lisa's rate, divided by the rate at which the floor would use a whole core for Redis."""
-    return quotient(
-        results.values("drain", "lisa", "rate"), results.values("drain", "floor", "allowed")
-    )
 
 
 def _early(results: Results) -> float | None:
@@ -158,7 +149,8 @@ TARGETS: tuple[Target, ...] = (
         "what Redis's processor allows the floor's life cycle",
         _LEAST,
         0.6,
-        _of_allowed,
+        # The rate at which the floor would use a whole core for Redis.
+        ratio("drain", "rate", under_name="allowed"),
     ),
     Target(
         "drain",
