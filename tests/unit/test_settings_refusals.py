@@ -112,7 +112,8 @@ def test_a_key_that_overrides_a_merged_one_is_not_given_twice(write: Write) -> N
         """
     )
     found = ManagerSettings.load(path).groups
-    assert [(one.topic, one.max_length) for one in found] == [("a", 1), ("b", 1), ("c", 2)]
+    assert [one.topic for one in found] == ["a", "b", "c"]
+    assert [one.options() for one in found] == [{"max_ready": n} for n in (1, 1, 2)]
     twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
     assert "topic is given twice" in refusal(ManagerSettings, twice)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 
 import uuid_utils
 
@@ -177,7 +177,7 @@ class Queue:
         return again is not None and again.outcome is not Failed.STALE
 
 
-@cache
+@lru_cache(maxsize=256)
 def retry_policy(configured: RetryPolicy | None, retries: int) -> RetryPolicy:
     """A policy with `retries` retries, which repeats the last configured delay as necessary.
 
