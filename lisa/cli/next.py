@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lisa.cli.options import Chosen, calendar_options, check_zone, common, due_options
-from lisa.cli.output import iso, print_json
+from lisa.cli.output import fail, iso, print_json
 
 
 @click.command("next")
@@ -84,8 +84,7 @@ def _found(
 
     found = chosen.producer().get(topic, message_id)
     if found is None or found.due_ms is None:
-        click.echo(f"topic {topic}: message {message_id} is unknown or settled", err=True)
-        raise click.exceptions.Exit(1)
+        fail(f"topic {topic}: message {message_id} is unknown or settled")
     due_ms = found.due_ms
     return str(due_ms), without_past_local(found.headers or {}, due_ms, window, now_ms)
 
