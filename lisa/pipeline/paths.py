@@ -1,4 +1,4 @@
-"""Resolves relative paths from users against the working directory of this process."""
+"""Paths and URLs from users: absolute ones to use, and ones to show."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def absolute(where: str) -> str:
     if not where or where.startswith("/") or _SCHEME.match(where):
         return where
     return f"{os.getcwd()}/{where}"  # noqa: PTH109  `Path` would remove a trailing slash
+
+
+def without_password(where: str) -> str:
+    """A path or URL without user and query, which may contain a password."""
+    return re.sub(r"//[^/]*@", "//", re.sub(r"[?;].*", "", where))

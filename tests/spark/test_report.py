@@ -24,9 +24,10 @@ from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
-from lisa.pipeline.jobs.report import report, without_password
+from lisa.pipeline.jobs.report import report
 from lisa.pipeline.jobs.report.figures import Range, gather
 from lisa.pipeline.jobs.report.tables import ERROR
+from lisa.pipeline.paths import without_password
 from tests.servers import JVM_PATIENCE
 from tests.spark.worlds import SMALL
 

@@ -6,7 +6,6 @@ Weekday numbers follow the dialect: Sunday is 1 with seconds, and 0 or 7 without
 weekday names, so every scheduler reads it the same way.
 """
 
-import calendar
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 MIN_INTERVAL = timedelta(milliseconds=100)
 
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_MONTHS = tuple(name.lower() for name in calendar.month_abbr[1:])
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week", "year")
 _LONGEST_MONTH = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}

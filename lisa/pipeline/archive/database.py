@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.pipeline.archive.drivers import CONNECT_SECONDS, Kind, kind_of
+from lisa.pipeline.paths import without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +52,7 @@ class Database:
     @property
     def shown(self) -> str:
         """The URL without user and query, which may contain a password."""
-        return re.sub(r"//[^/@]*@", "//", re.split("[?;]", self.url)[0])
+        return without_password(self.url)
 
     def statements(self, name: str, **parts: str) -> list[str]:
         """The SQL statements of that name, with {p} and the given parts filled in."""

@@ -229,8 +229,9 @@ def _spark_job_group(context: SparkContext, what: str, progress: Progress | None
 
 def _watch(context: SparkContext, group: str, progress: Progress, ended: threading.Event) -> None:
     tracker = context.statusTracker()
-    last = (-1, -1)
-    while not ended.wait(POLL_S):
+    last, is_over = (-1, -1), False
+    while not is_over:
+        is_over = ended.wait(POLL_S)  # then once more, for the last tasks
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
         stages = {stage for job in jobs if job is not None for stage in job.stageIds}
         infos = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]

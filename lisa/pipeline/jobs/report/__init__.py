@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -15,6 +14,7 @@ from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
 from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
+from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
 
 if TYPE_CHECKING:
@@ -117,11 +117,6 @@ def report(
     where_page = files.join(str(to), PAGE)
     files.write(where_page, page.encode())
     return _summary(figures, where_page, tables)
-
-
-def without_password(where: str) -> str:
-    """A path or URL without user and query, which may contain a password."""
-    return re.sub(r"//[^/]*@", "//", re.sub(r"[?;].*", "", where))
 
 
 def _summary(figures: Figures, page: str, tables: tuple[str, ...]) -> Report:
