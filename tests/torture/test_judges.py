@@ -526,6 +526,13 @@ def test_schedules_whose_ticks_are_all_there(papers: Papers) -> None:
     assert accused(papers) == {}
 
 
+def test_an_earlier_build_owes_no_ticks(papers: Papers) -> None:
+    before, after = us(1.0) // 1000, us(3.0) // 1000
+    papers.fault("roll", "server", 0.5, 2.0)
+    papers.ticks = ticks([before, after], [after])
+    assert accused(papers) == {}
+
+
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
