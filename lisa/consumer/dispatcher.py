@@ -80,15 +80,9 @@ class Dispatcher:
         done = fast = 0
         now = time.monotonic()
         slots, notify, unstarted = sub.slots, self._settler.notify, sub.unstarted
-        on_message, wait = self._on_message, self.wait
         while not sub.closing.is_set() and (work := unstarted.take()) is not None:
             began = now
-            count = 0
-            if plan.batch is not None or isinstance(work, list):
-                count = self._run_batch(sub, plan, deliveries_of(work))
-            elif sub.start(work, now):
-                sub.finish(work, on_message(plan, work, wait))
-                count = 1
+            count = self._handle(sub, plan, work, now)
             now = time.monotonic()
             took = now - began
             busy += took
@@ -151,7 +145,7 @@ class Dispatcher:
             try:
                 self._run_one(sub)
             except BaseException as error:  # noqa: BLE001  the slot must be freed
-                unforeseen(f"topic {sub.shard}: a delivery stays pending", error)
+                unforeseen(f"topic {sub.shard}: a delivery failed", error)
             with self._lock:
                 self._busy -= 1
             sub.slots.release()
@@ -161,13 +155,7 @@ class Dispatcher:
         if work is None:
             return
         plan, now = self._handlers.plan(sub.topic, sub.wanted), time.monotonic()
-        done = 1
-        if plan.batch is not None or isinstance(work, list):
-            done = self._run_batch(sub, plan, deliveries_of(work))
-        elif not sub.start(work, now):
-            done = 0
-        else:
-            sub.finish(work, self._on_message(plan, work, self.wait))
+        done = self._handle(sub, plan, work, now)
         if done:
             took = time.monotonic() - now
             sub.pace.measured(took / done)
@@ -175,6 +163,19 @@ class Dispatcher:
         self._settler.notify()
         if not sub.unstarted:
             self._settler.flush_now()
+
+    def _handle(self, sub: Subscription, plan: HandlerPlan, work: Work, now: float) -> int:
+        """Handle a delivery or a batch; returns how many deliveries were started."""
+        try:
+            if plan.batch is not None or isinstance(work, list):
+                return self._run_batch(sub, plan, deliveries_of(work))
+            if not sub.start(work, now):
+                return 0
+            sub.finish(work, self._on_message(plan, work, self.wait))
+        except BaseException as error:
+            sub.fail_unhandled(work, error)
+            raise
+        return 1
 
     def _run_batch(self, sub: Subscription, plan: HandlerPlan, batch: list[Held]) -> int:
         now = time.monotonic()

@@ -126,7 +126,8 @@ Outcome = Verdict | None
 def verdict_of(error: object) -> Verdict:
     """The verdict for an exception, or for the text given to `Batch.fail`."""
     if isinstance(error, Retry):
-        delay: timedelta | None = error.delay
+        # A subclass may not call `super().__init__`.
+        delay: timedelta | None = getattr(error, "delay", None)
         return Verdict(text_of(error), None if delay is None else duration_ms(delay))
     if isinstance(error, Discard):
         return Verdict(text_of(error), "discard")

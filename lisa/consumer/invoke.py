@@ -101,8 +101,8 @@ def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
             outcomes[index] = yield from on_message(plan, held)
         try:
             fitting.append((index, receiver.message(held)))
-        except BodyMismatch as error:
-            outcomes[index] = combined(outcomes[index], _mismatch(error))
+        except Exception as error:  # noqa: BLE001  a model's validators may raise anything
+            outcomes[index] = combined(outcomes[index], _judged(error))
     if fitting:
         batch = Batch([message for _, message in fitting])
         said = yield from _call_batch(receiver.run, batch)
@@ -121,9 +121,6 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
     return RETURNED_FALSE if result is False else None
 
 
-def _mismatch(error: BodyMismatch) -> Verdict:
-    return Verdict(str(error), "discard")
-
-
 def _judged(error: BaseException) -> Verdict:
-    return _mismatch(error) if isinstance(error, BodyMismatch) else verdict_of(error)
+    is_mismatch = isinstance(error, BodyMismatch)
+    return Verdict(str(error), "discard") if is_mismatch else verdict_of(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -174,11 +175,15 @@ class ReaderSet:
 
     def _read_shard(self, wanted: WantedTopic, shard: Shard) -> None:
         group = wanted.group or ""
-        name = unique_name(wanted.name) if wanted.name else self._name
         with self._lock:
             is_wanted = (wanted.topic, group) in self._wanted
             if not self.is_open or not is_wanted or self._reads(shard, group):
                 return
+            name = unique_name(wanted.name) if wanted.name else self._name
+            if any(one.shard == shard and one.name == name for one in self._readers):
+                # An earlier subscription still holds deliveries under this name; to a reader with
+                # the same name they would be entries whose reply was lost.
+                name = f"{self._name}-{secrets.token_hex(3)}"
             self._shards.setdefault((wanted.topic, group), set()).add(shard)
             reader = self._new_reader(shard, group, name)
             reader.sub.pause(

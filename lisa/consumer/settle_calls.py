@@ -163,11 +163,15 @@ def _failing(sub: Subscription) -> tuple[Fail, list[tuple[Held, Verdict]]]:
     """A call for the next failures, and the deliveries that it settles."""
     size = min(MOST_FAILURES, sub.store.batch_size(sub.shard, Fail))
     some = sub.outcomes.failures.take_many(size)
-    settlements = settlements_of(held for held, _ in some)
-    failures = [
-        Failure.of(one, verdict.reason, verdict.delay, _traceback(verdict))
-        for one, (_, verdict) in zip(settlements, some, strict=True)
-    ]
+    try:
+        settlements = settlements_of(held for held, _ in some)
+        failures = [
+            Failure.of(one, verdict.reason, verdict.delay, _traceback(verdict))
+            for one, (_, verdict) in zip(settlements, some, strict=True)
+        ]
+    except BaseException:
+        sub.outcomes.failures.put_back(some)
+        raise
     return Fail(sub.shard, sub.group, failures), some
 
 

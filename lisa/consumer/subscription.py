@@ -20,6 +20,7 @@ from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.outcomes import reason_of
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
@@ -174,9 +175,17 @@ class Subscription:
         self.unstarted.put_all(work)
 
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; False if its lease ended or its window closed meanwhile.
+        """Mark a delivery as running; False if `may_start` is."""
+        if not self.may_start(held, now):
+            return False
+        held.begin(now)
+        return True
 
-        If the server does not answer, the delivery is released later.
+    def may_start(self, held: Held, now: float) -> bool:
+        """Whether a delivery has its lease, renewed if necessary, and its window is open.
+
+        Otherwise the delivery is dropped: its message moves until the window opens, or, if the
+        server does not answer, is released later.
         """
         if now >= held.closes:
             self.defer(held)
@@ -188,9 +197,7 @@ class Subscription:
             is_lost = True
         if is_lost:
             self.leases.drop(held)
-            return False
-        held.begin(now)
-        return True
+        return not is_lost
 
     def defer(self, held: Held) -> None:
         """Drop a delivery, and move its message until its window opens."""
@@ -241,6 +248,12 @@ class Subscription:
             extra=held.message.log_fields,
         )
         self._refuse(held, outcome.under(self._retry(), held.message.attempt))
+
+    def fail_unhandled(self, work: Work, error: BaseException) -> None:
+        """Fail deliveries whose handling ended with an error that nothing else handles."""
+        for held in deliveries_of(work):
+            if not held.ended:
+                self._refuse(held, Verdict(reason_of(error), None, error))
 
     def _refuse(self, held: Held, verdict: Verdict) -> None:
         held.end()

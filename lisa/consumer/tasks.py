@@ -105,14 +105,15 @@ class HandlerTasks:
             else:
                 task = loop.create_task(self._run_one(sub, plan, work))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._end, sub))
+            task.add_done_callback(partial(self._end, sub, work))
             for held in deliveries_of(work):
                 held.run_in(_ThreadsafeCancel(task))
 
-    def _end(self, sub: Subscription, task: asyncio.Task[None]) -> None:
+    def _end(self, sub: Subscription, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            unforeseen(f"topic {sub.shard}: a delivery stays pending", error)
+            unforeseen(f"topic {sub.shard}: a delivery failed", error)
+            sub.fail_unhandled(work, error)
         sub.slots.release()
         self._settler.notify()
         if not sub.unstarted:
@@ -147,19 +148,10 @@ class HandlerTasks:
 
     @staticmethod
     async def _is_startable(sub: Subscription, held: Held, now: float) -> bool:
-        """Renew a lease that has ended; drops the delivery if that is impossible.
-
-        A delivery whose window has closed is moved until it opens.
-        """
-        if now >= held.closes:
-            await asyncio.to_thread(sub.defer, held)
-            return False
-        if held.lease_ends > now:
+        """See `Subscription.may_start`."""
+        if now < held.closes and now <= held.lease_ends:
             return True
-        if await asyncio.to_thread(sub.leases.renew, held):
-            return True
-        sub.leases.drop(held)
-        return False
+        return await asyncio.to_thread(sub.may_start, held, now)
 
     @staticmethod
     def _measure(sub: Subscription, began: float, count: int) -> None:

@@ -10,8 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import BaseModel, model_validator
 
+from lisa import Retry
 from lisa.consumer import Batch, Consumer
+from lisa.consumer.leases import Leases
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.opening import StreamRead
 from lisa.core.model.errors import ServerUnavailable
@@ -56,6 +59,56 @@ def test_an_exception_whose_str_raises_is_a_failure(bench: Bench, concurrency: i
     bench.send(TOPIC, [1])
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_exceptions_whose_own_code_fails_are_failures_too(bench: Bench, concurrency: int) -> None:
+    class Attributes(Exception):
+        def __getattr__(self, name: str) -> str:  # also asked for `__notes__`
+            return {"known": "word"}[name]
+
+    class Later(Retry):
+        def __init__(self) -> None:  # without `super().__init__`
+            pass
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    errors = [Attributes, Later, Silent, ValueError]
+
+    def handle(message: Message) -> None:
+        raise errors[message.body]
+
+    consumer = Consumer(bench.url, concurrency=concurrency)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, range(4))
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "retried") == 4)
+        assert consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0
+
+
+def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
+    class Order(BaseModel):
+        number: int
+
+        @model_validator(mode="before")
+        @classmethod
+        def pick(cls, body: dict[str, int]) -> dict[str, int]:
+            return {"number": body["number"]}  # a KeyError is no ValidationError
+
+    seen = list[int]()
+
+    def handle(batch: Batch) -> None:
+        seen.extend(message.body.number for message in batch)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle, batch=3, model=Order)
+    bench.send(TOPIC, [{"number": 1}, {}, {"number": 2}])
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 2)
+    assert seen == [1, 2]
 
 
 def test_a_receiver_that_exits_does_not_end_the_settling(bench: Bench) -> None:
@@ -163,6 +216,39 @@ def test_an_async_delivery_lost_before_it_began_is_forgotten(
     assert seen == []
 
 
+def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals, seen = list[str](), list[int]()
+
+    def renew(_: Leases, held: Held) -> bool:
+        renewals.append(held.message.id)
+        raise ServerUnavailable("no answer")
+
+    take = Subscription._take
+
+    def take_late(sub: Subscription, *arguments: object) -> list[Held]:
+        taken = take(sub, *arguments)  # type: ignore[arg-type]
+        for held in taken:
+            if held.message.id not in renewals:
+                held.lease_ends = 0.0
+        return taken
+
+    monkeypatch.setattr(Leases, "renew", renew)
+    monkeypatch.setattr(Subscription, "_take", take_late)
+
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(settled(bench, sent))
+    assert renewals == [sent]
+    assert seen == [1]
+
+
 def test_a_lease_runs_from_the_reading_not_from_a_late_opening(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +308,30 @@ def test_deliveries_behind_a_running_batch_are_released_at_once(bench: Bench) ->
     finally:
         go_on.set()
         stopping.join(10)
+
+
+def test_a_topic_subscribed_again_leaves_what_the_former_still_handles(bench: Bench) -> None:
+    begun, go_on = list[int](), threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.append(message.body)
+        go_on.wait(20)
+
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(lambda: begun == [1])
+        consumer.unsubscribe(TOPIC)
+        consumer.subscribe(TOPIC, handle)
+        wait_until(presences_running(bench))
+        bench.ask("CLIENT", "KILL", "TYPE", "normal")  # its reader then looks for lost entries
+        [later] = bench.send(TOPIC, [2])
+        wait_until(lambda: 2 in begun)
+        assert begun == [1, 2]
+        go_on.set()
+        wait_until(settled(bench, sent))
+        wait_until(settled(bench, later))
 
 
 def test_a_topic_subscribed_again_keeps_its_name_when_the_former_has_drained(

@@ -123,6 +123,7 @@ def test_a_task_that_is_cancelled_before_it_starts_frees_its_slot() -> None:
         wanted="",
         slots=slots,
         unstarted=SimpleNamespace(take=lambda: work.pop() if work else None),
+        fail_unhandled=Mock(),
     )
     slots.claim(tasks.grant(sub))
     assert slots.wait_all_free(PATIENCE.total_seconds())

@@ -46,11 +46,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback without Lisa's own frames: its end, at most 2 KiB of UTF-8."""
+    """The traceback without Lisa's own frames: its end, at most 2 KiB of UTF-8; "" if it fails."""
     first = error.__traceback__
     while first and str(first.tb_frame.f_globals.get("__name__")).startswith("lisa."):
         first = first.tb_next
-    lines = traceback.format_exception(type(error), error, first, limit=-MOST_FRAMES)
+    try:
+        lines = traceback.format_exception(type(error), error, first, limit=-MOST_FRAMES)
+    except Exception:  # noqa: BLE001  reads attributes of the exception, which are user code
+        return ""
     encoded = "".join(lines).rstrip().encode("utf-8", "replace")
     if len(encoded) <= LONGEST_TRACEBACK_BYTES:
         return encoded.decode()
