@@ -129,6 +129,8 @@ for i = 1, n do
     letters[i] = expire(i, id, guard)
   elseif guard ~= '' and not ended[id] then
     letters[i] = judge(i, id, guard)
+  elseif guard == '' and call('ZREM', WAITING, id) == 1 then -- its body is gone, as after an eviction
+    letters[i] = 'o'
   end
 end
 finish(ids, bodies, dones, stones)

@@ -86,6 +86,12 @@ def test_garbage_has_no_ttl(bench: Bench) -> None:
     bench.check(body={"a": "A-", "b": "A-"}, lisa=G(garbage={"a": 6, "b": 6}, **FAILED), audit=G())
 
 
+def test_a_waiting_id_without_a_body_is_cleared(bench: Bench) -> None:
+    bench.put(waiting={"a": 5, "b": FAR}, lisa=G())
+    assert bench.call(Expire(TOPIC, ["a", "b"])) == [ORPHAN, ORPHAN]
+    bench.check(lisa=G())
+
+
 def test_a_ttl_without_a_live_message_is_cleared(bench: Bench) -> None:
     bench.put(expiry={"a": 5, "b": FAR}, lisa=G())
     assert bench.call(Expire(TOPIC, ["a", "b"])) == [ORPHAN, ORPHAN]
