@@ -24,7 +24,7 @@ from lisa.core.model.windows.placing import (
     place,
     window_of,
 )
-from lisa.core.model.windows.window import open_spans, parse
+from lisa.core.model.windows.window import LONGEST_TEXT, open_spans, parse, parse_stored
 from lisa.producer.plan import Outgoing, SendPlan
 from lisa.testing.recording import RecordingProducer
 from tests.zones import changes, distinct
@@ -67,6 +67,13 @@ def test_a_window_is_read_and_written(text: str, again: str) -> None:
 def test_a_wrong_window_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(InvalidMessage):
         parse(text)
+
+
+def test_a_window_applies_though_it_is_stored_longer_than_it_was_given() -> None:
+    given = ";".join(f"not 2030-{month:02}-{day:02}" for month in (1, 2, 3) for day in range(1, 11))
+    stored = str(parse(given).in_zone("America/Argentina/ComodRivadavia"))
+    assert len(given) <= LONGEST_TEXT < len(stored)
+    assert window_of({WINDOW_HEADER: stored}, "") == window_of({}, stored) == parse_stored(stored)
 
 
 def test_hours_are_combined_per_date() -> None:

@@ -13,7 +13,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
 from lisa.core.model.windows.openings import require_opening, wall_time
-from lisa.core.model.windows.window import HandOverWindow, open_spans, parse
+from lisa.core.model.windows.window import HandOverWindow, open_spans, parse, parse_stored
 
 
 class Placed(NamedTuple):
@@ -128,7 +128,7 @@ def window_of(headers: Mapping[str, str], topic_window: str) -> HandOverWindow |
     if not text:
         return None
     try:
-        return for_message(parse(text), headers)
+        return for_message(parse_stored(text), headers)
     except ConfigError:
         raise
     except InvalidMessage:

@@ -133,6 +133,11 @@ def parse(text: object) -> HandOverWindow:
         )
     if len(text) > LONGEST_TEXT:
         raise InvalidMessage(f"a window has at most {LONGEST_TEXT} characters")
+    return parse_stored(text)
+
+
+def parse_stored(text: str) -> HandOverWindow:
+    """A window from stored text, which may be longer than what was given: it names its zone."""
     return _parsed(" ".join(text.split()))
 
 
