@@ -26,7 +26,10 @@ def test_a_late_policy_has_several_forms(value: object) -> None:
     assert LatePolicy.parse(value) == TEN_MINUTES
 
 
-@pytest.mark.parametrize("text", ["skip after 1h30m", "garbage after 10d", "run"])
+@pytest.mark.parametrize(
+    "text",
+    ["skip after 1h30m", "skip after 5410s", "skip after 90500ms", "garbage after 10d", "run"],
+)
 def test_a_late_policy_is_shown_as_it_is_written(text: str) -> None:
     policy = LatePolicy.parse(text)
     assert str(policy) == text

@@ -229,3 +229,12 @@ def human(ms: int) -> str:
         parts.append((count, unit))
     first = next(index for index, (count, _) in enumerate(parts) if count)
     return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
+
+
+_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+
+
+def in_one_unit(ms: int) -> str:
+    """A duration in the largest unit that divides it, such as `90s` or `2h`."""
+    unit, length = next((unit, length) for unit, length in _UNITS_MS if ms % length == 0)
+    return f"{ms // length}{unit}" if ms else "0s"

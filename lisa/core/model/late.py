@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Self
 
-from lisa.core.model.clock import duration_ms, human, named_duration
+from lisa.core.model.clock import duration_ms, human, in_one_unit, named_duration, parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.retry_policy import MAX_DELAY
 
@@ -57,7 +57,11 @@ class LatePolicy:
         """The text that `parse` reads: `skip after 10m`, or `run`."""
         if self.then is LateAction.RUN:
             return "run"
-        return f"{self.then} after {human(duration_ms(self.after)).replace(' ', '')}"
+        after_ms = duration_ms(self.after)
+        after = human(after_ms).replace(" ", "")  # in at most two units
+        if parse_duration(after) != self.after:
+            after = in_one_unit(after_ms)
+        return f"{self.then} after {after}"
 
     @classmethod
     def parse(cls, value: object) -> LatePolicy:

@@ -10,12 +10,10 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any, ClassVar
 
-from lisa.core.model.clock import duration_ms, human, parse_duration
+from lisa.core.model.clock import duration_ms, human, in_one_unit, parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.retry_policy import RetryPolicy
-
-_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 
 
 class OptionType(ABC):
@@ -67,7 +65,7 @@ class DurationType(OptionType):
         return timedelta(milliseconds=int(text))
 
     def plain(self, value: timedelta) -> str:
-        return _in_one_unit(duration_ms(value))
+        return in_one_unit(duration_ms(value))
 
     def show(self, value: timedelta) -> str:
         return human(duration_ms(value))
@@ -160,7 +158,7 @@ class PolicyType(OptionType):
 
     def plain(self, value: RetryPolicy) -> str:
         jitter = f"~{value.jitter!r}" if value.jitter and value.delays_ms else ""
-        return ",".join(map(_in_one_unit, value.delays_ms)) + jitter
+        return ",".join(map(in_one_unit, value.delays_ms)) + jitter
 
     def show(self, value: RetryPolicy) -> str:
         runs = [(ms, sum(1 for _ in same)) for ms, same in groupby(value.delays_ms)]
@@ -198,9 +196,3 @@ class RampType(_TextType):
 
     kind = Ramp
     bounds = "messages per s, m or h, and perhaps `newest first`; or none"
-
-
-def _in_one_unit(ms: int) -> str:
-    """A duration in the largest unit that divides it, such as `90s` or `2h`."""
-    unit, length = next((unit, length) for unit, length in _UNITS_MS if ms % length == 0)
-    return f"{ms // length}{unit}" if ms else "0s"
