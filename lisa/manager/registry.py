@@ -226,9 +226,10 @@ class Registry:
         """Switch to another plan and return the differences as text."""
         changes = _differences(self.plan, plan)
         with self._lock:
+            scheduled = {topic for topic, one in self.plan.topics.items() if one.schedules}
             self.plan = plan
             _warn(plan)
-            self._undeclared |= set(plan.topics)
+            self._undeclared |= {*plan.topics, *scheduled}
         return changes
 
     def _declare(self, topic: str, plan: TopicPlan) -> None:

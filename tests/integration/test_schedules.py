@@ -25,7 +25,6 @@ from lisa.core.settings import ManagerSettings
 from lisa.core.transitions.configure import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
-from lisa.manager.schedule_declarer import declare as declare_schedules
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData, data_version
 from lisa.testing import ClockedServer, LisaTestKit
@@ -414,18 +413,17 @@ def test_a_plain_client_finds_the_keys(redis_url: str, producer: Producer) -> No
 def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     redis_url: str, cast: Cast, producer: Producer
 ) -> None:
+    registry = Registry(cast.store, Plan(), lambda _: None)
+
     def declare(**bodies: str) -> None:
         entries = [
             {"name": name, "topic": TOPIC, "every": "1h", "body": {"nestedKey": body}}
             for name, body in bodies.items()
         ]
         settings = ManagerSettings.load(redis=redis_url, schedules=entries)
-        registry = Registry(cast.store, Plan.from_settings(settings), lambda _: None)
+        registry.reconfigure(Plan.from_settings(settings))  # which may not name the topic any more
         registry.step()
-        if entries:
-            assert registry.topic_errors.of(TOPIC) is None
-        else:  # the topic is not configured any more
-            declare_schedules(cast.store, TOPIC, {})
+        assert registry.topic_errors.of(TOPIC) is None
 
     def bodies() -> dict[str, object]:
         return {one.name: body_of(one.definition) for one in producer.schedules(TOPIC)}
