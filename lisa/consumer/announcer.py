@@ -70,11 +70,9 @@ class Announcer:
             if time.monotonic() > ends:
                 return
 
-    def leave(self, sub: Subscription, *, keeps_name: bool) -> None:
-        """Delete the presence record and, unless `keeps_name`, the consumer. Raises LisaError."""
+    def leave(self, sub: Subscription) -> None:
+        """Delete the presence record and the consumer. Raises LisaError."""
         self._written.pop(sub, None)
-        if keeps_name:
-            return
         self._store.drive(presence.leave_consumer(self._store, sub.shard, sub.name))
         if sub.group:
             self._store.call(Forget(sub.shard, sub.group, [sub.name], 0))

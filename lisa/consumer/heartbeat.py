@@ -245,7 +245,7 @@ class Heartbeat:
         """Warn if messages are overdue because no manager runs; takes a quarter of a second."""
         self._announcer.last_look(subscriptions)
 
-    def leave(self, sub: Subscription, *, keeps_name: bool = False) -> None:
-        """Delete the presence record and, unless `keeps_name`, the consumer. Raises LisaError."""
+    def leave(self, sub: Subscription) -> None:
+        """Delete the presence record and the consumer. Raises LisaError."""
         self._announced_at.pop(sub, None)
-        self._announcer.leave(sub, keeps_name=keeps_name)
+        self._announcer.leave(sub)

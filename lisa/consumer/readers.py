@@ -88,13 +88,6 @@ class ReaderSet:
         with self._lock:
             self._readers.pop(sub, None)
 
-    def has_successor(self, sub: Subscription) -> bool:
-        """Whether the topic was subscribed again meanwhile, under the same consumer name."""
-        return any(
-            one.shard == sub.shard and one.name == sub.name and not one.closing.is_set()
-            for one in self.subscriptions()
-        )
-
     def take(self, wanted: WantedTopic) -> None:
         """Start a reader for each shard of a topic, unless the topic is read already."""
         with self._lock:

@@ -362,11 +362,11 @@ def test_a_shard_that_cannot_be_left_keeps_none_of_the_others(
     consumer, crew = reading
     leave, tried = crew._heartbeat.leave, list[str]()
 
-    def leaving(sub: Subscription, *, keeps_name: bool = False) -> None:
+    def leaving(sub: Subscription) -> None:
         tried.append(sub.shard)
         if sub.shard == tried[0]:
             raise ServerUnavailable("its node is away")
-        leave(sub, keeps_name=keeps_name)
+        leave(sub)
 
     monkeypatch.setattr(crew._heartbeat, "leave", leaving)
     consumer.stop()
