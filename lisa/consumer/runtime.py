@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -51,6 +52,12 @@ PATIENCE = timedelta(seconds=1)
 
 HEARTBEAT_S = 5.0
 """Maximum time to wait for a running heartbeat."""
+
+
+def _log_error(future: Future[Any]) -> None:
+    """Log the error of an `async def` receiver, as those of other receivers are."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("a signal receiver raised an exception", exc_info=error)
 
 
 class Runtime:
@@ -109,7 +116,7 @@ class Runtime:
         return self.readers.is_open
 
     def _spawn(self, awaitable: Awaitable[Any]) -> None:
-        self._dispatcher.spawn(awaitable)
+        self._dispatcher.spawn(awaitable).add_done_callback(_log_error)
 
     def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
         options = self._options
@@ -291,6 +298,6 @@ class Runtime:
 
     def _leave_one(self, sub: Subscription) -> None:
         try:
-            self._heartbeat.leave(sub, keeps_name=self.readers.has_successor(sub))
+            self._heartbeat.leave(sub)
         except GroupRemoved:
             log.debug("topic %s: group %s was already removed", sub.shard, sub.group)

@@ -106,8 +106,9 @@ class HandlerTasks:
                 task = loop.create_task(self._run_one(sub, plan, work))
             self._tasks.add(task)
             task.add_done_callback(partial(self._end, sub, work))
+            cancel = _ThreadsafeCancel(task)
             for held in deliveries_of(work):
-                held.run_in(_ThreadsafeCancel(task))
+                held.run_in(cancel)
 
     def _end(self, sub: Subscription, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -229,12 +230,16 @@ class _Granted:
 
 
 class _ThreadsafeCancel:
-    """Cancels a task from another thread."""
+    """Cancels a task from another thread, once: a further time would interrupt its cleanup."""
 
-    __slots__ = ("_task",)
+    __slots__ = ("_is_used", "_task")
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
+        self._is_used = False
 
     def cancel(self) -> None:
+        if self._is_used:
+            return
+        self._is_used = True
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 TOPIC = "orders"
 
 
+def states(bench: Bench) -> list[str]:
+    return [one.state for one in presences(bench)]
+
+
 def ready(bench: Bench) -> str:
     return bench.store.keys.topic(TOPIC).group("lisa").ready
 
@@ -85,7 +89,7 @@ def test_exceptions_whose_own_code_fails_are_failures_too(bench: Bench, concurre
     bench.send(TOPIC, range(4))
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "retried") == 4)
-        assert consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0
+        wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
 
 
 def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
@@ -123,6 +127,37 @@ def test_a_receiver_that_exits_does_not_end_the_settling(bench: Bench) -> None:
         for body in (1, 2):
             [sent] = bench.send(TOPIC, [body])
             wait_until(settled(bench, sent))
+
+
+def test_the_error_of_an_async_receiver_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: str, *, message: Message) -> None:
+        raise ValueError(f"no entry for {message.body}")
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    consumer.message_acked.connect(fail)
+    bench.send(TOPIC, [7])
+    with consumer:
+        wait_until(lambda: "no entry for 7" in caplog.text)
+
+
+def test_a_batch_that_takes_too_long_is_cancelled_once(bench: Bench) -> None:
+    ended = list[str]()
+
+    async def handle(_: Batch) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.2)  # a rollback, say
+            ended.append("cleanly")
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle, batch=100, timeout="300ms")
+    bench.send(TOPIC, range(100))
+    with consumer:
+        wait_until(lambda: ended == ["cleanly"])
 
 
 def test_a_receiver_of_acks_may_stop_the_consumer(bench: Bench) -> None:
@@ -324,7 +359,7 @@ def test_a_topic_subscribed_again_leaves_what_the_former_still_handles(bench: Be
         wait_until(lambda: begun == [1])
         consumer.unsubscribe(TOPIC)
         consumer.subscribe(TOPIC, handle)
-        wait_until(presences_running(bench))
+        wait_until(lambda: sorted(states(bench)) == ["running", "stopping"])
         bench.ask("CLIENT", "KILL", "TYPE", "normal")  # its reader then looks for lost entries
         [later] = bench.send(TOPIC, [2])
         wait_until(lambda: 2 in begun)
@@ -334,7 +369,7 @@ def test_a_topic_subscribed_again_leaves_what_the_former_still_handles(bench: Be
         wait_until(settled(bench, later))
 
 
-def test_a_topic_subscribed_again_keeps_its_name_when_the_former_has_drained(
+def test_a_topic_subscribed_again_keeps_its_record_when_the_former_has_drained(
     bench: Bench,
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -350,7 +385,7 @@ def test_a_topic_subscribed_again_keeps_its_name_when_the_former_has_drained(
         assert begun.wait(10)
         consumer.unsubscribe(TOPIC)
         consumer.subscribe(TOPIC, ignore)
-        wait_until(presences_running(bench))
+        wait_until(lambda: sorted(states(bench)) == ["running", "stopping"])
         go_on.set()
         wait_until(settled(bench, sent))
         wait_until(lambda: len(consumer._runtime.readers.subscriptions()) == 1)  # type: ignore[union-attr]
