@@ -97,7 +97,10 @@ def _of_schedule(
     """The answer for the occurrences `own` of one schedule, id -> tick."""
     waiting, promoted = dict(own), set[int]()
     if record is not None:
-        ticks = ticks_between(record, min(own.values()), now_ms, MOST_CAUGHT_UP)
+        try:
+            ticks = ticks_between(record, min(own.values()), now_ms, MOST_CAUGHT_UP)
+        except InvalidMessage:  # a zone that this machine does not know; the scheduler reports it
+            ticks = []
         named = {occurrence_id(name, tick): tick for tick in ticks}
         for one, seen in _inspected(store, shard, list(named)).items():
             is_due = seen.waiting_due_ms is not None and seen.waiting_due_ms <= now_ms

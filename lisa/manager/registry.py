@@ -225,6 +225,8 @@ class Registry:
     def reconfigure(self, plan: Plan) -> list[str]:
         """Switch to another plan and return the differences as text."""
         changes = _differences(self.plan, plan)
+        if (self.plan.schedules, self.plan.window) != (plan.schedules, plan.window):
+            changes.append("the intervals of services, or count, changed: restart to apply them")
         with self._lock:
             scheduled = {topic for topic, one in self.plan.topics.items() if one.schedules}
             self.plan = plan

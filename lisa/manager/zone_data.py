@@ -60,6 +60,7 @@ class ZoneData:
         self._cursors: dict[str, str] = {}
         self._checked: set[str] = set()
         self._done: set[str] = set()
+        self._failed: set[str] = set()
 
     def step(self, topics: Sequence[str]) -> str | None:
         """Check some pages of the next topic that is not checked yet. Raises LisaError.
@@ -74,9 +75,17 @@ class ZoneData:
         if not self._version:
             return
         self._done.intersection_update(topics)
-        topic = next((one for one in topics if one not in self._done), None)
-        if topic is None:
-            return
+        left = [one for one in topics if one not in self._done]
+        if self._failed.issuperset(left):
+            self._failed.clear()
+        for topic in left:
+            if topic not in self._failed:
+                self._failed.add(topic)  # an error must not keep the topics after it waiting
+                self._check_topic(topic)
+                self._failed.discard(topic)
+                return
+
+    def _check_topic(self, topic: str) -> None:
         key = self._store.keys.topic(topic).options
         if text(self._store.ask("HGET", key, FIELD) or b"") >= self._version:
             self._done.add(topic)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -116,6 +117,13 @@ class TestRegistry:
         made.step()
         assert cast.store.drive(cast.store.options("a")).max_ready == 6
         assert cast.store.drive(cast.store.groups("b")) == ("x",)
+
+    def test_what_a_reload_does_not_apply_is_told(self, cast: Cast) -> None:
+        made = registry(cast, a={"max_ready": 5})
+        plan = replace(made.plan, schedules=Schedules(sweep="0/7 * * * * ?"))
+        assert made.reconfigure(plan) == [
+            "the intervals of services, or count, changed: restart to apply them"
+        ]
 
 
 class TestGroupDeclarer:

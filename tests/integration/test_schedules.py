@@ -317,6 +317,24 @@ def test_pending_occurrences_move_when_the_time_zone_data_changes(
     assert right in ids_waiting(cast)
 
 
+def test_a_topic_whose_check_fails_keeps_no_other_waiting(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: ZoneData, topic: str) -> bool:
+        if topic == "aaa":
+            raise ConfigError("holidays need the extra")
+        return True
+
+    monkeypatch.setattr(ZoneData, "_check_page", check)
+    zone_data = ZoneData(cast.store, ServerClock(), "2026a")
+    with pytest.raises(ConfigError):
+        zone_data.step(["aaa", TOPIC])
+    zone_data.step(["aaa", TOPIC])
+    assert cast.store.ask("HGET", cast.keys.options, "zones") == b"2026a"
+    with pytest.raises(ConfigError):  # tried again after the others
+        zone_data.step(["aaa", TOPIC])
+
+
 def test_the_version_of_the_time_zone_data() -> None:
     assert re.fullmatch(r"\d{4}[a-z]+|", data_version())
 
