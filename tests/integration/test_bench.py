@@ -79,7 +79,7 @@ def invoke(
     )
     monkeypatch.setattr(targets, "TARGETS", (target,))
     monkeypatch.setattr("lisa.cli.bench.measures.memory.measure", measure)
-    monkeypatch.setattr("lisa.cli.bench.command._default_settings", lambda: None)
+    monkeypatch.setattr("lisa.cli.bench.command._clear_settings", lambda: None)
     result = CliRunner().invoke(main, ["bench", "--quick", "--only", "memory"])
     return result.exit_code, result.stdout
 
