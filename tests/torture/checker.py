@@ -188,7 +188,7 @@ class _Judge:
             message, place = int(self._handled["message"][row]), int(self._handled["place"][row])
             number, do = self._run.messages.number(message), int(self._messages["do"][message])
             if before.verdict == Verdict.FAILED:
-                cause = self._of_retry(number, place, do, before, again)
+                cause = self._of_retry(message, place, before, again)
             else:
                 cause = self._causes.of_again(number, place, do, before, again)
             if cause is None:
@@ -202,9 +202,15 @@ class _Judge:
             else:
                 self.verdicts.again[cause] += 1
 
-    def _of_retry(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
-        """The next attempt must follow the pause, unless there was a fault."""
+    def _of_retry(self, message: int, place: int, before: Hold, again: Hold) -> str | None:
+        """The next attempt must follow the pause, unless a sender moved it or there was a fault."""
+        number, do = self._run.messages.number(message), int(self._messages["do"][message])
         due = before.end_from + pause_ms(do) * 1000 - CLOCKS_US
+        change = self._run.messages.changes.get(message)
+        if change is not None and change.kind == "R" and change.answer in ("r", ""):
+            is_between = before.begin <= (change.ended or again.begin_by)
+            if is_between and change.tried <= again.begin_by:
+                due = min(due, change.due * 1000)
         if again.attempt == before.attempt + 1 and again.begin_by >= due:
             return "the attempt before failed"
         return self._causes.of_again(number, place, do, before, again) or self._causes.around(

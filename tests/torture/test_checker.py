@@ -360,6 +360,13 @@ def failed_at_an_uncertain_time(papers: Papers) -> None:
     papers.handle(number, 1.2, topic="hard", attempt=2, unsure_s=0.06)
 
 
+def failed_and_moved_to_now(papers: Papers) -> None:
+    number = papers.send("hard", do=Do.RAISE)
+    papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED)
+    papers.move(number, 1.15, "+0")
+    papers.handle(number, 1.17, topic="hard", attempt=2)
+
+
 def by_another_group(papers: Papers) -> None:
     number = papers.send("two")
     papers.handle(number, 1.1, topic="two", group="east")
@@ -383,6 +390,7 @@ def by_another_group(papers: Papers) -> None:
         hung_until_it_was_killed,
         failed,
         failed_at_an_uncertain_time,
+        failed_and_moved_to_now,
         by_another_group,
     ],
 )
