@@ -23,7 +23,7 @@ from lisa.cli.bench.floor import BODY, CONSUMER, GROUP
 from lisa.cli.bench.ledger import RECORD, Writer
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import BenchServer, client, fresh_server
-from lisa.cli.bench.subject import WorkProcesses, lisa_at_work
+from lisa.cli.bench.subject import RawProcesses, lisa_at_work
 from lisa.cli.bench.work import paced
 from lisa.core.model.keys import Keys
 from lisa.core.store.store import chunks
@@ -141,28 +141,13 @@ class _Raw:
         return not any(pipeline.execute())
 
 
-class _RawAtWork(WorkProcesses):
-    """The raw poller and consumer. See `work.AtWork`."""
-
-    slowest = 500.0
+class _RawAtWork(RawProcesses):
+    """The raw poller and consumer."""
 
     def __init__(self, server: BenchServer, stack: ExitStack, topics: Sequence[str]) -> None:
-        super().__init__(server, stack, topics)
         self._raw = _Raw(server.client, topics)
         self._raw.create()
-
-    def send(self, count: int, due_ms: int) -> float:
-        """See `work.AtWork`."""
-        return self._send([due_ms] * count)
-
-    def send_paced(self, count: int, start_ms: int, rate: float) -> float:
-        """See `work.AtWork`."""
-        return self._send([start_ms + int(number * 1000 / rate) for number in range(count)])
-
-    def _send(self, dues: list[int]) -> float:
-        began = time.perf_counter()
-        self._raw.send(dues)
-        return time.perf_counter() - began
+        super().__init__(server, stack, topics, self._raw.send)
 
     def settled(self) -> bool:
         """See `work.AtWork`."""

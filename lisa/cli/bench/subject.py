@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from itertools import repeat
@@ -152,7 +152,7 @@ def lisa_at_work(
     topics: Sequence[str] = (TOPIC,),
     idle: Sequence[str] = (),
 ) -> Iterator[LisaAtWork]:
-    """Run all roles on one server with default settings; nobody reads the `idle` topics."""
+    """Run all roles on one server with default settings; no consumer reads the `idle` topics."""
     with ExitStack() as stack:
         work = LisaAtWork(server, stack, topics, idle)
         for _ in range(managers):
@@ -161,16 +161,23 @@ def lisa_at_work(
         yield work
 
 
-class FloorAtWork(WorkProcesses):
-    """The floor's poller and consumer processes. See `work.AtWork`."""
+class RawProcesses(WorkProcesses):
+    """A poller and a consumer with raw commands. See `work.AtWork`.
+
+    send_dues: sends a message for each due time (ms).
+    """
 
     slowest = 500.0
 
-    def __init__(self, server: BenchServer, stack: ExitStack) -> None:
-        super().__init__(server, stack, (TOPIC,))
-        self._floor = Floor(server.client)
-        self._floor.create()
-        self._ready = Keyring().ready
+    def __init__(
+        self,
+        server: BenchServer,
+        stack: ExitStack,
+        topics: Sequence[str],
+        send_dues: Callable[[list[int]], None],
+    ) -> None:
+        super().__init__(server, stack, topics)
+        self._send_dues = send_dues
 
     def send(self, count: int, due_ms: int) -> float:
         """See `work.AtWork`."""
@@ -182,8 +189,22 @@ class FloorAtWork(WorkProcesses):
 
     def _send(self, dues: list[int]) -> float:
         began = time.perf_counter()
-        self._floor.send({f"{due:013d}{number:09d}": due for number, due in enumerate(dues)})
+        self._send_dues(dues)
         return time.perf_counter() - began
+
+
+class FloorAtWork(RawProcesses):
+    """The floor's poller and consumer processes."""
+
+    def __init__(self, server: BenchServer, stack: ExitStack) -> None:
+        floor = Floor(server.client)
+        floor.create()
+        self._ready = Keyring().ready
+
+        def send(dues: list[int]) -> None:
+            floor.send({f"{due:013d}{number:09d}": due for number, due in enumerate(dues)})
+
+        super().__init__(server, stack, (TOPIC,), send)
 
     def settled(self) -> bool:
         """See `work.AtWork`."""
