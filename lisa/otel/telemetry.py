@@ -62,7 +62,7 @@ class Telemetry(Middleware):
         self._look_at = 0.0
 
     def is_idle(self) -> bool:
-        """Whether there is no SDK; a send then costs no more than without `Telemetry`."""
+        """Whether no SDK is installed; a send then costs the same as without `Telemetry`."""
         return not (self._is_on or self._looks_on())
 
     def send(

@@ -311,9 +311,9 @@ def test_lisa_next_explains_a_due_time(redis_url: str, cast: Cast) -> None:
     told = json.loads(found.output)
     assert told["due_ms"] == waiting(cast)[sent.output.strip()] == CHRISTMAS_MS
     assert told["steps"][0] == "asked for: 2030-12-24T00:00:00Z"
-    unknown = run(["next", TOPIC, "--id", "nobody", "--redis", redis_url])
+    unknown = run(["next", TOPIC, "--id", "unsent", "--redis", redis_url])
     assert unknown.exit_code == 1
-    assert unknown.stderr == f"lisa: topic {TOPIC}: message nobody is unknown or settled\n"
+    assert unknown.stderr == f"lisa: topic {TOPIC}: message unsent is unknown or settled\n"
     without_server = run(["next", "--delay", "1h", "--json"])
     assert json.loads(without_server.output)["steps"][-1] == "no window applies"
     wrong = CliRunner().invoke(main, ["next", "--window", "whenever"])

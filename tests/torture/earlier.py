@@ -25,7 +25,7 @@ def is_known(commit: str) -> bool:
 def unpacked(build: str, out: Path) -> Path:
     """The directory from which Python imports a build.
 
-    build: a directory, a wheel, or a commit, of which a wheel is built.
+    build: a directory, a wheel, or a commit, from which a wheel is built.
     out: a new directory for what is unpacked.
     """
     path = Path(build)
