@@ -6,13 +6,19 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.group_resolution import is_emptied
+from lisa.core.delivery.opening import microseconds
+from lisa.core.model.options import TopicOptions
+from lisa.core.model.sharding import own_shard
+from lisa.core.redis.flow import Command
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.forget import Forget
 
 
@@ -26,14 +32,50 @@ class Announcer:
         self._written: dict[Subscription, float] = {}
         self._watch = ManagerWatch(store)
 
+    def is_due(self, sub: Subscription, now: float) -> bool:
+        """Whether a presence record must be renewed."""
+        return self._written.get(sub, -math.inf) + presence.BEAT.total_seconds() <= now
+
     def announce(self, sub: Subscription) -> bool:
         """Renew a presence record that is due; returns whether it was. Raises LisaError."""
         now = time.monotonic()
-        if self._written.get(sub, -math.inf) + presence.BEAT.total_seconds() > now:
+        if not self.is_due(sub, now):
             return False
         self._write(sub)
         self._written[sub] = now
         return True
+
+    def announce_together(self, subs: Sequence[Subscription]) -> None:
+        """Renew records in two round trips, of topics without shards. Raises LisaError.
+
+        What is not as expected is left to `announce`: a first or a lost record, and any error.
+        """
+        subs = [
+            one for one in subs if one.membership.is_announced and one.shard == own_shard(one.topic)
+        ]
+        if not subs:
+            return
+        keys, ask, now = self._store.keys, self._store.commands_once, time.monotonic()
+        hashes = [keys.topic(sub.shard).consumers for sub in subs]
+        exists = [("HEXISTS", key, sub.name) for key, sub in zip(hashes, subs, strict=True)]
+        asked = ask([("TIME",), ("GET", keys.schema), *exists])
+        clock, schema, *known = self._store.drive(asked)
+        if schema is None or isinstance(schema, Exception) or isinstance(clock, Exception):
+            return
+        subs = [sub for sub, is_known in zip(subs, known, strict=True) if is_known == 1]
+        seen_ms = microseconds(clock) // 1_000
+        commands: list[Command] = []
+        for sub in subs:
+            topic = keys.topic(sub.shard)
+            record = msgspec.json.encode(self._record(sub, seen_ms))
+            commands += ("HSET", topic.consumers, sub.name, record), ("HGETALL", topic.options)
+        replies = iter(self._store.drive(ask(commands)) if subs else ())
+        self._store.drive(self._store.register([sub.shard for sub in subs]))
+        for sub, written, options in zip(subs, replies, replies, strict=True):
+            if not isinstance(written, Exception) and not isinstance(options, Exception):
+                self._use(sub, TopicOptions.from_hash(pairs(options)))
+                self._written[sub] = now
+        self._store.drive(self._watch.look([(sub.shard, sub.group) for sub in subs]))
 
     def _write(self, sub: Subscription) -> None:
         """Renew the presence record, list the topic and read its options. Raises LisaError."""
@@ -42,25 +84,32 @@ class Announcer:
             return
         if member.is_announced and self._store.drive(is_emptied(self._store, sub.shard, sub.name)):
             member.record_missing()
-        record = presence.ConsumerPresence(
+        record = self._record(sub)
+        self._store.drive(presence.announce_consumer(self._store, record, sub.shard))
+        member.record_written()
+        self._store.drive(self._store.register([sub.shard]))
+        self._use(sub, self._store.drive(self._store.options(sub.shard)))
+        self._store.drive(self._watch.look([(sub.shard, sub.group)]))
+
+    def _record(self, sub: Subscription, seen_ms: int = 0) -> presence.ConsumerPresence:
+        return presence.ConsumerPresence(
             name=sub.name,
             topic=sub.topic,
             group=sub.group,
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=self._started_ms,
+            seen_ms=seen_ms,
             concurrency=self._concurrency,
             running=len(sub.leases.running()),
             held=len(sub.leases.held),
             handled=sub.stats.handled,
             state=sub.state,
         )
-        self._store.drive(presence.announce_consumer(self._store, record, sub.shard))
-        member.record_written()
-        self._store.drive(self._store.register([sub.shard]))
-        options = self._store.drive(self._store.options(sub.shard))
+
+    @staticmethod
+    def _use(sub: Subscription, options: TopicOptions) -> None:
         sub.leases.use_ack_timeout(options.ack_timeout.total_seconds())
-        self._store.drive(self._watch.look(sub.shard, sub.group))
 
     def last_look(self, subscriptions: Iterable[Subscription]) -> None:
         """Warn if messages are overdue because no manager runs; takes a quarter of a second."""

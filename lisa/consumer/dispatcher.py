@@ -70,6 +70,14 @@ class Dispatcher:
         """The threads, for health checks. They run handlers, so they never count as stalled."""
         return [*self._threads, *self._tasks.threads()]
 
+    @staticmethod
+    def runs_inline(sub: Subscription, plan: HandlerPlan) -> bool:
+        """Whether handlers run on the reader's thread: with one slot, if they are not `async def`.
+
+        A batch handler must not, because the thread has to collect the next batch.
+        """
+        return sub.slots.size == 1 and not plan.is_async and plan.batch is None
+
     def inline(self, sub: Subscription, plan: HandlerPlan, turn: SlotClaim) -> bool:
         """Handle unstarted deliveries on this thread, in the slot that `turn` holds.
 

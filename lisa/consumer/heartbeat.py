@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,22 @@ from lisa.consumer.outages import OutageLog
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
 from lisa.core.model.errors import GroupRemoved, LisaError
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, chunks
 
 log = logging.getLogger("lisa.consumer")
 
 LONGEST_TICK_S = 0.5
 FOLLOW_S = 1.0
 """How often layouts are checked for changes."""
+FOLLOWED_MOST = 1_000
+"""The most topics whose layouts are checked per `FOLLOW_S`."""
 SHORTEST_TICK_S = 0.02
+
+MOST_TOGETHER = 250
+"""The most topics that are announced in one round trip."""
+
+MOST_PER_STEP = 1_000
+"""The most topics that are announced together in one step."""
 
 _Work = Callable[[Any], bool | None]
 """Returns whether the server answered; None if no call was needed. Raises LisaError."""
@@ -124,7 +133,8 @@ class Heartbeat:
             self._start_all(subscriptions)
             self._pool.wait(max(0.0, ends - time.monotonic()))
             return max(0.0, ends - time.monotonic())
-        is_answered = self._renew_all_leases(self._healthy(subscriptions, self._renew_leases), ends)
+        holding = [sub for sub in subscriptions if _has_work(sub)]
+        is_answered = self._renew_all_leases(self._healthy(holding, self._renew_leases), ends)
         if is_answered and self._announce_all(self._healthy(subscriptions, self._announce), ends):
             self._try_failing(ends)
         return max(0.0, ends - time.monotonic())
@@ -166,12 +176,25 @@ class Heartbeat:
 
         Always announces at least one. Returns False if a call failed after the end of the tick.
         """
+        due = self._due(subscriptions)
+        if len(due) > 1:
+            with suppress(LisaError):  # each one's own call will meet the error
+                for some in chunks(due[:MOST_PER_STEP], MOST_TOGETHER):
+                    self._announcer.announce_together(some)
+        subscriptions = self._due(due)
         for sub in sorted(subscriptions, key=lambda one: self._announced_at.get(one, -math.inf)):
             self._announced_at[sub] = time.monotonic()
             is_answered = self._try(sub, self._announce)
             if time.monotonic() > ends:
                 return is_answered
         return True
+
+    def _due(self, subscriptions: Iterable[Subscription]) -> list[Subscription]:
+        """Those to announce, and those that are closing."""
+        now = time.monotonic()
+        return [
+            sub for sub in subscriptions if sub.closing.is_set() or self._announcer.is_due(sub, now)
+        ]
 
     def _try_failing(self, ends: float) -> None:
         """Retry failing calls until one fails again or the tick ends; retries at least one."""
@@ -185,6 +208,8 @@ class Heartbeat:
                 return
 
     def _healthy(self, subscriptions: Iterable[Subscription], work: _Work) -> list[Subscription]:
+        if not self._failing:
+            return list(subscriptions)
         return [sub for sub in subscriptions if (sub, work) not in self._failing]
 
     def _try(self, sub: Subscription | None, work: _Work) -> bool:
@@ -210,8 +235,9 @@ class Heartbeat:
         return is_answered is not False
 
     def _check_layouts(self, _: None) -> bool | None:
-        """Check layouts for changes, once per `FOLLOW_S`."""
-        if time.monotonic() - self._followed < FOLLOW_S:
+        """Check layouts for changes, once per `FOLLOW_S`; less often with very many topics."""
+        pause_s = FOLLOW_S * max(1.0, len(self._announced_at) / FOLLOWED_MOST)
+        if time.monotonic() - self._followed < pause_s:
             return None
         try:
             self._follow()
@@ -249,3 +275,8 @@ class Heartbeat:
         """Delete the presence record and the consumer. Raises LisaError."""
         self._announced_at.pop(sub, None)
         self._announcer.leave(sub)
+
+
+def _has_work(sub: Subscription) -> bool:
+    """Whether there is something to extend or to release."""
+    return bool(sub.leases.held or sub.unstarted or sub.releases.are_owed)

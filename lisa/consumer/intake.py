@@ -10,6 +10,7 @@ from datetime import timedelta
 from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
+from lisa.consumer.inflight import Held
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import SlotClaim
 from lisa.consumer.stream_reader import StreamReader
@@ -80,6 +81,28 @@ class Intake:
         self._settler.flush_now_for(self._sub)
         self.release_unstarted()
         self._stream.close()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the topic needs no more than reads: no batches, and no pauses for failures."""
+        sub = self._sub
+        return (
+            not sub.stats.degradation.is_degraded
+            and self._handlers.batch(sub.topic, sub.wanted) is None
+            and not self._collector
+        )
+
+    def disconnect(self) -> None:
+        """Settle finished deliveries, and close the connection, before others read the topic."""
+        self._settler.flush_now_for(self._sub)
+        self._stream.disconnect()
+
+    def open(self) -> list[Held]:
+        """Open the read entries. Raises LisaError, and keeps the rest."""
+        deliveries = self._stream.open()
+        if self._sub.outcomes.failures or self._sub.outcomes.expired:
+            self._settler.notify()
+        return deliveries
 
     def step(self) -> None:
         """Read and hand over once. Raises LisaError and client errors."""
@@ -193,9 +216,7 @@ class Intake:
         try:
             if sub.is_interrupted():
                 return  # a request to end the read that arrives just before it has no effect
-            deliveries = self._stream.open()
-            if sub.outcomes.failures or sub.outcomes.expired:
-                self._settler.notify()
+            deliveries = self.open()
             if (
                 self._collector is not None
                 and self._handlers.batch(sub.topic, sub.wanted) is not None
@@ -212,8 +233,7 @@ class Intake:
         """Run handlers on this thread, or submit the work. Uses up the caller's slot, if any."""
         sub, dispatcher = self._sub, self._dispatcher
         plan = self._handlers.plan(sub.topic, sub.wanted)
-        # A batch handler must not run on this thread, which has to collect the next batch.
-        if sub.slots.size > 1 or plan.is_async or plan.batch is not None:
+        if not dispatcher.runs_inline(sub, plan):
             dispatcher.submit(sub, plan, work, has_slot=has_slot)
             return
         sub.enqueue(work, plan.timeout_s)

@@ -108,7 +108,7 @@ class Puller(Generic[D]):
         now = time.monotonic()
         if now - self._looked.get(topic, -math.inf) >= presence.BEAT.total_seconds():
             self._looked[topic] = now
-            yield from self._watch.look(topic, group)
+            yield from self._watch.look([(topic, group)])
         return []
 
     def _pull(

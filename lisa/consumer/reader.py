@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
+from lisa.consumer.member import Holder, Return
 from lisa.consumer.outages import OutageLog
+from lisa.consumer.shared_reader import MOST_EACH
+from lisa.consumer.shared_readers import SharedReaders
 from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, unforeseen
+from lisa.core.delivery.opening import StreamRead
 from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
-from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError
+from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.stream import Entry
 from lisa.core.redis import errors
+
+log = logging.getLogger("lisa.consumer")
 
 LOOK_AGAIN_S = 1.0
 """How often a paused topic, or a topic without a group, is checked."""
 
+BUSY_S = 1.0
+"""The shortest time that a busy topic is read on its own thread."""
+
 
 class Reader:
-    """A thread that joins a group, then reads, opens and dispatches until the subscription closes.
+    """Joins a group, then reads, opens and dispatches until the subscription closes.
 
-    sub: what is read.
+    It does so on a thread of its own, which ends while a `SharedReader` reads the topic.
+
+    sub, stream: what is read, and how on its own thread.
     longest_s: the longest round, without the time that a read blocks.
     failed: called with an error that stops the consumer.
     outages: logs what fails; one for all readers.
+    shared: read topics together with others.
+    ended: set when the topic is no longer read, by any thread.
     """
 
     def __init__(
@@ -36,33 +53,60 @@ class Reader:
         failed: Callable[[LisaError], None],
         *,
         outages: OutageLog,
+        shared: SharedReaders,
     ) -> None:
-        self._stream = stream
+        self.stream = stream
         self._intake = intake
         self.sub = sub
         self._failed = failed
         self._outages = outages
         self._error: BaseException | None = None
         self._backoff = Backoff()
-        self.thread = ServiceThread(
-            f"lisa-{sub.shard}",
-            self._run,
-            longest_s + stream.longest.total_seconds(),
-            is_over=sub.closing.is_set,
-        )
+        self._longest_s = longest_s + stream.longest.total_seconds()
+        self._together = shared
+        self._holder: Holder | None = None
+        self._must_read = False
+        self._busy_until = 0.0
+        self.ended = threading.Event()
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> ServiceThread:
+        name, is_over = f"lisa-{self.sub.shard}", self.sub.closing.is_set
+        return ServiceThread(name, self._run, self._longest_s, is_over=is_over)
 
     @property
     def is_failing(self) -> bool:
         """Whether the last round failed."""
-        return self._error is not None
+        holder = self._holder
+        return self._error is not None or (holder is not None and holder.is_failing)
 
     def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
+        """Start to read."""
+        if self._together.is_wanted(self.sub):
+            self._together.start(self)
+        else:
+            self._thread.start()
+
+    def threads(self) -> list[ServiceThread]:
+        """The thread that must be alive now, if it is not a shared reader's."""
+        return [] if self._holder is not None or self.ended.is_set() else [self._thread]
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a read of the topic is running."""
+        holder = self._holder
+        return self.stream.is_reading if holder is None else holder.is_reading
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the topic is read on the current thread."""
+        holder = self._holder
+        return threading.current_thread() is (self._thread if holder is None else holder.thread)
 
     def wake(self) -> None:
         """End the reader's pauses and its wait for a slot."""
         self._intake.wake()
+        self._together.wake()
 
     def interrupt(self) -> bool:
         """Also end its blocking read, without losing entries.
@@ -70,24 +114,97 @@ class Reader:
         Returns False if the server did not answer the request to end the read.
         """
         self.wake()
-        return self._stream.interrupt()
+        holder = self._holder
+        return self.stream.interrupt() if holder is None else holder.leave(self)
 
     def end(self, ends: float, *, is_answered: bool) -> bool:
-        """Wait until the instant `ends` for the thread to stop, unless it runs a handler.
+        """Wait until the instant `ends` for the reader to stop, unless it runs a handler.
 
         `is_answered` tells whether the server answers requests to end reads; returns the same.
         """
-        while self.thread.is_alive() and time.monotonic() < ends:
+        while not self.ended.is_set() and time.monotonic() < ends:
             is_answered = is_answered and self.interrupt()
-            self.thread.join(0.05)
-            if not self._stream.is_reading and self.sub.leases.running():
+            self.ended.wait(0.05)
+            if self._is_handling():
                 break
         return is_answered
 
+    def _is_handling(self) -> bool:
+        holder = self._holder
+        if holder is not None:
+            return holder.is_handling
+        return bool(not self.stream.is_reading and self.sub.leases.running())
+
+    def given_to(self, holder: Holder) -> None:
+        """See `Member`."""
+        self._holder = holder
+
+    def begin(self) -> bool:
+        """See `Member`. What cannot be done here is left to the reader's own thread."""
+        sub = self.sub
+        try:
+            is_joined = (
+                not sub.is_interrupted()
+                and not sub.membership.is_former_shard()
+                and sub.membership.join()
+            )
+        except ServerUnavailable as error:
+            self._note(error)
+            return False
+        except LisaError:
+            is_joined = False
+        self._error = None if is_joined else self._error
+        if not (is_joined and self._is_shareable() and self._together.take(self)):
+            self._holder = None
+            self._thread.start()
+        return True
+
+    def receive(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], bool]:
+        """See `Member`."""
+        self.stream.accept(entries, read)
+        if self.sub.is_interrupted() or not self._intake.is_plain:
+            return [], False
+        try:
+            deliveries = self._intake.open()
+        except Exception:  # noqa: BLE001  its own thread opens them again, and handles the error
+            return [], False
+        return deliveries, not self.stream.has_unopened and not self.sub.is_paused_topic
+
+    def take_back(self, why: Return) -> bool:
+        """See `Member`."""
+        self._must_read = why.failed
+        self._busy_until = time.monotonic() + BUSY_S if why.busy else 0.0
+        holder, self._holder, self._thread = self._holder, None, self._new_thread()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            log.warning("topic %s: %s", self.sub.shard, error)
+            self._holder = holder
+            return False
+        return True
+
+    def _is_shareable(self) -> bool:
+        """Whether a shared reader can read the topic from now on."""
+        sub = self.sub
+        return bool(
+            self._together.is_wanted(sub)
+            and not self._must_read
+            and self._error is None
+            and time.monotonic() >= self._busy_until
+            and sub.state == "running"
+            and self.stream.is_certain
+            and self._intake.is_plain
+        )
+
     def _run(self) -> None:
-        closing = self.sub.closing
+        closing, thread = self.sub.closing, self._thread
         while not closing.is_set():
-            self.thread.begin()
+            if self._is_shareable():
+                self._intake.disconnect()
+                if self._together.take(self):
+                    return
+                self._holder, self._must_read = None, True
+            thread.begin()
             try:
                 self._step()
                 if self._error is not None:
@@ -105,7 +222,10 @@ class Reader:
                 self._wait_out(error)
             except Exception as error:  # noqa: BLE001  logged; the reader must survive any error
                 self._wait_out(error)
-        self._intake.close()
+        try:
+            self._intake.close()
+        finally:
+            self.ended.set()
 
     def _recovered(self, error: BaseException) -> None:
         try:
@@ -128,7 +248,7 @@ class Reader:
         except LisaError as another:
             self._wait_out(another)
             return
-        self._stream.drop_unopened()
+        self.stream.drop_unopened()
         if was_lost:
             self._join_again()
             return
@@ -153,10 +273,15 @@ class Reader:
     def _wait_out(self, error: BaseException) -> None:
         if not isinstance(error, LisaError):
             unforeseen(f"topic {self.sub.shard}: reading", error)
-        elif self._error is None:
-            self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
+        else:
+            self._note(error)
         self._error = self._error or error
         self._intake.pause(self._backoff.take(longest_after(error)))
+
+    def _note(self, error: LisaError) -> None:
+        if self._error is None:
+            self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
+        self._error = self._error or error
 
     def _step(self) -> None:
         """Do one round of the work that the topic needs now. Raises LisaError, client errors."""
@@ -174,6 +299,9 @@ class Reader:
             sub.check_paused()
         else:
             self._intake.step()
+            self._must_read = False
+            if self._busy_until and self.stream.last_count >= MOST_EACH:
+                self._busy_until = time.monotonic() + BUSY_S
 
     def _join(self) -> None:
         member = self.sub.membership
@@ -185,5 +313,5 @@ class Reader:
         member.ask_for_group()
         backoff = Backoff(longest_s=LOOK_AGAIN_S)
         while not self.sub.closing.is_set() and not member.has_groups():
-            self.thread.begin()
+            self._thread.begin()
             self._intake.pause(backoff.take())

@@ -38,6 +38,7 @@ class ReaderSet:
         self._wanted: dict[tuple[Topic, str], WantedTopic] = {}
         self._shards: dict[tuple[Topic, str], set[Shard]] = {}
         self._readers: dict[Subscription, Reader] = {}
+        self._by_topic: dict[str, list[Subscription]] = {}
         longest_s = longest_round_s(store.connection.address.socket_timeout_s)
         self._pool: KeyedPool[WantedTopic] = KeyedPool("lisa-follow", longest_s=longest_s)
         self._lock = threading.Lock()
@@ -56,7 +57,12 @@ class ReaderSet:
 
     def threads(self) -> list[ServiceThread]:
         """The threads that must be alive now."""
-        reading = [one.thread for sub, one in self.items() if not sub.closing.is_set()]
+        reading = [
+            thread
+            for sub, one in self.items()
+            if not sub.closing.is_set()
+            for thread in one.threads()
+        ]
         return [*reading, *self._pool.threads()]
 
     def open(self, all_wanted: Iterable[WantedTopic]) -> None:
@@ -81,12 +87,13 @@ class ReaderSet:
     def has_ended(self, sub: Subscription) -> bool:
         """Whether a subscription's reader has stopped."""
         reader = self._readers.get(sub)
-        return reader is not None and not reader.thread.is_alive()
+        return reader is not None and reader.ended.is_set()
 
     def remove(self, sub: Subscription) -> None:
         """Forget a subscription whose reader has stopped."""
         with self._lock:
-            self._readers.pop(sub, None)
+            if self._readers.pop(sub, None) is not None:
+                self._by_topic[sub.topic].remove(sub)
 
     def take(self, wanted: WantedTopic) -> None:
         """Start a reader for each shard of a topic, unless the topic is read already."""
@@ -170,30 +177,24 @@ class ReaderSet:
         group = wanted.group or ""
         with self._lock:
             is_wanted = (wanted.topic, group) in self._wanted
-            if not self.is_open or not is_wanted or self._reads(shard, group):
+            known = self._by_topic.setdefault(wanted.topic, [])
+            is_read = any(
+                one.shard == shard and not one.closing.is_set() and one.wanted == group
+                for one in known
+            )
+            if not self.is_open or not is_wanted or is_read:
                 return
             name = unique_name(wanted.name) if wanted.name else self._name
-            if any(one.shard == shard and one.name == name for one in self._readers):
+            if any(one.shard == shard and one.name == name for one in known):
                 # An earlier subscription still holds deliveries under this name; to a reader with
                 # the same name they would be entries whose reply was lost.
                 name = f"{self._name}-{secrets.token_hex(3)}"
             self._shards.setdefault((wanted.topic, group), set()).add(shard)
             reader = self._new_reader(shard, group, name)
-            reader.sub.pause(
-                paused=any(
-                    one.is_paused_here
-                    for one in self._readers
-                    if one.topic == wanted.topic and one.wanted == group
-                )
-            )
+            reader.sub.pause(paused=any(one.is_paused_here for one in known if one.wanted == group))
             self._readers[reader.sub] = reader
+            known.append(reader.sub)
             reader.start()
-
-    def _reads(self, shard: str, group: str) -> bool:
-        return any(
-            one.shard == shard and not one.closing.is_set() and one.wanted == group
-            for one in self.subscriptions()
-        )
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic and release unstarted deliveries.
@@ -224,7 +225,7 @@ def end_reading(readers: Mapping[Subscription, Reader], last: ShutdownCalls) -> 
     give_back(taken, last)
     ends = time.monotonic() + last.left_s()
     for reader in readers.values():
-        if reader.thread is not threading.current_thread():
+        if not reader.is_current:
             last.make(partial(reader.end, ends, is_answered=last.is_answered))
     give_back({sub: sub.withdraw() for sub in readers}, last)
 
@@ -233,8 +234,8 @@ def join_readers(readers: Iterable[Reader], last: ShutdownCalls) -> None:
     """Wait for readers to stop that ran a handler when `end_reading` returned."""
     ends = time.monotonic() + last.left_s()
     for reader in readers:
-        if reader.thread.is_alive() and not reader.sub.leases.running():
-            reader.thread.join(max(0.0, ends - time.monotonic()))
+        if not reader.sub.leases.running():
+            reader.ended.wait(max(0.0, ends - time.monotonic()))
 
 
 def _interrupt(readers: Iterable[Reader]) -> bool:

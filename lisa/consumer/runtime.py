@@ -18,7 +18,7 @@ from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
 from lisa.consumer.lifespan import LifespanRun
-from lisa.consumer.metrics import own_numbers
+from lisa.consumer.metrics import health_of, own_numbers
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.pull import LONGEST_WAIT_S, Puller
@@ -26,13 +26,14 @@ from lisa.consumer.reader import Reader
 from lisa.consumer.readers import ReaderSet, end_reading, join_readers
 from lisa.consumer.settled import SettleWatch
 from lisa.consumer.settler import Settler
+from lisa.consumer.shared_readers import SharedReaders
 from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, give_back
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.slots import Slots
 from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
 from lisa.consumer.tasks import AppLoop
-from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
+from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.delivery.group_resolution import find_group
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
@@ -84,8 +85,8 @@ class Runtime:
         self._outages = OutageLog()
         self._slots = Slots(options.concurrency)
         self._signal_sender = SignalSender(handlers.signals, self._spawn)
-        self.readers = ReaderSet(self._store, unique_name(options.name), self._new_reader)
         self._longest_s = longest_round_s(address.socket_timeout_s)
+        self.readers = ReaderSet(self._store, unique_name(options.name), self._new_reader)
         self._settler = Settler(
             self.readers.subscriptions,
             self._signal_sender,
@@ -94,6 +95,16 @@ class Runtime:
             watch=SettleWatch(handlers.middleware),
         )
         self._dispatcher = Dispatcher(self._slots, handlers, self._settler, app)
+        self._shared = SharedReaders(
+            self._store,
+            options,
+            handlers,
+            self._dispatcher,
+            self._settler,
+            is_wanted=self._is_shared,
+            longest_s=self._longest_s,
+            outages=self._outages,
+        )
         self._heartbeat = Heartbeat(
             self._store,
             self.readers.subscriptions,
@@ -140,7 +151,19 @@ class Runtime:
             settler=self._settler,
             topics=self.readers.__len__,
         )
-        return Reader(sub, stream, intake, self._longest_s, self._failed, outages=self._outages)
+        return Reader(
+            sub,
+            stream,
+            intake,
+            self._longest_s,
+            self._failed,
+            outages=self._outages,
+            shared=self._shared,
+        )
+
+    def _is_shared(self, sub: Subscription) -> bool:
+        """Whether a topic is read with others: not one with a node or slots of its own."""
+        return not self._store.has_nodes and len(self.readers) > 1 and sub.slots is self._slots
 
     def start(self, all_wanted: Iterable[WantedTopic]) -> None:
         """Enter the lifespan and start the threads.
@@ -178,9 +201,9 @@ class Runtime:
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is a handler or a receiver on one of this consumer's threads."""
-        reading = [reader.thread for _, reader in self.readers.items()]
-        owned = [*reading, *self._dispatcher.threads(), *self._settler.threads()]
-        return threading.current_thread() in owned
+        owned = [*self._dispatcher.threads(), *self._settler.threads()]
+        is_reading = any(reader.is_current for _, reader in self.readers.items())
+        return is_reading or threading.current_thread() in owned
 
     def threads(self) -> list[ServiceThread]:
         """All threads that must be alive now."""
@@ -188,6 +211,7 @@ class Runtime:
             return []
         return [
             *self.readers.threads(),
+            *self._shared.threads(),
             *self._settler.threads(),
             *self._heartbeat.threads(),
             *self._dispatcher.threads(),
@@ -196,24 +220,8 @@ class Runtime:
 
     def health(self) -> Mapping[str, Any]:
         """The content of `/healthz`: the state of each topic and the age of each thread's round."""
-        threads = self.threads()
-        faults = stalled(threads)
-        topics: dict[str, dict[str, Any]] = {}
-        for sub, reader in self.readers.items():
-            state = "unreachable" if reader.is_failing else sub.state
-            one = {"state": state, "held": len(sub.leases.held), "handled": sub.stats.handled}
-            known = topics.setdefault(f"{sub.topic}/{sub.group or '-'}", one)
-            if known is not one:  # a further shard of the topic
-                known["held"] += one["held"]
-                known["handled"] += one["handled"]
-                if state not in ("running", "stopping"):
-                    known["state"] = state
-        failing = bool(faults) or any(one.is_failing for _, one in self.readers.items())
-        waiting = any(not sub.group for sub in self.readers.subscriptions())
-        removed = any(sub.membership.is_removed for sub in self.readers.subscriptions())
-        status = "failing" if failing else "waiting" if removed else "starting" if waiting else "ok"
-        ages = {one.name: round(one.age_s, 1) for one in threads}
-        return {"status": status, "topics": topics, "threads": ages, "faults": faults}
+        readers = [(sub, one.is_failing) for sub, one in self.readers.items()]
+        return health_of(readers, self.threads())
 
     def numbers(self) -> Numbers:
         """The metrics of this consumer."""

@@ -9,9 +9,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from redis import exceptions
-
 from lisa.consumer.ack_sharing import AckSharing
+from lisa.consumer.blocking_reads import LOST, BlockingReads
 from lisa.consumer.inflight import Held
 from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
@@ -21,14 +20,9 @@ from lisa.core.delivery.opening import StreamRead, parse_state, state_commands
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
 from lisa.core.redis.address import Address
-from lisa.core.redis.clients import reporting_client_id
-from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Command
 
 log = logging.getLogger("lisa.consumer")
-
-_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-"""Errors after which the server may have delivered entries in a reply that was lost."""
 
 LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
 
@@ -40,34 +34,31 @@ class StreamReader:
     """A separate connection for one subscription's reads, and the entries that it has read.
 
     longest: the longest blocking time.
-    is_reading: whether a read is running.
+    last_count: the number of entries that the last read returned.
     """
 
     def __init__(
         self, sub: Subscription, address: Address, poll: timedelta, settler: Settler
     ) -> None:
-        # CLIENT UNBLOCK must go to the right node; on a cluster, short reads are used instead.
         self.longest = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
-        blocking = address.blocking_for(self.longest.total_seconds())
-        if address.kind != "cluster":
-            blocking = reporting_client_id(blocking, self._connected)
-        self._connection = Connection(blocking)
+        self._reads = BlockingReads(sub.store, address, self.longest, f"topic {sub.shard}")
         self._sub = sub
         self._settler = settler
-        self._client_id: int | None = None
         self._last = "-"
         self._lost_after: str | None = None
         self._lost_until = 0.0
         self._unopened: list[Entry] = []
+        self.last_count = 0
         self._startable = 0
         self._asked_at = 0.0
         self._last_read = StreamRead(0.0, 0.0)
         self._asks_state = False
         self._ack_sharing = AckSharing()
-        self.is_reading = False
 
-    def _connected(self, client_id: int | None) -> None:
-        self._client_id = client_id
+    @property
+    def is_reading(self) -> bool:
+        """Whether a read is running."""
+        return self._reads.is_reading
 
     @property
     def has_unopened(self) -> bool:
@@ -80,9 +71,10 @@ class StreamReader:
         `startable` is the number of messages that handlers can start immediately.
         """
         self._startable = startable
-        if self._release_lost():
+        if self.release_lost():
             block = min(block, LOST_LOOK)
         self._unopened = self._read(max(1, min(count, MOST)), block)
+        self.last_count = len(self._unopened)
         if self._unopened:
             self._ack_sharing.arrived(self._last_read.read_at)
 
@@ -108,6 +100,27 @@ class StreamReader:
         sub.pace.size.measured(total, count)
         return taken
 
+    def accept(self, entries: Sequence[Entry], read: StreamRead) -> None:
+        """Take entries that a shared read returned; `open` follows."""
+        self._unopened, self._last_read, self._last = [*entries], read, entries[-1].entry
+        self._startable = 1
+        self._ack_sharing.arrived(read.read_at)
+
+    def lost_reply(self) -> None:
+        """Record that a reply was lost: the next reads look for entries that it delivered."""
+        if self._lost_after is None:
+            self._lost_after = self._last
+        self._lost_until = time.monotonic() + self._sub.leases.ack_timeout_s
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no lost reply can have delivered entries, and all delivered ones are opened."""
+        return self._lost_after is None and not self._unopened
+
+    def acks_wait_ms(self, now: float) -> int:
+        """How many milliseconds to read without sending the acks; 0 to send them."""
+        return self._ack_sharing.wait_ms(len(self._sub.outcomes.acks), now)
+
     def drop_unopened(self) -> None:
         """Drop the unopened entries after their group was removed."""
         self._unopened.clear()
@@ -118,8 +131,11 @@ class StreamReader:
             self._sub.releases.make([(entry.id, entry.entry) for entry in self._unopened])
             self._unopened.clear()
 
-    def _release_lost(self) -> bool:
-        """Release entries whose reply was lost; returns whether to check again soon."""
+    def release_lost(self) -> bool:
+        """Release entries whose reply was lost; returns whether to check again soon.
+
+        Raises LisaError.
+        """
         lost = self._lost()
         if lost:
             log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
@@ -132,21 +148,20 @@ class StreamReader:
         block_ms = block // timedelta(milliseconds=1)
         acks_wait_ms = 0
         if block_ms and sub.outcomes.acks:
-            acks_wait_ms = self._ack_sharing.wait_ms(len(sub.outcomes.acks), time.monotonic())
+            acks_wait_ms = self.acks_wait_ms(time.monotonic())
             block_ms = min(block_ms, acks_wait_ms or block_ms)
         command = read_command(stream, sub.group, sub.name, count, block_ms)
-        self.is_reading, was_forgotten = True, sub.membership.is_forgotten
+        was_forgotten = sub.membership.is_forgotten
+        self._reads.begin()
         try:
             if sub.is_interrupted():
                 return []
             reply = self._ask(command, sends_acks=not acks_wait_ms)
-        except _LOST:
-            if self._lost_after is None:
-                self._lost_after = self._last
-            self._lost_until = time.monotonic() + sub.leases.ack_timeout_s
+        except LOST:
+            self.lost_reply()
             raise
         finally:
-            self.is_reading = False
+            self._reads.end()
         if was_forgotten:
             sub.membership.group_answered()
         entries = parse_read(reply)
@@ -196,13 +211,13 @@ class StreamReader:
         self._asked_at, state = time.monotonic(), None
         try:
             if acks is None and not self._asks_state:
-                return self._connection.execute(command)
+                return self._reads.connection.execute(command)
             asks: Sequence[Command] = ()
             if self._asks_state:
                 asks = state_commands(self._sub.store.keys.topic(self._sub.shard), self._sub.group)
             try:
                 commands = (*((acks.command,) if acks else ()), *asks, command)
-                replies = self._connection.begin(commands)
+                replies = self._reads.connection.begin(commands)
                 acked = next(replies) if acks else None
             except Exception as error:
                 if acks:
@@ -220,18 +235,15 @@ class StreamReader:
             self._last_read = StreamRead(self._asked_at, time.monotonic(), state, acks is None)
 
     def interrupt(self) -> bool:
-        """End a running read without losing entries. Returns False if the server did not answer."""
-        client_id = self._client_id
-        if self.is_reading and client_id is not None:
-            try:
-                self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
-            except LisaError as error:
-                log.debug("topic %s: cannot interrupt the read: %s", self._sub.shard, error)
-                return False
-        return True
+        """End a running read; see `BlockingReads`."""
+        return self._reads.interrupt()
+
+    def disconnect(self) -> None:
+        """Close the connection until the next read."""
+        self._reads.close()
 
     def close(self) -> None:
         """Release entries whose reply was lost, and close the connection."""
         with suppress(LisaError):  # the messages are redelivered when their leases expire
-            self._release_lost()
-        self._connection.close()
+            self.release_lost()
+        self._reads.close()

@@ -102,7 +102,7 @@ class Sending:
         now = time.monotonic()
         is_listed = yield from self._store.register([topic])
         if topic in self._opened:
-            yield from self._watch.look(topic)
+            yield from self._watch.look([(topic, "")])
         else:
             yield from self._store.groups(topic)
             yield from self._check_retention(topic)

@@ -281,7 +281,7 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         wait_until(lambda: set(seen) == set(range(500)))
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
         assert consumer._runtime is not None
-        [stream] = [one._stream for _, one in consumer._runtime.readers.items()]
+        [stream] = [one.stream for _, one in consumer._runtime.readers.items()]
         # Reads are short while an earlier one may still run on the server.
         wait_until(lambda: stream._lost_after is None)
         since = time.monotonic()

@@ -60,7 +60,7 @@ CONSUMERS_OWN = [
     (SettleCalls, "flush"),
     (Heartbeat, "step"),
     (Heartbeat, "_try"),
-    (Heartbeat, "_renew_leases"),
+    (Heartbeat, "_announce"),
     (Dispatcher, "_run_one"),
 ]
 

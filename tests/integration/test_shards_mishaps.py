@@ -329,7 +329,7 @@ def reading(split_here: Split) -> Iterator[tuple[Consumer, Runtime]]:
     consumer.start()
     crew = consumer._runtime
     assert crew is not None
-    wait_until(lambda: [one._stream.is_reading for _, one in crew.readers.items()] == [True] * 9)
+    wait_until(lambda: [one.is_reading for _, one in crew.readers.items()] == [True] * 9)
     wait_until(lambda: all(one.membership.is_announced for one in crew.readers.subscriptions()))
     yield consumer, crew
     consumer.stop()
@@ -353,7 +353,7 @@ def test_a_server_that_hangs_is_asked_once_to_end_the_reads(
     assert len(asked) == 2
     assert time.monotonic() - began < 3 * SHUTDOWN_CALLS_S, "one deadline for all readers"
     monkeypatch.undo()
-    wait_until(lambda: not any(one.thread.is_alive() and one.interrupt() for one in readers))
+    wait_until(lambda: all(one.ended.is_set() or not one.interrupt() for one in readers))
 
 
 def test_a_shard_that_cannot_be_left_keeps_none_of_the_others(

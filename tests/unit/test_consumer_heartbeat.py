@@ -52,6 +52,8 @@ class Subscriptions:
             Subscription(cast("Any", None), Shard(name), "lisa", "me", slots=Slots(1))
             for name in names
         ]
+        for sub in self.subs:
+            sub.leases.hold("1-1", cast("Any", None))
         self.hang: set[str] = set()
         self.takes_s = 0.0
         self.kept: dict[str, list[float]] = {name: [] for name in names}

@@ -31,10 +31,13 @@ DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
 
 
 class PlainState(NamedTuple):
-    """The topic's state, for opening entries without a call. `at_us` is by the server's clock."""
+    """The topic's state, for opening entries without a call. `at_us` is by the server's clock.
+
+    ack_timeout_ms: None if only the clock was read.
+    """
 
     at_us: int
-    ack_timeout_ms: int
+    ack_timeout_ms: int | None
 
 
 class StreamRead(NamedTuple):
@@ -43,13 +46,18 @@ class StreamRead(NamedTuple):
     state: None if it is not known, or if entries must be opened by a call.
     is_adjacent: whether the server cannot have run other clients' commands between the two, because
         both were sent in one packet.
+    state_asked_at: when the state was asked for, if that was after the read; `read_at` is the time
+        of its reply then.
     """
 
     asked_at: float
     read_at: float
     state: PlainState | None = None
     is_adjacent: bool = True
+    state_asked_at: float | None = None
 
+
+_EVER_US = 10**15
 
 _STATE = ("ack_timeout", "paused", "journal", "window")
 
@@ -66,7 +74,12 @@ def parse_state(replies: Sequence[Any]) -> PlainState | None:
     clock, is_declared, (timeout, paused, journal, window) = replies
     if not is_declared or paused == b"1" or journal == b"1" or window:
         return None
-    return PlainState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
+    return PlainState(microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
+
+
+def were_added_since(entries: Sequence[Entry], at_us: int) -> bool:
+    """Whether `promote` added all entries, with their envelopes, after an instant."""
+    return all(one.envelope and 1_000 * entry_ms(one.entry.encode()) > at_us for one in entries)
 
 
 def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, float] | None:
@@ -74,33 +87,39 @@ def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, fl
 
     None unless all entries carry their envelopes and the topic's state at their delivery is known.
     The server delivers an entry to a blocked read in the same step in which `promote`, which checks
-    the state itself, adds it. Earlier entries are delivered right after the state was read.
+    the state itself, adds it. Earlier entries are delivered right after the state was read. If the
+    state was read after the entries, it is what opening by a call would see.
     """
-    state = read.state
+    state, was_after = read.state, read.state_asked_at is not None
     if state is None:
         return None
-    took_us = int(1e6 * (read.read_at - read.asked_at))
+    asked_at = read.asked_at if read.state_asked_at is None else read.state_asked_at
+    took_us = int(1e6 * (read.read_at - asked_at))
     now_us, ack_timeout_ms, first_us = state.at_us + took_us, state.ack_timeout_ms, took_us
     for entry in entries:
         if not entry.envelope or has_window(entry.envelope):
             return None
         added_us = 1_000 * entry_ms(entry.entry.encode())
         waited_us = added_us - state.at_us
-        if 0 < waited_us <= took_us:
+        if was_after:
+            # Delivered at the earliest when it was added, or, if the clock was set, with the read.
+            first_us = min(first_us, waited_us if waited_us <= 0 else -_EVER_US)
+        elif 0 < waited_us <= took_us:
             ack_timeout_ms = entry.ack_timeout_ms
-        elif read.is_adjacent:  # it was there before, or the server's clock was set
-            waited_us = 0
+            first_us = min(first_us, waited_us)
+        elif read.is_adjacent and state.ack_timeout_ms is not None:
+            first_us = 0  # it was there before, or the server's clock was set
         else:
             return None
-        now_us, first_us = max(now_us, added_us), min(first_us, waited_us)
+        now_us = max(now_us, added_us)
     opened = Opened(
         now_us=now_us,
-        ack_timeout_ms=ack_timeout_ms,
+        ack_timeout_ms=ack_timeout_ms or DEFAULT_ACK_MS,
         paused=False,
         past_ttl=[False] * len(entries),
         envelopes=[entry.envelope for entry in entries],
     )
-    return opened, read.asked_at + first_us / 1e6
+    return opened, max(read.asked_at, asked_at + first_us / 1e6)
 
 
 class Opening:
@@ -163,7 +182,7 @@ class Opening:
                 return None
         ack_ms = DEFAULT_ACK_MS if timeout is None else int(timeout)
         return Opened(
-            _microseconds(clock), ack_ms, paused=False, past_ttl=[False] * n, envelopes=bodies
+            microseconds(clock), ack_ms, paused=False, past_ttl=[False] * n, envelopes=bodies
         )
 
 
@@ -174,6 +193,6 @@ def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
     return [("GETRANGE", body, 0, most) for body in bodies]
 
 
-def _microseconds(clock: Sequence[bytes]) -> int:
+def microseconds(clock: Sequence[bytes]) -> int:
     """The reply of TIME in microseconds."""
     return int(clock[0]) * 1_000_000 + int(clock[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -40,20 +41,28 @@ class ManagerWatch:
         self.running: set[Any] = set()
         """Threads or tasks of looks that have not ended."""
 
-    def look(self, shard: str, group: str = "") -> Flow[None]:
-        """Look at a topic beside the caller's flow, unless a look runs or a warning is recent.
+    def look(self, shards: Sequence[tuple[str, str]]) -> Flow[None]:
+        """Look at topics beside the caller's flow, unless a look runs or a warning is recent.
 
-        group: whose retries to look at as well.
+        shards: with the group whose retries to look at as well, or "".
         """
-        return self._aside(shard, group, OVERDUE, within_s=0.0)
+        return self._aside(shards, OVERDUE, within_s=0.0)
 
     def last_look(self, shard: str, group: str = "") -> Flow[None]:
         """Look before the role ends, for a quarter of a second at most."""
-        return self._aside(shard, group, min(OVERDUE, OVERDUE_AT_END), within_s=LAST_LOOK_S)
+        overdue = min(OVERDUE, OVERDUE_AT_END)
+        return self._aside([(shard, group)], overdue, within_s=LAST_LOOK_S)
 
-    def _aside(self, shard: str, group: str, overdue: timedelta, *, within_s: float) -> Flow[None]:
+    def _aside(
+        self, shards: Sequence[tuple[str, str]], overdue: timedelta, *, within_s: float
+    ) -> Flow[None]:
         if not self.running and time.monotonic() - self._warned >= WARN_EVERY_S:
-            yield Aside(self._look(shard, group, overdue), within_s, self.running)
+            yield Aside(self._look_at_all(shards, overdue), within_s, self.running)
+
+    def _look_at_all(self, shards: Sequence[tuple[str, str]], overdue: timedelta) -> Flow[None]:
+        for shard, group in shards:
+            if time.monotonic() - self._warned >= WARN_EVERY_S:
+                yield from self._look(shard, group, overdue)
 
     def _look(self, shard: str, group: str, overdue: timedelta) -> Flow[None]:
         try:

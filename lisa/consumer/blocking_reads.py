@@ -1,0 +1,67 @@
+"""A connection for blocking reads, which other threads can end."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from redis import exceptions
+
+from lisa.core.model.errors import LisaError
+from lisa.core.redis.address import Address
+from lisa.core.redis.clients import reporting_client_id
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
+
+log = logging.getLogger("lisa.consumer")
+
+LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+"""Errors after which the server may have delivered entries in a reply that was lost."""
+
+
+class BlockingReads:
+    """A separate connection for reads that block for up to `longest`.
+
+    what: what is read, for logs.
+    is_reading: whether a read is running; set by the thread that reads.
+    """
+
+    def __init__(self, store: SyncStore, address: Address, longest: timedelta, what: str) -> None:
+        blocking = address.blocking_for(longest.total_seconds())
+        if address.kind != "cluster":
+            # CLIENT UNBLOCK must go to the right node; on a cluster, short reads are used instead.
+            blocking = reporting_client_id(blocking, self._connected)
+        self.connection = Connection(blocking)
+        self._store = store
+        self._what = what
+        self._client_id: int | None = None
+        self.is_reading = False
+
+    def _connected(self, client_id: int | None) -> None:
+        self._client_id = client_id
+
+    def begin(self) -> None:
+        """Record that a read starts. The caller then checks once more whether it must not."""
+        self.is_reading = True
+
+    def end(self) -> None:
+        """Record that the read has ended."""
+        self.is_reading = False
+
+    def interrupt(self) -> bool:
+        """End a running read without losing entries. Returns False if the server did not answer.
+
+        A request that arrives just before the read has no effect.
+        """
+        client_id = self._client_id
+        if self.is_reading and client_id is not None:
+            try:
+                self._store.ask("CLIENT", "UNBLOCK", client_id)
+            except LisaError as error:
+                log.debug("%s: cannot interrupt the read: %s", self._what, error)
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; the next read opens it again."""
+        self.connection.close()

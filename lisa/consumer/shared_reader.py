@@ -1,0 +1,307 @@
+"""Reads many quiet topics on one thread and one connection."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from lisa.consumer.blocking_reads import LOST
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.inflight import Held
+from lisa.consumer.member import Member, Return
+from lisa.consumer.outages import OutageLog
+from lisa.consumer.receivers import HandlerPlan
+from lisa.consumer.shared_reads import Found, SharedReads
+from lisa.consumer.slots import SlotClaim
+from lisa.consumer.subscription import Subscription
+from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
+from lisa.core.model.backoff import Backoff, longest_after
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.redis import errors
+
+MOST_TOPICS = 250
+"""Topics of one shared reader: a read of more would keep the server busy for too long."""
+
+MOST_EACH = 8
+"""The most entries of one topic per read."""
+
+MOST_ENTRIES = 1_000
+"""The most entries per read."""
+
+BUSY_READS = 4
+"""After so many reads in a row with the most entries, a topic is read on its own thread."""
+
+FEW_TOPICS = 2
+
+NO_THREAD_S = 0.1
+"""The pause after a thread could not be started."""
+
+INTERRUPTS = 20
+"""Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
+
+
+class SharedReader:
+    """A thread that reads its members' topics, for one group and under one consumer name.
+
+    It serves the plain case only. A topic that closes, pauses, fails, is degraded or busy, or whose
+    handler takes batches, goes back to the thread of its own `Reader`.
+
+    plan: returns the handlers of a topic for a requested group.
+    cap: the most unstarted messages of a topic, if limited.
+    is_handling: whether the thread runs handlers, or waits for a slot for them.
+    is_over: whether it has no topics left, and takes no more.
+    """
+
+    def __init__(
+        self,
+        reads: SharedReads,
+        dispatcher: Dispatcher,
+        plan: Callable[[str, str], HandlerPlan],
+        *,
+        cap: int | None,
+        number: int,
+        longest_s: float,
+        outages: OutageLog,
+    ) -> None:
+        self.reads = reads
+        self._outages = outages
+        self._dispatcher = dispatcher
+        self._plan = plan
+        self._most_each = min(MOST_EACH, cap or MOST_EACH)
+        self._slots = dispatcher.slots
+        self._turn = SlotClaim(self._slots)
+        self._lock = threading.Lock()
+        self._joining: list[Member] = []
+        self._leaving: dict[Member, Return] = {}
+        self._members: set[Member] = set()
+        self._last: list[Member] = []
+        self._full_reads: dict[Member, int] = {}
+        self._rounds = 0
+        self._error: LisaError | None = None
+        self._backoff = Backoff()
+        self._woken = threading.Event()
+        self._is_repeated = False
+        self.is_over = False
+        self.is_handling = False
+        self.thread = ServiceThread(f"lisa-shared-{number}", self._run, longest_s)
+
+    def join(self, member: Member) -> bool:
+        """Read a topic after the running read; returns False if this reader is over or full."""
+        with self._lock:
+            if self.is_over or len(self._members) + len(self._joining) >= MOST_TOPICS:
+                return False
+            member.given_to(self)
+            self._joining.append(member)
+        return True
+
+    def leave(self, member: Member) -> bool:
+        """Give a topic back to its own thread. Returns False if the server does not answer."""
+        self._give_back([member], Return())
+        return self.interrupt()
+
+    def _give_back(self, members: Iterable[Member], why: Return) -> None:
+        with self._lock:
+            for member in members:
+                self._leaving[member] = why if why.failed else self._leaving.get(member, why)
+
+    def interrupt(self) -> bool:
+        """End a running read, for changes that were made. False if the server does not answer."""
+        rounds = self._rounds
+        self._turn.wake()
+        self._woken.set()
+        for _ in range(INTERRUPTS):
+            if not self.reads.is_reading or self._rounds != rounds:
+                break
+            if not self.reads.interrupt():
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _is_changed(self) -> bool:
+        return bool(self._joining or self._leaving)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a read is running."""
+        return self.reads.is_reading
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last read failed."""
+        return self._error is not None
+
+    def _run(self) -> None:
+        while self._change_members():
+            self.thread.begin()
+            try:
+                self._round()
+            except LOST as error:
+                self.reads.reply_lost()
+                self._failed(error)
+            except (*errors.ClientError, LisaError) as error:
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001  logged; the topics' own threads go on
+                unforeseen("reading several topics", error)
+                self.reads.reply_lost()
+                self._give_back(self._members, Return(failed=True))
+            self._rounds += 1
+        self.reads.close()
+
+    def _failed(self, error: Exception) -> None:
+        """Wait for the server, or give back the topic that fails; all, if it is not known."""
+        member = self.reads.missing(error)
+        if member is not None:
+            self._give_back([member], Return(failed=True))
+            return
+        # A blocked read does not tell which stream or group was removed; the next one does.
+        is_unnamed = errors.is_missing_group(error) or str(error).startswith("UNBLOCKED")
+        if is_unnamed and not self._is_repeated:
+            self._is_repeated = True
+            return
+        known = error if isinstance(error, LisaError) else self.reads.translated(error)
+        if isinstance(known, ServerUnavailable):
+            self._wait_out(known)
+        else:
+            self._give_back(self._members, Return(failed=True))
+
+    def _wait_out(self, error: LisaError) -> None:
+        if self._error is None:
+            self._outages.warn(f"{len(self._members)} topics: cannot read, trying again", error)
+        self._error = self._error or error
+        self.reads.flush()
+        self._woken.clear()
+        if not self._is_changed():
+            rest()
+            self._woken.wait(self._backoff.take(longest_after(error)))
+
+    def _succeeded(self) -> None:
+        if self._error is not None:
+            self._outages.end(f"{len(self._members)} topics: reading again", self._error)
+        self._error, self._is_repeated = None, False
+        self._backoff.reset()
+
+    def _change_members(self) -> bool:
+        """Take in members and give others back; returns False if none is left."""
+        if not self._is_changed():
+            return True
+        with self._lock:
+            joining, self._joining = self._joining, []
+            leaving, self._leaving = self._leaving, {}
+            self._members.update(joining)
+            for member in joining:  # what was asked of it before it joined
+                if member.sub.is_interrupted():
+                    leaving.setdefault(member, Return())
+            leaving = {one: why for one, why in leaving.items() if one in self._members}
+            self._members -= leaving.keys()
+            self._last = [one for one in self._last if one in self._members]
+        self.reads.use(self._members)
+        for member, why in leaving.items():
+            self._full_reads.pop(member, None)
+            if not member.take_back(why):
+                self._give_back([member], why)
+                self._members.add(member)
+                time.sleep(NO_THREAD_S)
+        with self._lock:
+            self.is_over = not self._members and not self._is_changed()
+        return not self.is_over
+
+    def _round(self) -> None:
+        """Read once, and hand over what was found. Raises client errors."""
+        degraded = [one for one in self._last if one.sub.stats.degradation.is_degraded]
+        self._give_back(degraded, Return())
+        if self._is_changed():  # also if a topic came back while others were given back
+            return
+        self.reads.release_lost()
+        each, has_slot = self._room(), False
+        if not each:
+            self.reads.flush()
+            has_slot = self._take_slot(self._is_changed)
+            if not has_slot:
+                return
+        try:
+            opened = self._open(max(1, each), blocks=not has_slot)
+            if opened:
+                had_slot, has_slot = has_slot, False
+                self._hand_over(opened, has_slot=had_slot)
+        finally:
+            if has_slot:
+                self._turn.release()
+
+    def _room(self) -> int:
+        """How many entries of each topic to read; 0 to read one of each once a slot is free."""
+        size = self._slots.size
+        ahead = min((one.sub.pace.ahead(size) for one in self._last), default=0)
+        room = ahead - sum(len(one.sub.unstarted) for one in self._last)
+        if room > 0:
+            return max(1, min(room // len(self._last), self._most()))
+        return 1 if self._slots.free else 0
+
+    def _most(self) -> int:
+        return max(1, min(self._most_each, MOST_ENTRIES // len(self._members)))
+
+    def _take_slot(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for a slot until `is_over` is true; returns whether the thread has one."""
+        rest()
+        is_taken = self._turn.take(is_over)
+        begin_round()
+        return is_taken
+
+    def _open(self, each: int, *, blocks: bool) -> list[tuple[Member, list[Held]]]:
+        """Read and open up to `each` entries of each topic. Raises client errors."""
+        self.reads.begin()
+        try:
+            if self._is_changed():
+                return []
+            all_found = self.reads.read(each, blocks=blocks)
+        finally:
+            self.reads.end()
+        self._succeeded()
+        opened = []
+        for member, entries, read in all_found:
+            deliveries, stays = member.receive(entries, read)
+            if not stays:
+                self._give_back([member], Return())
+            if deliveries:
+                opened.append((member, deliveries))
+                self.reads.will_ack(member)
+        self._note_busy(all_found, each)
+        if opened:
+            self._last = [member for member, _ in opened]
+        return opened
+
+    def _note_busy(self, all_found: Sequence[Found], each: int) -> None:
+        """Give back a topic that almost alone has many messages; reads of several are cheap."""
+        if len(all_found) > FEW_TOPICS:
+            self._full_reads.clear()
+            return
+        full = [one.topic for one in all_found if len(one.entries) == each == self._most() > 1]
+        self._full_reads = {one: self._full_reads.get(one, 0) + 1 for one in full}
+        busy = [one for one, reads in self._full_reads.items() if reads >= BUSY_READS]
+        self._give_back(busy, Return(busy=True))
+
+    def _hand_over(self, opened: Sequence[tuple[Member, list[Held]]], *, has_slot: bool) -> None:
+        """Run handlers on this thread, or submit the work. Uses up the slot, if there is one."""
+        inline: list[tuple[Subscription, HandlerPlan]] = []
+        for member, deliveries in opened:
+            sub = member.sub
+            plan = self._plan(sub.topic, sub.wanted)
+            if self._dispatcher.runs_inline(sub, plan):
+                sub.enqueue(deliveries, plan.timeout_s)
+                inline.append((sub, plan))
+            else:
+                self._dispatcher.submit(sub, plan, deliveries, has_slot=has_slot)
+                has_slot = False
+        keeps_slot = has_slot
+        self.is_handling = bool(inline)
+        rest()
+        try:
+            for sub, plan in inline:
+                if keeps_slot or self._turn.take(sub.closing.is_set):
+                    keeps_slot = True
+                    keeps_slot = self._dispatcher.inline(sub, plan, self._turn)
+        finally:
+            begin_round()
+            self.is_handling = False
+            if keeps_slot:
+                self._turn.release()

@@ -1,0 +1,393 @@
+"""A consumer of several topics, which reads the quiet ones together, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.admin import groups
+from lisa.consumer import Batch, Consumer
+from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, SharedReader
+from lisa.core.delivery.degradation import DEGRADED_AFTER
+from lisa.core.model.message import Message
+from lisa.core.model.sharding import Topic
+from lisa.core.store import group_removal
+from tests.consumers import Bench, state_of
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lisa.consumer.reader import Reader
+    from lisa.embedded import EmbeddedServer
+
+TOPICS = ["orders", "mails", "hooks", "bills"]
+FIRST, SECOND, THIRD, FOURTH = TOPICS
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    yield bench
+    bench.store.close()
+
+
+class Seen(list[tuple[str, Any]]):
+    """The topics and bodies of handled messages."""
+
+    def take(self, message: Message) -> None:
+        """A handler."""
+        self.append((message.topic, message.body))
+
+    def of(self, topic: str) -> list[Any]:
+        """The bodies of one topic."""
+        return [body for its, body in list(self) if its == topic]
+
+
+def readers_of(consumer: Consumer) -> dict[str, Reader]:
+    """The consumer's readers by topic."""
+    assert consumer._runtime is not None
+    return {sub.shard: reader for sub, reader in consumer._runtime.readers.items()}
+
+
+def is_shared(consumer: Consumer, *topics: str) -> bool:
+    """Whether shared readers read exactly these topics."""
+    readers = readers_of(consumer)
+    shared = {topic for topic, one in readers.items() if one._holder and one.is_reading}
+    return shared == set(topics)
+
+
+@contextmanager
+def reading(bench: Bench, seen: Seen, topics: list[str], **options: Any) -> Iterator[Consumer]:
+    """A consumer that reads topics together, while a manager works."""
+    for topic in topics:
+        bench.declare(topic, retry_delays="0")
+    consumer = Consumer(bench.url, **options)
+    for topic in topics:
+        consumer.on(topic, seen.take)
+    with consumer, bench.manager(*topics):
+        wait_until(lambda: is_shared(consumer, *topics))
+        yield consumer
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_many_topics_need_few_threads_and_connections(bench: Bench, concurrency: int) -> None:
+    topics = [f"topic-{n}" for n in range(MOST_TOPICS + 50)]
+    seen = Seen()
+    before = threading.active_count()
+    with reading(bench, seen, topics, concurrency=concurrency):
+        for topic in topics:
+            bench.send(topic, [1, 2])
+        wait_until(lambda: all(bench.stat(topic, "acked") == 2 for topic in topics))
+        wait_until(lambda: threading.active_count() - before < 8 + concurrency)
+        connections = len(bench.ask("CLIENT", "LIST").splitlines())
+        assert connections < 20 + concurrency
+    assert Counter(seen) == Counter((topic, body) for topic in topics for body in (1, 2))
+
+
+async def test_async_handlers_take_messages_of_topics_that_are_read_together(bench: Bench) -> None:
+    seen = Seen()
+
+    async def handle(message: Message) -> None:
+        seen.take(message)
+
+    for topic in TOPICS:
+        bench.declare(topic)
+    consumer = Consumer(bench.url, concurrency=20)
+    for topic in TOPICS:
+        consumer.on(topic, handle)
+    with consumer, bench.manager(*TOPICS):
+        for topic in TOPICS:
+            bench.send(topic, range(50))
+        wait_until(lambda: all(bench.stat(topic, "acked") == 50 for topic in TOPICS))
+    assert all(sorted(seen.of(topic)) == list(range(50)) for topic in TOPICS)
+
+
+def test_topics_come_and_go(bench: Bench) -> None:
+    seen = Seen()
+    with reading(bench, seen, TOPICS[:3]) as consumer, bench.manager(FOURTH):
+        bench.declare(FOURTH)
+        consumer.subscribe(FOURTH, seen.take)
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        bench.send(FOURTH, [1])
+        wait_until(lambda: bench.stat(FOURTH, "acked") == 1)
+
+        consumer.unsubscribe(FIRST)
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        left = bench.send(FIRST, [2])
+        bench.send(SECOND, [3])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        wait_until(lambda: bench.states(FIRST, left[0]) == ["ready"])
+
+        consumer.subscribe(FIRST, seen.take)
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+    assert seen == [(FOURTH, 1), (SECOND, 3), (FIRST, 2)]
+
+
+def test_a_topic_is_paused_here(bench: Bench) -> None:
+    seen = Seen()
+    with reading(bench, seen, TOPICS) as consumer:
+        consumer.pause(FIRST)
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        kept = bench.send(FIRST, [1])
+        bench.send(SECOND, [2])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        wait_until(lambda: bench.states(FIRST, kept[0]) == ["ready"])
+        consumer.resume(FIRST)
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+    assert seen == [(SECOND, 2), (FIRST, 1)]
+
+
+def test_a_removed_group_affects_its_own_topic(bench: Bench) -> None:
+    seen = Seen()
+    with reading(bench, seen, TOPICS) as consumer:
+        bench.store.drive(group_removal.remove(bench.store, Topic(FIRST), "lisa"))
+        wait_until(lambda: state_of(consumer, FIRST) == "removed")
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        bench.send(SECOND, [2])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        bench.store.drive(groups.add(bench.store, FIRST, "lisa"))
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        bench.send(FIRST, [1])
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+
+
+def test_a_topic_with_many_messages_gets_its_own_thread_until_they_are_handled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, returned = Seen(), list[str]()
+    give_back = SharedReader._give_back
+
+    def giving_back(one: SharedReader, members: Any, why: Any) -> None:
+        members = list(members)
+        returned.extend(member.sub.shard for member in members if why.busy)
+        give_back(one, members, why)
+
+    monkeypatch.setattr(SharedReader, "_give_back", giving_back)
+    many = 100 * MOST_EACH * BUSY_READS
+    with reading(bench, seen, TOPICS) as consumer:
+        bench.send(FIRST, range(many))
+        wait_until(lambda: returned == [FIRST])
+        bench.send(SECOND, [1])
+        wait_until(lambda: bench.stat(FIRST, "acked") == many)
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+    assert sorted(seen.of(FIRST)) == list(range(many))
+
+
+def test_a_slow_topic_leaves_slots_and_messages_to_the_others(bench: Bench) -> None:
+    """With both slots taken by one topic, each topic has at most one message in advance."""
+    seen, release = Seen(), threading.Event()
+
+    def wait(message: Message) -> None:
+        release.wait(20)
+        seen.take(message)
+
+    for topic in TOPICS:
+        bench.declare(topic)
+    consumer = Consumer(bench.url, concurrency=2)
+    for topic in TOPICS:
+        consumer.on(topic, wait)
+    for topic in TOPICS:
+        bench.send(topic, range(10))
+    with consumer, bench.manager(*TOPICS):
+        wait_until(lambda: consumer.numbers() and len(running(consumer)) == 2)
+        held = {topic: len(one.sub.leases.held) for topic, one in readers_of(consumer).items()}
+        assert all(count <= 2 for count in held.values()), held
+        release.set()
+        wait_until(lambda: all(bench.stat(topic, "acked") == 10 for topic in TOPICS))
+    assert len(seen) == 10 * len(TOPICS)
+
+
+def running(consumer: Consumer) -> list[object]:
+    """The deliveries in handlers."""
+    return [one for reader in readers_of(consumer).values() for one in reader.sub.leases.running()]
+
+
+def test_a_degraded_topic_is_read_on_its_own(bench: Bench) -> None:
+    seen = Seen()
+
+    def fail(message: Message) -> None:
+        seen.take(message)
+        if message.body != "good":
+            raise ValueError(message.body)
+
+    for topic in TOPICS:
+        bench.declare(topic, retry_delays="1h")
+    consumer = Consumer(bench.url)
+    consumer.on(FIRST, fail)
+    for topic in TOPICS[1:]:
+        consumer.on(topic, seen.take)
+    with consumer, bench.manager(*TOPICS):
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        bench.send(FIRST, range(DEGRADED_AFTER + 2))
+        wait_until(lambda: state_of(consumer, FIRST) == "degraded")
+        wait_until(lambda: len(seen.of(FIRST)) > DEGRADED_AFTER)
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        bench.send(SECOND, [1])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        bench.send(FIRST, ["good"])
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+
+
+def test_batch_handlers_and_own_limits_keep_topics_apart(bench: Bench) -> None:
+    seen = Seen()
+    for topic in TOPICS:
+        bench.declare(topic)
+    consumer = Consumer(bench.url, concurrency=4)
+
+    @consumer.on(FIRST, batch=10, within="100ms")
+    def handle(batch: Batch) -> None:
+        for message in batch:
+            seen.take(message)
+
+    consumer.on(SECOND, seen.take, concurrency=2)
+    for topic in (THIRD, FOURTH):
+        consumer.on(topic, seen.take)
+    with consumer, bench.manager(*TOPICS):
+        wait_until(lambda: is_shared(consumer, THIRD, FOURTH))
+        for topic in TOPICS:
+            bench.send(topic, range(20))
+        wait_until(lambda: all(bench.stat(topic, "acked") == 20 for topic in TOPICS))
+    assert all(sorted(seen.of(topic)) == list(range(20)) for topic in TOPICS)
+
+
+def test_groups_are_read_separately(bench: Bench) -> None:
+    seen = Seen()
+    for group in ("lisa", "audit"):
+        for topic in TOPICS:
+            bench.declare(topic, group)
+    consumer = Consumer(bench.url)
+    for topic in TOPICS:
+        for group in ("lisa", "audit"):
+            consumer.on(topic, partial(lambda g, m: seen.append((g, m.body)), group), group=group)
+    with consumer, bench.manager(*TOPICS):
+        for topic in TOPICS:
+            bench.send(topic, range(5))
+        pairs = [(topic, group) for topic in TOPICS for group in ("lisa", "audit")]
+        wait_until(lambda: all(bench.stat(topic, "acked", group) == 5 for topic, group in pairs))
+    assert len(seen.of("lisa")) == len(seen.of("audit")) == 5 * len(TOPICS)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_server_that_is_killed_loses_no_message(
+    own_server: EmbeddedServer, concurrency: int
+) -> None:
+    bench, seen = Bench(own_server.url), Seen()
+    options = {"concurrency": concurrency, "poll_timeout": timedelta(seconds=1)}
+    for topic in TOPICS:
+        bench.declare(topic, ack_timeout="1s", retry_delays="0,0,0")
+    with reading(bench, seen, TOPICS, **options):
+        for topic in TOPICS:
+            bench.send(topic, range(200))
+        wait_until(lambda: len(seen) > 50)
+        own_server.kill()
+        own_server.restart()
+        wait_until(lambda: all(bench.stat(topic, "acked") == 200 for topic in TOPICS))
+    assert all(set(seen.of(topic)) == set(range(200)) for topic in TOPICS)
+    bench.store.close()
+
+
+def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
+    seen, ended = Seen(), threading.Event()
+
+    def cut() -> None:
+        while not ended.wait(0.05):
+            bench.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    thread = threading.Thread(target=cut)
+    for topic in TOPICS:
+        bench.declare(topic, ack_timeout="1s", retry_delays="0,0,0")
+    with reading(bench, seen, TOPICS) as consumer:
+        thread.start()
+        for start in range(0, 100, 10):
+            for topic in TOPICS:
+                bench.send(topic, range(start, start + 10))
+        wait_until(lambda: len(seen) > 100)
+        ended.set()
+        thread.join()
+        wait_until(lambda: all(bench.stat(topic, "acked") == 100 for topic in TOPICS))
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+    assert all(set(seen.of(topic)) == set(range(100)) for topic in TOPICS)
+
+
+def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topics' own threads find what the failed round had read, and release it."""
+    seen, failures = Seen(), list[str]()
+    with reading(bench, seen, TOPICS) as consumer:
+        receive = readers_of(consumer)[FIRST].receive
+
+        def failing(*args: Any) -> Any:
+            if not failures:
+                failures.append("once")
+                raise ZeroDivisionError
+            return receive(*args)
+
+        monkeypatch.setattr(readers_of(consumer)[FIRST], "receive", failing)
+        bench.send(FIRST, [1])
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+    assert failures == ["once"]
+    assert seen == [(FIRST, 1)]
+
+
+def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
+    seen = Seen()
+    for topic in TOPICS:
+        bench.declare(topic)
+    consumer = Consumer(bench.url)
+
+    def leave(message: Message) -> None:
+        seen.take(message)
+        consumer.unsubscribe(message.topic)
+
+    def stop(message: Message) -> None:
+        seen.take(message)
+        consumer.stop()
+
+    consumer.on(FIRST, leave)
+    consumer.on(SECOND, stop)
+    for topic in (THIRD, FOURTH):
+        consumer.on(topic, seen.take)
+    consumer.start()
+    with bench.manager(*TOPICS):
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        bench.send(FIRST, [1])
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        bench.send(SECOND, [2])
+        wait_until(lambda: consumer._runtime is None)
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+    assert seen == [(FIRST, 1), (SECOND, 2)]
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen()
+    with reading(bench, seen, TOPICS) as consumer:
+        reader = readers_of(consumer)[FIRST]
+        new, refused = reader._new_thread, list[str]()
+
+        class Refused(threading.Thread):
+            def start(self) -> None:
+                refused.append("can't start new thread")
+                raise RuntimeError(refused[-1])
+
+        monkeypatch.setattr(reader, "_new_thread", lambda: Refused() if len(refused) < 2 else new())
+        consumer.pause(FIRST)
+        wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
+        assert len(refused) == 2
+        consumer.resume(FIRST)
+        bench.send(FIRST, [1])
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+        assert consumer.health()["status"] == "ok"
