@@ -101,9 +101,9 @@ class Dispatcher:
                 fast += count
                 fast_s += took
             if unstarted:  # after the last delivery, the reader flushes
-                notify()
+                notify(sub)
             if slots.waiting:
-                notify()
+                notify(sub)
                 sub.stats.observe_fast(fast_s, fast)
                 fast, fast_s = 0, 0.0
                 if not turn.yield_slot(sub.closing.is_set):
@@ -168,7 +168,7 @@ class Dispatcher:
             took = time.monotonic() - now
             sub.pace.measured(took / done)
             sub.stats.observe(took, done)
-        self._settler.notify()
+        self._settler.notify(sub)
         if not sub.unstarted:
             self._settler.flush_now()
 

@@ -101,7 +101,7 @@ class Intake:
         """Open the read entries. Raises LisaError, and keeps the rest."""
         deliveries = self._stream.open()
         if self._sub.outcomes.failures or self._sub.outcomes.expired:
-            self._settler.notify()
+            self._settler.notify(self._sub)
         return deliveries
 
     def step(self) -> None:

@@ -53,7 +53,7 @@ class Settler:
         self._calls = SettleCalls(signal_sender, watch or SettleWatch())
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
-        self._is_requested = False
+        self._requested: dict[Subscription, None] = {}
         self._is_flush_due = threading.Event()
         self._is_urgent = threading.Event()
         self._closes: float | None = None
@@ -68,10 +68,10 @@ class Settler:
         """The settler's threads, for health checks."""
         return [self._thread, *self._pool.threads()]
 
-    def notify(self) -> None:
-        """Request a flush within 5 ms. Cheap if one is already requested."""
-        if not self._is_requested:
-            self._is_requested = True
+    def notify(self, sub: Subscription) -> None:
+        """Request a flush of a subscription within 5 ms. Cheap if one is already requested."""
+        if sub not in self._requested:
+            self._requested[sub] = None
             self._is_flush_due.set()
 
     def flush_now(self) -> None:
@@ -81,7 +81,7 @@ class Settler:
     def flush_now_for(self, sub: Subscription) -> None:
         """Flush immediately if a subscription has finished deliveries."""
         if sub.outcomes:
-            self.notify()
+            self.notify(sub)
             self.flush_now()
 
     def flush_waiting(self) -> None:
@@ -117,12 +117,13 @@ class Settler:
             self._is_urgent.clear()
             # Clear before reading the queues, so that later outcomes request another flush.
             self._is_flush_due.clear()
-            self._is_requested = False
+            requested = self._take_requested()
             # Read before the flush, so that a flush after the request to close finds everything.
             closes = self._closes
             try:
-                left = self.flush()
+                left = self.flush(requested if closes is None else None)
             except BaseException:
+                self._requested.update(requested)
                 self._is_flush_due.set()  # the restarted thread must flush again
                 raise
             if closes is not None:
@@ -141,13 +142,26 @@ class Settler:
         ]
         return max(0.0, min(tries) - time.monotonic()) if tries else None
 
-    def flush(self) -> bool:
-        """Settle all finished deliveries; returns whether work or a pause is still under way."""
-        subscriptions = list(self._subscriptions())
-        for sub in set(self._pauses).difference(subscriptions):  # unsubscribed meanwhile
-            self._pauses.pop(sub, None)
+    def _take_requested(self) -> dict[Subscription, None]:
+        taken: dict[Subscription, None] = {}
+        for sub in list(self._requested):
+            taken[sub] = self._requested.pop(sub)
+        return taken
+
+    def flush(self, some: Iterable[Subscription] | None = None) -> bool:
+        """Settle the finished deliveries of some subscriptions, or of all.
+
+        Returns whether work or a pause is still under way.
+        """
+        if self._pauses:
+            for sub in set(self._pauses).difference(self._subscriptions()):  # unsubscribed
+                self._pauses.pop(sub, None)
+        if some is None:
+            subscriptions = list(self._subscriptions())
+        else:
+            subscriptions = list(dict.fromkeys([*some, *self._pauses]))
         is_busy = False
-        one_by_one = not self._has_nodes or len(subscriptions) == 1
+        one_by_one = not self._has_nodes or len(list(self._subscriptions())) == 1
         for sub in subscriptions:
             if self._pool.is_busy(sub):
                 is_busy = True
@@ -179,7 +193,7 @@ class Settler:
     def _ended(self, sub: Subscription) -> None:
         """Flush again if a subscription finished more while its flush ran."""
         if sub in self._pauses or sub.outcomes:
-            self._is_flush_due.set()
+            self.notify(sub)
 
     def _end_pause(self, sub: Subscription) -> None:
         if self._pauses.pop(sub, None):

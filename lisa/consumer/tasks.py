@@ -116,7 +116,7 @@ class HandlerTasks:
             unforeseen(f"topic {sub.shard}: a delivery failed", error)
             sub.fail_unhandled(work, error)
         sub.slots.release()
-        self._settler.notify()
+        self._settler.notify(sub)
         if not sub.unstarted:
             self._settler.flush_now()
 

@@ -271,7 +271,8 @@ def test_a_hanging_node_delays_no_other(hanging: Hanging) -> None:
     for _ in range(2):
         finished(hung, "a")
         finished(well, "b")
-        settler.notify()
+        settler.notify(hung)
+        settler.notify(well)
         wait_until(lambda: not well.leases.held)
     assert hung.leases.held
     assert not hanging.calls
@@ -285,7 +286,7 @@ def test_a_call_that_hung_and_failed_is_retried(hanging: Hanging) -> None:
     settler, (hung, _) = settler_of_nodes(hanging, Obliging())
     settler.start()
     finished(hung, "a")
-    settler.notify()
+    settler.notify(hung)
     hanging.go_on.set()
     wait_until(lambda: hung in settler._pauses)
     hanging.says = None
@@ -325,7 +326,7 @@ def test_close_settles_deliveries_finished_during_the_last_flush(
     settler, (early, hung) = settler_of_nodes(Obliging(), hanging, has_nodes=has_nodes)
     settler.start()
     finished(hung, "b")
-    settler.notify()
+    settler.notify(hung)
     settler.flush_now()
     wait_until(lambda: not hung.outcomes.acks)  # its call runs: the other one was checked before
     finished(early, "a")
