@@ -17,8 +17,8 @@ from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, Shar
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
-from lisa.core.store import group_removal
-from tests.consumers import Bench, state_of
+from lisa.core.store import group_removal, presence
+from tests.consumers import Bench, presences, state_of
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -391,3 +391,31 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
         bench.send(FIRST, [1])
         wait_until(lambda: bench.stat(FIRST, "acked") == 1)
         assert consumer.health()["status"] == "ok"
+
+
+def test_records_are_renewed_together_and_written_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=50))
+    seen = Seen()
+    with reading(bench, seen, TOPICS) as consumer:
+        wait_until(lambda: all(running_records(bench, topic) == 1 for topic in TOPICS))
+        renewed = {topic: presences(bench, topic)[0].seen_ms for topic in TOPICS}
+        wait_until(
+            lambda: all(presences(bench, one)[0].seen_ms > was for one, was in renewed.items())
+        )
+        swept = bench.store.keys.topic(FIRST).consumers
+        bench.ask("DEL", swept)
+        wait_until(lambda: running_records(bench, FIRST) == 1)
+        bench.ask("DEL", swept)
+        bench.ask("SET", swept, "a foreign hand's")
+        bench.configure(SECOND, ack_timeout="77s")
+        sub = readers_of(consumer)[SECOND].sub
+        wait_until(lambda: sub.leases.ack_timeout_s == 77)
+        bench.ask("DEL", swept)
+        wait_until(lambda: running_records(bench, FIRST) == 1)
+
+
+def running_records(bench: Bench, topic: str) -> int:
+    """How many consumers of a topic run, by their records."""
+    return sum(one.state == "running" for one in presences(bench, topic))
