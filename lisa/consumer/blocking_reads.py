@@ -8,6 +8,7 @@ from datetime import timedelta
 from redis import exceptions
 
 from lisa.core.model.errors import LisaError
+from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import reporting_client_id
 from lisa.core.redis.connection import Connection
@@ -17,6 +18,11 @@ log = logging.getLogger("lisa.consumer")
 
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 """Errors after which the server may have delivered entries in a reply that was lost."""
+
+
+def is_about_group(error: BaseException) -> bool:
+    """Whether a read failed because its stream or group is missing, or was removed meanwhile."""
+    return errors.is_missing_group(error) or str(error).startswith("UNBLOCKED")
 
 
 class BlockingReads:

@@ -48,6 +48,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._tasks = HandlerTasks(handlers, settler, app)
         self.spawn, self.wait = self._tasks.spawn, self._tasks.wait
+        self.spawn_logged = self._tasks.spawn_logged
         self.check_loop = self._tasks.check_loop
         self.has_current_task = self._tasks.has_current_task
         self.end_tasks = self._tasks.end

@@ -130,7 +130,7 @@ class Intake:
             return
         # Handlers are slow or not measured yet: read only once a slot is free.
         self._settler.flush_now_for(sub)
-        if not self._take_slot(sub.is_interrupted):
+        if not self._turn.take_at_rest(sub.is_interrupted):
             return
         try:
             if several and not sub.unstarted:
@@ -146,13 +146,6 @@ class Intake:
             return
         self._fetch(1 if several else slots.free, self._block, startable=slots.free)
         self._hand_over()
-
-    def _take_slot(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for a slot until `is_over` is true; returns whether the thread has one."""
-        rest()
-        is_taken = self._turn.take(is_over)
-        begin_round()
-        return is_taken
 
     def _await_start(self) -> None:
         """Pause if granted work has not started, because a handler may block the event loop."""
@@ -184,7 +177,7 @@ class Intake:
             gathered = self._collector = Collector(size, within_s)
             gathered.add(kept)
         if not gathered and sub.unstarted:  # a batch waits for a handler; do not read another one
-            if self._take_slot(sub.is_interrupted):
+            if self._turn.take_at_rest(sub.is_interrupted):
                 self._turn.release()
                 self._await_start()
             return
@@ -237,7 +230,7 @@ class Intake:
             dispatcher.submit(sub, plan, work, has_slot=has_slot)
             return
         sub.enqueue(work, plan.timeout_s)
-        if not has_slot and not self._take_slot(sub.closing.is_set):
+        if not has_slot and not self._turn.take_at_rest(sub.closing.is_set):
             return
         keeps_slot = True
         rest()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from lisa.consumer.blocking_reads import is_about_group
 from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
 from lisa.consumer.member import Holder, Return
@@ -92,12 +93,6 @@ class Reader:
         return [] if self._holder is not None or self.ended.is_set() else [self._thread]
 
     @property
-    def is_reading(self) -> bool:
-        """Whether a read of the topic is running."""
-        holder = self._holder
-        return self.stream.is_reading if holder is None else holder.is_reading
-
-    @property
     def is_current(self) -> bool:
         """Whether the topic is read on the current thread."""
         holder = self._holder
@@ -125,15 +120,10 @@ class Reader:
         while not self.ended.is_set() and time.monotonic() < ends:
             is_answered = is_answered and self.interrupt()
             self.ended.wait(0.05)
-            if self._is_handling():
+            holder, running = self._holder, self.sub.leases.running()
+            if holder.is_handling if holder else running and not self.stream.is_reading:
                 break
         return is_answered
-
-    def _is_handling(self) -> bool:
-        holder = self._holder
-        if holder is not None:
-            return holder.is_handling
-        return bool(not self.stream.is_reading and self.sub.leases.running())
 
     def given_to(self, holder: Holder) -> None:
         """See `Member`."""
@@ -235,10 +225,9 @@ class Reader:
 
     def _recover(self, error: BaseException) -> None:
         """Handle an error of the blocking read: declare a lost group again, else wait and retry."""
-        sub = self.sub
-        if not errors.is_missing_group(error) and not str(error).startswith("UNBLOCKED"):
-            self._wait_out(errors.translated(error, sub.store.where))
-        elif not sub.membership.mend():
+        if not is_about_group(error):
+            self._wait_out(errors.translated(error, self.sub.store.where))
+        elif not self.sub.membership.mend():
             self._group_removed(error)
 
     def _group_removed(self, error: BaseException) -> None:
@@ -250,14 +239,11 @@ class Reader:
             return
         self.stream.drop_unopened()
         if was_lost:
-            self._join_again()
+            sub.membership.reset()
+            self._intake.pause(FIRST_S)
             return
         sub.membership.end(error)
         self._intake.drop_all()
-
-    def _join_again(self) -> None:
-        self.sub.membership.reset()
-        self._intake.pause(FIRST_S)
 
     def _await_group(self) -> None:
         """Wait for a removed group to be declared again."""
@@ -266,16 +252,17 @@ class Reader:
         if self.sub.closing.is_set():
             return
         if member.was_lost():
-            self._join_again()
+            member.reset()
+            self._intake.pause(FIRST_S)
         else:
             member.rejoin()
 
     def _wait_out(self, error: BaseException) -> None:
         if not isinstance(error, LisaError):
             unforeseen(f"topic {self.sub.shard}: reading", error)
+            self._error = self._error or error
         else:
             self._note(error)
-        self._error = self._error or error
         self._intake.pause(self._backoff.take(longest_after(error)))
 
     def _note(self, error: LisaError) -> None:
@@ -290,13 +277,11 @@ class Reader:
             self._join()
         elif sub.membership.is_removed:
             self._await_group()
-        elif sub.is_paused_here:
+        elif sub.is_paused_here or sub.is_paused_topic:
             self._intake.release_unstarted()
             self._intake.pause(LOOK_AGAIN_S)
-        elif sub.is_paused_topic:
-            self._intake.release_unstarted()
-            self._intake.pause(LOOK_AGAIN_S)
-            sub.check_paused()
+            if not sub.is_paused_here:
+                sub.check_paused()
         else:
             self._intake.step()
             self._must_read = False

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -55,12 +54,6 @@ HEARTBEAT_S = 5.0
 """Maximum time to wait for a running heartbeat."""
 
 
-def _log_error(future: Future[Any]) -> None:
-    """Log the error of an `async def` receiver, as those of other receivers are."""
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("a signal receiver raised an exception", exc_info=error)
-
-
 class Runtime:
     """The readers, dispatcher, settler and heartbeat of one consumer. Can be started once.
 
@@ -84,7 +77,10 @@ class Runtime:
         self._patient_store = SyncStore(Connection(address), options.keys, who="consumer")
         self._outages = OutageLog()
         self._slots = Slots(options.concurrency)
-        self._signal_sender = SignalSender(handlers.signals, self._spawn)
+        self._signal_sender = SignalSender(
+            handlers.signals,
+            lambda one: self._dispatcher.spawn_logged(one),  # noqa: PLW0108  it is created below
+        )
         self._longest_s = longest_round_s(address.socket_timeout_s)
         self.readers = ReaderSet(self._store, unique_name(options.name), self._new_reader)
         self._settler = Settler(
@@ -125,9 +121,6 @@ class Runtime:
     def is_started(self) -> bool:
         """Whether the threads run."""
         return self.readers.is_open
-
-    def _spawn(self, awaitable: Awaitable[Any]) -> None:
-        self._dispatcher.spawn(awaitable).add_done_callback(_log_error)
 
     def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
         options = self._options

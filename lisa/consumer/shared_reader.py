@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from lisa.consumer.blocking_reads import LOST
+from lisa.consumer.blocking_reads import LOST, is_about_group
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.inflight import Held
 from lisa.consumer.member import Member, Return
@@ -155,8 +155,7 @@ class SharedReader:
             self._give_back([member], Return(failed=True))
             return
         # A blocked read does not tell which stream or group was removed; the next one does.
-        is_unnamed = errors.is_missing_group(error) or str(error).startswith("UNBLOCKED")
-        if is_unnamed and not self._is_repeated:
+        if is_about_group(error) and not self._is_repeated:
             self._is_repeated = True
             return
         known = error if isinstance(error, LisaError) else self.reads.translated(error)
@@ -216,7 +215,7 @@ class SharedReader:
         each, has_slot = self._room(), False
         if not each:
             self.reads.flush()
-            has_slot = self._take_slot(self._is_changed)
+            has_slot = self._turn.take_at_rest(self._is_changed)
             if not has_slot:
                 return
         try:
@@ -239,13 +238,6 @@ class SharedReader:
 
     def _most(self) -> int:
         return max(1, min(self._most_each, MOST_ENTRIES // len(self._members)))
-
-    def _take_slot(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for a slot until `is_over` is true; returns whether the thread has one."""
-        rest()
-        is_taken = self._turn.take(is_over)
-        begin_round()
-        return is_taken
 
     def _open(self, each: int, *, blocks: bool) -> list[tuple[Member, list[Held]]]:
         """Read and open up to `each` entries of each topic. Raises client errors."""

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from lisa.core.daemon.threads import begin_round, rest
+
 Grant = Callable[[], None]
 
 
@@ -134,6 +136,13 @@ class SlotClaim:
                 self._slots.withdraw(self._grant)
                 if not self._granted:
                     return False
+
+    def take_at_rest(self, is_over: Callable[[], bool]) -> bool:
+        """The same, for a service thread between two rounds."""
+        rest()
+        is_taken = self.take(is_over)
+        begin_round()
+        return is_taken
 
     def release(self) -> None:
         """Free the slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
+
+log = logging.getLogger("lisa.consumer")
 
 LAST_STEPS_S = 1.0
 """How long cancelled tasks may take to end."""
@@ -76,6 +79,10 @@ class HandlerTasks:
 
         spawn = partial(asyncio.run_coroutine_threadsafe, finish(), self._event_loop())
         return spawn() if self._context is None else self._context.copy().run(spawn)
+
+    def spawn_logged(self, awaitable: Awaitable[Any]) -> None:
+        """The same; its error is logged, as those of other receivers are."""
+        self.spawn(awaitable).add_done_callback(_log_error)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -243,3 +250,8 @@ class _ThreadsafeCancel:
             return
         self._is_used = True
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+def _log_error(future: concurrent.futures.Future[Any]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("a signal receiver raised an exception", exc_info=error)

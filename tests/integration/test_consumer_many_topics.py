@@ -59,7 +59,7 @@ def readers_of(consumer: Consumer) -> dict[str, Reader]:
 def is_shared(consumer: Consumer, *topics: str) -> bool:
     """Whether shared readers read exactly these topics."""
     readers = readers_of(consumer)
-    shared = {topic for topic, one in readers.items() if one._holder and one.is_reading}
+    shared = {topic for topic, one in readers.items() if one._holder and one._holder.is_reading}
     return shared == set(topics)
 
 

@@ -329,7 +329,12 @@ def reading(split_here: Split) -> Iterator[tuple[Consumer, Runtime]]:
     consumer.start()
     crew = consumer._runtime
     assert crew is not None
-    wait_until(lambda: [one.is_reading for _, one in crew.readers.items()] == [True] * 9)
+    wait_until(
+        lambda: (
+            [(one._holder or one.stream).is_reading for _, one in crew.readers.items()]
+            == [True] * 9
+        )
+    )
     wait_until(lambda: all(one.membership.is_announced for one in crew.readers.subscriptions()))
     yield consumer, crew
     consumer.stop()
