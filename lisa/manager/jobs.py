@@ -86,14 +86,15 @@ class Jobs:
     def start(self) -> None:
         """Start the scheduler."""
         from apscheduler.executors.pool import ThreadPoolExecutor
-        from apscheduler.schedulers.background import BackgroundScheduler
+
+        from lisa.manager.job_scheduler import JobScheduler
 
         # APScheduler warns when a job outlasts its interval, and reports each run. An executor with
         # a name of its own has a logger of its own; the program's other schedulers keep theirs.
         quiet = logging.getLogger(f"{__name__}.scheduler")
         for logger in (quiet, logging.getLogger(f"apscheduler.executors.{EXECUTOR}")):
             logger.setLevel(logging.ERROR)
-        self._scheduler = BackgroundScheduler(
+        self._scheduler = JobScheduler(
             executors={EXECUTOR: ThreadPoolExecutor(len(self._jobs))},
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             logger=quiet,

@@ -9,7 +9,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -31,6 +32,7 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import tzinfo
 
     from lisa.core.store.store import SyncStore
     from lisa.manager.loop import Outcome
@@ -345,6 +347,31 @@ class TestJobs:
             jobs.stop()
         assert slow[1] - slow[0] >= 0.35  # never concurrently with itself
         assert len([at for at in quick if slow[0] <= at <= slow[1]]) >= 2
+
+    @pytest.mark.parametrize("step", [timedelta(hours=-1), timedelta(days=20_000)])
+    def test_jobs_run_on_when_the_clock_is_set(
+        self, monkeypatch: pytest.MonkeyPatch, step: timedelta
+    ) -> None:
+        set_by, runs = [timedelta()], Counter[str]()
+
+        class SetClock(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + set_by[0]
+
+        monkeypatch.setattr("apscheduler.schedulers.base.datetime", SetClock)
+        monkeypatch.setattr("lisa.manager.job_scheduler.datetime", SetClock)
+        jobs = Jobs(All(), lambda _: [])
+        jobs.add("interval", timedelta(milliseconds=100), lambda: runs.update(["interval"]))
+        jobs.add("cron", "0/1 * * * * ?", lambda: runs.update(["cron"]))
+        jobs.start()
+        try:
+            wait_until(lambda: runs["interval"])
+            set_by[0] = step
+            before = runs.copy()
+            wait_until(lambda: all(runs[name] > before[name] + 1 for name in ("interval", "cron")))
+        finally:
+            jobs.stop()
 
     def test_a_starting_scheduler_is_not_a_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[list[str]] = []
