@@ -13,14 +13,22 @@ from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.windows.local_time import LISTED, LOCAL_HEADER
 from lisa.core.model.windows.placing import due_again
+from lisa.core.redis import errors
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.server_clock import ServerClock
+from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_log import TopicLog
 
-PAGE = 500
+IDS = 500
+"""Ids of one topic per command."""
+
+MOST_REMOVED = 10_000
+"""Once a call has removed this many ids, the rest is left to the next ones."""
+
 PAST_MS = 60_000
 """How long ids stay listed after their due time; longer than a producer takes to send them."""
 
@@ -34,28 +42,50 @@ class LocalTimes:
         self._store = store
         self._clock = clock
         self._cursors: dict[str, str] = {}
+        self._errors = TopicErrors("wall times")
         self._cleaned_up_to = ""
 
-    def clean(self, topics: Sequence[str]) -> str | None:
-        """Remove up to a page of past ids from the next topic's list. Raises LisaError.
+    def clean(self, topics: Sequence[str]) -> list[str]:
+        """Remove past ids from the lists of some of the topics. Raises LisaError.
 
-        Returns the topic if that emptied the list, so that the topic can be unlisted.
+        Each call covers the next page of topics. Returns the topics whose lists that emptied, so
+        that they can be unlisted.
         """
-        if not topics:
-            return None
-        topic = min((one for one in topics if one > self._cleaned_up_to), default=min(topics))
-        self._cleaned_up_to = topic
-        key, past_ms = self._store.keys.topic(topic).local, self._clock.now_ms() - PAST_MS
-        past = self._store.ask("ZRANGEBYSCORE", key, "-inf", past_ms, "LIMIT", 0, PAGE)
-        if not past:
-            return None
-        self._store.ask("ZREM", key, *past)
-        return None if self._store.ask("EXISTS", key) else topic
+        later = [one for one in topics if one > self._cleaned_up_to]
+        left = (later or topics)[:PAGE]
+        self._cleaned_up_to = left[-1] if left else ""
+        cleaned, removed = dict[str, None](), 0
+        while left and removed < MOST_REMOVED:
+            found = self._past(left)
+            ask_all(self._store, [("ZREM", self._list(topic), *ids) for topic, ids in found])
+            cleaned |= dict.fromkeys(topic for topic, _ in found)
+            removed += sum(len(ids) for _, ids in found)
+            left = [topic for topic, ids in found if len(ids) == IDS]
+        counts = ask_all(self._store, [("EXISTS", self._list(topic)) for topic in cleaned])
+        return [topic for topic, count in zip(cleaned, counts, strict=True) if count == 0]
+
+    def _past(self, topics: Sequence[str]) -> list[tuple[str, list[bytes]]]:
+        """Up to `IDS` past ids of each topic that has any."""
+        past_ms, found = self._clock.now_ms() - PAST_MS, list[tuple[str, list[bytes]]]()
+        reads = [
+            ("ZRANGEBYSCORE", self._list(one), "-inf", past_ms, "LIMIT", 0, IDS) for one in topics
+        ]
+        for topic, reply in zip(topics, ask_all(self._store, reads), strict=True):
+            if isinstance(reply, Exception):
+                self._errors.failed(topic, errors.translated(reply, self._store.where))
+                continue
+            self._errors.passed(topic)
+            if reply:
+                found.append((topic, reply))
+        return found
+
+    def _list(self, topic: str) -> str:
+        return self._store.keys.topic(topic).local
 
     def check_page(self, topic: str) -> bool:
         """Compute the due times of one page again; returns whether it was the last."""
-        key, now_ms = self._store.keys.topic(topic).local, self._clock.now_ms()
-        reply: Any = self._store.ask("ZSCAN", key, self._cursors.pop(topic, "0"), "COUNT", PAGE)
+        key, now_ms = self._list(topic), self._clock.now_ms()
+        reply: Any = self._store.ask("ZSCAN", key, self._cursors.pop(topic, "0"), "COUNT", IDS)
         cursor, pairs = text(reply[0]), reply[1]
         scores = [(text(one), int(float(at))) for one, at in zip(*[iter(pairs)] * 2, strict=True)]
         listed = [(one, at) for one, at in scores if at > now_ms]
@@ -82,7 +112,7 @@ class LocalTimes:
         if not items:
             return
         outcomes = self._store.drive(self._store.run_by_id(Reschedule(topic, items)))
-        key = self._store.keys.topic(topic).local
+        key = self._list(topic)
         for member, (message_id, due), outcome in zip(members, items, outcomes, strict=True):
             if outcome is Rescheduled.RESCHEDULED:
                 self._store.ask("ZADD", key, due.partition("@")[0], member)

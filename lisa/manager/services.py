@@ -218,8 +218,7 @@ class TopicServices:
             self._scheduling.due_heap.add(topic)
         available = self._nodes.available(list(map(Shard, topics)))
         self._scheduling.due_heap.bring_forward(self._scheduler.poll(available))
-        emptied = self._zone_data.step(available)
-        if emptied is not None:
+        for emptied in self._zone_data.step(available):
             self._scheduling.due_heap.schedule_now(emptied)
 
     def refresh(self, errors: TopicErrors) -> None:

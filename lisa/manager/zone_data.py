@@ -62,10 +62,10 @@ class ZoneData:
         self._done: set[str] = set()
         self._failed: set[str] = set()
 
-    def step(self, topics: Sequence[str]) -> str | None:
+    def step(self, topics: Sequence[str]) -> list[str]:
         """Check some pages of the next topic that is not checked yet. Raises LisaError.
 
-        Returns a topic that has no more messages with a wall time.
+        Returns topics that have no more messages with a wall time.
         """
         emptied = self._local_times.clean(topics)
         self._check(topics)

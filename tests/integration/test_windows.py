@@ -219,6 +219,25 @@ def test_past_wall_times_leave_the_list_and_the_topic_is_unlisted(
         manager.stop()
 
 
+def test_past_wall_times_of_many_topics_leave_the_lists_as_fast_as_they_come(cast: Cast) -> None:
+    """A manager makes a step each second; one broken list does not stop the others."""
+    clock, store = ServerClock(), cast.store
+    clock.sample(store)
+    ids = {f"t{number:03}": 10 for number in range(100)} | {"busy": 2_000}
+    lists = {topic: store.keys.topic(topic).local for topic in ids}
+    store.ask("SET", store.keys.topic("broken").local, "x")
+    zone_data = ZoneData(store, clock, "")
+    for _ in range(2):
+        for topic, count in ids.items():
+            past = [x for number in range(count) for x in (1, f"id-{number}")]
+            store.ask("ZADD", lists[topic], cast.now_ms() + HOUR_MS, "future", *past)
+        assert zone_data.step(sorted([*ids, "broken"])) == []
+        assert {store.ask("ZCARD", key) for key in lists.values()} == {1}
+    for key in lists.values():
+        store.ask("ZADD", key, 1, "future")
+    assert zone_data.step(sorted(ids)) == sorted(ids)
+
+
 def test_fsck_and_the_deletion_of_a_topic_know_the_list(redis_url: str, cast: Cast) -> None:
     with Producer(redis_url) as producer:
         producer.send(TOPIC, 1, id="a", at_local="2030-12-24T09:00", tz="UTC")
