@@ -208,9 +208,10 @@ class Registry:
             raise failed
 
     def _scheduled(self, key: str) -> str | None:
-        """The topic whose schedules are under a key; None for other keys."""
+        """The topic whose schedules or wall times are under a key; None for other keys."""
         topic = self._store.keys.shard_of(key)
-        return topic if topic and key == self._store.keys.topic(topic).schedules else None
+        keys = self._store.keys.topic(topic) if topic else None
+        return topic if keys and key in (keys.schedules, keys.local) else None
 
     def _shard_owing(self, key: str) -> Shard | None:
         """The shard of a key that exists only while it holds messages; None for other keys."""

@@ -19,6 +19,8 @@ from lisa.cli.main import main
 from lisa.core.model.clock import zone_of
 from lisa.core.model.windows import local_time as local_times
 from lisa.core.transitions.configure import Configure
+from lisa.manager.plan import Plan
+from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData
 from tests.producers import Either
@@ -293,6 +295,14 @@ def test_a_topic_with_wall_times_stays_listed(redis_url: str, cast: Cast) -> Non
         assert cast.store.ask("ZSCORE", scheduled, TOPIC)
     finally:
         manager.stop()
+
+
+def test_a_search_lists_topics_with_wall_times_again(redis_url: str, cast: Cast) -> None:
+    with Producer(redis_url) as producer:
+        producer.send(TOPIC, 1, at_local="2030-12-24T09:00", tz="UTC")
+    cast.store.ask("DEL", cast.store.keys.scheduled)
+    Registry(cast.store, Plan(), lambda _: None).search()
+    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC) is not None
 
 
 def test_lisa_next_explains_a_due_time(redis_url: str, cast: Cast) -> None:
