@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa import AsyncProducer, ConfigError, Producer
+from lisa import AsyncProducer, ConfigError, Manager, Producer
 from lisa.core.redis.address import SOCKET_TIMEOUT_S
 from lisa.manager.server_monitor import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from tests import topologies
 from tests.cluster.company import REDELIVERED_WITHIN, Company, busyness, latest_s
+from tests.producers import Either
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -124,6 +125,33 @@ def test_an_async_producer_does_not_wait_either(
         return taken
 
     assert max(asyncio.run(send())) < PROMPT_S
+
+
+@pytest.mark.parametrize(("flavour", "how"), [("sync", kill), ("async", hang)])
+def test_wall_times_do_not_wait_for_the_node_that_lists_them(
+    cluster: Cluster, flavour: str, how: Callable[[Node], None]
+) -> None:
+    """The producer has ended when the node is back; managers list its topics."""
+    away = cluster.owner("lisa:scheduled")
+    topics = topics_elsewhere(cluster, away)
+    with Manager(cluster.url) as manager:
+        producer = Either(flavour, cluster.url)
+        for topic in topics:
+            producer.send(topic, "before", id="a")
+        how(away)
+        local = {"at_local": "2030-12-24T09:00", "tz": "UTC"}
+        sent = slowest_s(lambda topic: producer.send(topic, "on", **local), topics)
+        moved = slowest_s(lambda topic: producer.ask("reschedule", topic, "a", **local), topics)
+        assert max(sent, moved) < PROMPT_S
+        producer.close()
+        wait_until(lambda: manager.health()["redis"]["away"])  # type: ignore[index]
+        bring_back(away, how)
+        wait_until(
+            lambda: (
+                {*map(str.encode, topics)}
+                <= set(cluster.owner("lisa:scheduled").ask("ZRANGE", "lisa:scheduled", 0, -1))
+            )
+        )
 
 
 def test_a_newer_schema_found_later_still_refuses(cluster: Cluster) -> None:

@@ -71,7 +71,7 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
     if members:
         add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
         yield from store.command(*add)
-        yield from store.list_scheduled(call.topic)
+        yield from store.list_local(call.topic)
 
 
 def note_new_local(
@@ -80,7 +80,7 @@ def note_new_local(
     """List a message with the wall time to which it is about to be rescheduled."""
     member = f"{message_id}{LISTED}{local}"
     yield from store.command("ZADD", store.keys.topic(topic).local, int(due), member)
-    yield from store.list_scheduled(topic)
+    yield from store.list_local(topic)
 
 
 def _messages(call: Enqueue) -> Iterator[tuple[str, bytes]]:

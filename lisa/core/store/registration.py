@@ -1,9 +1,10 @@
 """Schema check and topic registration on a cluster, where single nodes may be down.
 
-`lisa:schema` and `lisa:topics` are each on one node of a cluster, usually not the topic's own. Work
-on a topic must not wait for them, so check and registration run beside the caller's flow. While
-their nodes answer, the caller waits a few milliseconds for the result. Once a node does not answer,
-the caller continues, and later calls retry at most every `AGAIN_S`, without waiting.
+`lisa:schema`, `lisa:topics` and `lisa:scheduled` are each on one node of a cluster, usually not the
+topic's own. Work on a topic must not wait for them, so check and registration run beside the
+caller's flow. While their nodes answer, the caller waits a few milliseconds for the result. Once a
+node does not answer, the caller continues, and later calls retry at most every `AGAIN_S`, without
+waiting. What a caller leaves undone at its end, managers do: they search when the node is back.
 """
 
 from __future__ import annotations
@@ -31,17 +32,27 @@ DELETED_LISTED_MS = 60_000
 log = logging.getLogger(__name__)
 
 
+def nothing() -> Flow[None]:
+    """A flow without steps."""
+    yield from ()
+
+
 class TopicRegistration:
     """Pending schema check and topic registrations of one store.
 
-    `check` checks the schema, `add` lists topics; both make a single attempt.
+    keys: what is read and written, for the log.
+    add: lists topics. check: checks the schema. Both make a single attempt.
     """
 
     def __init__(
-        self, check: Callable[[], Flow[None]], add: Callable[[Iterable[str]], Flow[None]]
+        self,
+        keys: str,
+        add: Callable[[Iterable[str]], Flow[None]],
+        check: Callable[[], Flow[None]] = nothing,
     ) -> None:
-        self._check = check
+        self._keys = keys
         self._add = add
+        self._check = check
         self._owes_check = False
         self._unlisted: dict[str, None] = {}
         self._refusal: ConfigError | None = None
@@ -92,11 +103,11 @@ class TopicRegistration:
             for topic in topics:
                 self._unlisted.pop(topic, None)
             if self._is_away:
-                log.info("the nodes that hold the topic list and the schema answer again")
+                log.info("the nodes that hold %s answer again", self._keys)
             self._is_away = False
         attempt["ended"] = True
 
     def _failed(self, why: object) -> None:
         if not self._is_away:
-            log.warning("cannot list topics or read the schema; will retry: %s", why)
+            log.warning("cannot read or write %s; will retry: %s", self._keys, why)
         self._is_away = True

@@ -106,8 +106,13 @@ class Store(Router):
         self.has_nodes: bool = connection.address.kind == "cluster"
         """Whether keys are spread over several servers, any of which may be down alone."""
         self._registration = TopicRegistration(
+            "the schema and the list of topics",
+            lambda topics: self._list(keys.topics, topics, self.command_once),
             lambda: self._verify_schema(is_patient=False),
-            lambda topics: self._list(topics, self.command_once),
+        )
+        self._local_registration = TopicRegistration(
+            "the list of topics with wall times",
+            lambda topics: self._list(keys.scheduled, topics, self.command_once, "NX"),
         )
 
     def groups(self, topic: str) -> Flow[tuple[str, ...]]:
@@ -147,17 +152,26 @@ class Store(Router):
         """
         if self.has_nodes:
             return (yield from self._registration.add(topics))
-        yield from self._list(topics, self.command)
+        yield from self._list(self.keys.topics, topics, self.command)
         return True
 
     def list_again(self, topics: Iterable[str]) -> Flow[None]:
         """List topics that may be missing from the list; listed topics keep their times."""
-        yield from self._list(topics, self.command, "NX")
+        yield from self._list(self.keys.topics, topics, self.command, "NX")
 
     def list_scheduled(self, topic: str) -> Flow[None]:
-        """Tell the managers that a topic has schedules, or messages with a wall time."""
-        now = int(time.time() * 1000)
-        yield from self.command("ZADD", self.keys.scheduled, "NX", now, topic)
+        """Tell the managers that a topic has schedules."""
+        yield from self._list(self.keys.scheduled, [topic], self.command, "NX")
+
+    def list_local(self, topic: str) -> Flow[None]:
+        """Tell the managers that a topic has messages with a wall time.
+
+        On a cluster the node of the list may be down, as in `register`.
+        """
+        if self.has_nodes:
+            yield from self._local_registration.add([topic])
+        else:
+            yield from self.list_scheduled(topic)
 
     def check_schema(self) -> Flow[bool]:
         """Check the schema version, or write it if there is none. Returns whether this is done.
@@ -189,11 +203,11 @@ class Store(Router):
         command = ("PUBLISH", self.keys.wake, topic)
         yield from self._beside(key, *command) if key else self.command(*command)
 
-    def _list(self, topics: Iterable[str], ask: Ask, *flags: str) -> Flow[None]:
+    def _list(self, key: str, topics: Iterable[str], ask: Ask, *flags: str) -> Flow[None]:
         now = int(time.time() * 1000)
         members = [part for topic in topics for part in (now, topic)]
         if members:
-            yield from ask("ZADD", self.keys.topics, *flags, *members)
+            yield from ask("ZADD", key, *flags, *members)
 
     def _verify_schema(self, *, is_patient: bool) -> Flow[None]:
         ask: Ask = self.command if is_patient else self.command_once
@@ -276,6 +290,6 @@ class AsyncStore(Store):
 
     async def close(self) -> None:
         """Close the connection."""
-        for task in list(self._registration.running):
+        for task in [*self._registration.running, *self._local_registration.running]:
             task.cancel()
         await self.connection.close()
