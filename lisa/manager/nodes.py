@@ -75,7 +75,6 @@ class Nodes:
         self._node_changed = node_changed
         self._resume = resume
         self._nodes: dict[str, Node] = {}
-        self._probes: dict[str, SyncStore] = {}
         self._slots: tuple[list[int], list[tuple[int, str]]] = ([], [])
         self._error: str | None = None
         self._stopped = threading.Event()
@@ -119,8 +118,7 @@ class Nodes:
             node.stop()
         for node in list(self._nodes.values()):
             node.thread.join(2 * PROBE_INTERVAL_S)
-        for probe in list(self._probes.values()):
-            probe.close()
+            node.close()
 
     def node_of(self, topic: str) -> str | None:
         """The name of the node that holds a topic; None if unknown."""
@@ -226,8 +224,13 @@ class Nodes:
         first, self._slots = not self._slots[0], slots
         names = {name for _, name in slots[1]}
         for name in names.difference(self._nodes):
+            probe = self._probe(name)
             made = self._nodes[name] = Node(
-                name, self._monitor(name), self._changed, self._longest_s
+                name,
+                self._monitor(name, probe),
+                self._changed,
+                self._longest_s,
+                close=probe.close,
             )
             made.monitor.was_absent = not first
             made.start()
@@ -237,11 +240,11 @@ class Nodes:
             for name in names:
                 self._resume(name)
 
-    def _monitor(self, name: str) -> ServerMonitor:
+    def _monitor(self, name: str, probe: SyncStore) -> ServerMonitor:
         return ServerMonitor(
             self._store,
             self._clock,
-            probe=self._probe(name),
+            probe=probe,
             key=lambda: self._key_on(name),
             away=lambda: self._store.connection.disconnect_node(name),
             has_schema=lambda: self._owner(self._store.keys.schema) == name,
@@ -256,13 +259,8 @@ class Nodes:
         return ""
 
     def _probe(self, name: str) -> SyncStore:
-        probe = self._probes.get(name)
-        if probe is None:
-            store = self._store
-            address = store.connection.address.node(name)
-            short = replace(
-                address, socket_timeout_s=min(address.socket_timeout_s, PROBE_TIMEOUT_S)
-            )
-            probe = SyncStore(Connection(short), store.keys, PATIENCE, who="manager")
-            self._probes[name] = probe
-        return probe
+        """A store that is connected to one node only."""
+        store = self._store
+        address = store.connection.address.node(name)
+        short = replace(address, socket_timeout_s=min(address.socket_timeout_s, PROBE_TIMEOUT_S))
+        return SyncStore(Connection(short), store.keys, PATIENCE, who="manager")

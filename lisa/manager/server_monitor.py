@@ -175,7 +175,8 @@ class ServerMonitor:
 class Node:
     """A thread that probes one server each second, and immediately when `suspect` is called.
 
-    `changed` is called after each outage, change or gap, before the node becomes available.
+    `changed` is called after each outage, change or gap, before the node becomes available; `close`
+    once the thread has ended.
     """
 
     def __init__(
@@ -184,8 +185,11 @@ class Node:
         monitor: ServerMonitor,
         changed: Callable[[Node, ProbeResult], None],
         longest_s: float,
+        *,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
+        self.close = close
         self.monitor = monitor
         self.answers = False
         """Whether the last probe was answered."""
@@ -197,7 +201,7 @@ class Node:
         self._stopped = threading.Event()
         self.thread = ServiceThread(
             f"lisa-pulse-{name}" if name else "lisa-pulse",
-            self._watch,
+            self._run,
             longest_s,
             self._stopped.is_set,
         )
@@ -243,6 +247,10 @@ class Node:
             if is_late or result.is_change or result.gap_s > PROBE_INTERVAL_S + PROBE_TIMEOUT_S:
                 self._changed(self, result)
             self._began = math.inf
+
+    def _run(self) -> None:
+        self._watch()
+        self.close()
 
     def _watch(self) -> None:
         while not self._stopped.is_set():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import Producer
+from lisa import Manager, Producer
 from lisa.core.redis import failover
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
@@ -168,6 +168,19 @@ def test_a_scan_finds_all_while_a_node_joins_and_leaves(small: Cluster) -> None:
 
 def in_use(names: set[str], slot: int) -> bool:
     return any(topologies.slot_of(name) == slot for name in names)
+
+
+def test_a_manager_disconnects_its_probe_of_a_node_that_leaves(small: Cluster) -> None:
+    node, slot = small.join(), topologies.SLOTS - 1
+
+    def probes() -> int:
+        return [client["cmd"] for client in node.admin.client_list()].count("info")
+
+    with Manager(small.url):
+        topologies.migrate(small, slot, small.primaries[1], node)
+        wait_until(probes)
+        topologies.migrate(small, slot, node, small.primaries[1])
+        wait_until(lambda: not probes())
 
 
 def test_a_listener_moves_on_from_a_node_that_leaves(small: Cluster) -> None:
