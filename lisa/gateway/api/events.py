@@ -45,9 +45,10 @@ async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     Server-sent events named `counts` with an Activity as data: the first immediately, then at most
     one per second, when something changes.
     """
+    await require_topic(call.hub, call.topic)
+    # After the last await, so that the streams of concurrent requests are counted.
     if call.hub.streams >= MOST_STREAMS:
         raise TooManyPulls(f"{call.hub.streams} event streams are already open")
-    await require_topic(call.hub, call.topic)
     return _Stream(call.hub, call.request, call.topic)
 
 
