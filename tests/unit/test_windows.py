@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.options import encode
@@ -25,6 +26,9 @@ from lisa.core.model.windows.placing import (
     window_of,
 )
 from lisa.core.model.windows.window import LONGEST_TEXT, open_spans, parse, parse_stored
+from lisa.core.redis.flow import Flow, drive
+from lisa.core.store.placing import enqueue_placed
+from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
 from lisa.producer.plan import Outgoing, SendPlan
 from lisa.testing.recording import RecordingProducer
 from tests.zones import changes, distinct
@@ -324,3 +328,28 @@ def test_holidays_without_the_library_say_what_to_install(monkeypatch: pytest.Mo
     public_holidays._dates_of.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'lisa-delay-queue\[holidays\]'"):
         parse("not holidays FR")
+
+
+def test_two_threads_may_find_at_the_same_time_that_a_topic_has_no_window_any_more() -> None:
+    class Shared(dict[str, str]):
+        def __delitem__(self, topic: str) -> None:
+            super().__delitem__(topic)  # by the other thread
+            super().__delitem__(topic)
+
+    tries: list[str | None] = []
+
+    def note(_: Enqueue) -> Flow[None]:
+        yield from ()
+
+    def write(call: Enqueue) -> Flow[list[Sent]]:
+        tries.append(call.window)
+        if len(tries) == 1:
+            raise WindowChanged("")
+        yield from ()
+        return [Sent.ACCEPTED]
+
+    windows = Shared(orders="always")
+    call = Enqueue("orders", "token", ["a"], ["5"], [encode_envelope("token", 1)], window="")
+    assert drive(enqueue_placed(call, windows, note, write), None) == [Sent.ACCEPTED]
+    assert tries == ["always", ""]
+    assert not windows

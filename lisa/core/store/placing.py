@@ -43,9 +43,10 @@ def enqueue_placed(
         except WindowChanged as error:
             if not left:
                 raise
-            windows[call.topic] = error.window
-            if not error.window:
-                del windows[call.topic]
+            if error.window:
+                windows[call.topic] = error.window
+            else:
+                windows.pop(call.topic, None)  # another thread may have done so
     raise AssertionError  # the last round returned or raised
 
 
