@@ -9,6 +9,7 @@ from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from lisa.consumer.handler_stats import FAST_S
 from lisa.consumer.handlers import Handlers
@@ -41,7 +42,8 @@ class Dispatcher:
         self._handlers = handlers
         self._settler = settler
         self._grants: dict[tuple[Subscription, bool], Callable[[], None]] = {}
-        self._topic_slots: dict[tuple[str, str], TopicSlots] = {}
+        # A topic's slots live as long as a subscription to one of its shards.
+        self._topic_slots = WeakValueDictionary[tuple[str, str], TopicSlots]()
         self._work: SimpleQueue[Subscription | None] = SimpleQueue()
         self._threads: list[ServiceThread] = []
         self._busy = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 from lisa.core.daemon.threads import begin_round, rest
 
@@ -77,7 +77,6 @@ class TopicSlots:
         self.size = min(size, shared.size)
         self._shared = shared
         self._own = Slots(self.size)
-        self._passed: dict[Grant, Grant] = {}
 
     @property
     def free(self) -> int:
@@ -91,7 +90,7 @@ class TopicSlots:
 
     def claim(self, grant: Grant, times: int = 1) -> None:
         """Claim slots; calls `grant` once per slot."""
-        self._own.claim(self._passing(grant), times)
+        self._own.claim(_Passing(self._shared, grant), times)
 
     def release(self) -> None:
         """Free a slot, or pass it to the next waiting claim."""
@@ -100,16 +99,23 @@ class TopicSlots:
 
     def withdraw(self, grant: Grant) -> int:
         """Cancel waiting claims and return their number. Granted slots stay granted."""
-        waiting = self._own.withdraw(self._passing(grant))
+        waiting = self._own.withdraw(_Passing(self._shared, grant))
         # After that, because an own slot that becomes free would be claimed from the shared ones.
         passed = self._shared.withdraw(grant)
         for _ in range(passed):
             self._own.release()
         return waiting + passed
 
-    def _passing(self, grant: Grant) -> Grant:
-        """The same function for each claim of `grant`; it claims a shared slot."""
-        return self._passed.setdefault(grant, partial(self._shared.claim, grant))
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """Claims a shared slot; equal for all claims of one `grant`."""
+
+    shared: Slots
+    grant: Grant
+
+    def __call__(self) -> None:
+        self.shared.claim(self.grant)
 
 
 AnySlots = Slots | TopicSlots

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
 from lisa.core.redis.connection import Connection
-from tests.consumers import Bench, presences, settled
+from tests.consumers import Bench, ignore, presences, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -377,6 +379,35 @@ def test_the_handlers_of_a_topic_keep_to_its_limit_and_others_use_the_rest(
         wait_until(lambda: bench.stat("others", "acked") == 60)
     assert most[TOPIC] == limit
     assert limit < most["others"] <= 6
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_left_of_an_unsubscribed_topic_with_a_limit(
+    bench: Bench, *, is_async: bool
+) -> None:
+    for topic in (TOPIC, "others"):
+        bench.declare(topic)
+    consumer = Consumer(bench.url, concurrency=2)
+
+    async def handle(message: Message) -> None: ...
+
+    consumer.on(TOPIC, handle if is_async else ignore, concurrency=1)
+    consumer.on("others", ignore)
+    with consumer:
+        bench.send(TOPIC, range(10))
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 10)
+        runtime = consumer._runtime
+        assert runtime is not None
+        subs = [one for one in runtime.readers.subscriptions() if one.topic == TOPIC]
+        left = [weakref.ref[object](one) for sub in subs for one in (sub, sub.slots)]
+        del subs
+        consumer.unsubscribe(TOPIC)
+
+        def is_gone() -> bool:
+            gc.collect()
+            return all(one() is None for one in left)
+
+        wait_until(is_gone)
 
 
 def test_an_invalid_limit_is_refused(bench: Bench) -> None:
