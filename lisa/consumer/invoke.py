@@ -86,29 +86,37 @@ async def on_message_async(plan: HandlerPlan, held: Held) -> Outcome:
 
 
 def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
-    """Call the receivers of single messages, then the batch handler once."""
+    """Call the receivers of single messages, then the batch handler once.
+
+    Once the batch is cancelled, what was not called yet is not called.
+    """
     receiver = plan.batch
-    if receiver is None:
-        singly: list[Outcome] = []
-        for held in deliveries:
-            outcome = yield from on_message(plan, held)
-            singly.append(outcome)
-        return singly
     outcomes: list[Outcome] = [None] * len(deliveries)
     fitting: list[tuple[int, Message]] = []
     for index, held in enumerate(deliveries):
-        if plan.receivers:
-            outcomes[index] = yield from on_message(plan, held)
+        if receiver is None or plan.receivers:
+            outcome = outcomes[index] = yield from on_message(plan, held)
+            if _is_cancelled(outcome, deliveries):
+                done = index if receiver is None else 0
+                return [*outcomes[:done], *(one or outcome for one in outcomes[done:])]
+        if receiver is None:
+            continue
         try:
             fitting.append((index, receiver.message(held)))
         except Exception as error:  # noqa: BLE001  a model's validators may raise anything
             outcomes[index] = combined(outcomes[index], _judged(error))
-    if fitting:
+    if receiver is not None and fitting:
         batch = Batch([message for _, message in fitting])
         said = yield from _call_batch(receiver.run, batch)
         for index, message in fitting:
             outcomes[index] = combined(outcomes[index], batch.verdict(message) or said)
     return outcomes
+
+
+def _is_cancelled(outcome: Outcome, deliveries: list[Held]) -> bool:
+    """Whether the consumer cancelled a batch; a receiver may also raise CancelledError itself."""
+    is_cancelled = outcome is not None and isinstance(outcome.error, asyncio.CancelledError)
+    return is_cancelled and any(one.overdue or one.ended for one in deliveries)
 
 
 def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:

@@ -360,6 +360,40 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
     assert [outcome and outcome.delay for outcome in outcomes] == ["discard", None]
 
 
+@pytest.mark.parametrize("has_batch", [False, True])
+async def test_a_cancelled_batch_calls_no_further_receivers(*, has_batch: bool) -> None:
+    deliveries, calls = [held(name) for name in "abc"], list[str]()
+    begun = asyncio.Event()
+
+    async def slow(message: Message) -> None:
+        calls.append(message.id)
+        if message.id == "b":
+            begun.set()
+            await asyncio.sleep(60)
+
+    def handle(_: Batch) -> None:
+        calls.append("batch")
+
+    plan = of(slow, batch=handle if has_batch else None)
+    task = asyncio.ensure_future(adrive(on_batch(plan, deliveries), None))
+    for one in deliveries:
+        one.run_in(task)
+    await begun.wait()
+    deliveries[0].stop_extending()
+    outcomes = await task
+    assert calls == ["a", "b"]
+    assert [outcome is not None for outcome in outcomes] == [has_batch, True, True]
+
+
+async def test_a_receiver_that_ends_with_a_cancellation_of_its_own_fails_one_message() -> None:
+    async def handle(message: Message) -> None:
+        if message.id == "a":
+            raise asyncio.CancelledError
+
+    outcomes = await adrive(on_batch(of(handle), [held("a"), held("b")]), None)
+    assert [outcome is not None for outcome in outcomes] == [True, False]
+
+
 class TestFromEntries:
     """The server's clock shows 5,000.300 ms when the read begins, which takes 10 ms."""
 
