@@ -130,10 +130,11 @@ class AsyncConsumer(BaseConsumer):
                 runtime.readers.take(wanted)
         return True
 
-    def _end_run(self, error: LisaError | None = None) -> None:
+    def _end_run(self, error: LisaError | None = None) -> bool:
         ending = self._ending
         if ending is not None:
             ending.get_loop().call_soon_threadsafe(_end, ending, error)
+        return ending is not None
 
 
 def _end(ending: asyncio.Future[LisaError | None], error: LisaError | None) -> None:

@@ -160,12 +160,14 @@ class BaseConsumer(Registration):
         return {} if runtime is None else runtime.numbers()
 
     def _fail(self, error: LisaError) -> None:
-        """Stop because a reader met an error that retries cannot solve."""
-        log.error("the consumer stops: %s", error)
-        self._end_run(error)
+        """End `run` because a reader met an error that retries cannot solve."""
+        if self._end_run(error):
+            log.error("the consumer stops: %s", error)
+        else:
+            log.error("cannot read: %s", error)
 
-    def _end_run(self, error: LisaError | None = None) -> None:
-        """End `run`, on any thread; `run` raises the error."""
+    def _end_run(self, error: LisaError | None = None) -> bool:
+        """End `run`, on any thread; `run` raises the error. Returns whether it was running."""
         raise NotImplementedError
 
     def _start(self) -> None:

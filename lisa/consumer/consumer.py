@@ -105,12 +105,15 @@ class Consumer(BaseConsumer):
         Raises ConfigError, also for errors found later, such as a topic with several groups.
         """
         ending = self._ending = Mailbox()
-        with _until_signalled(ending):
-            self.start()
-            try:
-                failure = ending.get()
-            finally:
-                self.stop()
+        try:
+            with _until_signalled(ending):
+                self.start()
+                try:
+                    failure = ending.get()
+                finally:
+                    self.stop()
+        finally:
+            self._ending = None
         if failure is not None:
             raise failure
 
@@ -120,9 +123,11 @@ class Consumer(BaseConsumer):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _end_run(self, error: LisaError | None = None) -> None:
-        if self._ending is not None:
-            self._ending.post(error)
+    def _end_run(self, error: LisaError | None = None) -> bool:
+        ending = self._ending
+        if ending is not None:
+            ending.post(error)
+        return ending is not None
 
 
 def _until_signalled(ending: Mailbox[LisaError | None]) -> AbstractContextManager[None]:

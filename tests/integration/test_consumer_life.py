@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +216,29 @@ def test_topics_are_added_and_removed_at_run_time(bench: Bench) -> None:
         wait_until(lambda: seen == ["second", "first"])
         assert consumer.topics() == ["first"]
         assert bench.states("second", left) == ["ready"]
+
+
+def test_a_topic_that_cannot_be_read_ends_run_but_not_a_consumer_that_was_started(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic, group in [(TOPIC, "lisa"), ("second", "a"), ("second", "b")]:
+        bench.declare(topic, group)
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        consumer.subscribe("second", ignore)
+        wait_until(lambda: "cannot read: topic 'second' has several groups (a, b)" in caplog.text)
+        [sent] = bench.send(TOPIC, [1])
+        wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
+    consumer.unsubscribe("second")
+    assert "the consumer stops" not in caplog.text
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(consumer.run)
+        wait_until(presences_running(bench))
+        consumer.subscribe("second", ignore)
+        with pytest.raises(ConfigError, match="several groups"):
+            run.result(20)
+    assert "the consumer stops: topic 'second' has several groups (a, b)" in caplog.text
 
 
 def test_pause_and_resume_here_only(bench: Bench) -> None:
