@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import timedelta
 from typing import Any, Self
@@ -14,7 +14,7 @@ from typing import Any, Self
 from lisa.consumer.async_pull import AsyncPuller
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import AsyncDelivery
-from lisa.consumer.tasks import AppLoop
+from lisa.consumer.tasks import AppLoop, in_thread
 from lisa.core.model.errors import LisaError
 
 
@@ -36,28 +36,44 @@ class AsyncConsumer(BaseConsumer):
         Raises ConfigError if a topic or handler is missing, or if the consumer already runs.
         """
         self._app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
+        starting = in_thread(self._start)
         try:
-            await asyncio.to_thread(self._start)
+            await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await self.stop()  # the thread may still start it
+            await self._in_background(self._finish_stop(starting))
             raise
         return self
 
     async def stop(self) -> None:
         """Stop reading, release unstarted messages, and let running handlers finish in `grace`.
 
-        If one of the consumer's handlers awaits `stop`, it returns and stops in the background.
+        If one of the consumer's handlers awaits `stop`, it returns and stops in the background, as
+        a cancelled `stop` does.
         """
-        runtime, puller = self._runtime, self._puller
-        if runtime is not None and runtime.has_current_task():
-            self._stop_task = asyncio.create_task(self.stop())
-            return
-        await asyncio.to_thread(self._stop)
+        runtime = self._runtime
+        stopping = self._in_background(self._finish_stop())
+        if runtime is None or not runtime.has_current_task():
+            await stopping
+
+    close = stop
+
+    def _in_background(self, stopping: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        """Start to stop; if the caller awaits the result and is cancelled, stopping goes on."""
+        self._stop_task = asyncio.create_task(stopping)
+        return asyncio.shield(self._stop_task)
+
+    async def _finish_stop(self, starting: asyncio.Future[None] | None = None) -> None:
+        """Stop once a cancelled start has ended."""
+        puller = self._puller
+        if starting is not None:
+            await _ended(starting)
+            starting.exception()
+        stopped = in_thread(self._stop)
+        await _ended(stopped)
+        stopped.result()
         if puller is not None:
             self._puller = None
             await puller.close()
-
-    close = stop
 
     async def run(self) -> None:
         """Start unless running, and run until cancelled, `stop` or SIGTERM; then stop.
@@ -101,18 +117,18 @@ class AsyncConsumer(BaseConsumer):
 
         Running handlers finish, and their outcomes are settled.
         """
-        await asyncio.to_thread(self._unsubscribe, topic)
+        await in_thread(self._unsubscribe, topic)
 
     async def pause(self, topic: str | None = None) -> None:
         """Pause one topic, or all topics, in this consumer only; held messages are finished.
 
         Raises ConfigError if the consumer does not run.
         """
-        await asyncio.to_thread(self._running().readers.pause, topic, paused=True)
+        await in_thread(self._running().readers.pause, topic, paused=True)
 
     async def resume(self, topic: str | None = None) -> None:
         """Resume one topic, or all topics. Raises ConfigError if the consumer does not run."""
-        await asyncio.to_thread(self._running().readers.pause, topic, paused=False)
+        await in_thread(self._running().readers.pause, topic, paused=False)
 
     async def __aenter__(self) -> Self:
         return await self.start() if self._all_wanted() else self
@@ -135,6 +151,13 @@ class AsyncConsumer(BaseConsumer):
         if ending is not None:
             ending.get_loop().call_soon_threadsafe(_end, ending, error)
         return ending is not None
+
+
+async def _ended(future: asyncio.Future[None]) -> None:
+    """Wait for a future, also when `asyncio.run` cancels all tasks before it closes the loop."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 def _end(ending: asyncio.Future[LisaError | None], error: LisaError | None) -> None:

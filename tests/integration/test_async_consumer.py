@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -156,8 +157,12 @@ async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench)
     assert states.count("acked") in range(1, 5)
     assert bench.ask("XPENDING", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")[0] == 0
     assert presences(bench) == []
-    after = set(threading.enumerate()) - before
-    assert not [one for one in after if one.name.startswith("lisa-")]
+
+    def is_gone() -> bool:
+        after = set(threading.enumerate()) - before
+        return not [one for one in after if one.name.startswith("lisa-")]
+
+    await until(is_gone)
 
 
 async def test_after_the_grace_time_handlers_are_cancelled_and_released(bench: Bench) -> None:
@@ -179,6 +184,73 @@ async def test_after_the_grace_time_handlers_are_cancelled_and_released(bench: B
     assert cancelled.is_set()
     assert [one.id for one in await pulled(consumer)] == [sent], "it was released"
     await consumer.stop()
+
+
+async def test_a_stop_does_not_wait_for_jobs_of_the_loops_executor(bench: Bench) -> None:
+    started, go_on = asyncio.Event(), threading.Event()
+    consumer = AsyncConsumer(bench.url, grace="200ms")
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.to_thread(go_on.wait, 30)
+
+    bench.send(TOPIC, [1])
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    try:
+        async with asyncio.timeout(20):
+            await consumer.start()
+            await started.wait()
+            await consumer.pause()
+            await consumer.resume()
+            await consumer.unsubscribe(TOPIC)
+            await consumer.stop()
+    finally:
+        go_on.set()
+    assert consumer.health()["status"] == "stopped"
+
+
+async def test_a_cancelled_stop_goes_on(bench: Bench) -> None:
+    started = asyncio.Event()
+    consumer = AsyncConsumer(bench.url)
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(0.5)
+
+    [sent] = bench.send(TOPIC, [1])
+    await consumer.start()
+    async with asyncio.timeout(20):
+        await started.wait()
+    stop = asyncio.create_task(consumer.stop())
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    await until(lambda: bench.settled_as(TOPIC, sent) == "acked" and presences(bench) == [])
+
+
+def test_a_stop_that_a_handler_began_is_finished_before_the_loop_is_closed(bench: Bench) -> None:
+    consumer, stopping = AsyncConsumer(bench.url), list[bool]()
+
+    async def program() -> None:
+        began = asyncio.Event()
+
+        @consumer.on(TOPIC)
+        async def handle(message: Message) -> None:
+            await consumer.stop()
+            stopping.append(consumer.health()["status"] != "stopped")
+            began.set()
+
+        await consumer.start()
+        await began.wait()
+
+    bench.send(TOPIC, [1])
+    asyncio.run(program())
+    assert stopping == [True]
+    assert consumer.health()["status"] == "stopped"
+    assert presences(bench) == []
 
 
 async def test_run_lasts_until_it_is_cancelled(bench: Bench) -> None:
