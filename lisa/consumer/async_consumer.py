@@ -14,6 +14,7 @@ from typing import Any, Self
 from lisa.consumer.async_pull import AsyncPuller
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import AsyncDelivery
+from lisa.consumer.lifespan import StartScope
 from lisa.consumer.tasks import AppLoop, in_thread
 from lisa.core.model.errors import LisaError
 
@@ -33,13 +34,17 @@ class AsyncConsumer(BaseConsumer):
     async def start(self) -> Self:
         """Start the consumer and return it; retries an unreachable server.
 
-        Raises ConfigError if a topic or handler is missing, or if the consumer already runs.
+        Raises ConfigError if a topic or handler is missing, or if the consumer already runs. A
+        cancelled start cancels an asynchronous lifespan, and waits for another one.
         """
-        self._app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
-        starting = in_thread(self._start)
+        context, scope = copy_context(), StartScope()
+        context.run(scope.apply)
+        self._app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), context)
+        starting = in_thread(context.copy().run, self._start)
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
+            scope.cancel()
             await self._in_background(self._finish_stop(starting))
             raise
         return self

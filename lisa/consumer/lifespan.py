@@ -24,6 +24,37 @@ entering: ContextVar[bool] = ContextVar("entering", default=False)
 LEAVE_S = 30.0
 """How long an asynchronous context manager may take to close."""
 
+
+class StartScope:
+    """Cancels the asynchronous lifespan of a start; used on the lifespan's event loop."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def apply(self) -> None:
+        """Apply to the lifespan that is entered in the current context."""
+        _scope.set(self)
+
+    def cancel(self) -> None:
+        """Cancel the lifespan if it is being entered, or as soon as it will be."""
+        self.is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def begin(self) -> None:
+        """The current task is about to enter the lifespan. Raises CancelledError."""
+        self._task = asyncio.current_task()
+        if self.is_cancelled:
+            raise asyncio.CancelledError
+
+    def end(self) -> None:
+        """The lifespan is entered, so it is left as usual."""
+        self._task = None
+
+
+_scope: ContextVar[StartScope] = ContextVar("_scope")
+
 Spawn = Callable[[Awaitable[Any]], "Future[Any]"]
 
 
@@ -60,7 +91,9 @@ class LifespanRun:
                 manager = _OnLoop(manager, self._spawn)
             state = manager.__enter__()
         except Exception as error:
-            log.exception("the consumer's lifespan failed at startup")
+            scope = _scope.get(None)
+            if scope is None or not scope.is_cancelled:
+                log.exception("the consumer's lifespan failed at startup")
             raise StartupFailed(
                 f"the consumer's lifespan failed at startup: {reason_of(error)}"
             ) from error
@@ -100,8 +133,11 @@ class _OnLoop(AbstractContextManager[Any]):
 
     async def _hold(self) -> None:
         loop, leaving = asyncio.get_running_loop(), asyncio.Event()
+        scope = _scope.get(None) or StartScope()
+        scope.begin()
         entering.set(True)
         async with self._manager as state:
+            scope.end()
             entering.set(False)
             self._entered.set_result((state, lambda: loop.call_soon_threadsafe(leaving.set)))
             await leaving.wait()

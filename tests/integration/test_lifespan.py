@@ -117,6 +117,41 @@ async def test_the_lifespan_of_an_asyncio_consumer(
     assert set(story.loops) == {asyncio.get_running_loop()}
 
 
+async def test_a_start_whose_lifespan_hangs_can_be_cancelled(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    story, hangs = Story(), True
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[Story]:
+        async with story.on_loop():
+            try:
+                await asyncio.sleep(60 if hangs else 0)
+            except asyncio.CancelledError:
+                story.events.append("cancelled")
+                raise
+            yield story
+
+    before = lisas_threads()
+    consumer = AsyncConsumer(bench.url, lifespan=lifespan)
+    consumer.on(TOPIC, slow)
+    begun = time.monotonic()
+    for pause in (0, 0.2):  # before the lifespan begins, and while it hangs
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(pause):
+                await consumer.start()
+    assert time.monotonic() - begun < 20
+    assert consumer.health()["status"] == "stopped"
+    await asyncio.to_thread(wait_until, lambda: not lisas_threads() - before)
+    assert story.events[-2:] == ["open", "cancelled"]
+    assert "lifespan failed" not in caplog.text
+    hangs = False
+    async with consumer:
+        bench.send(TOPIC, [1])
+        await asyncio.to_thread(story.started.wait, 20)
+    assert story.events[-3:] == ["open", "handled 1", "close"]
+
+
 async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> None:
     story, started = Story(), asyncio.Event()
     consumer = AsyncConsumer(bench.url, lifespan=story.on_loop, grace="100ms")
