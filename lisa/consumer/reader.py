@@ -143,7 +143,8 @@ class Reader:
             return False
         except LisaError:
             is_joined = False
-        self._error = None if is_joined else self._error
+        if is_joined:
+            self._succeeded()
         if not (is_joined and self._is_shareable() and self._together.take(self)):
             self._holder = None
             self._thread.start()
@@ -197,10 +198,7 @@ class Reader:
             thread.begin()
             try:
                 self._step()
-                if self._error is not None:
-                    self._outages.end(f"topic {self.sub.shard}: reading again", self._error)
-                self._error = None
-                self._backoff.reset()
+                self._succeeded()
             except GroupRemoved as error:
                 self._group_removed(error)
             except errors.ClientError as error:
@@ -216,6 +214,12 @@ class Reader:
             self._intake.close()
         finally:
             self.ended.set()
+
+    def _succeeded(self) -> None:
+        if self._error is not None:
+            self._outages.end(f"topic {self.sub.shard}: reading again", self._error)
+        self._error = None
+        self._backoff.reset()
 
     def _recovered(self, error: BaseException) -> None:
         try:

@@ -126,6 +126,7 @@ class Settler:
                 self._requested.update(requested)
                 self._is_flush_due.set()  # the restarted thread must flush again
                 raise
+            requested.clear()  # else a removed subscription would be kept until the next flush
             if closes is not None:
                 late_s = time.monotonic() - closes
                 if not left or late_s > 0:
