@@ -8,10 +8,10 @@
 --       the new record ('' to remove it); when to look next ('' for never);
 --       what earlier messages prevent (allow, skip, queue_one, replace_unstarted);
 --       the record if they do; when to look next then;
---       1 if the first message replaces the dropped ones and is not created unless they were waiting;
+--       1 if nothing may change unless all messages to drop are waiting;
 --       the number of messages to drop; of earlier messages; n; n times due (epoch ms), envelope,
 --       ttl in ms or '', '=' and its own policies (may be empty: no retries) or ''
--- Returns {'OK', what happened (changed, held, done), the fence found, outcomes}, one letter per
+-- Returns {'OK', what happened (changed, gone, held, done), the fence found, outcomes}, one letter per
 --       message: a accepted, d known already, n not created; {'FULL', live, capacity}; {'SHARDS'};
 --       {'GROUPS', ...}
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
@@ -78,6 +78,13 @@ if n > 0 and is_held() then
   return remember({'OK', 'held', found, string.rep('n', n)})
 end
 
+-- A message that is to be replaced may have become ready meanwhile.
+if swaps then
+  for i = 1, drops do
+    if not call('ZSCORE', WAITING, id_of(KEYS[DROPS + 2 * i - 1])) then return {'OK', 'gone', found, ''} end
+  end
+end
+
 local settings = call('HMGET', OPTIONS, 'capacity', 'journal')
 local capacity = tonumber(settings[1] or '') -- empty: unlimited
 if capacity and n > 0 then
@@ -94,7 +101,7 @@ local events = {}
 local waiting_head, earliest = head(WAITING), nil
 
 -- A dropped message leaves no tombstone, because a later change may create the same id again.
-local dropped, waited = 0, true
+local dropped = 0
 for i = 1, drops do
   local body = KEYS[DROPS + 2 * i - 1]
   local id = id_of(body)
@@ -105,8 +112,6 @@ for i = 1, drops do
     call('ZREM', EXPIRY, id)
     dropped = dropped + 1
     events[#events + 1] = {id, 'cancelled', '', 0, 'end', 1}
-  else
-    waited = false
   end
 end
 
@@ -128,9 +133,7 @@ for i = 1, n do
   local body, done = KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]
   local due, envelope, ttl, policy = unpack(ARGV, FIELDS + 4 * i - 3, FIELDS + 4 * i)
   local id = id_of(body)
-  if i == 1 and swaps and not waited then
-    letters[i] = 'n'
-  elseif call('EXISTS', body, done) > 0 then
+  if call('EXISTS', body, done) > 0 then
     letters[i] = 'd'
   else
     call('SET', body, envelope)

@@ -109,16 +109,23 @@ def test_an_edit_replaces_the_occurrence_of_the_same_tick(bench: Bench) -> None:
     assert (state["body"], state["waiting"]) == ({"s@6": "A-new"}, {"s@6": FAR})
 
 
-@pytest.mark.parametrize(("is_waiting", "outcomes"), [(True, "aa"), (False, "na")])
-def test_a_swap_needs_the_dropped_message_to_wait(
-    bench: Bench, *, is_waiting: bool, outcomes: str
-) -> None:
-    where: dict[str, Any] = (
-        {"waiting": {"s@5": 5}} if is_waiting else {"lisa": G(ready=[Row("s@5", 5)])}
-    )
-    bench.put(schedules={"s": BEFORE}, body={"s@5": "A-"}, **where)
-    creates = [NEW, NewOccurrence("s@7", FAR, envelope("A-"))]
-    assert bench.call(call(drops=["s@5"], creates=creates, swaps=True)).outcomes == outcomes
+def test_a_swap_replaces_a_waiting_message(bench: Bench) -> None:
+    bench.put(schedules={"s": BEFORE}, body={"s@5": "A-"}, waiting={"s@5": 5})
+    assert bench.call(call(drops=["s@5"], swaps=True)) == ScheduleOutcome("done", SEEN, "a")
+    assert bench.state()["waiting"] == {"s@6": FAR}
+
+
+def test_a_swap_needs_the_dropped_message_to_wait(bench: Bench) -> None:
+    before: dict[str, Any] = {
+        "schedules": {"s": BEFORE},
+        "body": {"s@4": "A-", "s@5": "A-"},
+        "waiting": {"s@4": 4},
+        "lisa": G(ready=[Row("s@5", 5)]),
+    }
+    bench.put(**before)
+    swap = call(drops=["s@4", "s@5"], swaps=True)
+    assert bench.call(swap) == ScheduleOutcome("gone", SEEN, "")
+    bench.check(**before)
 
 
 RUNNING: dict[str, dict[str, Any]] = {

@@ -22,13 +22,15 @@ from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
+from lisa.core.store.schedules import tick_all
 from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.schedule import ScheduleOutcome
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData, data_version
 from lisa.testing import ClockedServer, LisaTestKit
-from tests.roles import Cast
+from tests.roles import Cast, Services
 from tests.servers import connect, no_clock, wait_until
 
 if TYPE_CHECKING:
@@ -209,6 +211,58 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     past = [one for one in ids_waiting(cast) if one not in (pending, extra)]
     hours = [ms_datetime(tick).hour for tick in ticks_of(past)]
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
+
+
+def test_the_previous_tick_of_an_occurrence() -> None:
+    """Edits, pauses and further occurrences leave no interval out and repeat none."""
+    if reason := no_clock():
+        pytest.skip(reason)
+    handled: list[list[int | None]] = []
+
+    def hour(ms: int | None) -> int | None:
+        return None if ms is None else ms_datetime(ms).hour
+
+    with ClockedServer() as server, LisaTestKit(server) as kit:
+        kit.travel_to(datetime(2027, 1, 1, tzinfo=UTC))
+        consumer = Consumer(kit.url)
+        consumer.on(TOPIC)(lambda message: handled.append([hour(one) for one in message.body]))
+        kit.attach(consumer)
+        options: dict[str, Any] = {"topic": TOPIC, "template": True, "every": "1h"}
+        body = ["${previous_ms}", "${tick_ms}"]
+        kit.producer.schedule("s", body=body, **options)
+        kit.advance(minutes=90)
+        kit.producer.schedule("s", body=body, ttl="1d", **options)
+        kit.advance(hours=1)
+        kit.producer.pause_schedule(TOPIC, "s")
+        kit.advance(hours=3)
+        kit.producer.resume_schedule(TOPIC, "s")
+        kit.advance(hours=1)
+        assert handled == [[None, 1], [1, 2], [2, 6]]
+        kit.producer.run_schedule(TOPIC, "s")
+        kit.advance(minutes=1)
+        assert handled.pop() == [6, 6]  # at half past
+        start, end = (datetime(2027, 1, 1, hour, tzinfo=UTC) for hour in (3, 5))
+        assert kit.producer.backfill_schedule(TOPIC, "s", start, end) == (3, 0)
+        kit.advance(minutes=1)
+        assert sorted(handled[3:]) == [[2, 3], [3, 4], [4, 5]]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_the_occurrence_before_missed_ticks(
+    cast: Cast, producer: Producer, *, has_begun: bool
+) -> None:
+    producer.schedule("s", topic=TOPIC, body=["${previous_ms}"], template=True, every="1h")
+    (first,) = ticks_of(ids_waiting(cast))
+    if has_begun:
+        producer.reschedule(TOPIC, f"s@{first}", delay="0s")
+        Services(cast).promoter.step([TOPIC])
+    at_ms = first + 4 * 3_600_000 + 1_800_000
+    (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
+    assert isinstance(done, ScheduleOutcome)
+    bodies = {one: producer.get(TOPIC, one) for one in ids_waiting(cast)}
+    previous = {int(one[2:]): found.body[0] for one, found in bodies.items() if found}
+    fifth, sixth = first + 4 * 3_600_000, first + 5 * 3_600_000
+    assert previous == ({sixth: first} if has_begun else {fifth: None, sixth: fifth})
 
 
 def test_next_ticks_and_the_list(producer: Producer) -> None:

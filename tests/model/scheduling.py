@@ -48,12 +48,14 @@ def change(topic: Topic, call: Change, clock: Clock) -> tuple[str, str, str]:
         write(topic, call.name, call.held, call.held_score)
         topic.count("overlapped")
         return "held", found, "n" * len(call.creates)
+    if call.swaps and not topic.waiting.keys() >= set(call.drops):
+        return "gone", found, ""
     capacity = topic.options.get("capacity")
     if capacity and call.creates:
         grows = len(call.creates) - len(call.drops)
         if live_count(topic) + grows > int(capacity):
             raise Refused("full")
-    were_waiting = drop(topic, call.drops, clock)
+    drop(topic, call.drops, clock)
     for id_ in replaced:
         due = topic.waiting.pop(id_, None)
         for group in topic.groups:
@@ -62,8 +64,8 @@ def change(topic: Topic, call: Change, clock: Clock) -> tuple[str, str, str]:
         topic.tell(clock, id_, "cancelled", "", 0, end=1)
     topic.count("cancelled", len(replaced))
     letters = ""
-    for number, one in enumerate(call.creates):
-        letters += create(topic, one, call, clock, may=were_waiting or number > 0)
+    for one in call.creates:
+        letters += create(topic, one, call, clock)
     topic.count("sent", letters.count("a"))
     write(topic, call.name, call.record, call.score)
     return "done", found, letters
@@ -100,8 +102,8 @@ def state_of(topic: Topic, id_: str) -> str | None:
     return state
 
 
-def drop(topic: Topic, ids: Sequence[str], clock: Clock) -> bool:
-    """Remove waiting messages without a trace; returns whether all of them were waiting."""
+def drop(topic: Topic, ids: Sequence[str], clock: Clock) -> None:
+    """Remove waiting messages without a trace."""
     dropped = 0
     for id_ in ids:
         if topic.waiting.pop(id_, None) is None:
@@ -114,13 +116,10 @@ def drop(topic: Topic, ids: Sequence[str], clock: Clock) -> bool:
         topic.tell(clock, id_, "cancelled", "", 0, end=1)
         dropped += 1
     topic.count("cancelled", dropped)
-    return dropped == len(ids)
 
 
-def create(topic: Topic, one: Made, call: Change, clock: Clock, *, may: bool) -> str:
+def create(topic: Topic, one: Made, call: Change, clock: Clock) -> str:
     """New -> waiting, also if it is due. A known id is never created again."""
-    if call.swaps and not may:
-        return "n"
     if one.id in topic.live or one.id in topic.tombstones:
         return "d"
     message = topic.live[one.id] = Message(call.token, "")

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.define import ScheduleOptions, define
@@ -21,6 +22,7 @@ from lisa.core.model.recurring.ticks import (
     begin,
     due_ms,
     next_tick,
+    tick_before,
 )
 
 MINUTE = 60_000
@@ -114,7 +116,7 @@ def test_ticks_that_are_a_little_late_all_run() -> None:
 CAUGHT_UP = {
     "one: the newest replaces the pending one": ("one", [5, 6], [1], True),
     "all": ("all", [2, 3, 4, 5, 6], [], False),
-    "the newest two": ("all(max=2)", [4, 5, 6], [1], False),
+    "the newest two": ("all(max=2)", [4, 5, 6], [1], True),
 }
 
 
@@ -200,6 +202,53 @@ def test_pausing_drops_the_pending_occurrence_and_gives_its_number_back() -> Non
     assert (step.drops, step.score, step.record.made) == ([at(1)], None, 0)
     resumed = begin(msgspec.structs.replace(step.record, is_paused=False), at(7.5), is_split=False)
     assert created(resumed) == [8]
+
+
+def test_an_interval_between_occurrences_is_covered_once() -> None:
+    """An occurrence that is removed before its tick is not the previous one of any other."""
+    record = advance(started({}), at(1), is_split=False).record
+    assert (record.tick, record.last, record.latest) == (at(2), at(1), at(2))
+    edited = begin(msgspec.structs.replace(record, version=2), at(1.5), is_split=False)
+    assert edited.creates == [(at(2), 2, at(1))]
+    paused = begin(msgspec.structs.replace(record, is_paused=True), at(1.5), is_split=False)
+    assert (paused.record.last, paused.record.latest) == (at(1), at(1))
+    resumed = begin(
+        msgspec.structs.replace(paused.record, is_paused=False), at(7.5), is_split=False
+    )
+    assert resumed.creates == [(at(8), 2, at(1))]
+
+
+@pytest.mark.parametrize(
+    ("may_swap", "expected"),
+    [(True, [(at(5), 1, None), (at(6), 2, at(5))]), (False, [(at(6), 2, at(1))])],
+)
+def test_the_occurrence_before_missed_ticks(
+    expected: list[tuple[int, int, int | None]], *, may_swap: bool
+) -> None:
+    step = advance(started({}), at(5.5), is_split=False, may_swap=may_swap)
+    assert step.creates == expected
+    assert step.record.made == 2
+
+
+def test_the_newest_of_all_missed_ticks_follow_an_occurrence_that_began() -> None:
+    record = started({"catch_up": "all(max=2)"})
+    step = advance(record, at(5.5), is_split=False, may_swap=False)
+    assert step.creates == [(at(4), 2, at(1)), (at(5), 3, at(4)), (at(6), 4, at(5))]
+    assert (step.drops, step.swaps) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("cron", "tick", "before"),
+    [
+        ("0 9 * * *", datetime(2026, 3, 29, 7), datetime(2026, 3, 28, 8)),  # noqa: DTZ001
+        ("0 0 29 2 *", datetime(2028, 2, 28, 23), datetime(2024, 2, 28, 23)),  # noqa: DTZ001
+        ("0 0 0 1 1 ? 2027", datetime(2026, 12, 31, 23), None),  # noqa: DTZ001
+    ],
+)
+def test_the_tick_before_another(cron: str, tick: datetime, before: datetime | None) -> None:
+    record = made({"cron": cron, "tz": "Europe/Berlin"})
+    found = tick_before(record, datetime_ms(tick, UTC))
+    assert found == (None if before is None else datetime_ms(before, UTC))
 
 
 def test_a_split_topic_creates_each_occurrence_at_its_tick() -> None:

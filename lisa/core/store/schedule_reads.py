@@ -57,7 +57,7 @@ class ScheduleInfo:
             is_paused=record.is_paused,
             next_ms=record.tick,
             made=record.made,
-            last_ms=record.last,
+            last_ms=record.latest,
         )
 
 

@@ -21,6 +21,7 @@ from lisa.core.model.recurring.ticks import (
     begin,
     is_overdue,
     next_tick,
+    tick_before,
     ticks_after,
 )
 from lisa.core.model.sharding import PLAIN, Topic
@@ -141,7 +142,8 @@ def run_now(store: Store, topic: str, name: str) -> Flow[str]:
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
         record = known(record, topic, name)
         ids[:] = [occurrence_id(name, now_ms)]
-        return _extra(record, [now_ms])
+        previous = record.latest if is_overdue(record, now_ms) else record.last
+        return _extra(record, [(now_ms, previous)])
 
     yield from _change(store, topic, name, change, has_jitter=False)
     return ids[0]
@@ -170,7 +172,9 @@ def backfill(
             record = known(record, topic, name)
             found = ticks_after(record, after_ms, min(to_ms, now_ms))
             ticks[:] = islice(found, BACKFILL_STEP)
-            return _extra(record, ticks) if ticks else None
+            if not ticks:
+                return None
+            return _extra(record, zip(ticks, [tick_before(record, ticks[0]), *ticks], strict=False))
 
         done = yield from _change(store, topic, name, change)
         if done is None:
@@ -189,6 +193,7 @@ def tick_all(
     layout = store.known_layout(Topic(topic)) or PLAIN
     results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
     calls: dict[int, Schedule] = {}
+    swaps: dict[int, Record] = {}
     for i, (name, stored) in enumerate(zip(names, records, strict=True)):
         if stored is None:  # removed meanwhile; or another program deleted the record
             calls[i] = Schedule(topic, name, "", b"")
@@ -198,25 +203,34 @@ def tick_all(
             step = advance(record, now_ms, is_split=layout.is_split)
             if layout.is_split:
                 results[i] = yield from run_split(store, topic, name, record, step)
-            else:
-                calls[i] = step_call(topic, name, record, step)
+                continue
+            calls[i] = step_call(topic, name, record, step)
+            if step.swaps:
+                swaps[i] = record
         except LisaError as error:
             results[i] = error
     number = "" if layout.is_split else str(layout.number)
     done = yield from store.run_many(list(calls.values()), number)
     for i, result in zip(calls, done, strict=True):
         results[i] = result
+        if isinstance(result, ScheduleOutcome) and result.state == "gone":
+            step = advance(swaps[i], now_ms, is_split=False, may_swap=False)
+            again = step_call(topic, names[i], swaps[i], step)
+            (results[i],) = yield from store.run_many([again], number)
     if any(isinstance(one, Misplaced) for one in results):
         yield from store.layout(Topic(topic))
     return results
 
 
-def _extra(record: Record, ticks: Iterable[int]) -> TickStep:
-    """Occurrences besides those of the schedule, which stays as it is."""
+def _extra(record: Record, ticks: Iterable[tuple[int, int | None]]) -> TickStep:
+    """Occurrences besides those of the schedule, which stays as it is.
+
+    ticks: with the tick before each.
+    """
     return TickStep(
         record=record,
         score=None if record.is_paused else record.tick,
-        creates=[(tick, record.made, record.last) for tick in ticks],
+        creates=[(tick, record.made, previous) for tick, previous in ticks],
     )
 
 
@@ -246,7 +260,7 @@ def _change(
     Returns None if there was nothing to change.
     """
     key = store.keys.topic(topic).schedules
-    patience = store.patience()
+    patience, may_swap = store.patience(), True
     while True:
         layout = store.known_layout(Topic(topic)) or PLAIN
         stored = yield from store.command("HGET", key, name)
@@ -257,7 +271,7 @@ def _change(
             return None
         is_due = settles and record is not None and is_overdue(record, now_ms)
         if is_due and record is not None:
-            step = advance(record, now_ms, is_split=layout.is_split)
+            step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
         try:
             if layout.is_split:
                 done = yield from run_split(
@@ -271,5 +285,6 @@ def _change(
                 raise
             yield from store.layout(Topic(topic))
             continue
+        may_swap = done.state != "gone"
         if done.state != "changed" and not is_due:
             return done

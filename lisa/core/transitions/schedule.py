@@ -25,8 +25,9 @@ class ScheduleOutcome(NamedTuple):
     """What a call did.
 
     state: done; held (an earlier occurrence prevented the new one); changed (the schedule was not
-    as the caller saw it, and nothing was done). fence: the schedule's fence before the call; empty
-    if there was none. outcomes: one letter per message: a created, d known already, n not created.
+    as the caller saw it, and nothing was done); gone (a message to replace no longer waited, and
+    nothing was done). fence: the schedule's fence before the call; empty if there was none.
+    outcomes: one letter per message: a created, d known already, n not created.
     """
 
     state: str
@@ -40,8 +41,8 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
 
     fence: empty for a new schedule. record: empty to remove it. score: when managers look next.
     drops: ids that are removed if they still wait. earlier: ids of occurrences that may prevent the
-    creation, as `overlap` says; then `held` and `held_score` are written. swaps: the first message
-    replaces the dropped ones, if they still waited. Raises TopicFull.
+    creation, as `overlap` says; then `held` and `held_score` are written. swaps: change nothing
+    unless all drops still wait. Raises TopicFull.
     """
 
     script: ClassVar[str] = "schedule"

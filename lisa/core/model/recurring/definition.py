@@ -154,9 +154,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tick: the next tick, or the one whose turn it is; None if none is left. is_made: its message
     exists. made_ms: when the schedule was created. made: occurrences created so far. last: the tick
-    of the latest. earlier: ticks of the latest occurrences, if overlaps matter. is_queued: the tick
-    waits for the end of an earlier occurrence. declared: fingerprint of the definition that a
-    manager's YAML wrote last.
+    of the latest, without the one that exists ahead of its tick. earlier: ticks of the latest
+    occurrences, if overlaps matter. is_queued: the tick waits for the end of an earlier occurrence.
+    declared: fingerprint of the definition that a manager's YAML wrote last.
     """
 
     version: int = 0
@@ -170,6 +170,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last: int | None = msgspec.field(name="l", default=None)
     earlier: tuple[int, ...] = msgspec.field(name="e", default=())
     declared: str = msgspec.field(name="y", default="")
+
+    @property
+    def latest(self) -> int | None:
+        """The tick of the latest occurrence, also of one ahead of its tick; None if none exists."""
+        return self.tick if self.is_made else self.last
 
     @property
     def fence(self) -> str:

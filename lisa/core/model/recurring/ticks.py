@@ -29,7 +29,8 @@ LOOK_AGAIN_MS = 1_000
 MOST_EARLIER = 10
 """Earlier occurrences that a tick checks for an overlap."""
 
-_WIDEST_WINDOW_MS = 400 * 86_400_000
+_WIDEST_WINDOW_MS = 15_000 * 86_400_000
+"""Longer than the 40 years within which the rarest date recurs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ class TickStep:
 
     record: the new record. score: when a manager looks at the schedule next; None for never.
     creates: ticks of the messages to create, with the number and the previous tick of each.
-    drops: ticks whose messages, if still waiting, are removed. swaps: create only if all drops
-    were still waiting. held, held_score: the record and score if an overlap prevents the creation.
+    drops: ticks whose messages, if still waiting, are removed. swaps: change nothing unless all
+    drops still wait. held, held_score: the record and score if an overlap prevents the creation.
     """
 
     record: Record
@@ -92,6 +93,11 @@ def ticks_between(record: Record, after_ms: int, up_to_ms: int, most: int) -> li
         window *= 4
 
 
+def tick_before(record: Record, tick_ms: int) -> int | None:
+    """The tick before another one; None if that is the first."""
+    return next(iter(ticks_between(record, -1, tick_ms - 1, 1)), None)
+
+
 def due_ms(definition: ScheduleDefinition, name: str, tick_ms: int) -> int:
     """When the occurrence of a tick is due: later by a jitter derived from name and tick."""
     if not definition.jitter_ms:
@@ -114,20 +120,21 @@ def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
         return TickStep(record=_with_tick(record, None), score=None, drops=drops)
     if not record.definition.is_ahead or is_split:
         return TickStep(record=_with_tick(record, tick), score=tick, drops=drops)
-    record, creates = _created(record, [tick])
-    return TickStep(
-        record=_with_tick(record, tick, is_made=True), score=tick, creates=creates, drops=drops
-    )
+    record, creates = _created_ahead(record, tick)
+    return TickStep(record=record, score=tick, creates=creates, drops=drops)
 
 
-def advance(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
-    """The step for a schedule whose tick has come."""
+def advance(record: Record, now_ms: int, *, is_split: bool, may_swap: bool = True) -> TickStep:
+    """The step for a schedule whose tick has come.
+
+    may_swap: whether missed ticks may replace the occurrence of this one; not if it has begun.
+    """
     if record.tick is None:
         return TickStep(record=record, score=None)
     # A manager's estimate of the server's clock may go back by some milliseconds.
     now_ms = max(now_ms, record.tick)
     if record.is_made:
-        return _advance_made(record, now_ms, is_split=is_split)
+        return _advance_made(record, now_ms, is_split=is_split, may_swap=may_swap)
     ticks = _wanted(record, [record.tick - 1, now_ms])
     if record.is_queued:
         max_late_ms = record.definition.max_late_ms
@@ -141,22 +148,22 @@ def advance(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
     return _one_at_a_time(record, ticks, now_ms)
 
 
-def _advance_made(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
+def _advance_made(record: Record, now_ms: int, *, is_split: bool, may_swap: bool) -> TickStep:
     """The occurrence of the tick exists: create those that were missed since, and the next one."""
     tick = record.tick or 0
     missed = _wanted(record, [tick, now_ms])
+    late = [one for one in missed if one < now_ms - ON_TIME_MS]
+    is_one = record.definition.catch_up is CatchUp.ONE
     drops: list[int] = []
-    if tick < now_ms - ON_TIME_MS:
-        late = [one for one in missed if one < now_ms - ON_TIME_MS]
-        is_one = record.definition.catch_up is CatchUp.ONE
-        if late and (is_one or len(late) >= record.definition.max_caught_up):
-            # The newest missed ticks count. With `one`, only if the older one has not run.
-            drops = [tick]
-            record = msgspec.structs.replace(record, made=record.made - 1)
+    if may_swap and late and (is_one or len(late) >= record.definition.max_caught_up):
+        # The newest missed ticks count.
+        drops = [tick]
+        record = msgspec.structs.replace(record, made=record.made - 1, is_made=False)
+    elif is_one:  # the older one runs instead of them
+        missed = missed[len(late) :]
     record, creates = _created(record, missed)
     step = _then(record, creates, now_ms, is_split=is_split)
-    swaps = bool(drops) and record.definition.catch_up is CatchUp.ONE
-    return replace(step, drops=drops, swaps=swaps)
+    return replace(step, drops=drops, swaps=bool(drops))
 
 
 def _one_at_a_time(record: Record, ticks: Sequence[int], now_ms: int) -> TickStep:
@@ -177,11 +184,10 @@ def _then(
 ) -> TickStep:
     """The step that creates some occurrences and goes on to the next tick after now."""
     tick = None if _is_over(record) else _next(record, now_ms)
-    is_made = tick is not None and record.definition.is_ahead and not is_split
-    if tick is not None and is_made:
-        record, ahead = _created(record, [tick])
-        creates = [*creates, *ahead]
-    return TickStep(record=_with_tick(record, tick, is_made=is_made), score=tick, creates=creates)
+    if tick is None or not record.definition.is_ahead or is_split:
+        return TickStep(record=_with_tick(record, tick), score=tick, creates=creates)
+    record, ahead = _created_ahead(record, tick)
+    return TickStep(record=record, score=tick, creates=[*creates, *ahead])
 
 
 def _created(
@@ -190,6 +196,7 @@ def _created(
     """The record after some ticks' messages were created, up to the schedule's count; and those."""
     most = record.definition.most
     left = len(ticks) if most is None else max(0, most - record.made)
+    record = msgspec.structs.replace(record, last=record.latest, is_made=False)
     creates: list[tuple[int, int, int | None]] = []
     for tick in ticks[:left]:
         creates.append((tick, record.made + 1, record.last))
@@ -198,6 +205,14 @@ def _created(
         earlier = (*record.earlier, *(tick for tick, _, _ in creates))[-MOST_EARLIER:]
         record = msgspec.structs.replace(record, earlier=earlier)
     return record, creates
+
+
+def _created_ahead(record: Record, tick: int) -> tuple[Record, list[tuple[int, int, int | None]]]:
+    """The record after the message of the next tick was created; and that message."""
+    done, creates = _created(record, [tick])
+    return _with_tick(
+        msgspec.structs.replace(done, last=record.latest), tick, is_made=True
+    ), creates
 
 
 def _next(record: Record, after_ms: int) -> int | None:
