@@ -79,9 +79,12 @@ if n > 0 and is_held() then
 end
 
 -- A message that is to be replaced may have become ready meanwhile.
-if swaps then
-  for i = 1, drops do
-    if not call('ZSCORE', WAITING, id_of(KEYS[DROPS + 2 * i - 1])) then return {'OK', 'gone', found, ''} end
+local freed = #replaced
+for i = 1, drops do
+  if call('ZSCORE', WAITING, id_of(KEYS[DROPS + 2 * i - 1])) then
+    freed = freed + 1
+  elseif swaps then
+    return {'OK', 'gone', found, ''}
   end
 end
 
@@ -93,7 +96,11 @@ if capacity and n > 0 then
     held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
   end
   local live = call('ZCARD', WAITING) + held
-  if live + n - drops > capacity then return {'FULL', live, capacity} end
+  local grows = -freed
+  for i = 1, n do
+    if call('EXISTS', KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]) == 0 then grows = grows + 1 end
+  end
+  if grows > 0 and live + grows > capacity then return {'FULL', live, capacity} end
 end
 
 begin_freeing()

@@ -190,6 +190,34 @@ def test_the_capacity_of_the_topic_counts(bench: Bench) -> None:
     assert bench.call(call(drops=["x"])).outcomes == "a"
 
 
+@pytest.mark.parametrize(
+    "replaced", [{"waiting": {"s@5": 5}, "lisa": G()}, {"lisa": G(ready=[Row("s@5", 5)])}]
+)
+def test_a_replaced_message_makes_room(bench: Bench, replaced: dict[str, Any]) -> None:
+    bench.put(options={"capacity": "1"}, schedules={"s": BEFORE}, body={"s@5": "A-"}, **replaced)
+    assert bench.call(call(earlier=["s@5"], overlap="replace_unstarted")).outcomes == "a"
+    assert bench.state()["waiting"] == {"s@6": FAR}
+
+
+def test_only_a_waiting_message_makes_room_when_it_is_dropped(bench: Bench) -> None:
+    before = {"schedules": {"s": BEFORE}, "body": {"x": "A-"}, "lisa": G(ready=[Row("x", 5)])}
+    bench.put(options={"capacity": "1"}, **before)
+    with pytest.raises(TopicFull):
+        bench.call(call(drops=["x"]))
+
+
+def test_a_known_message_needs_no_room(bench: Bench) -> None:
+    done = {"s@6": ("B-", "acked", 5, 1, 1)}
+    bench.put(
+        options={"capacity": "1"},
+        schedules={"s": BEFORE},
+        done=done,
+        waiting={"x": FAR},
+        body={"x": "A-"},
+    )
+    assert bench.call(call()).outcomes == "d"
+
+
 def test_an_unlimited_capacity_is_stored_as_empty_text(bench: Bench) -> None:
     bench.put(options={"capacity": ""}, schedules={"s": BEFORE})
     assert bench.call(call()).outcomes == "a"

@@ -22,7 +22,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
-from lisa.core.store.schedules import tick_all
+from lisa.core.store.schedule_calls import tick_all
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.schedule import ScheduleOutcome
 from lisa.manager.plan import Plan
@@ -303,6 +303,39 @@ def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> No
     with manager(cast.store.connection.address.url):
         wait_until(lambda: len([one for one in ids_of(cast) if one.startswith("all@")]) >= 4)
     assert_complete([one for one in ids_of(cast) if one.startswith("all@")], 1000)
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
+    cast: Cast, producer: Producer, overlap: str
+) -> None:
+    cast.configure(capacity="3")
+    producer.schedule("s", topic=TOPIC, body=1, every="1h", catch_up="all", overlap=overlap)
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    first = found.next_ms or 0
+    at_ms = first + 8 * 3_600_000 + 1_800_000
+    created: list[int] = []
+    while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
+        (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
+        assert isinstance(done, ScheduleOutcome), done
+        for one in ids_waiting(cast):
+            created += ticks_of([one])
+            assert producer.cancel(TOPIC, one) == "cancelled"
+    assert [tick for tick in created if tick <= at_ms] == list(range(first, at_ms, 3_600_000))
+
+
+def test_a_full_topic_gets_an_occurrence_at_its_tick(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    cast.configure(capacity="1")
+    producer.schedule("s", topic=TOPIC, body=1, every="1s")
+    with manager(redis_url):
+        wait_until(lambda: producer.get_schedule(TOPIC, "s").last_ms < cast.now_ms())  # type: ignore[union-attr,operator]
+        assert len(ids_of(cast)) == 1
+        (entry,) = cast.await_entries()
+        cast.ack(entry)
+        wait_until(cast.read)
 
 
 def ids_of(cast: Cast) -> list[str]:

@@ -52,8 +52,10 @@ def change(topic: Topic, call: Change, clock: Clock) -> tuple[str, str, str]:
         return "gone", found, ""
     capacity = topic.options.get("capacity")
     if capacity and call.creates:
-        grows = len(call.creates) - len(call.drops)
-        if live_count(topic) + grows > int(capacity):
+        known = topic.live.keys() | topic.tombstones.keys()
+        freed = len(topic.waiting.keys() & set(call.drops)) + len(replaced)
+        grows = sum(one.id not in known for one in call.creates) - freed
+        if grows > 0 and live_count(topic) + grows > int(capacity):
             raise Refused("full")
     drop(topic, call.drops, clock)
     for id_ in replaced:

@@ -49,7 +49,7 @@ def ticker(now_ms: int) -> Role:
     """A manager that handles what is due."""
 
     def role(store: Store, _story: list[Event]) -> Flow[None]:
-        (done,) = yield from schedules.tick_all(store, TOPIC, ["s"], now_ms)
+        (done,) = yield from schedule_calls.tick_all(store, TOPIC, ["s"], now_ms)
         assert done is None or isinstance(done, ScheduleOutcome), done
 
     return role

@@ -21,6 +21,7 @@ from lisa.core.model.recurring.ticks import (
     advance,
     begin,
     due_ms,
+    fewer,
     next_tick,
     tick_before,
 )
@@ -228,6 +229,31 @@ def test_the_occurrence_before_missed_ticks(
     step = advance(started({}), at(5.5), is_split=False, may_swap=may_swap)
     assert step.creates == expected
     assert step.record.made == 2
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_topic_with_little_room_gets_the_missed_ticks_step_by_step(*, is_split: bool) -> None:
+    now = at(6.5)
+    record = begin(made({"catch_up": "all"}), START, is_split=is_split).record
+    steps = []
+    for most in (2, 1, 99):
+        steps.append(advance(record, now, is_split=is_split, most=most))
+        record = steps[-1].record
+    ticks = [tick for step in steps for tick in created(step)]
+    assert ticks == ([1, 2, 3, 4, 5, 6] if is_split else [2, 3, 4, 5, 6])
+    assert steps[0].score == at(3) if is_split else at(4)
+    assert (record.tick, record.is_made, record.last) == (at(7), False, at(6))
+
+
+def test_how_many_occurrences_a_step_creates_on_a_full_topic() -> None:
+    now, most = at(6.5), []
+    step = advance(started({"catch_up": "all"}), now, is_split=False)
+    while (few := fewer(step, now)) is not None:
+        most.append(few)
+        step = advance(started({"catch_up": "all"}), now, is_split=False, most=few)
+    assert most == [5, 2, 1]
+    step = advance(started({}), at(1), is_split=False)
+    assert fewer(step, at(1)) == 0  # the occurrence ahead of its tick can wait
 
 
 def test_the_newest_of_all_missed_ticks_follow_an_occurrence_that_began() -> None:

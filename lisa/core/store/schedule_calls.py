@@ -1,4 +1,4 @@
-"""Runs one step of a schedule: its record and its occurrences.
+"""Runs steps of schedules: their records and their occurrences.
 
 On a topic with one shard, a step is one script call. On a topic with several shards, schedules are
 stored in the topic's own slot, but occurrences are spread over the shards. Each occurrence is then
@@ -8,12 +8,15 @@ tick. A crash between the two repeats the send.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lisa.core.model.envelope import encode_head, new_token
+from lisa.core.model.errors import LisaError, Misplaced, TopicFull
 from lisa.core.model.late import message_policy
 from lisa.core.model.recurring.definition import Overlap, Record, occurrence_id
-from lisa.core.model.recurring.ticks import TickStep, due_ms
+from lisa.core.model.recurring.ticks import TickStep, advance, due_ms, fewer
+from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
@@ -24,6 +27,79 @@ from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutc
 
 _RUNNING = (State.IN_FLIGHT, State.RETRY)
 _UNSTARTED = (State.WAITING, State.READY)
+
+
+def tick_all(
+    store: Store, topic: str, names: Sequence[str], now_ms: int
+) -> Flow[list[ScheduleOutcome | LisaError | None]]:
+    """Do what is due of some schedules; the result of each, None if nothing was to be done."""
+    key = store.keys.topic(topic).schedules
+    records = yield from store.command("HMGET", key, *names)
+    layout = store.known_layout(Topic(topic)) or PLAIN
+    results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
+    calls: dict[int, Schedule] = {}
+    steps: dict[int, tuple[Record, TickStep]] = {}
+    for i, (name, stored) in enumerate(zip(names, records, strict=True)):
+        if stored is None:  # removed meanwhile; or another program deleted the record
+            calls[i] = Schedule(topic, name, "", b"")
+            continue
+        try:
+            record = Record.decode(stored)
+            step = advance(record, now_ms, is_split=layout.is_split)
+            steps[i] = record, step
+            if layout.is_split:
+                results[i] = yield from run_split(store, topic, name, record, step)
+            else:
+                calls[i] = step_call(topic, name, record, step)
+        except LisaError as error:
+            results[i] = error
+    number = "" if layout.is_split else str(layout.number)
+    done = yield from store.run_many(list(calls.values()), number)
+    for i, result in zip(calls, done, strict=True):
+        results[i] = result
+    for i, (record, step) in steps.items():
+        results[i] = yield from _again(
+            store, topic, names[i], record, now_ms=now_ms, step=step, result=results[i]
+        )
+    if any(isinstance(one, Misplaced) for one in results):
+        yield from store.layout(Topic(topic))
+    return results
+
+
+def _again(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record,
+    *,
+    now_ms: int,
+    step: TickStep,
+    result: ScheduleOutcome | LisaError | None,
+) -> Flow[ScheduleOutcome | LisaError | None]:
+    """The result of a tick's step, planned anew as long as the step cannot be done as planned.
+
+    An occurrence that is to be replaced may have begun, and the topic may have no room for all.
+    """
+    layout = store.known_layout(Topic(topic)) or PLAIN
+    may_swap, most = True, None
+    while True:
+        if isinstance(result, TopicFull):
+            most = fewer(step, now_ms)
+            if most is None:
+                return result
+        elif isinstance(result, ScheduleOutcome) and result.state == "gone":
+            may_swap = False
+        else:
+            return result
+        step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
+        try:
+            if layout.is_split:
+                result = yield from run_split(store, topic, name, record, step)
+            else:
+                call = step_call(topic, name, record, step)
+                result = yield from store.run_at(call, str(layout.number), store.patience())
+        except LisaError as error:
+            result = error
 
 
 def step_call(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeAlias
 
 import msgspec
 
-from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced, ScheduleChanged
+from lisa.core.model.errors import InvalidMessage, Misplaced, ScheduleChanged
 from lisa.core.model.recurring.definition import (
     Record,
     ScheduleDefinition,
@@ -29,7 +29,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.schedule_calls import run_split, step_call
 from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
-from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
+from lisa.core.transitions.schedule import ScheduleOutcome
 
 BACKFILL_STEP = 100
 """Occurrences that one call of `backfill` creates."""
@@ -182,44 +182,6 @@ def backfill(
         created += done.outcomes.count("a")
         duplicates += done.outcomes.count("d")
         after_ms = ticks[-1]
-
-
-def tick_all(
-    store: Store, topic: str, names: Sequence[str], now_ms: int
-) -> Flow[list[ScheduleOutcome | LisaError | None]]:
-    """Do what is due of some schedules; the result of each, None if nothing was to be done."""
-    key = store.keys.topic(topic).schedules
-    records = yield from store.command("HMGET", key, *names)
-    layout = store.known_layout(Topic(topic)) or PLAIN
-    results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
-    calls: dict[int, Schedule] = {}
-    swaps: dict[int, Record] = {}
-    for i, (name, stored) in enumerate(zip(names, records, strict=True)):
-        if stored is None:  # removed meanwhile; or another program deleted the record
-            calls[i] = Schedule(topic, name, "", b"")
-            continue
-        try:
-            record = Record.decode(stored)
-            step = advance(record, now_ms, is_split=layout.is_split)
-            if layout.is_split:
-                results[i] = yield from run_split(store, topic, name, record, step)
-                continue
-            calls[i] = step_call(topic, name, record, step)
-            if step.swaps:
-                swaps[i] = record
-        except LisaError as error:
-            results[i] = error
-    number = "" if layout.is_split else str(layout.number)
-    done = yield from store.run_many(list(calls.values()), number)
-    for i, result in zip(calls, done, strict=True):
-        results[i] = result
-        if isinstance(result, ScheduleOutcome) and result.state == "gone":
-            step = advance(swaps[i], now_ms, is_split=False, may_swap=False)
-            again = step_call(topic, names[i], swaps[i], step)
-            (results[i],) = yield from store.run_many([again], number)
-    if any(isinstance(one, Misplaced) for one in results):
-        yield from store.layout(Topic(topic))
-    return results
 
 
 def _extra(record: Record, ticks: Iterable[tuple[int, int | None]]) -> TickStep:

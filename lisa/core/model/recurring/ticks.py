@@ -124,31 +124,49 @@ def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
     return TickStep(record=record, score=tick, creates=creates, drops=drops)
 
 
-def advance(record: Record, now_ms: int, *, is_split: bool, may_swap: bool = True) -> TickStep:
+def advance(
+    record: Record,
+    now_ms: int,
+    *,
+    is_split: bool,
+    may_swap: bool = True,
+    most: int | None = None,
+) -> TickStep:
     """The step for a schedule whose tick has come.
 
     may_swap: whether missed ticks may replace the occurrence of this one; not if it has begun.
+    most: create only so many occurrences, and none ahead of its tick; the next ticks stay due.
     """
     if record.tick is None:
         return TickStep(record=record, score=None)
     # A manager's estimate of the server's clock may go back by some milliseconds.
     now_ms = max(now_ms, record.tick)
     if record.is_made:
-        return _advance_made(record, now_ms, is_split=is_split, may_swap=may_swap)
+        return _advance_made(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
     ticks = _wanted(record, [record.tick - 1, now_ms])
     if record.is_queued:
         max_late_ms = record.definition.max_late_ms
         is_too_late = max_late_ms is not None and record.tick < now_ms - max_late_ms
         ticks = [] if is_too_late else [record.tick]
     if record.definition.overlap is Overlap.ALLOW:
-        record, creates = _created(record, ticks)
-        return _then(record, creates, now_ms, is_split=is_split)
+        return _creating(record, ticks, now_ms, is_split=is_split, most=most)
     if not ticks:
-        return _then(record, [], now_ms, is_split=is_split)
+        return _creating(record, [], now_ms, is_split=is_split, most=most)
     return _one_at_a_time(record, ticks, now_ms)
 
 
-def _advance_made(record: Record, now_ms: int, *, is_split: bool, may_swap: bool) -> TickStep:
+def fewer(step: TickStep, now_ms: int) -> int | None:
+    """How many occurrences a step should create if the topic has no room for all of its own.
+
+    First the one ahead of its tick waits for the tick. None if not even one has room.
+    """
+    due = sum(tick <= now_ms for tick, _, _ in step.creates)
+    return due if due < len(step.creates) else due // 2 or None
+
+
+def _advance_made(
+    record: Record, now_ms: int, *, is_split: bool, may_swap: bool, most: int | None
+) -> TickStep:
     """The occurrence of the tick exists: create those that were missed since, and the next one."""
     tick = record.tick or 0
     missed = _wanted(record, [tick, now_ms])
@@ -161,8 +179,7 @@ def _advance_made(record: Record, now_ms: int, *, is_split: bool, may_swap: bool
         record = msgspec.structs.replace(record, made=record.made - 1, is_made=False)
     elif is_one:  # the older one runs instead of them
         missed = missed[len(late) :]
-    record, creates = _created(record, missed)
-    step = _then(record, creates, now_ms, is_split=is_split)
+    step = _creating(record, missed, now_ms, is_split=is_split, most=most)
     return replace(step, drops=drops, swaps=bool(drops))
 
 
@@ -179,12 +196,16 @@ def _one_at_a_time(record: Record, ticks: Sequence[int], now_ms: int) -> TickSte
     return TickStep(record=done, score=done.tick, creates=creates, held=held, held_score=held_score)
 
 
-def _then(
-    record: Record, creates: list[tuple[int, int, int | None]], now_ms: int, *, is_split: bool
+def _creating(
+    record: Record, ticks: Sequence[int], now_ms: int, *, is_split: bool, most: int | None
 ) -> TickStep:
-    """The step that creates some occurrences and goes on to the next tick after now."""
+    """The step that creates some occurrences, `most` of them, and goes on to the next tick."""
+    record, creates = _created(record, ticks[:most])
+    left = [] if most is None else ticks[most:]
+    if left and not _is_over(record):
+        return TickStep(record=_with_tick(record, left[0]), score=left[0], creates=creates)
     tick = None if _is_over(record) else _next(record, now_ms)
-    if tick is None or not record.definition.is_ahead or is_split:
+    if tick is None or not record.definition.is_ahead or is_split or most is not None:
         return TickStep(record=_with_tick(record, tick), score=tick, creates=creates)
     record, ahead = _created_ahead(record, tick)
     return TickStep(record=record, score=tick, creates=[*creates, *ahead])
