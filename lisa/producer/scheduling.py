@@ -69,8 +69,8 @@ class Scheduling(Sending):
             the newest of several late occurrences.
         if_version: change only this version of the schedule; 0: only create it.
 
-        Raises InvalidMessage, TopicFull, and what `send` raises; ScheduleChanged if `if_version` is
-        another.
+        Raises InvalidMessage, and what `send` raises except TopicFull; ScheduleChanged if
+        `if_version` is another.
         """
         from lisa.core.model.recurring.define import ScheduleOptions, define
         from lisa.core.store import schedules

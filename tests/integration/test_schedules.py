@@ -18,7 +18,7 @@ from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
 from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import ms_datetime
-from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
@@ -323,6 +323,49 @@ def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
             created += ticks_of([one])
             assert producer.cancel(TOPIC, one) == "cancelled"
     assert [tick for tick in created if tick <= at_ms] == list(range(first, at_ms, 3_600_000))
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_a_schedule_of_a_full_topic_can_be_changed(
+    cast: Cast, producer: Producer, overlap: str
+) -> None:
+    cast.configure(capacity="1")
+    cast.send()
+    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
+    assert producer.schedule("s", body=1, **options)
+    assert len(ids_waiting(cast)) == 0
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    tick = found.next_ms or 0
+    wait_until(lambda: cast.now_ms() > tick)
+    assert producer.schedule("s", body=2, **options)
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    assert found.next_ms == tick  # it comes once there is room
+    assert producer.pause_schedule(TOPIC, "s")
+    assert producer.resume_schedule(TOPIC, "s")
+    with pytest.raises(TopicFull):
+        producer.run_schedule(TOPIC, "s")
+
+
+def test_an_edit_keeps_the_tick_that_waits_for_an_earlier_occurrence(
+    cast: Cast, producer: Producer
+) -> None:
+    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": "queue_one"}
+    producer.schedule("s", body=1, **options)
+
+    def next_ms() -> int:
+        found = producer.get_schedule(TOPIC, "s")
+        assert found is not None
+        return found.next_ms or 0
+
+    first = next_ms()
+    for tick in (first, first + 1_000):
+        wait_until(lambda tick=tick: cast.now_ms() > tick)  # type: ignore[misc]
+        cast.store.drive(tick_all(cast.store, TOPIC, ["s"], tick))
+    assert (ids_waiting(cast), next_ms()) == ([f"s@{first}"], first + 1_000)
+    producer.schedule("s", body=2, **options)
+    assert next_ms() == first + 1_000
 
 
 def test_a_full_topic_gets_an_occurrence_at_its_tick(

@@ -205,6 +205,22 @@ def test_pausing_drops_the_pending_occurrence_and_gives_its_number_back() -> Non
     assert created(resumed) == [8]
 
 
+def test_an_edit_keeps_a_tick_that_has_come() -> None:
+    """An earlier occurrence, or a full topic, has prevented its occurrence so far."""
+    queued = advance(started({"overlap": "queue_one"}), at(1), is_split=False).held
+    assert queued is not None
+    step = begin(msgspec.structs.replace(queued, version=2), at(1.5), is_split=False)
+    assert (created(step), step.score, step.record.tick) == ([], at(1), at(1))
+    late = begin(made({}), START, is_split=True).record
+    step = begin(msgspec.structs.replace(late, version=2), at(3.5), is_split=True)
+    assert (step.score, step.record.last) == (at(1), None)
+    hourly = msgspec.structs.replace(late, definition=define("x", {"every": "1h"}))
+    assert begin(hourly, at(3.5), is_split=True).score == at(60)
+    ahead = begin(msgspec.structs.replace(started({}), version=2), at(1.5), is_split=True)
+    assert (ahead.score, ahead.drops) == (at(2), [])
+    assert (ahead.record.last, ahead.record.made) == (at(1), 1)
+
+
 def test_an_interval_between_occurrences_is_covered_once() -> None:
     """An occurrence that is removed before its tick is not the previous one of any other."""
     record = advance(started({}), at(1), is_split=False).record

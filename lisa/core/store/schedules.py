@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from lisa.core.model.errors import InvalidMessage, Misplaced, ScheduleChanged
+from lisa.core.model.errors import InvalidMessage, Misplaced, ScheduleChanged, TopicFull
 from lisa.core.model.recurring.definition import (
     Record,
     ScheduleDefinition,
@@ -35,7 +35,8 @@ BACKFILL_STEP = 100
 """Occurrences that one call of `backfill` creates."""
 
 Change: TypeAlias = Callable[[Record | None, int, bool], TickStep | None]
-"""From the stored record, the time in ms, and whether the topic has several shards, to the step."""
+"""From the stored record, the time in ms, and whether to create occurrences only at their ticks (in
+a topic with several shards, or at its capacity), to the step."""
 
 
 def put(
@@ -50,7 +51,7 @@ def put(
     """Create or change a schedule; returns whether anything changed.
 
     The same definition changes nothing. declared: a manager's YAML defines it, which changes only
-    what a declaration wrote last. Raises InvalidMessage, TopicFull, and ScheduleChanged.
+    what a declaration wrote last. Raises InvalidMessage and ScheduleChanged.
     """
     check_name(name)
     definition.check()
@@ -129,7 +130,7 @@ def align(store: Store, topic: str, name: str) -> Flow[bool]:
             return None
         return begin(record, now_ms, is_split=is_split)
 
-    return (yield from _change(store, topic, name, change)) is not None
+    return (yield from _change(store, topic, name, change, settles=True)) is not None
 
 
 def run_now(store: Store, topic: str, name: str) -> Flow[str]:
@@ -218,20 +219,21 @@ def _change(
 ) -> Flow[ScheduleOutcome | None]:
     """Apply a change to the stored record; retry if another process changed the record first.
 
-    settles: whether to do first what is due, as a manager would, so that no tick is lost.
-    Returns None if there was nothing to change.
+    settles: whether to do first what is due, as a manager would, so that no tick is lost. On a
+    full topic, this and the next occurrence are left to the managers. Returns None if there was
+    nothing to change.
     """
     key = store.keys.topic(topic).schedules
-    patience, may_swap = store.patience(), True
+    patience, may_swap, is_full = store.patience(), True, False
     while True:
         layout = store.known_layout(Topic(topic)) or PLAIN
         stored = yield from store.command("HGET", key, name)
         now_ms = (yield from store.server_time_us(key)) // 1000
         record = None if stored is None else Record.decode(stored)
-        step = change(record, now_ms, layout.is_split)
+        step = change(record, now_ms, layout.is_split or is_full)
         if step is None:
             return None
-        is_due = settles and record is not None and is_overdue(record, now_ms)
+        is_due = settles and not is_full and record is not None and is_overdue(record, now_ms)
         if is_due and record is not None:
             step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
         try:
@@ -246,6 +248,11 @@ def _change(
             if patience.next_pause() is None:
                 raise
             yield from store.layout(Topic(topic))
+            continue
+        except TopicFull:
+            if is_full or not settles:
+                raise
+            is_full = True
             continue
         may_swap = done.state != "gone"
         if done.state != "changed" and not is_due:

@@ -99,7 +99,7 @@ def _on_one(
     "PUT",
     "",
     "The schedule has this definition.",
-    {409: "The schedule has another version than `if_version`.", **FULL},
+    {409: "The schedule has another version than `if_version`."},
 )
 async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAnswer]:
     """Create or change a schedule.

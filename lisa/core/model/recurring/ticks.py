@@ -111,14 +111,22 @@ def is_overdue(record: Record, now_ms: int) -> bool:
 
 
 def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
-    """The step that starts a new, changed or resumed schedule: from now on, without the past."""
-    tick = _next(record, now_ms)
-    drops = [record.tick] if record.is_made and record.tick is not None else []
-    made = record.made - len(drops)
-    record = msgspec.structs.replace(record, made=made, is_made=False, is_queued=False)
+    """The step that starts a new, changed or resumed schedule: from now on, without the past.
+
+    A tick that has come and has no occurrence yet is kept, if the schedule still has that tick.
+    """
+    tick, drops, after_ms = record.tick, [], now_ms
+    if tick is not None and tick <= now_ms:
+        after_ms = tick if record.is_made else tick - 1
+        record = msgspec.structs.replace(record, last=record.latest)
+    elif tick is not None and record.is_made:
+        drops = [tick]
+        record = msgspec.structs.replace(record, made=record.made - 1)
+    record = msgspec.structs.replace(record, is_made=False, is_queued=False)
+    tick = _next(record, after_ms)
     if record.is_paused or tick is None or _is_over(record):
         return TickStep(record=_with_tick(record, None), score=None, drops=drops)
-    if not record.definition.is_ahead or is_split:
+    if not record.definition.is_ahead or is_split or tick <= now_ms:
         return TickStep(record=_with_tick(record, tick), score=tick, drops=drops)
     record, creates = _created_ahead(record, tick)
     return TickStep(record=record, score=tick, creates=creates, drops=drops)
