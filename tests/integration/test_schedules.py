@@ -201,6 +201,29 @@ def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
             call(TOPIC, "s")
 
 
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+@pytest.mark.parametrize("method", ["pause_schedule", "remove_schedule"])
+def test_an_occurrence_that_a_jitter_delays_is_removed(
+    cast: Cast, producer: Producer, overlap: str, method: str
+) -> None:
+    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
+    producer.schedule("s", body=["${count}", "${previous}"], template=True, jitter="30d", **options)
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    first = found.next_ms or 0
+    wait_until(lambda: cast.now_ms() > first)
+    cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first))
+    assert f"s@{first}" in ids_waiting(cast)
+    assert getattr(producer, method)(TOPIC, "s")
+    assert ids_waiting(cast) == []
+    if method == "pause_schedule":
+        producer.resume_schedule(TOPIC, "s")
+        cast.store.drive(tick_all(cast.store, TOPIC, ["s"], cast.now_ms() + 1_000))
+        message = producer.get(TOPIC, ids_waiting(cast)[0])
+        assert message is not None
+        assert message.body == [1, None]
+
+
 def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     producer.schedule("s", topic=TOPIC, body="b", cron="0 9 * * *", tz="Europe/Berlin")
     (pending,) = ids_waiting(cast)

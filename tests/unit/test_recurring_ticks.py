@@ -23,6 +23,7 @@ from lisa.core.model.recurring.ticks import (
     due_ms,
     fewer,
     next_tick,
+    taken_back,
     tick_before,
 )
 
@@ -203,6 +204,14 @@ def test_pausing_drops_the_pending_occurrence_and_gives_its_number_back() -> Non
     assert (step.drops, step.score, step.record.made) == ([at(1)], None, 0)
     resumed = begin(msgspec.structs.replace(step.record, is_paused=False), at(7.5), is_split=False)
     assert created(resumed) == [8]
+
+
+def test_occurrences_that_are_removed_before_they_are_due_give_their_numbers_back() -> None:
+    record = made({}, made=5, last=at(5), tick=at(6))
+    fewer_made = taken_back(record, [at(4), at(5)])
+    assert (fewer_made.made, fewer_made.last) == (3, at(3))
+    assert taken_back(record, [at(4)]).last == at(5)
+    assert taken_back(made({}, made=1, last=at(1)), [at(1)]).last is None
 
 
 def test_an_edit_keeps_a_tick_that_has_come() -> None:

@@ -14,9 +14,14 @@ from typing import Any
 from lisa.core.model.envelope import encode_head, new_token
 from lisa.core.model.errors import LisaError, Misplaced, TopicFull
 from lisa.core.model.late import message_policy
-from lisa.core.model.recurring.definition import Overlap, Record, occurrence_id
-from lisa.core.model.recurring.ticks import TickStep, advance, due_ms, fewer
-from lisa.core.model.sharding import PLAIN, Topic
+from lisa.core.model.recurring.definition import (
+    MOST_CAUGHT_UP,
+    Overlap,
+    Record,
+    occurrence_id,
+)
+from lisa.core.model.recurring.ticks import TickStep, advance, due_ms, fewer, ticks_between
+from lisa.core.model.sharding import PLAIN, Layout, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
@@ -93,13 +98,27 @@ def _again(
             return result
         step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
         try:
-            if layout.is_split:
-                result = yield from run_split(store, topic, name, record, step)
-            else:
-                call = step_call(topic, name, record, step)
-                result = yield from store.run_at(call, str(layout.number), store.patience())
+            result = yield from run_step(store, topic, name, record, step, layout=layout)
         except LisaError as error:
             result = error
+
+
+def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) -> Flow[list[int]]:
+    """The ticks that have come whose occurrences still wait, because of the schedule's jitter.
+
+    At most the latest `MOST_CAUGHT_UP` ticks.
+    """
+    definition, latest = record.definition, record.latest
+    if not definition.jitter_ms or latest is None:
+        return []
+    after_ms = max(record.made_ms, now_ms - definition.jitter_ms)
+    came = ticks_between(record, after_ms, min(now_ms, latest), MOST_CAUGHT_UP)
+    later = [tick for tick in came if due_ms(definition, name, tick) > now_ms]
+    if not later:
+        return []
+    ids = [occurrence_id(name, tick) for tick in later]
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    return [t for t, one in zip(later, seen, strict=True) if one.waiting_due_ms is not None]
 
 
 def step_call(
@@ -147,6 +166,28 @@ def _occurrences(
         )
         for tick, number, previous in step.creates
     ]
+
+
+def run_step(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    layout: Layout,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Flow[ScheduleOutcome]:
+    """Run a step on a topic of a layout.
+
+    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
+    """
+    if layout.is_split:
+        run = run_split(store, topic, name, record, step, removes=removes, has_jitter=has_jitter)
+        return (yield from run)
+    call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
+    return (yield from store.run_at(call, str(layout.number), store.patience()))
 
 
 def run_split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import TypeAlias
 
@@ -21,12 +22,13 @@ from lisa.core.model.recurring.ticks import (
     begin,
     is_overdue,
     next_tick,
+    taken_back,
     tick_before,
     ticks_after,
 )
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.schedule_calls import run_split, step_call
+from lisa.core.store.schedule_calls import delayed, run_step
 from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
 from lisa.core.transitions.schedule import ScheduleOutcome
@@ -90,7 +92,7 @@ def put(
 def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:
     """Pause or resume a schedule; returns whether that changed it. Raises InvalidMessage.
 
-    Ticks during the pause are not caught up.
+    A pause removes the occurrences that are not due. Ticks during it are not caught up.
     """
 
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: FBT001
@@ -100,11 +102,12 @@ def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[
         new = msgspec.structs.replace(record, version=record.version + 1, is_paused=is_paused)
         return begin(new, now_ms, is_split=is_split)
 
-    return (yield from _change(store, topic, name, change, settles=True)) is not None
+    flow = _change(store, topic, name, change, settles=True, drops_delayed=is_paused)
+    return (yield from flow) is not None
 
 
 def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) -> Flow[bool]:
-    """Remove a schedule and its waiting occurrence; returns whether it was removed.
+    """Remove a schedule and its occurrences that are not due; returns whether it was removed.
 
     only_declared: keep it unless a declaration wrote its definition last.
     """
@@ -117,7 +120,8 @@ def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) 
         drops = [record.tick] if record.is_made and record.tick is not None else []
         return TickStep(record=record, score=None, drops=drops)
 
-    return (yield from _change(store, topic, name, change, removes=True)) is not None
+    flow = _change(store, topic, name, change, removes=True, drops_delayed=True)
+    return (yield from flow) is not None
 
 
 def align(store: Store, topic: str, name: str) -> Flow[bool]:
@@ -216,12 +220,13 @@ def _change(
     removes: bool = False,
     has_jitter: bool = True,
     settles: bool = False,
+    drops_delayed: bool = False,
 ) -> Flow[ScheduleOutcome | None]:
     """Apply a change to the stored record; retry if another process changed the record first.
 
     settles: whether to do first what is due, as a manager would, so that no tick is lost. On a
-    full topic, this and the next occurrence are left to the managers. Returns None if there was
-    nothing to change.
+    full topic, this and the next occurrence are left to the managers. drops_delayed: whether to
+    drop also the occurrences that a jitter delays. Returns None if there was nothing to change.
     """
     key = store.keys.topic(topic).schedules
     patience, may_swap, is_full = store.patience(), True, False
@@ -236,14 +241,21 @@ def _change(
         is_due = settles and not is_full and record is not None and is_overdue(record, now_ms)
         if is_due and record is not None:
             step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
+        elif drops_delayed and record is not None:
+            late = yield from delayed(store, topic, name, record, now_ms)
+            kept = taken_back(step.record, late)
+            step = replace(step, record=kept, drops=[*step.drops, *late])
         try:
-            if layout.is_split:
-                done = yield from run_split(
-                    store, topic, name, record, step, removes=removes, has_jitter=has_jitter
-                )
-            else:
-                call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
-                done = yield from store.run_at(call, str(layout.number), store.patience())
+            done = yield from run_step(
+                store,
+                topic,
+                name,
+                record,
+                step,
+                layout=layout,
+                removes=removes,
+                has_jitter=has_jitter,
+            )
         except Misplaced:
             if patience.next_pause() is None:
                 raise

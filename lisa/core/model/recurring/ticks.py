@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -130,6 +130,14 @@ def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
         return TickStep(record=_with_tick(record, tick), score=tick, drops=drops)
     record, creates = _created_ahead(record, tick)
     return TickStep(record=record, score=tick, creates=creates, drops=drops)
+
+
+def taken_back(record: Record, ticks: Collection[int]) -> Record:
+    """The record after some of the latest occurrences were removed before they were due."""
+    made, last = record.made - len(ticks), record.last
+    while last is not None and last in ticks:
+        last = tick_before(record, last)
+    return msgspec.structs.replace(record, made=made, last=last if made else None)
 
 
 def advance(
