@@ -60,7 +60,7 @@ class Scheduling(Sending):
         count: how many occurrences are created at most.
         jitter: each occurrence is due up to this much later, by an amount derived from its id.
         catch_up: ticks missed while no manager ran: "none", "one", "all" or "all(max=20)".
-        max_late: no tick is caught up later than this.
+        max_late: no tick is caught up later than this; at least 1s.
         overlap: a tick while an earlier occurrence is unfinished: "allow", "skip", "queue_one" or
             "replace_unstarted".
         template: fill `${tick}`, `${tick_ms}`, `${previous}`, `${previous_ms}` and `${count}` into

@@ -37,7 +37,9 @@ class ScheduleSettings(Section):
         default="one",
         description="Ticks missed while no manager ran: `none`, `one`, `all` or `all(max=20)`.",
     )
-    max_late: Duration | None = Field(default=None, description="No tick is caught up later.")
+    max_late: Duration | None = Field(
+        default=None, description="No tick is caught up later; at least 1s."
+    )
     overlap: Literal["allow", "skip", "queue_one", "replace_unstarted"] = Field(
         default="allow", description="A tick while an earlier occurrence is unfinished."
     )

@@ -17,16 +17,14 @@ from typing import Any, Self
 import msgspec
 
 from lisa.core.model.clock import human, ms_datetime, zone_of
-from lisa.core.model.envelope import (
-    decode_body,
-    encode_body,
-    encode_headers,
-)
+from lisa.core.model.envelope import decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.core.model.recurring.grammar import CronPattern, parse_cron
 
 MIN_EVERY_MS = 1_000
+MIN_LATE_MS = 1_000
+"""The shortest `max_late`: managers handle each tick some milliseconds late."""
 MOST_CAUGHT_UP = 100
 """The most missed ticks that a schedule may catch up."""
 
@@ -89,6 +87,10 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def check(self) -> Self:
         """Return the definition. Raises InvalidMessage, which names the parameter and the fix."""
         self._check_times()
+        if self.max_late_ms is not None and self.max_late_ms < MIN_LATE_MS:
+            raise InvalidMessage(
+                f"max_late={human(self.max_late_ms)} is too short; it is at least 1s"
+            )
         if self.most is not None and self.most < 1:
             raise InvalidMessage(f"count={self.most} is less than 1; omit it for no limit")
         if not 1 <= self.max_caught_up <= MOST_CAUGHT_UP:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from lisa.core.model.recurring.definition import MIN_EVERY_MS, CatchUp, Dst, Overlap
+from lisa.core.model.recurring.definition import MIN_EVERY_MS, MIN_LATE_MS, CatchUp, Dst, Overlap
 from lisa.gateway.api.models.base import (
     Answer,
     Instant,
@@ -65,7 +65,8 @@ class ScheduleRequest(Request):
         Meta(description="Ticks missed while no manager ran: none, one, all or all(max=20)."),
     ] = CatchUp.ONE.value
     max_late_ms: Annotated[
-        Milliseconds | None, Meta(description="No tick is caught up later than this.")
+        Milliseconds | None,
+        Meta(description=f"No tick is caught up later than this; at least {MIN_LATE_MS} ms."),
     ] = None
     overlap: Annotated[
         Overlap, Meta(description="What a tick does while an earlier occurrence is unfinished.")
