@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.recurring.definition import ScheduleDefinition
 from lisa.core.store import schedules
 from lisa.core.store.store import SyncStore
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinition]) -> None:
     """Declare a topic's schedules, and remove those that are no longer declared.
 
-    Raises LisaError.
+    Raises LisaError. If only some schedules fail, it names them, after all others were declared.
     """
     key = store.keys.topic(topic).options
     stored = store.ask("HGET", key, FIELD)
@@ -34,15 +35,28 @@ def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinitio
     names = sorted({*earlier, *wanted})
     if names != earlier:  # before they exist: an interrupted declaration can be taken back
         store.ask("HSET", key, FIELD, msgspec.json.encode(names))
-    topic_log = TopicLog(log, topic)
+    failures = []
     for name in names:
-        definition = wanted.get(name)
-        if definition is None:
-            if store.drive(schedules.remove(store, topic, name, only_declared=True)):
-                topic_log.info("schedule %s removed", name)
-        elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
-            topic_log.info("schedule %s declared", name)
+        try:
+            _declare(store, topic, name, wanted.get(name))
+        except ServerUnavailable:
+            raise
+        except LisaError as error:
+            failures.append(f"schedule {name}: {error}")
+    if failures:
+        raise LisaError("; ".join(failures))
     if not wanted:
         store.ask("HDEL", key, FIELD)
     elif names != sorted(wanted):
         store.ask("HSET", key, FIELD, msgspec.json.encode(sorted(wanted)))
+
+
+def _declare(
+    store: SyncStore, topic: str, name: str, definition: ScheduleDefinition | None
+) -> None:
+    """Declare one schedule; None removes it."""
+    if definition is None:
+        if store.drive(schedules.remove(store, topic, name, only_declared=True)):
+            TopicLog(log, topic).info("schedule %s removed", name)
+    elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
+        TopicLog(log, topic).info("schedule %s declared", name)

@@ -617,6 +617,33 @@ def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     assert cast.store.ask("HGET", cast.keys.options, "schedules") is None
 
 
+def test_a_declared_schedule_that_fails_does_not_stop_the_others(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    registry = Registry(cast.store, Plan(), lambda _: None)
+
+    def declare(**bodies: str) -> None:
+        entries = [
+            {"name": name, "topic": TOPIC, "every": "1h", "body": body}
+            for name, body in bodies.items()
+        ]
+        settings = ManagerSettings.load(redis=redis_url, schedules=entries)
+        registry.reconfigure(Plan.from_settings(settings))
+        registry.step()
+
+    cast.configure(max_body_bytes="100")
+    declare(a="x" * 101, b="1", c="1")
+    assert [one.name for one in producer.schedules(TOPIC)] == ["b", "c"]
+    assert "schedule a: the body" in str(registry.topic_errors.of(TOPIC))
+    cast.store.ask("HSET", cast.keys.schedules, "b", "junk")
+    declare(a="1")
+    assert [one.name for one in producer.schedules(TOPIC)] == ["a"]
+    assert "schedule b: the record" in str(registry.topic_errors.of(TOPIC))
+    cast.store.ask("HDEL", cast.keys.schedules, "b")
+    registry.step()
+    assert registry.topic_errors.of(TOPIC) is None
+
+
 def test_a_manager_in_code_declares_schedules(
     redis_url: str, cast: Cast, producer: Producer
 ) -> None:
