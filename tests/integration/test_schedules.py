@@ -131,6 +131,25 @@ def test_a_running_occurrence_delays_or_prevents_the_next(
         assert second >= first + 3000
 
 
+@pytest.mark.parametrize("overlap", ["allow", "skip", "queue_one", "replace_unstarted"])
+def test_a_manager_that_is_second_at_a_tick_does_nothing(
+    cast: Cast, producer: Producer, overlap: str
+) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h", overlap=overlap)
+    first = int(cast.store.ask("ZSCORE", cast.keys.ticks, "s"))
+
+    def stored() -> object:
+        keys = cast.keys
+        ticks = cast.store.ask("ZRANGE", keys.ticks, 0, -1, "WITHSCORES")
+        return ids_waiting(cast), cast.store.ask("HGETALL", keys.schedules), ticks
+
+    cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first + 5))
+    before = stored()
+    assert f"s@{first}" in ids_waiting(cast)
+    cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first + 5))
+    assert stored() == before
+
+
 def test_the_same_definition_changes_nothing_and_keeps_the_phase(
     cast: Cast, producer: Producer
 ) -> None:

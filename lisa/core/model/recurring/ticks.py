@@ -148,15 +148,13 @@ def advance(
     may_swap: bool = True,
     most: int | None = None,
 ) -> TickStep:
-    """The step for a schedule whose tick has come.
+    """The step for a schedule whose tick has come; it changes nothing if the tick has not come.
 
     may_swap: whether missed ticks may replace the occurrence of this one; not if it has begun.
     most: create only so many occurrences, and none ahead of its tick; the next ticks stay due.
     """
-    if record.tick is None:
-        return TickStep(record=record, score=None)
-    # A manager's estimate of the server's clock may go back by some milliseconds.
-    now_ms = max(now_ms, record.tick)
+    if record.tick is None or record.tick > now_ms:  # another manager was first
+        return TickStep(record=record, score=record.tick)
     if record.is_made:
         return _advance_made(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
     ticks = _wanted(record, [record.tick - 1, now_ms])
