@@ -74,7 +74,8 @@ end
 
 if n > 0 and is_held() then
   write(ARGV[ARGS + 7], ARGV[ARGS + 8])
-  count('overlapped', 1)
+  local is_queued = string.find(found, 'q', 1, true) -- then the tick was counted before
+  if not is_queued then count('overlapped', 1) end
   return remember({'OK', 'held', found, string.rep('n', n)})
 end
 

@@ -181,6 +181,16 @@ def test_what_an_earlier_occurrence_prevents(bench: Bench, stage: str, overlap: 
         assert state["lisa:ready"] == []
 
 
+def test_a_tick_that_waits_for_an_earlier_occurrence_is_counted_once(bench: Bench) -> None:
+    before: dict[str, Any] = {"body": {"s@5": "A-"}, "lisa": G(ready=[Row("s@5", 5)])}
+    bench.put(schedules={"s": "1.6q.0 queued"}, ticks={"s": 6}, **before)
+    asked = call(
+        fence="1.6q.0", earlier=["s@5"], overlap="queue_one", held=b"1.6q.0 queued", held_score=7
+    )
+    assert bench.call(asked).state == "held"
+    bench.check(schedules={"s": "1.6q.0 queued"}, ticks={"s": 7}, **before)
+
+
 def test_the_capacity_of_the_topic_counts(bench: Bench) -> None:
     before = {"schedules": {"s": BEFORE}, "waiting": {"x": FAR}, "body": {"x": "A-"}}
     bench.put(options={"capacity": "1"}, **before)

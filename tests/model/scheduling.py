@@ -46,7 +46,8 @@ def change(topic: Topic, call: Change, clock: Clock) -> tuple[str, str, str]:
     replaced: list[str] = []
     if call.creates and is_held(topic, call, replaced):
         write(topic, call.name, call.held, call.held_score)
-        topic.count("overlapped")
+        if "q" not in found:
+            topic.count("overlapped")
         return "held", found, "n" * len(call.creates)
     if call.swaps and not topic.waiting.keys() >= set(call.drops):
         return "gone", found, ""
