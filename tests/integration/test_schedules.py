@@ -19,6 +19,7 @@ from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
+from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
@@ -411,6 +412,31 @@ def test_an_edit_keeps_the_tick_that_waits_for_an_earlier_occurrence(
     assert (ids_waiting(cast), next_ms()) == ([f"s@{first}"], first + 1_000)
     producer.schedule("s", body=2, **options)
     assert next_ms() == first + 1_000
+
+
+def test_one_call_creates_few_large_occurrences(cast: Cast, producer: Producer) -> None:
+    body = "x" * (BYTES_PER_CALL // 4)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    producer.schedule("s", topic=TOPIC, body=body, cron="0 * * * *", catch_up="all")
+
+    def calls() -> int:
+        found = re.search(rb"cmdstat_evalsha:calls=(\d+)", cast.store.ask("INFO", "commandstats"))
+        assert found is not None
+        return int(found[1])
+
+    before = calls()
+    assert producer.backfill_schedule(TOPIC, "s", start, start + timedelta(hours=9)) == (10, 0)
+    assert calls() == before + 3
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    first, waiting = found.next_ms or 0, len(ids_waiting(cast))
+    at_ms = first + 8 * 3_600_000 + 1_800_000
+    while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
+        cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
+        assert 0 < len(ids_waiting(cast)) - waiting <= 4
+        waiting = len(ids_waiting(cast))
+    late = [tick for tick in ticks_of(ids_waiting(cast)) if first <= tick <= at_ms]
+    assert late == list(range(first, at_ms, 3_600_000))
 
 
 def test_a_full_topic_gets_an_occurrence_at_its_tick(

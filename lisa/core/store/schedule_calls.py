@@ -14,10 +14,12 @@ from typing import Any
 from lisa.core.model.envelope import encode_head, new_token
 from lisa.core.model.errors import LisaError, Misplaced, TopicFull
 from lisa.core.model.late import message_policy
+from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
     Overlap,
     Record,
+    ScheduleDefinition,
     occurrence_id,
 )
 from lisa.core.model.recurring.ticks import TickStep, advance, due_ms, fewer, ticks_between
@@ -32,6 +34,20 @@ from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutc
 
 _RUNNING = (State.IN_FLIGHT, State.RETRY)
 _UNSTARTED = (State.WAITING, State.READY)
+
+
+def most_per_call(definition: ScheduleDefinition) -> int:
+    """The most occurrences that one call creates; at least one at a tick and one ahead of it."""
+    return max(2, BYTES_PER_CALL // max(1, len(definition.body)))
+
+
+def plan(record: Record, now_ms: int, *, is_split: bool, may_swap: bool = True) -> TickStep:
+    """The step for a schedule whose tick has come, within the byte budget of a call."""
+    step = advance(record, now_ms, is_split=is_split, may_swap=may_swap)
+    most = most_per_call(record.definition)
+    if len(step.creates) <= most:
+        return step
+    return advance(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
 
 
 def tick_all(
@@ -50,7 +66,7 @@ def tick_all(
             continue
         try:
             record = Record.decode(stored)
-            step = advance(record, now_ms, is_split=layout.is_split)
+            step = plan(record, now_ms, is_split=layout.is_split)
             steps[i] = record, step
             if layout.is_split:
                 results[i] = yield from run_split(store, topic, name, record, step)
@@ -96,7 +112,10 @@ def _again(
             may_swap = False
         else:
             return result
-        step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
+        if most is None:
+            step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
+        else:
+            step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
         try:
             result = yield from run_step(store, topic, name, record, step, layout=layout)
         except LisaError as error:

@@ -18,7 +18,6 @@ from lisa.core.model.recurring.definition import (
 )
 from lisa.core.model.recurring.ticks import (
     TickStep,
-    advance,
     begin,
     is_overdue,
     next_tick,
@@ -28,13 +27,13 @@ from lisa.core.model.recurring.ticks import (
 )
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.schedule_calls import delayed, run_step
+from lisa.core.store.schedule_calls import delayed, most_per_call, plan, run_step
 from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
 from lisa.core.transitions.schedule import ScheduleOutcome
 
 BACKFILL_STEP = 100
-"""Occurrences that one call of `backfill` creates."""
+"""Occurrences that one call of `backfill` creates, unless they are large."""
 
 Change: TypeAlias = Callable[[Record | None, int, bool], TickStep | None]
 """From the stored record, the time in ms, and whether to create occurrences only at their ticks (in
@@ -176,7 +175,7 @@ def backfill(
         ) -> TickStep | None:
             record = known(record, topic, name)
             found = ticks_after(record, after_ms, min(to_ms, now_ms))
-            ticks[:] = islice(found, BACKFILL_STEP)
+            ticks[:] = islice(found, min(BACKFILL_STEP, most_per_call(record.definition)))
             if not ticks:
                 return None
             return _extra(record, zip(ticks, [tick_before(record, ticks[0]), *ticks], strict=False))
@@ -240,7 +239,7 @@ def _change(
             return None
         is_due = settles and not is_full and record is not None and is_overdue(record, now_ms)
         if is_due and record is not None:
-            step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
+            step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
         elif drops_delayed and record is not None:
             late = yield from delayed(store, topic, name, record, now_ms)
             kept = taken_back(step.record, late)
