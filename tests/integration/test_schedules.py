@@ -17,7 +17,7 @@ import pytest
 from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
 from lisa.admin import deletion
 from lisa.admin.fsck import check
-from lisa.core.model.clock import ms_datetime
+from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring import ticks
@@ -471,6 +471,33 @@ def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:
         assert producer.remove_schedule(TOPIC, "s")
     assert len(set(handled)) == len(handled)
     assert_complete(handled, 1000)
+
+
+@pytest.mark.parametrize("change", ["edit", "pause", "remove"])
+def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, change: str) -> None:
+    """A change drops it, and it is created again at its tick."""
+    store = split.store
+    with Producer(store.connection.address.url) as producer:
+        assert producer.schedule("s", topic=TOPIC, body=1, every="1h")
+        first = producer.next_ticks(TOPIC, "s")[0]
+        split.into(4)
+        if change == "pause":
+            assert producer.pause_schedule(TOPIC, "s")
+            assert producer.get(TOPIC, f"s@{datetime_ms(first)}") is None
+            assert producer.resume_schedule(TOPIC, "s")
+        elif change == "remove":
+            assert producer.remove_schedule(TOPIC, "s")
+            assert producer.get(TOPIC, f"s@{datetime_ms(first)}") is None
+            start = first - timedelta(hours=1)
+            assert producer.schedule("s", topic=TOPIC, body=2, every="1h", start=start)
+        else:
+            assert producer.schedule("s", topic=TOPIC, body=2, every="1h")
+        (done,) = store.drive(tick_all(store, TOPIC, ["s"], datetime_ms(first)))
+        assert isinstance(done, ScheduleOutcome)
+        assert done.outcomes == "a"
+        found = producer.get(TOPIC, f"s@{datetime_ms(first)}")
+        assert found is not None
+        assert found.body == (1 if change == "pause" else 2)
 
 
 def test_fsck_and_the_deletion_of_a_topic_know_schedules(cast: Cast, producer: Producer) -> None:

@@ -247,7 +247,11 @@ def run_split(
     done = yield from store.run(call)
     if done.state == "done" and step.drops:
         ids = [occurrence_id(name, tick) for tick in step.drops]
-        yield from store.run_by_id(Cancel(topic, ids))
+        layout = store.known_layout(Topic(topic)) or PLAIN
+        for shard in layout.active(Topic(topic)):
+            # No schedule has an empty name, so this only drops: without tombstones, which would
+            # prevent that the same tick is created again, and nothing that is ready.
+            yield from store.run(Schedule(shard, "", "", b"", drops=ids))
     return done if done.state == "changed" else ScheduleOutcome(state, done.fence, outcomes)
 
 
