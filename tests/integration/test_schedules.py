@@ -394,6 +394,20 @@ def test_a_schedule_of_a_full_topic_can_be_changed(
         producer.run_schedule(TOPIC, "s")
 
 
+def test_an_edit_of_the_overlap_concerns_the_latest_occurrence(
+    cast: Cast, producer: Producer
+) -> None:
+    options: dict[str, Any] = {"topic": TOPIC, "body": 1, "every": "1s"}
+    producer.schedule("s", **options)
+    (first,) = ids_waiting(cast)
+    wait_until(lambda: cast.now_ms() > ticks_of([first])[0])
+    producer.schedule("s", overlap="queue_one", **options)
+    at_ms = int(cast.store.ask("ZSCORE", cast.keys.ticks, "s"))
+    (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
+    assert isinstance(done, ScheduleOutcome)
+    assert done.state == "held"
+
+
 def test_an_edit_keeps_the_tick_that_waits_for_an_earlier_occurrence(
     cast: Cast, producer: Producer
 ) -> None:

@@ -213,6 +213,14 @@ def test_occurrences_that_are_removed_before_they_are_due_give_their_numbers_bac
     assert taken_back(made({}, made=1, last=at(1)), [at(1)]).last is None
 
 
+def test_an_edit_of_the_overlap_concerns_the_latest_occurrence() -> None:
+    record = advance(started({}), at(1), is_split=False).record
+    skip = msgspec.structs.replace(
+        record, definition=define("x", {"every": "1m", "overlap": "skip"})
+    )
+    assert begin(skip, at(1.5), is_split=False).record.earlier == (at(1),)
+
+
 def test_an_edit_keeps_a_tick_that_has_come() -> None:
     """An earlier occurrence, or a full topic, has prevented its occurrence so far."""
     queued = advance(started({"overlap": "queue_one"}), at(1), is_split=False).held

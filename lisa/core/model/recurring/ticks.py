@@ -122,7 +122,10 @@ def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
     elif tick is not None and record.is_made:
         drops = [tick]
         record = msgspec.structs.replace(record, made=record.made - 1)
-    record = msgspec.structs.replace(record, is_made=False, is_queued=False)
+    last, earlier = record.last, record.earlier
+    if record.definition.overlap is not Overlap.ALLOW and last is not None and last not in earlier:
+        earlier = (*earlier, last)[-MOST_EARLIER:]
+    record = msgspec.structs.replace(record, is_made=False, is_queued=False, earlier=earlier)
     tick = _next(record, after_ms)
     if record.is_paused or tick is None or _is_over(record):
         return TickStep(record=_with_tick(record, None), score=None, drops=drops)
