@@ -311,6 +311,18 @@ def test_the_occurrence_before_missed_ticks(
     assert previous == ({sixth: first} if has_begun else {fifth: None, sixth: fifth})
 
 
+def test_a_backfill_is_due_at_once_despite_a_jitter(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, cron="* * * * *", jitter="30d")
+    (pending,) = ids_waiting(cast)
+    end = datetime.now(UTC)
+    created, _ = producer.backfill_schedule(TOPIC, "s", end - timedelta(minutes=5), end)
+    assert created >= 4
+    due = cast.store.ask("ZRANGE", cast.keys.waiting, "-inf", cast.now_ms(), "BYSCORE")
+    assert sorted(one.decode() for one in due) == [
+        one for one in ids_waiting(cast) if one != pending
+    ]
+
+
 def test_next_ticks_and_the_list(producer: Producer) -> None:
     producer.schedule("b", topic=TOPIC, body=1, cron="0 9 * * *", count=2)
     producer.schedule("a", topic=TOPIC, body=1, every="1h")

@@ -180,7 +180,7 @@ def backfill(
                 return None
             return _extra(record, zip(ticks, [tick_before(record, ticks[0]), *ticks], strict=False))
 
-        done = yield from _change(store, topic, name, change)
+        done = yield from _change(store, topic, name, change, has_jitter=False)
         if done is None:
             return created, duplicates
         created += done.outcomes.count("a")
