@@ -97,6 +97,57 @@ def test_a_job_is_pushed_popped_and_finished(client: httpx.Client, producer: Pro
     assert finish(client, message_id) == OK  # a call repeated after a lost response
 
 
+def in_parts(content: bytes, name: str = 'name="topic"') -> bytes:
+    """A multipart form with one field, and the boundary `x`."""
+    head = b"--x\r\nContent-Disposition: form-data; " + name.encode()
+    return head + b"\r\n\r\n" + content + b"\r\n--x--\r\n"
+
+
+def push_parts(client: httpx.Client, body: bytes) -> httpx.Response:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    return client.post("/delay-queue/push", content=body, headers=headers)
+
+
+def test_a_multipart_form_is_read_like_any_other(client: httpx.Client) -> None:
+    """Spring sends one if a value is not text. Uploaded files are ignored."""
+    topic, text = new_topic(), "多 parts\r\n--boundary\r\n"
+    form = {"topic": topic, "delayTime": str(now_ms()), "ttrTime": "30", "message": text}
+    parts: Any = {name: (None, value) for name, value in form.items()}
+    parts["message.txt"] = ("message.txt", "a file")
+    answer = client.post("/delay-queue/push", files=parts)
+    assert (answer.status_code, answer.json()["code"]) == (200, 0)
+    assert popped(client, topic)["message"] == text
+
+
+def test_a_part_of_a_form_is_text_even_if_it_is_multipart_itself(client: httpx.Client) -> None:
+    """Reading nested parts would take seconds, and forms are read before the token is checked."""
+    nested = b"".join(
+        b"Content-Type: multipart/mixed; boundary=%x\r\n\r\n--%x\r\n" % (i, i) for i in range(3_000)
+    )
+    body = in_parts(b"none", 'name="other"\r\n' + nested.decode())
+    answer = push_parts(client, body)
+    assert answer.status_code == 200
+    refusal(answer.json(), "Required request parameter 'topic' is not present")
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (in_parts(b"t", "name*=x''y; name*zz=1"), "'topic' is not present"),
+        (in_parts(b"t", "name*=none''topic"), "'delayTime' is not present"),
+        (in_parts(b"t", "name=\"topic\"; filename*=none''f"), "'topic' is not present"),
+        (in_parts(b"t", "name*0*=utf-8''to; name*=x''y; name*zz=1"), "cannot be parsed"),
+        (in_parts(b"t").replace(b"--x", b"--y"), "cannot be parsed"),
+        (in_parts(b"t").removesuffix(b"--x--\r\n") * 101, "cannot be parsed"),
+        (b"", "cannot be parsed"),
+    ],
+)
+def test_a_multipart_form_that_cannot_be_read(client: httpx.Client, body: bytes, part: str) -> None:
+    answer = push_parts(client, body)
+    assert answer.status_code == 200
+    refusal(answer.json(), part)
+
+
 def test_pop_does_not_wait(client: httpx.Client) -> None:
     topic = new_topic()
     assert pop(client, topic) is None

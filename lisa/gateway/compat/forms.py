@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from email.feedparser import BytesFeedParser
+import re
 from email.message import Message
+from email.parser import BytesHeaderParser
+from email.utils import collapse_rfc2231_value
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -30,23 +32,37 @@ async def read_form(request: Request, *, default: str = "") -> list[tuple[str, s
 
 
 def _parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
-    parser = BytesFeedParser()
-    parser.feed(b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n" + body)
-    parts = parser.close().get_payload()
-    if not isinstance(parts, list):
-        raise ValueError("the multipart form has no parts")  # noqa: TRY004  the client's fault
-    if len(parts) > MOST_FIELDS:
-        raise ValueError("Max number of fields exceeded")
+    """The fields of a multipart form. Nested forms are not parsed, because that may take long.
+
+    Raises ValueError.
+    """
+    whole = Message()
+    whole["content-type"] = content_type
+    boundary = _param(whole, "boundary", "content-type")
+    if not boundary:
+        raise ValueError("the multipart form has no boundary")
+    limit = rb"\r\n--%s(?=--|[ \t]*\r\n)" % re.escape(boundary.encode("latin-1"))
     found = []
-    for part in parts:
-        if isinstance(part, str):  # excluded by the parser, but not by its types
-            continue
-        name = part.get_param("name", header="content-disposition")
-        if isinstance(name, str) and part.get_filename() is None:
-            found.append((name, _text(part)))
+    parts = re.split(limit, b"\r\n" + body, maxsplit=MOST_FIELDS + 2)[1:]
+    if not parts:
+        raise ValueError("the multipart form has no parts")
+    for number, part in enumerate(parts):
+        if part.startswith(b"--"):  # the end
+            break
+        if number == MOST_FIELDS:
+            raise ValueError("Max number of fields exceeded")
+        head, _, content = part.partition(b"\r\n\r\n")
+        fields = BytesHeaderParser().parsebytes(head.lstrip())
+        name = _param(fields, "name", "content-disposition")
+        if name is not None and _param(fields, "filename", "content-disposition") is None:
+            found.append((name, content.decode("utf-8", "replace")))
     return found
 
 
-def _text(part: Message) -> str:
-    content = part.get_payload(decode=True)
-    return content.decode("utf-8", "replace") if isinstance(content, bytes) else ""
+def _param(fields: Message, name: str, header: str) -> str | None:
+    """A parameter of a header; None if it is missing. Raises ValueError."""
+    try:
+        value = fields.get_param(name, header=header)
+    except TypeError as error:  # raised for continued parameters in a wrong order
+        raise ValueError(f"the header {header} is invalid: {error}") from None
+    return collapse_rfc2231_value(value) if value is not None else None
