@@ -124,11 +124,11 @@ class LimitsMiddleware:
     def _hold(self, size: int) -> int:
         """Count a body's copies as buffered. Returns the number of bytes counted for the body.
 
-        Accepts a body of any size if no other is buffered. Raises ErrorResponse.
+        Accepts an empty body, and a body of any size if no other is buffered. Raises ErrorResponse.
         """
         hub, held = self._hub, size * COPIES
         others = hub.buffered - size
-        if others and others + held > self._bounds.max_buffered_bytes:
+        if held and others and others + held > self._bounds.max_buffered_bytes:
             hub.buffered -= size
             raise full_of_bytes()
         hub.buffered += held - size
@@ -152,7 +152,7 @@ class LimitsMiddleware:
                     hub.buffered += len(chunk)
                     if size > limit:
                         raise _too_large(limit)
-                    if hub.buffered > self._bounds.max_buffered_bytes:
+                    if chunk and hub.buffered > self._bounds.max_buffered_bytes:
                         raise full_of_bytes()
                     chunks.append(chunk)
                     if not message.get("more_body", False):

@@ -23,7 +23,7 @@ import pytest
 from lisa import Manager
 from lisa.embedded import EmbeddedServer
 from tests.exposition import Exposed
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -182,6 +182,27 @@ def test_responses_that_wait_for_their_clients_count_as_buffered(
         stack.close()
         wait_until(lambda: buffered(gateway) == 0)
         assert gateway.client.get(f"{path}/large").status_code == 200
+
+
+def test_health_checks_are_answered_at_the_limit_on_bytes(
+    redis_url: str, manager: Manager, tmp_path: Path
+) -> None:
+    """Responses to pulls may exceed the limit, until their clients have read them."""
+    config = "lisa-delay-queue: {gateway-server: {max-buffered-bytes: 1048576}}"
+    with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
+        client, topic = gateway.client, declared_topic(gateway.client)
+        for _ in range(14):
+            sent = client.post(f"/v1/topics/{topic}/messages", json={"body": "x" * 1_000_000})
+            assert sent.status_code == 201
+        wait_until(lambda: client.get(f"/v1/topics/{topic}").json()["ready"] == 14)
+        connection, body = stack.enter_context(raw(gateway)), b'{"max": 14}'
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(
+            b"POST /v1/topics/%s/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+            % (topic.encode(), len(body), body)
+        )
+        wait_until(lambda: client.get("/v1/topics").status_code == 503)
+        assert client.get("/healthz").status_code == 200
 
 
 def memory(gateway: Gateway) -> int:
