@@ -368,6 +368,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dst": ({"cron": "@daily", "dst": "x"}, "dst is one of vixie, skip"),
     "start": ({"cron": "@daily", "start": "tomorrow"}, "start='tomorrow' is not a time"),
     "until": ({"every": "1m", "start": "2026-02-01", "until": "2026-01-01"}, "before start"),
+    "before the year 1": (
+        {"cron": "@daily", "start": "0001-01-01", "tz": "Asia/Tokyo"},
+        "start=0001-01-01T00:00:00 is out of range",
+    ),
+    "after the year 9999": (
+        {"every": "1m", "until": "9999-12-31T23:59", "tz": "America/New_York"},
+        "until=9999-12-31T23:59:00 is out of range",
+    ),
+    "after the year 9999 in its zone": (
+        {"every": "1m", "until": "9999-12-31T23:59Z", "tz": "Asia/Tokyo"},
+        "until=9999-12-31T23:59:00\\+00:00 is out of range",
+    ),
     "count": ({"every": "1m", "count": 0}, "less than 1"),
     "count's type": ({"every": "1m", "count": "3"}, "count is a number"),
     "catch_up": ({"every": "1m", "catch_up": "some"}, "none, one, all or all"),

@@ -11,6 +11,7 @@ from typing import TypedDict, TypeVar
 from lisa.core.model.clock import (
     datetime_ms,
     duration_ms,
+    ms_datetime,
     named_duration,
     parse_zone,
     zone_name,
@@ -124,7 +125,12 @@ def _instant(name: str, moment: datetime | str | None, zone: str) -> int | None:
             ) from None
     if not isinstance(moment, datetime):
         raise InvalidMessage(f"{name} is a datetime or ISO 8601 text, not {moment!r}")
-    return datetime_ms(moment, parse_zone(zone))
+    instant_ms = datetime_ms(moment, parse_zone(zone))
+    try:
+        ms_datetime(instant_ms).astimezone(parse_zone(zone))  # it is shown like this
+    except OverflowError:
+        raise InvalidMessage(f"{name}={moment.isoformat()} is out of range") from None
+    return instant_ms
 
 
 def _choice(name: str, kind: type[E], value: str) -> E:
