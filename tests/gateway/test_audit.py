@@ -13,6 +13,7 @@ import pytest
 
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
+from tests.gateway.push_targets import Target
 from tests.gateways import Gateway, new_topic
 from tests.rpc_client import address
 from tests.servers import connect, wait_until
@@ -38,7 +39,11 @@ def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A gateway with tokens and a prefix of its own, since clearAll clears all topics."""
     tokens = tmp_path_factory.mktemp("tokens") / "tokens.yml"
     tokens.write_text(TOKENS)
-    env = {"LISA_PREFIX": PREFIX, "LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true"}
+    env = {
+        "LISA_PREFIX": PREFIX,
+        "LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true",
+        "LISA_GATEWAY_SERVER__PUSH_ALLOW": "127.0.0.0/8",
+    }
     options = ("--tokens-file", str(tokens), "--allow-actions")
     with Gateway(redis_url, *options, env=env) as running:
         yield running
@@ -276,6 +281,17 @@ def test_the_journal_names_the_token_of_other_calls(gateway: Gateway, journal: J
         "batch": "gateway/shop",
         "page": "gateway/ops",
     }
+
+
+def test_the_journal_names_no_token_for_pushes(gateway: Gateway, journal: Journal) -> None:
+    """They serve all senders, not the one who set the target."""
+    with Target() as target:
+        body = {"url": target.url, "group": "g"}
+        call(gateway, "ops", "PUT", f"{journal.path}/push", json=body)
+        call(gateway, "shop", "POST", f"{journal.path}/messages", json={"id": "m", "body": 1})
+        wait_until(lambda: journal.actors("acked") != {})
+        call(gateway, "ops", "DELETE", f"{journal.path}/push")
+    assert journal.actors("acked") == journal.actors("in_flight") == {"m": "gateway"}
 
 
 def test_without_tokens_the_journal_names_the_gateway(redis_url: str, raw: redis.Redis) -> None:

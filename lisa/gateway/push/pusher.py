@@ -14,6 +14,7 @@ from lisa.admin.push import StoredPushTarget, find
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.store.runner import caller
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
@@ -83,6 +84,7 @@ class Pusher:
             await asyncio.wait(left)
 
     async def _run(self) -> None:
+        caller.set("")  # not on behalf of the request that set the target
         log.info("%s: pushing to %s", self._where, _host_of(self.target))
         while not self._hub.broker.is_closing:
             try:
