@@ -81,11 +81,10 @@ class Shop:
         code = f"from shop.models import Order; from shop import tasks; {code}"
         return self.manage("shell", "-v", "0", "-c", code).splitlines()[-1]
 
-    def consume(self, *options: str) -> None:
+    def consume(self, *options: str, cwd: Path = DEMOS / "django") -> None:
         """Start the handlers."""
-        self._processes.start(
-            "manage.py", "lisa_consumer", *options, env=self.env, cwd=DEMOS / "django"
-        )
+        command = str(DEMOS / "django" / "manage.py"), "lisa_consumer"
+        self._processes.start(*command, *options, env=self.env, cwd=cwd)
 
 
 @pytest.fixture
@@ -134,3 +133,13 @@ def test_django_runs_nothing_but_tasks(shop: Shop, redis_url: str) -> None:
         found = producer.get("tasks.default", sent)
         assert found is not None
         assert [group.reason for group in found.groups.values()] == ["os.getcwd is not a task"]
+
+
+def test_django_finds_the_project_from_any_directory(
+    shop: Shop, redis_url: str, tmp_path: Path
+) -> None:
+    """As a service whose unit names no working directory."""
+    with Manager(redis_url), Producer(redis_url) as producer:
+        sent = producer.send("order-timeouts", {"order": 0})
+        shop.consume("--", "--processes", "2", cwd=tmp_path)
+        wait_until(lambda: (one := producer.get("order-timeouts", sent)) and one.state == "acked")

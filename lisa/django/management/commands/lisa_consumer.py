@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
+
+STANDARD = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+"""The first of the interpreter's own entries in the search path."""
 
 
 class Command(BaseCommand):  # type: ignore[misc]
@@ -23,5 +28,8 @@ class Command(BaseCommand):  # type: ignore[misc]
 
     def handle(self, *_: Any, options: list[str], **__: Any) -> None:
         """Replace this process; manage.py has put the settings module into the environment."""
+        # Other directories than the standard ones: that of manage.py, and those of --pythonpath.
+        own = takewhile(lambda one: Path(one).name != STANDARD, sys.path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, own))
         command = [sys.executable, "-m", "lisa.cli.consumer", *options, "lisa.django.run"]
         os.execv(sys.executable, command)  # noqa: S606  the program is this interpreter
