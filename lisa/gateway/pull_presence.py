@@ -15,6 +15,9 @@ from lisa.core.store.store import AsyncStore
 
 BEAT_S = presence.BEAT.total_seconds()
 
+GROUP_KEPT_S = 2 * BEAT_S
+"""How long the record names a group after its last pull, which comes at least once per beat."""
+
 KEPT_S = 20.0
 """How long a topic without pulls stays in memory once there are too many."""
 
@@ -35,19 +38,24 @@ class PullPresence:
         self._name = name
         self._has_older_queue = has_older_queue
         self._started_ms = time.time_ns() // 1_000_000
+        self._groups: dict[str, dict[str, float]] = {}  # topic -> group -> last pull
         self._announced: dict[str, float] = {}
         self._written: dict[str, float] = {}
         self._emptied: dict[str, float] = {}
 
     async def announce(self, topic: str, group: str) -> None:
-        """Write the record of a topic unless it is fresh. Raises LisaError."""
+        """Write the record of a topic unless it is fresh and names the group. Raises LisaError."""
         now = time.monotonic()
-        if now - self._announced.get(topic, -math.inf) < BEAT_S:
+        pulled = self._groups.setdefault(topic, {})
+        is_named, pulled[group] = group in pulled, now
+        if is_named and now - self._announced.get(topic, -math.inf) < BEAT_S:
             return
+        for name in [one for one, at in pulled.items() if now - at > GROUP_KEPT_S]:
+            del pulled[name]
         record = presence.ConsumerPresence(
             name=self._name,
             topic=topic,
-            group=group,
+            group=presence.SEPARATOR.join(sorted(pulled)),
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=self._started_ms,
@@ -69,6 +77,7 @@ class PullPresence:
         if len(self._written) >= MOST_REMEMBERED:
             self._announced = _recent(self._announced)
             self._written = _recent(self._written)
+            self._groups = {one: self._groups[one] for one in self._written if one in self._groups}
         self._announced[topic] = announced
         self._written[topic] = time.monotonic()
 

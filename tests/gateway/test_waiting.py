@@ -486,6 +486,26 @@ async def test_the_gateway_is_a_consumer_while_clients_pull(
         assert await other.store.drive(consumers(other.store, [topic])) == []
 
 
+async def test_the_gateways_record_names_all_groups_that_clients_pull(
+    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the web page reports a group without consumers."""
+    from lisa.gateway.page.snapshot_cache import SnapshotCache
+
+    await hub.store.call(Declare(topic, "audit"))
+
+    async def seen_after_pull(group: str) -> dict[str, int]:
+        await hub.broker.pull(topic, group=group)
+        snapshot = await SnapshotCache(hub).current()
+        return dict(snapshot.lines[topic].alive)
+
+    assert await seen_after_pull("lisa") == {"lisa": 1}
+    assert await seen_after_pull("audit") == {"audit": 1, "lisa": 1}
+    monkeypatch.setattr(pull_presence, "GROUP_KEPT_S", 0.0)
+    hub.broker._presence.announce_again(topic)
+    assert await seen_after_pull("audit") == {"audit": 1}
+
+
 async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
     """No step of a pull is refused for lack of memory, for new and known consumers."""
     topic = new_topic()

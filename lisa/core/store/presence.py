@@ -27,9 +27,15 @@ GONE_AFTER = timedelta(seconds=30)
 
 GONE_AFTER_MS = duration_ms(GONE_AFTER)
 
+SEPARATOR = ", "
+"""Separates the groups of a record."""
+
 
 class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One consumer on one topic. `group` is empty while no group is declared."""
+    """One consumer on one topic.
+
+    `group` is empty while no group is declared. A gateway names all groups that clients pull from.
+    """
 
     name: str
     topic: str
@@ -44,6 +50,11 @@ class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     handled: int = 0
     state: str = "running"
     """running, waiting (for a group), paused, degraded or stopping."""
+
+    @property
+    def groups(self) -> list[str]:
+        """The names in `group`."""
+        return self.group.split(SEPARATOR)
 
 
 class ManagerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

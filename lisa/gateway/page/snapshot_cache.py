@@ -117,7 +117,12 @@ class SnapshotCache:
         if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
             self._looks.append(look)
         alive = _by_topic(
-            Counter((one.record.topic, one.record.group) for one in consumers if one.alive)
+            Counter(
+                (one.record.topic, group)
+                for one in consumers
+                if one.alive
+                for group in one.record.groups
+            )
         )
         ready = _by_topic(await store.drive(topics.oldest_ready(store, look.topics.values())))
         at_ms = look.at_us // 1000
