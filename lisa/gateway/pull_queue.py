@@ -146,6 +146,8 @@ class PullQueue:
     async def _is_idle(self) -> bool:
         """Whether no pull waits; until the current watch ends, waits for one."""
         while not any(one.is_open() for one in self._waiters):
+            if self._source.may_hold_some and not self._is_closing:
+                return False
             if self._watcher is None or self._watcher.done() or self._is_closing:
                 return True
             self._changed.clear()
@@ -157,13 +159,15 @@ class PullQueue:
         self._changed.clear()
         await self._announce()
         wanted = min(MOST, sum(one.missing for one in self._waiters))
-        if not wanted:
+        if not wanted and not self._source.may_hold_some:
             return
         if self._watcher is not None and self._watcher.done():
             self._watcher = None
         taken = await self._store.drive(self._source.take(wanted))
         if taken.entries:
             await self._hand_out(taken)
+            return
+        if not wanted:
             return
         now = time.monotonic()
         for waiter in list(self._waiters):

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa import Manager
+from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import GroupRemoved, ServerUnavailable
 from lisa.core.model.sharding import Topic
 from lisa.core.settings import GatewaySettings
@@ -32,6 +33,9 @@ from tests.servers import connect
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
+
+    from lisa.core.redis.flow import Flow
+    from lisa.core.transitions.pull import Pull, Pulled
 
 LONG_S = 20.0
 BRIEF = {"ack_timeout": "200ms", "retry_delays": "0", "group": "lisa"}
@@ -303,6 +307,28 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
         await holding
     (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
+async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
+    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it may have taken is released once the server answers, although nobody waits."""
+    real, lost = GroupSource._pull, list[object]()
+
+    def pull(source: GroupSource, call: Pull) -> Flow[Pulled]:
+        pulled = yield from real(source, call)
+        if pulled.entries and len(lost) < 2:
+            lost.append(call)
+            raise ServerUnavailable("the reply is lost")
+        return pulled
+
+    monkeypatch.setattr(GroupSource, "_pull", pull)
+    await hub.sender.offer(topic, Outgoing("x"))
+    with pytest.raises(ServerUnavailable, match="the reply is lost"):
+        await hub.broker.pull(topic)
+    await gone_from(hub, topic, "in_flight")
+    (one,) = await hub.broker.pull(topic, wait_s=SOON_S)
+    assert one.message.attempt == 1
 
 
 async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: GatewayContext) -> None:

@@ -96,15 +96,24 @@ class GroupSource:
         self._size = BodySize()
         self._opening = Opening(store)
 
+    @property
+    def may_hold_some(self) -> bool:
+        """Whether a pull without a reply may have taken messages; the next `take` returns them."""
+        return bool(self._unanswered)
+
     def take(self, most: int, ack_timeout_ms: int | None = None) -> Flow[Taken]:
         """Pull up to `most` messages from the first shard that has any.
 
         A pull without a reply, or cancelled, may have taken messages; the next `take` repeats it
-        under the same call id, so it may return more than `most`. Raises LisaError.
+        under the same call id, so it may return more than `most`. With 0, `take` does nothing else.
+        Raises LisaError.
         """
         layout = yield from self._store.recent_layout(self.topic)
+        shards = layout.active(self.topic)
+        for shard in set(self._unanswered).difference(shards):  # removed meanwhile
+            self._unanswered.pop(shard, None)
         empty = dict[Shard, Pulled]()
-        for shard in self._in_turn(layout.active(self.topic)):
+        for shard in self._in_turn(shards if most else list(self._unanswered)):
             asked_at = -math.inf if shard in self._unanswered else time.monotonic()
             call = self._unanswered.pop(shard, None) or self._new_call(shard, most, ack_timeout_ms)
             try:
@@ -204,7 +213,7 @@ class GroupSource:
 
     def _in_turn(self, shards: list[Shard]) -> list[Shard]:
         """Shards in rotation; those that failed last time come last."""
-        self._turn = (self._turn + 1) % len(shards)
+        self._turn = (self._turn + 1) % max(1, len(shards))
         rotated = [*shards[self._turn :], *shards[: self._turn]]
         return sorted(rotated, key=self._failing.__contains__)
 
