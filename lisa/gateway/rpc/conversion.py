@@ -38,6 +38,8 @@ def request_fields(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = _plain(message)
     fields |= fields.pop("message", {})
     options = fields.pop("options", {})
+    if clash := options.keys() & message.DESCRIPTOR.fields_by_name.keys():
+        raise invalid(f"options has the unknown field `{min(clash)}`")
     fields |= {name: _FLAGS.get(text, text) for name, text in options.items()}
     return fields | dict.fromkeys(fields.pop("reset", ()))
 
