@@ -573,3 +573,11 @@ def test_malformed_requests_are_counted_and_not_logged(narrow: Gateway) -> None:
             assert status_of(connection) == 400
     assert counted() == before + 5
     assert narrow.said[lines:] == []
+
+
+@pytest.mark.timeout(60)
+def test_long_cookies_do_not_block_the_gateway(narrow: Gateway) -> None:
+    """Some versions of Python take seconds to unquote one of them."""
+    cookie = 'lisa_session="' + r"\"" * 30_000 + '"'
+    for _ in range(20):
+        assert narrow.client.get("/", headers={"Cookie": cookie}).status_code == 200

@@ -41,7 +41,7 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
 
     async def leave(request: Request) -> Response:
         response: Response = RedirectResponse("/login", 303)
-        session = sessions.read(hub.access, request.cookies.get(sessions.COOKIE))
+        session = sessions.read(hub.access, sessions.cookie_of(request))
         try:
             if session is not None and not hub.access.is_open:
                 await sessions.end(hub.store, session)

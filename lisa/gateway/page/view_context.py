@@ -31,7 +31,7 @@ class PageRequest:
         self.hub = hub
         self.snapshots = snapshots
         self.request = request
-        self.cookie = request.cookies.get(sessions.COOKIE)
+        self.cookie = sessions.cookie_of(request)
         self.is_new = False
         self._session: sessions.Session | None = None
         self.token = self._identify()
