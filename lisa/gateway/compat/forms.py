@@ -13,6 +13,8 @@ from starlette.requests import Request
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MOST_FIELDS = 100
+MOST_HEAD_BYTES = 1_024
+"""Length of the headers of one part, which take quadratic time to parse."""
 
 
 async def read_form(request: Request, *, default: str = "") -> list[tuple[str, str]]:
@@ -36,6 +38,8 @@ def _parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
 
     Raises ValueError.
     """
+    if len(content_type) > MOST_HEAD_BYTES:
+        raise ValueError("the content type is too long")
     whole = Message()
     whole["content-type"] = content_type
     boundary = _param(whole, "boundary", "content-type")
@@ -52,6 +56,8 @@ def _parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
         if number == MOST_FIELDS:
             raise ValueError("Max number of fields exceeded")
         head, _, content = part.partition(b"\r\n\r\n")
+        if len(head) > MOST_HEAD_BYTES:
+            raise ValueError("the headers of a part are too long")
         fields = BytesHeaderParser().parsebytes(head.lstrip())
         name = _param(fields, "name", "content-disposition")
         if name is not None and _param(fields, "filename", "content-disposition") is None:
