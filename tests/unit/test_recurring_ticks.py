@@ -362,6 +362,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "exactly one of cron and every"),
     "both": ({"cron": "@daily", "every": "1m"}, "exactly one of cron and every"),
     "cron": ({"cron": "61 * * * *"}, "cron field minute '61'"),
+    "a long cron": ({"cron": "0," * 500 + "0 * * * *"}, "at most 1,000 characters, not 1,009"),
     "short": ({"every": "500ms"}, "at least 1s"),
     "no unit": ({"every": "10"}, "every: "),
     "zone": ({"cron": "@daily", "tz": "Mars/Base"}, "unknown time zone"),

@@ -82,3 +82,9 @@ def test_a_steep_exponential_stays_at_its_cap() -> None:
     policy = RetryPolicy.exponential(initial=timedelta(seconds=1), factor=1_000, count=1_000)
     assert policy.delays_ms[:2] == (1_000, 1_000_000)
     assert set(policy.delays_ms[2:]) == {3_600_000}
+
+
+def test_too_many_delays_are_not_all_read() -> None:
+    """A request may have a million of them."""
+    with pytest.raises(InvalidMessage, match="1001 retries are too many"):
+        RetryPolicy.parse("1s," * (MAX_RETRIES + 1) + "not a delay")

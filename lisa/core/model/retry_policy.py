@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Self
 
 from lisa.core.model.clock import duration_ms, named_duration, parse_duration
@@ -79,7 +80,8 @@ class RetryPolicy:
     @classmethod
     def of(cls, delays: Iterable[object], *, jitter: float = 0.0) -> Self:
         """A policy from a list of delays: timedelta, or text with a unit."""
-        return cls(tuple(duration_ms(parse_duration(delay)) for delay in delays), jitter)
+        some = islice(delays, MAX_RETRIES + 1)  # of too many, the others are not parsed
+        return cls(tuple(duration_ms(parse_duration(delay)) for delay in some), jitter)
 
     @classmethod
     def fixed(

@@ -29,6 +29,9 @@ from lisa.core.model.recurring.definition import (
 from lisa.core.model.retry_policy import RetryPolicy
 
 E = TypeVar("E", bound=StrEnum)
+LONGEST_CRON = 1_000
+"""Characters of a pattern, which every look at its schedule parses."""
+
 _ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?(\d{1,4})\s*\))?")
 
 
@@ -99,6 +102,8 @@ def _pattern(cron: object) -> str:
         return ""
     if not isinstance(cron, str) or not cron.strip():
         raise InvalidMessage(f"cron is text, as in '0 9 * * 1-5', not {cron!r}")
+    if len(cron) > LONGEST_CRON:
+        raise InvalidMessage(f"cron has at most {LONGEST_CRON:,} characters, not {len(cron):,}")
     return " ".join(cron.split())
 
 
