@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from lisa.core.model.sharding import topic_of
 from lisa.core.redis.flow import Flow
@@ -13,6 +14,8 @@ from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.producer.sending import Sending
 from lisa.testing.records import SentMessage, dated, sent_by
+
+DEFAULT_PORT = 6379
 
 _write = Sending._write  # noqa: SLF001  the one method through which all producers write
 
@@ -29,7 +32,7 @@ class ProducerWatch:
     """
 
     def __init__(self, url: str, prefix: str, now_ms: Callable[[], int]) -> None:
-        self._where = url, prefix
+        self._where = _server(url), prefix
         self._now_ms = now_ms
         self.sent: list[SentMessage] = []
         self.topics: set[str] = set()
@@ -49,7 +52,7 @@ class ProducerWatch:
 
     def _follow(self, producer: Sending, call: ById[Any], ids: Sequence[str]) -> Flow[list[Any]]:
         store = producer._store  # noqa: SLF001  a producer does not show its server
-        if (store.connection.address.url, store.keys.prefix) != self._where:
+        if (_server(store.connection.address.url), store.keys.prefix) != self._where:
             return (yield from _write(producer, call, ids))
         now_ms = self._now_ms()
         if isinstance(call, Reschedule):
@@ -64,3 +67,12 @@ class ProducerWatch:
             if outcome in (Sent.ACCEPTED, Sent.REPLACED):
                 self.sent.append(message)
         return outcomes
+
+
+def _server(url: str) -> object:
+    """The server and the database of a URL, which may be written in several ways."""
+    parts = urlsplit(url)
+    if parts.scheme != "redis":
+        return url
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return host, parts.port or DEFAULT_PORT, parts.path.strip("/") or "0"

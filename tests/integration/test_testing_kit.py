@@ -469,6 +469,16 @@ class TestConsumers:
         assert kit.sent() == []
         assert kit.waiting() == []
 
+    def test_producers_may_write_the_servers_url_in_another_way(self, kit: LisaTestKit) -> None:
+        port = kit.url.rpartition(":")[2].removesuffix("/0")
+        for host in ("127.0.0.1", "localhost"):
+            for end in ("", "/", "/0"):
+                with Producer(f"redis://{host}:{port}{end}") as producer:
+                    producer.send("orders", host + end, delay=DAY)
+        assert len(kit.sent("orders")) == 6
+        kit.advance(DAY)
+        assert len(kit.handled("orders")) == 6
+
     def test_a_producer_outlives_a_test(self, clock: ClockedServer) -> None:
         """A producer of the application registers a topic for 20 s; the next test must see it."""
         with Producer(clock.url) as producer:
