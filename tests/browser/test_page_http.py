@@ -289,6 +289,19 @@ def test_bad_filters_are_answered_as_such(site: Site, query: str) -> None:
     assert answer.status_code in (200, 400, 404)
 
 
+@pytest.mark.parametrize("position", ["0", "0-0", "18446744073709551616-0", "x", "1-1/x"])
+def test_a_position_outside_the_journal_is_refused(site: Site, position: str) -> None:
+    """Redis refuses it, too, which would look like an outage."""
+    topic = new_topic()
+    site.raw.hset(f"lisa:{{{topic}}}:options", "journal", "1")
+    site.producer.send(topic, 1, id="m")
+    path, query = f"/topics/{topic}/messages/m", {"before": position}
+    assert site.gateway.client.get(path, params=query).status_code == 400
+    for cursor in ("٣", "9" * 20):
+        page = site.gateway.client.get(f"/topics/{topic}/schedules", params={"cursor": cursor})
+        assert page.status_code == 200
+
+
 def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
     with browser_of(guarded.url) as client:
         asked = client.get("/consumers?topic=a")

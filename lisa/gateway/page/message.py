@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.responses import Response
 
 from lisa.admin import journal as journal_flows
@@ -22,6 +24,7 @@ from lisa.gateway.problems import ErrorResponse
 BODY_BYTES = 64 * 1024
 EVENTS_PER_LOOK = 20_000
 STORY_S = 2.0
+_POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")
 SLACK_MS = 60_000
 """How far the clock that generated an id may be ahead of the Redis clock."""
 
@@ -92,27 +95,26 @@ async def _history(
         ("journal", topic), STORY_S, lambda: journal_flows.journal(store, topic)
     )
     history, cursor = _History(journal), visit.query.get("before")
+    if cursor is not None and not _POSITION.fullmatch(cursor):
+        raise ConfigError(f"before={cursor!r} is not a journal position; omit it")
     if not journal.events:
         return history
     born_ms = id_time_ms(message_id)
     # An id from the future means a wrong clock or an id of another format.
     is_plausible = born_ms is not None and born_ms <= now_ms + SLACK_MS
     not_before = max(0, born_ms - SLACK_MS) if born_ms and is_plausible else 0
-    try:
-        read = await visit.snapshots.flow(
-            ("story", topic, message_id, cursor),
-            STORY_S,
-            lambda: story.read_back(
-                store,
-                topic,
-                message_id,
-                cursor=cursor,
-                most=EVENTS_PER_LOOK,
-                not_before_ms=not_before,
-            ),
-        )
-    except ValueError:
-        raise ConfigError(f"before={cursor!r} is not a journal position; omit it") from None
+    read = await visit.snapshots.flow(
+        ("story", topic, message_id, cursor),
+        STORY_S,
+        lambda: story.read_back(
+            store,
+            topic,
+            message_id,
+            cursor=cursor,
+            most=EVENTS_PER_LOOK,
+            not_before_ms=not_before,
+        ),
+    )
     events = {event.entry: event for event in read.events}
     if read.cursor is not None:
         known = _instants(seen, born_ms, now_ms)
