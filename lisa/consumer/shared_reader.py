@@ -20,8 +20,8 @@ from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.redis import errors
 
-MOST_TOPICS = 250
-"""Topics of one shared reader: a read of more would keep the server busy for too long."""
+MOST_TOPICS = 50
+"""Topics of one shared reader. Each message costs the server a read of them all."""
 
 MOST_EACH = 8
 """The most entries of one topic per read."""
