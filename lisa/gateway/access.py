@@ -138,6 +138,11 @@ class Access:
                     f"{settings.tokens_file}: the name 'token' belongs to gateway-server.token; "
                     "rename the token in the file"
                 )
+            if len({token.digest for token in tokens}) < len(tokens):
+                raise ConfigError(
+                    f"{settings.tokens_file}: two tokens have the same secret, one of them perhaps "
+                    "gateway-server.token; secrets must be unique"
+                )
         if not is_loopback(settings.host):
             if not tokens:
                 raise ConfigError(

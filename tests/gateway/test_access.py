@@ -166,6 +166,17 @@ def test_an_invalid_tokens_file_is_rejected_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("configured", [True, False])
+def test_two_tokens_with_one_secret_are_refused(tmp_path: Path, *, configured: bool) -> None:
+    path, secret = tmp_path / "tokens.yml", "0123456789abcdef"
+    names = ["a"] if configured else ["a", "b"]
+    path.write_text(f"tokens: [{', '.join(f'{{name: {one}, token: {secret}}}' for one in names)}]")
+    own = SecretStr(secret) if configured else None
+    settings = GatewayServerSettings(tokens_file=path, token=own)
+    with pytest.raises(ConfigError, match="two tokens have the same secret"):
+        Access.of(settings)
+
+
 def test_the_name_of_the_configured_token_is_reserved(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yml"
     path.write_text("tokens: [{name: token, token: 0123456789abcdef}]", encoding="utf-8")

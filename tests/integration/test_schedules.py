@@ -259,6 +259,14 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
 
 
+def test_each_run_now_creates_an_occurrence(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body="b", every="1d")
+    (pending,) = ids_waiting(cast)
+    extra = [producer.run_schedule(TOPIC, "s") for _ in range(50)]  # several in a millisecond
+    assert sorted({*extra, pending}) == sorted(ids_waiting(cast))
+    assert len(set(extra)) == 50
+
+
 def test_the_previous_tick_of_an_occurrence() -> None:
     """Edits, pauses and further occurrences leave no interval out and repeat none."""
     if reason := no_clock():

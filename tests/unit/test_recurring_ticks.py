@@ -385,6 +385,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "count's type": ({"every": "1m", "count": "3"}, "count is a number"),
     "catch_up": ({"every": "1m", "catch_up": "some"}, "none, one, all or all"),
     "catch_up's max": ({"every": "1m", "catch_up": "all(500)"}, "1 to 100"),
+    "jitter": (
+        {"every": "1m", "jitter": "1m", "overlap": "replace_unstarted"},
+        "jitter=1m is not shorter than every=1m",
+    ),
     "max_late": ({"every": "1m", "max_late": "999ms"}, "max_late=999ms is too short"),
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),

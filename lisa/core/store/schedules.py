@@ -141,16 +141,19 @@ def run_now(store: Store, topic: str, name: str) -> Flow[str]:
 
     Raises InvalidMessage if there is no such schedule.
     """
-    ids: list[str] = []
+    at_ms = 0
 
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
-        record = known(record, topic, name)
-        ids[:] = [occurrence_id(name, now_ms)]
+        nonlocal at_ms
+        record, at_ms = known(record, topic, name), max(now_ms, at_ms)
         previous = record.latest if is_overdue(record, now_ms) else record.last
-        return _extra(record, [(now_ms, previous)])
+        return _extra(record, [(at_ms, previous)])
 
-    yield from _change(store, topic, name, change, has_jitter=False)
-    return ids[0]
+    while True:
+        done = yield from _change(store, topic, name, change, has_jitter=False)
+        if done is None or "d" not in done.outcomes:
+            return occurrence_id(name, at_ms)
+        at_ms += 1  # another occurrence has this id: run now was called twice in a millisecond
 
 
 def backfill(

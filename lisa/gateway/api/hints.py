@@ -28,6 +28,9 @@ _SYNONYMS = {
 }
 """What other queues call these fields."""
 
+LONGEST_NAME = 100
+"""Characters of an unknown field that are compared and shown."""
+
 _MEANT = [(given, meant) for meant, others in _SYNONYMS.items() for given in others]
 
 
@@ -36,10 +39,8 @@ def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:
     unknown = _UNKNOWN.search(str(error))
     if unknown is None:
         return f"{what} does not match the schema: {error}"
-    names = sorted(set(_fields(kind)))
-    return f"{what} has the unknown field `{unknown['name']}`{unknown['place'] or ''}; " + (
-        _hint(unknown["name"], names)
-    )
+    names, given = sorted(set(_fields(kind))), unknown["name"][:LONGEST_NAME]
+    return f"{what} has the unknown field `{given}`{unknown['place'] or ''}; " + _hint(given, names)
 
 
 def _hint(given: str, names: list[str]) -> str:

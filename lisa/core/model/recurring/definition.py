@@ -114,6 +114,12 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
                 raise InvalidMessage(str(error)) from None
         elif self.every_ms < MIN_EVERY_MS:
             raise InvalidMessage(f"every={human(self.every_ms)} is too short; it is at least 1s")
+        if self.overlap is Overlap.REPLACE_UNSTARTED and self.jitter_ms >= self.every_ms > 0:
+            raise InvalidMessage(
+                f"jitter={human(self.jitter_ms)} is not shorter than every={human(self.every_ms)}: "
+                "with overlap='replace_unstarted' each occurrence could be replaced before it is "
+                "due"
+            )
         start, until = self.start_ms, self.until_ms
         if start is not None and until is not None and until < start:
             raise InvalidMessage("until is before start")
