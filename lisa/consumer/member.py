@@ -41,8 +41,11 @@ class Holder(Protocol):
     def is_failing(self) -> bool:
         """Whether the last read failed."""
 
-    def leave(self, member: Member) -> bool:
-        """Give a topic back to its own thread. Returns False if the server does not answer."""
+    def leave(self, member: Member) -> None:
+        """Give a topic back to its own thread after the running read."""
+
+    def interrupt(self) -> bool:
+        """End a running read. Returns False if the server does not answer."""
 
 
 class Member(Protocol):

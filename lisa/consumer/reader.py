@@ -99,9 +99,12 @@ class Reader:
         return threading.current_thread() is (self._thread if holder is None else holder.thread)
 
     def wake(self) -> None:
-        """End the reader's pauses and its wait for a slot."""
+        """End the reader's pauses and its wait for a slot, and leave a shared reader."""
         self._intake.wake()
         self._together.wake()
+        holder = self._holder
+        if holder is not None:
+            holder.leave(self)
 
     def interrupt(self) -> bool:
         """Also end its blocking read, without losing entries.
@@ -110,7 +113,7 @@ class Reader:
         """
         self.wake()
         holder = self._holder
-        return self.stream.interrupt() if holder is None else holder.leave(self)
+        return self.stream.interrupt() if holder is None else holder.interrupt()
 
     def end(self, ends: float, *, is_answered: bool) -> bool:
         """Wait until the instant `ends` for the reader to stop, unless it runs a handler.

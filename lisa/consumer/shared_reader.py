@@ -95,10 +95,14 @@ class SharedReader:
             self._joining.append(member)
         return True
 
-    def leave(self, member: Member) -> bool:
-        """Give a topic back to its own thread. Returns False if the server does not answer."""
+    def leave(self, member: Member) -> None:
+        """Give a topic back to its own thread after the running read; see `interrupt`."""
         self._give_back([member], Return())
-        return self.interrupt()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._turn.wake()
+        self._woken.set()
 
     def _give_back(self, members: Iterable[Member], why: Return) -> None:
         with self._lock:
@@ -108,8 +112,7 @@ class SharedReader:
     def interrupt(self) -> bool:
         """End a running read, for changes that were made. False if the server does not answer."""
         rounds = self._rounds
-        self._turn.wake()
-        self._woken.set()
+        self._wake()
         for _ in range(INTERRUPTS):
             if not self.reads.is_reading or self._rounds != rounds:
                 break

@@ -63,6 +63,12 @@ def is_shared(consumer: Consumer, *topics: str) -> bool:
     return shared == set(topics)
 
 
+def members_of(consumer: Consumer) -> set[Any]:
+    """The readers of the topics in the commands of shared readers."""
+    assert consumer._runtime is not None
+    return {one for shared in consumer._runtime._shared._readers for one in shared._members}
+
+
 @contextmanager
 def reading(bench: Bench, seen: Seen, topics: list[str], **options: Any) -> Iterator[Consumer]:
     """A consumer that reads topics together, while a manager works."""
@@ -339,6 +345,28 @@ def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
         wait_until(lambda: is_shared(consumer, *TOPICS))
     assert failures == ["once"]
     assert seen == [(FIRST, 1)]
+
+
+def test_topics_leave_together_although_reads_cannot_be_ended(own_server: EmbeddedServer) -> None:
+    """Without the permission for CLIENT UNBLOCK, all topics leave when the read ends by itself."""
+    bench, seen = Bench(own_server.url), Seen()
+    bench.ask("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client|unblock")
+    for topic in TOPICS:
+        bench.declare(topic)
+    consumer = Consumer(own_server.url.replace("//", "//limited:secret@"))
+    for topic in TOPICS:
+        consumer.on(topic, seen.take)
+    with consumer:
+        wait_until(lambda: len(members_of(consumer)) == len(TOPICS))
+        consumer.pause()
+        wait_until(lambda: not any(one._holder for one in readers_of(consumer).values()))
+        consumer.resume()
+        wait_until(lambda: len(members_of(consumer)) == len(TOPICS))
+        holders = {one._holder for one in readers_of(consumer).values()}
+    threads = [one.thread for one in holders if one is not None]
+    assert threads
+    wait_until(lambda: not any(one.is_alive() for one in threads))
+    bench.store.close()
 
 
 def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
