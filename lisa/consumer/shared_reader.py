@@ -77,6 +77,7 @@ class SharedReader:
         self._members: set[Member] = set()
         self._last: list[Member] = []
         self._full_reads: dict[Member, int] = {}
+        self._began: dict[Member, int] = {}
         self._rounds = 0
         self._error: LisaError | None = None
         self._backoff = Backoff()
@@ -200,6 +201,7 @@ class SharedReader:
         self.reads.use(self._members)
         for member, why in leaving.items():
             self._full_reads.pop(member, None)
+            self._began.pop(member, None)
             if not member.take_back(why):
                 self._give_back([member], why)
                 self._members.add(member)
@@ -262,7 +264,10 @@ class SharedReader:
                 self.reads.will_ack(member)
         self._note_busy(all_found, each)
         if opened:
+            # The next handler may be slow, and meanwhile all others' messages would be released.
+            opened.sort(key=lambda one: self._began.get(one[0], -1))
             self._last = [member for member, _ in opened]
+            self._began[self._last[0]] = self._rounds
         return opened
 
     def _note_busy(self, all_found: Sequence[Found], each: int) -> None:

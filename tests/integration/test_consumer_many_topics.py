@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer
+from lisa.consumer import Batch, Consumer, subscription
 from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, SharedReader
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.message import Message
@@ -211,6 +211,33 @@ def test_a_slow_topic_leaves_slots_and_messages_to_the_others(bench: Bench) -> N
         release.set()
         wait_until(lambda: all(bench.stat(topic, "acked") == 10 for topic in TOPICS))
     assert len(seen) == 10 * len(TOPICS)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_topics_with_slow_handlers_take_turns(
+    bench: Bench, concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if each handler takes so long that the messages of the other topics are released."""
+    monkeypatch.setattr(subscription, "START_WITHIN_S", 0.01)
+    seen, readers = Seen(), dict[str, "Reader"]()
+
+    def handle(message: Message) -> None:
+        seen.take(message)
+        wait_until(lambda: not any(one.sub.unstarted for one in readers.values()))
+
+    for topic in TOPICS:
+        bench.declare(topic, ack_timeout="1s")
+    consumer = Consumer(bench.url, concurrency=concurrency)
+    for topic in TOPICS:
+        consumer.on(topic, handle)
+    with consumer, bench.manager(*TOPICS):
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        readers |= readers_of(consumer)
+        for topic in TOPICS:
+            bench.send(topic, range(20))
+        wait_until(lambda: len(seen) >= 20)
+    counts = Counter(topic for topic, _ in seen[:20])
+    assert min(counts[topic] for topic in TOPICS) >= 3, counts
 
 
 def running(consumer: Consumer) -> list[object]:
