@@ -26,13 +26,13 @@ MOST_TOPICS = 50
 MOST_EACH = 8
 """The most entries of one topic per read."""
 
-MOST_ENTRIES = 1_000
-"""The most entries per read."""
-
 BUSY_READS = 4
 """After so many reads in a row with the most entries, a topic is read on its own thread."""
 
 FEW_TOPICS = 2
+
+MOST_PROBES = 3
+"""Topics of a backlog that are read one by one while a slot waits."""
 
 NO_THREAD_S = 0.1
 """The pause after a thread could not be started."""
@@ -48,6 +48,7 @@ class SharedReader:
     handler takes batches, goes back to the thread of its own `Reader`.
 
     plan: returns the handlers of a topic for a requested group.
+    readers: returns the number of readers that share the slots.
     cap: the most unstarted messages of a topic, if limited.
     is_handling: whether the thread runs handlers, or waits for a slot for them.
     is_over: whether it has no topics left, and takes no more.
@@ -59,6 +60,7 @@ class SharedReader:
         dispatcher: Dispatcher,
         plan: Callable[[str, str], HandlerPlan],
         *,
+        readers: Callable[[], int],
         cap: int | None,
         number: int,
         longest_s: float,
@@ -68,6 +70,7 @@ class SharedReader:
         self._outages = outages
         self._dispatcher = dispatcher
         self._plan = plan
+        self._readers = readers
         self._most_each = min(MOST_EACH, cap or MOST_EACH)
         self._slots = dispatcher.slots
         self._turn = SlotClaim(self._slots)
@@ -77,7 +80,9 @@ class SharedReader:
         self._members: set[Member] = set()
         self._last: list[Member] = []
         self._full_reads: dict[Member, int] = {}
+        self._backlog: dict[Member, None] = {}
         self._began: dict[Member, int] = {}
+        self._turns = 0
         self._rounds = 0
         self._error: LisaError | None = None
         self._backoff = Backoff()
@@ -198,6 +203,7 @@ class SharedReader:
             leaving = {one: why for one, why in leaving.items() if one in self._members}
             self._members -= leaving.keys()
             self._last = [one for one in self._last if one in self._members]
+            self._backlog = {one: None for one in self._backlog if one in self._members}
         self.reads.use(self._members)
         for member, why in leaving.items():
             self._full_reads.pop(member, None)
@@ -217,40 +223,53 @@ class SharedReader:
         if self._is_changed():  # also if a topic came back while others were given back
             return
         self.reads.release_lost()
-        each, has_slot = self._room(), False
-        if not each:
-            self.reads.flush()
-            has_slot = self._turn.take_at_rest(self._is_changed)
-            if not has_slot:
-                return
+        room = self._room()
+        if room > 0:
+            each = max(1, min(room // len(self._last), self._most_each))
+            self._hand_over(self._open(each, blocks=True))
+        elif self._backlog or not self._slots.free:
+            self._round_in_slot()
+        else:
+            self._hand_over(self._open(1, blocks=True))
+
+    def _round_in_slot(self) -> None:
+        """Read once a slot is free: one message of a backlog, or of each topic the first one.
+
+        Handlers are slow. More messages would wait for them here, although others may be free.
+        """
+        self.reads.flush()
+        if not self._turn.take_at_rest(self._is_changed):
+            return
+        opened: list[tuple[Member, list[Held]]] = []
         try:
-            opened = self._open(max(1, each), blocks=not has_slot)
-            if opened:
-                had_slot, has_slot = has_slot, False
-                self._hand_over(opened, has_slot=had_slot)
+            waiting = [one for one in self._backlog if not one.sub.unstarted]
+            for member in waiting[: min(self._turns, MOST_PROBES)]:
+                self._turns -= 1
+                if opened := self._open(1, blocks=False, only=member):
+                    break
+            else:
+                opened = self._open(1, blocks=False)
         finally:
-            if has_slot:
+            if not opened:
                 self._turn.release()
+        if opened:
+            self._hand_over(opened, has_slot=True)
 
     def _room(self) -> int:
-        """How many entries of each topic to read; 0 to read one of each once a slot is free."""
+        """How many messages to read ahead: this reader's share of what handlers finish soon."""
         size = self._slots.size
         ahead = min((one.sub.pace.ahead(size) for one in self._last), default=0)
-        room = ahead - sum(len(one.sub.unstarted) for one in self._last)
-        if room > 0:
-            return max(1, min(room // len(self._last), self._most()))
-        return 1 if self._slots.free else 0
+        return ahead // self._readers() - sum(len(one.sub.unstarted) for one in self._last)
 
-    def _most(self) -> int:
-        return max(1, min(self._most_each, MOST_ENTRIES // len(self._members)))
-
-    def _open(self, each: int, *, blocks: bool) -> list[tuple[Member, list[Held]]]:
-        """Read and open up to `each` entries of each topic. Raises client errors."""
+    def _open(
+        self, each: int, *, blocks: bool, only: Member | None = None
+    ) -> list[tuple[Member, list[Held]]]:
+        """Read and open up to `each` entries of each topic, or of one. Raises client errors."""
         self.reads.begin()
         try:
             if self._is_changed():
                 return []
-            all_found = self.reads.read(each, blocks=blocks)
+            all_found = self.reads.read(each, blocks=blocks, only=only)
         finally:
             self.reads.end()
         self._succeeded()
@@ -262,7 +281,7 @@ class SharedReader:
             if deliveries:
                 opened.append((member, deliveries))
                 self.reads.will_ack(member)
-        self._note_busy(all_found, each)
+        self._note_backlog(all_found, each, only)
         if opened:
             # The next handler may be slow, and meanwhile all others' messages would be released.
             opened.sort(key=lambda one: self._began.get(one[0], -1))
@@ -270,17 +289,25 @@ class SharedReader:
             self._began[self._last[0]] = self._rounds
         return opened
 
-    def _note_busy(self, all_found: Sequence[Found], each: int) -> None:
-        """Give back a topic that almost alone has many messages; reads of several are cheap."""
-        if len(all_found) > FEW_TOPICS:
+    def _note_backlog(self, all_found: Sequence[Found], each: int, only: Member | None) -> None:
+        """Note which topics may have more messages; give back one that almost alone has many."""
+        full = [one.topic for one in all_found if len(one.entries) == each]
+        if only is None:
+            self._backlog = dict.fromkeys(full)
+            self._turns = len(full)  # then the other topics may have messages, too
+        else:  # at the end, or no longer
+            self._backlog.pop(only, None)
+            self._backlog |= dict.fromkeys(full)
+        if each < max(2, self._most_each) or len(all_found) > FEW_TOPICS:
             self._full_reads.clear()
             return
-        full = [one.topic for one in all_found if len(one.entries) == each == self._most() > 1]
         self._full_reads = {one: self._full_reads.get(one, 0) + 1 for one in full}
         busy = [one for one, reads in self._full_reads.items() if reads >= BUSY_READS]
         self._give_back(busy, Return(busy=True))
 
-    def _hand_over(self, opened: Sequence[tuple[Member, list[Held]]], *, has_slot: bool) -> None:
+    def _hand_over(
+        self, opened: Sequence[tuple[Member, list[Held]]], *, has_slot: bool = False
+    ) -> None:
         """Run handlers on this thread, or submit the work. Uses up the slot, if there is one."""
         inline: list[tuple[Subscription, HandlerPlan]] = []
         for member, deliveries in opened:

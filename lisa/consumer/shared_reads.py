@@ -22,7 +22,7 @@ from lisa.core.delivery.opening import (
     were_added_since,
 )
 from lisa.core.model.errors import LisaError
-from lisa.core.model.stream import Entry, parse_reads, read_all_command
+from lisa.core.model.stream import Entry, parse_reads, read_all_command, read_command
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.flow import Command
@@ -97,14 +97,19 @@ class SharedReads(BlockingReads):
             self._settler.flush_now_for(topic.sub)
         self._acking.clear()
 
-    def read(self, count: int, *, blocks: bool) -> list[Found]:
-        """Read up to `count` entries of each topic. Raises client errors.
+    def read(self, count: int, *, blocks: bool, only: Member | None = None) -> list[Found]:
+        """Read up to `count` entries of each topic, or of one. Raises client errors.
 
         Their topics' states are known as far as one more round trip tells them.
         """
         block_ms = self.block_ms if blocks else 0
         acks, block_ms = self._acks(block_ms)
-        command, forgotten = self._command(count, block_ms), self._forgotten()
+        if only is None:
+            command = self._command(count, block_ms)
+        else:
+            stream = self._store.keys.topic(only.sub.shard).group(self.group).ready
+            command = read_command(stream, self.group, self.name, count, block_ms)
+        forgotten = self._forgotten()
         asked_at = time.monotonic()
         clock, reply = self._exchange(acks, command)
         read_at = time.monotonic()

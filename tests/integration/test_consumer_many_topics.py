@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,11 +14,15 @@ import pytest
 
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
+from lisa.consumer.member import Member
+from lisa.consumer.prefetch import AHEAD_S
 from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, SharedReader
+from lisa.consumer.shared_reads import Found, SharedReads
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal, presence
+from lisa.core.transitions.promote import Promote
 from tests.consumers import Bench, presences, state_of
 from tests.servers import wait_until
 
@@ -238,6 +243,38 @@ def test_topics_with_slow_handlers_take_turns(
         wait_until(lambda: len(seen) >= 20)
     counts = Counter(topic for topic, _ in seen[:20])
     assert min(counts[topic] for topic in TOPICS) >= 3, counts
+
+
+def test_slow_handlers_leave_a_backlog_to_other_consumers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topics that are known to have more are read one message at a time, each in its slot."""
+    seen, singly = Seen(), list[str]()
+    read = SharedReads.read
+
+    def reading_one(
+        one: SharedReads, count: int, *, blocks: bool, only: Member | None = None
+    ) -> list[Found]:
+        if only is not None and count == 1 and not blocks:
+            singly.append(only.sub.topic)
+        return read(one, count, blocks=blocks, only=only)
+
+    def handle(message: Message) -> None:
+        time.sleep(2 * AHEAD_S)  # so that nothing is read ahead
+        seen.take(message)
+
+    monkeypatch.setattr(SharedReads, "read", reading_one)
+    for topic in TOPICS:
+        bench.declare(topic)
+        bench.send(topic, range(5))
+        bench.store.call(Promote(topic))
+    consumer = Consumer(bench.url)
+    for topic in TOPICS:
+        consumer.on(topic, handle)
+    with consumer:
+        wait_until(lambda: all(bench.stat(topic, "acked") == 5 for topic in TOPICS))
+    assert len(singly) >= len(TOPICS)
+    assert len(set(singly)) > 1
 
 
 def running(consumer: Consumer) -> list[object]:
