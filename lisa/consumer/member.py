@@ -70,4 +70,7 @@ class Member(Protocol):
         """Continue on a thread of its own; returns False if no thread can be started."""
 
     def begin(self) -> bool:
-        """Join the group, then be read; returns False if the server does not answer."""
+        """Join the group, then be read; returns False to be called again.
+
+        So if the server does not answer, or if no thread can be started.
+        """

@@ -144,13 +144,22 @@ class Reader:
         except ServerUnavailable as error:
             self._note(error)
             return False
-        except LisaError:
+        except Exception:  # noqa: BLE001  its own thread meets the error again, and handles it
             is_joined = False
         if is_joined:
             self._succeeded()
-        if not (is_joined and self._is_shareable() and self._together.take(self)):
-            self._holder = None
+            if self._is_shareable() and self._together.take(self):
+                return True
+        self._holder = None
+        return self._starts()
+
+    def _starts(self) -> bool:
+        """Start the topic's own thread; returns False at the thread limit."""
+        try:
             self._thread.start()
+        except RuntimeError as error:
+            log.warning("topic %s: %s", self.sub.shard, error)
+            return False
         return True
 
     def receive(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], bool]:
@@ -168,11 +177,9 @@ class Reader:
         """See `Member`."""
         self._must_read = why.failed
         self._busy_until = time.monotonic() + BUSY_S if why.busy else 0.0
-        holder, self._holder, self._thread = self._holder, None, self._new_thread()
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            log.warning("topic %s: %s", self.sub.shard, error)
+        holder, self._thread = self._holder, self._new_thread()
+        self._holder = None
+        if not self._starts():
             self._holder = holder
             return False
         return True

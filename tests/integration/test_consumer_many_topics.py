@@ -15,9 +15,11 @@ import pytest
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
 from lisa.consumer.member import Member
+from lisa.consumer.membership import Membership
 from lisa.consumer.prefetch import AHEAD_S
 from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, SharedReader
 from lisa.consumer.shared_reads import Found, SharedReads
+from lisa.core.daemon.threads import ServiceThread
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
@@ -483,6 +485,33 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
         bench.send(FIRST, [1])
         wait_until(lambda: bench.stat(FIRST, "acked") == 1)
         assert consumer.health()["status"] == "ok"
+
+
+def test_a_topic_whose_start_fails_is_started_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first join fails in a way that nobody foresaw, and no thread can be started for it."""
+    join, start, failed = Membership.join, ServiceThread.start, list[str]()
+
+    def joining(member: Membership) -> bool:
+        if member.shard == SECOND and "join" not in failed:
+            failed.append("join")
+            raise ZeroDivisionError
+        return join(member)
+
+    def starting(thread: ServiceThread) -> None:
+        if thread.name == f"lisa-{SECOND}" and failed.count("start") < 2:
+            failed.append("start")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Membership, "join", joining)
+    monkeypatch.setattr(ServiceThread, "start", starting)
+    seen = Seen()
+    with reading(bench, seen, TOPICS):
+        bench.send(SECOND, [1])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+    assert failed[:2] == ["join", "start"]
 
 
 def test_records_are_renewed_together_and_written_again(
