@@ -139,9 +139,22 @@ class SharedReads(BlockingReads):
         """Release what lost replies may have delivered, each second. Raises LisaError."""
         now = time.monotonic()
         if self._lost and now >= self._look_for_lost:
-            known = self._lost.intersection(self._topics.values())
-            self._lost = {one for one in known if one.stream.release_lost()}
+            self._lost.intersection_update(self._topics.values())
+            for one in self._with_lost():
+                if not one.stream.release_lost():
+                    self._lost.discard(one)
             self._look_for_lost = now + LOOK_AGAIN_S
+
+    def _with_lost(self) -> list[Member]:
+        """The topics to look at one by one: those with pending entries, or for the last time."""
+        lost = list(self._lost)
+        commands = [one.stream.lost_command() for one in lost]
+        replies = self._store.drive(self._store.commands_once(commands)) if lost else ()
+        return [
+            one
+            for one, pending in zip(lost, replies, strict=True)
+            if pending or one.stream.is_last_look  # an error counts as pending entries
+        ]
 
     def _acks(self, block_ms: int) -> tuple[list[ReadAcks], int]:
         """The acks to send with a read, and how long it may block."""

@@ -142,6 +142,18 @@ class StreamReader:
             self._sub.releases.make(lost)
         return lost is not None
 
+    @property
+    def is_last_look(self) -> bool:
+        """Whether the server can no longer execute a read whose reply was lost."""
+        return time.monotonic() > self._lost_until
+
+    def lost_command(self) -> Command:
+        """The command that finds what lost replies delivered, and what is held."""
+        sub, after = self._sub, self._lost_after or "-"
+        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
+        start = after if after == "-" else f"({after}"
+        return "XPENDING", stream, sub.group, start, "+", MOST, sub.name
+
     def _read(self, count: int, block: timedelta) -> list[Entry]:
         sub = self._sub
         stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
@@ -180,11 +192,10 @@ class StreamReader:
         after, sub = self._lost_after, self._sub
         if after is None:
             return None
-        is_last = time.monotonic() > self._lost_until
-        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
-        start = after if after == "-" else f"({after}"
+        is_last, command = self.is_last_look, self.lost_command()
+        stream = command[1]
         try:
-            pending = sub.store.ask("XPENDING", stream, sub.group, start, "+", MOST, sub.name)
+            pending = sub.store.ask(*command)
         except ServerUnavailable:
             raise
         except LisaError as error:  # the group was removed with its entries; the next read raises

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis import exceptions
 
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
@@ -24,6 +25,7 @@ from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal, presence
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote
 from tests.consumers import Bench, presences, state_of
 from tests.servers import wait_until
@@ -433,6 +435,43 @@ def test_topics_leave_together_although_reads_cannot_be_ended(own_server: Embedd
     assert threads
     wait_until(lambda: not any(one.is_alive() for one in threads))
     bench.store.close()
+
+
+def test_a_lost_reply_costs_few_calls_until_no_lease_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader looks for lost entries for as long as the ack timeout, at all topics at once."""
+    read, ask, lost, asked = SharedReads.read, SyncStore.ask, list[float](), list[str]()
+
+    def losing(reads: SharedReads, *args: Any, **options: Any) -> Any:
+        found = read(reads, *args, **options)
+        if found and not lost and found[0].topic.sub.shard == FIRST:
+            lost.append(time.monotonic())
+            raise exceptions.ConnectionError("the reply is lost")
+        return found
+
+    def asking(store: SyncStore, *command: Any) -> Any:
+        if command[0] == "XPENDING":
+            asked.append(command[1])
+        return ask(store, *command)
+
+    for topic in TOPICS:
+        bench.declare(topic, ack_timeout="1h")
+    seen = Seen()
+    with reading(bench, seen, TOPICS) as consumer:
+        wait_until(
+            lambda: all(one.sub.leases.ack_timeout_s == 3600 for one in members_of(consumer))
+        )
+        monkeypatch.setattr(SharedReads, "read", losing)
+        monkeypatch.setattr(SyncStore, "ask", asking)
+        bench.send(SECOND, [1])  # for the running read, which loses nothing
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1)
+        bench.send(FIRST, [1])
+        wait_until(lambda: bench.stat(FIRST, "acked") == 1)
+        reads = next(iter(members_of(consumer)))._holder.reads
+        wait_until(lambda: reads._look_for_lost > lost[0] + 3)
+        assert set(asked) == {bench.store.keys.topic(FIRST).group("lisa").ready}
+    assert seen == [(SECOND, 1), (FIRST, 1)]
 
 
 def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
