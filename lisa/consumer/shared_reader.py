@@ -316,9 +316,11 @@ class SharedReader:
             if self._dispatcher.runs_inline(sub, plan):
                 sub.enqueue(deliveries, plan.timeout_s)
                 inline.append((sub, plan))
+                if len(inline) == 1 and not has_slot:  # before work on the event loop claims it
+                    has_slot = self._turn.take_free()
             else:
-                self._dispatcher.submit(sub, plan, deliveries, has_slot=has_slot)
-                has_slot = False
+                self._dispatcher.submit(sub, plan, deliveries, has_slot=has_slot and not inline)
+                has_slot = has_slot and bool(inline)
         keeps_slot = has_slot
         self.is_handling = bool(inline)
         rest()

@@ -143,6 +143,14 @@ class SlotClaim:
                 if not self._granted:
                     return False
 
+    def take_free(self) -> bool:
+        """Take a slot if one is free; never waits."""
+        self._slots.claim(self._grant)
+        if not self._granted:
+            self._slots.withdraw(self._grant)
+        is_taken, self._granted = self._granted, False
+        return is_taken
+
     def take_at_rest(self, is_over: Callable[[], bool]) -> bool:
         """The same, for a service thread between two rounds."""
         rest()

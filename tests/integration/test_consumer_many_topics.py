@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -223,8 +224,9 @@ def test_a_slow_topic_leaves_slots_and_messages_to_the_others(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("is_mixed", [False, True])
 def test_topics_with_slow_handlers_take_turns(
-    bench: Bench, concurrency: int, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, concurrency: int, monkeypatch: pytest.MonkeyPatch, *, is_mixed: bool
 ) -> None:
     """Also if each handler takes so long that the messages of the other topics are released."""
     monkeypatch.setattr(subscription, "START_WITHIN_S", 0.01)
@@ -234,11 +236,14 @@ def test_topics_with_slow_handlers_take_turns(
         seen.take(message)
         wait_until(lambda: not any(one.sub.unstarted for one in readers.values()))
 
+    async def handle_on_loop(message: Message) -> None:
+        await asyncio.to_thread(handle, message)
+
     for topic in TOPICS:
         bench.declare(topic, ack_timeout="1s")
     consumer = Consumer(bench.url, concurrency=concurrency)
     for topic in TOPICS:
-        consumer.on(topic, handle)
+        consumer.on(topic, handle_on_loop if is_mixed and topic == FIRST else handle)
     with consumer, bench.manager(*TOPICS):
         wait_until(lambda: is_shared(consumer, *TOPICS))
         readers |= readers_of(consumer)
