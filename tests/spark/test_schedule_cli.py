@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -230,6 +231,20 @@ def test_a_csv_delivers_numbers_without_the_columns_of_other_parts(
             "big": "1234567890123456789",
         },
     ]
+
+
+def test_quotes_commas_and_backslashes_in_a_csv(bodies_of: Callable[..., list[Any]]) -> None:
+    texts = ['{"a": 1, "b": "x"}', 'say "hi", then go', "C:\\new, or C:\\", '"']
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(["delay", "body", "other"])
+    writer.writerows([60_000 * (1 + n), text, n] for n, text in enumerate(texts))
+    assert bodies_of(written.getvalue()) == texts
+
+
+def test_a_csv_with_backslashes_before_quotes(bodies_of: Callable[..., list[Any]]) -> None:
+    content = 'delay,body\n60000,"say \\"hi\\", then go"\n'
+    assert bodies_of(content, "--read-option", "escape=\\") == ['say "hi", then go']
 
 
 def test_declared_types_replace_recognised_ones(bodies_of: Callable[..., list[Any]]) -> None:

@@ -49,8 +49,9 @@ def read(
         return spark.table(source)
     reader = spark.read.format(kind)
     if kind == "csv":
-        # Spark's own inference would read 007 as 7.
-        reader = reader.options(header="true")
+        # Spark's own inference would read 007 as 7. It expects \" for a quote within
+        # quotes by default, and splits values with the usual "" at their commas.
+        reader = reader.options(header="true", escape='"')
     elif schema is not None:
         reader = reader.schema(f"{schema}, {CORRUPT} string")
     table = reader.options(**options).load(absolute(source))
