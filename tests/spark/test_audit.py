@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as sf
 
+from lisa.admin.reading import entry_number
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.archive import archive as run_archive
 from lisa.pipeline.jobs.audit import audit
@@ -209,3 +212,23 @@ class TestOffline:
         later = audit(spark, lambda: archive, None, start=moment + timedelta(days=1))
         assert later.gaps == []
         assert later.proven
+
+    def test_a_gap_without_a_next_event_lasts_until_one_is_archived(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        """As after a failover: the gap is found before the next event is written."""
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        moment = datetime(2026, 1, 2, tzinfo=UTC)
+        at, last = int(moment.timestamp() * 1000), archive.committed["orders"][0]
+        [first] = archive.events.select(sf.min(sf.unix_millis("at"))).head()
+        for after in (f"{at}-0", last):
+            archive.named_gaps.append(ArchiveGap("orders", after, 3, None, None, "lost", moment))
+        now = int(time.time() * 1000)
+
+        found = audit(spark, lambda: archive, None, start=moment + timedelta(days=1))
+
+        earlier, later = found.gaps
+        assert (earlier.after_ms, earlier.until_ms) == (at, first)
+        assert later.after_ms == entry_number(last)[0]
+        assert later.until_ms >= now
+        assert not found.proven

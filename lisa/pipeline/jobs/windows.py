@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
-from lisa.core.model.clock import datetime_ms
+from lisa.pipeline.archive.batches import is_new
+from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
 
 if TYPE_CHECKING:
-    from lisa.pipeline.archive import Archive
+    from pyspark.sql import DataFrame
+
+    from lisa.pipeline.archive import ArchiveGap
+
+
+class GapTables(Protocol):
+    """The methods of an archive that its windows need."""
+
+    def log(self) -> DataFrame:
+        """Every event: LOG_SCHEMA."""
+
+    def gaps(self) -> Sequence[ArchiveGap]:
+        """The events that the log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +45,39 @@ class Window:
     shard: str | None = None
 
 
-def gap_windows(archive: Archive) -> list[Window]:
-    """The windows of the gaps that the archive has recorded."""
+def gap_windows(archive: GapTables) -> list[Window]:
+    """The windows of the gaps that the archive has recorded, in their order.
+
+    A gap that was found before any event followed it ends with the next archived event; without
+    one, it has not ended yet.
+    """
+    gaps = archive.gaps()
+    followed = _next_events_ms(archive, [gap for gap in gaps if gap.to_id is None])
+    now_ms = int(time.time() * 1000)
     return [
         Window(
             gap.topic,
             _entry_ms(gap.after_id),
-            _entry_ms(gap.to_id) or datetime_ms(gap.at),
+            _entry_ms(gap.to_id) or followed.get(gap, now_ms),
             gap.reason,
             gap.shard,
         )
-        for gap in archive.gaps()
+        for gap in gaps
     ]
+
+
+def _next_events_ms(archive: GapTables, gaps: Sequence[ArchiveGap]) -> dict[ArchiveGap, int]:
+    """Gap -> time of the first archived event after it; lacks gaps without one."""
+    if not gaps:
+        return {}
+    at_ms, is_event = sf.unix_millis("at"), sf.col("state") != GAP_STATE
+    firsts = []
+    for gap in gaps:
+        behind = is_new({gap.journal: (gap.after_id or "0-0", 0)})
+        follows = is_event & (journal_of() == gap.journal) & behind
+        firsts.append(sf.min(sf.when(follows, at_ms)))
+    [found] = archive.log().select(*firsts).collect()
+    return {gap: ms for gap, ms in zip(gaps, found, strict=True) if ms is not None}
 
 
 def _entry_ms(entry: str | None) -> int | None:
