@@ -186,7 +186,7 @@ def _gaps(archive: Archive, scope: AuditScope) -> list[Window]:
     """The archive's gaps that overlap the range."""
     return [
         one
-        for one in gap_windows(archive)
+        for one in gap_windows(archive.gaps(), archive.log)
         if scope.reaches(one.topic, one.after_ms or 0, one.until_ms)
     ]
 

@@ -118,7 +118,7 @@ def _windows(archive: Archive, survey: Survey) -> list[Window]:
             until = max(min(ends), after or 0)
             found.append(Window(one.topic, after, until, reason, one.shard))
     names = {one.topic for one in survey.remainders}
-    return found + [one for one in gap_windows(archive) if one.topic in names]
+    return found + [one for one in gap_windows(archive.gaps(), archive.log) if one.topic in names]
 
 
 def _result(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lisa.pipeline.archive import ArchiveGap
-
-
-class GapTables(Protocol):
-    """The methods of an archive that its windows need."""
-
-    def log(self) -> DataFrame:
-        """Every event: LOG_SCHEMA."""
-
-    def gaps(self) -> Sequence[ArchiveGap]:
-        """The events that the log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +35,13 @@ class Window:
     shard: str | None = None
 
 
-def gap_windows(archive: GapTables) -> list[Window]:
-    """The windows of the gaps that the archive has recorded, in their order.
+def gap_windows(gaps: Sequence[ArchiveGap], log: Callable[[], DataFrame]) -> list[Window]:
+    """The windows of the gaps of an archive, in their order; log: returns every event.
 
     A gap that was found before any event followed it ends with the next archived event; without
     one, it has not ended yet.
     """
-    gaps = archive.gaps()
-    followed = _next_events_ms(archive, [gap for gap in gaps if gap.to_id is None])
+    followed = _next_events_ms([gap for gap in gaps if gap.to_id is None], log)
     now_ms = int(time.time() * 1000)
     return [
         Window(
@@ -66,7 +55,9 @@ def gap_windows(archive: GapTables) -> list[Window]:
     ]
 
 
-def _next_events_ms(archive: GapTables, gaps: Sequence[ArchiveGap]) -> dict[ArchiveGap, int]:
+def _next_events_ms(
+    gaps: Sequence[ArchiveGap], log: Callable[[], DataFrame]
+) -> dict[ArchiveGap, int]:
     """Gap -> time of the first archived event after it; lacks gaps without one."""
     if not gaps:
         return {}
@@ -76,7 +67,7 @@ def _next_events_ms(archive: GapTables, gaps: Sequence[ArchiveGap]) -> dict[Arch
         behind = is_new({gap.journal: (gap.after_id or "0-0", 0)})
         follows = is_event & (journal_of() == gap.journal) & behind
         firsts.append(sf.min(sf.when(follows, at_ms)))
-    [found] = archive.log().select(*firsts).collect()
+    [found] = log().select(*firsts).collect()
     return {gap: ms for gap, ms in zip(gaps, found, strict=True) if ms is not None}
 
 

@@ -14,6 +14,7 @@ from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
 from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
+from lisa.pipeline.jobs.windows import gap_windows
 from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
 
@@ -105,10 +106,10 @@ def report(
     if start is not None and end is not None and end <= start:
         raise InvalidMessage(f"end {end.isoformat()} is not after start {start.isoformat()}")
     asked = Range(tuple(topics), start, end)
-    gaps = [
-        gap for gap in archive.gaps() if (not topics or gap.topic in topics) and asked.holds(gap.at)
-    ]
     stage("counting the archive's events and messages")
+    known = archive.gaps()
+    windows = zip(known, gap_windows(known, archive.log), strict=True)
+    gaps = [gap for gap, window in windows if asked.reaches(window)]
     figures = gather(archive.log(), archive.messages(), asked, parse_zone(zone), gaps, slo=slo)
     stage("drawing the page")
     page = render(figures, without_password(where))

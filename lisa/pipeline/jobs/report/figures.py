@@ -22,6 +22,8 @@ from lisa.pipeline.jobs.report.weeks import Weeks, weeks_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from lisa.pipeline.jobs.windows import Window
+
 REASONS = 200
 """Number of pairs of topic and reason that are counted separately; all others are combined."""
 
@@ -49,10 +51,12 @@ class Range:
         """The rows of the range's topics."""
         return rows.where(sf.col("topic").isin(*self.topics)) if self.topics else rows
 
-    def holds(self, moment: datetime) -> bool:
-        """Whether a time is in the range."""
-        return (self.start is None or moment >= self.start) and (
-            self.end is None or moment < self.end
+    def reaches(self, window: Window) -> bool:
+        """Whether the range includes a part of a window, and its topic."""
+        return (
+            (not self.topics or window.topic in self.topics)
+            and (self.start is None or window.until_ms >= datetime_ms(self.start))
+            and (self.end is None or (window.after_ms or 0) < datetime_ms(self.end))
         )
 
 
