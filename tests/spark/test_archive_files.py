@@ -29,6 +29,7 @@ from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.shared_path import hosts_without
+from lisa.pipeline.archive.state import RANDOM_BITS, new_number
 from lisa.pipeline.archive.table import ArchiveTable
 from lisa.pipeline.archive.writing import FileWriter
 from tests.servers import JVM_PATIENCE, least, wait_until
@@ -198,6 +199,26 @@ def test_a_reader_that_opened_before_a_compaction_continues(
     assert len(entries(log)) == len(events)
     assert told(messages) == expected(events)
     check(spark, where, events)
+
+
+def test_a_reader_that_opened_before_a_fold_continues(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live events are kept for an hour after they were replaced, however old they are."""
+    where = str(tmp_path)
+    journal, hours_ms = Stories("orders"), 3 * 3_600_000
+    writer = FileWriter(spark, where, keep=timedelta(hours=1))
+    events = journal.extend(10)
+    writer.write(frame(spark, events), 0, "q")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(writing, "new_number", lambda: new_number() - (hours_ms << RANDOM_BITS))
+        writer.fold()
+    more = journal.extend(10)
+    writer.write(frame(spark, more), 1, "q")
+    messages = open_archive(spark, where).messages()
+    writer.fold()
+    writer.delete_old()
+    assert told(messages) == expected(events + more)
 
 
 POLLS = """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lisa.pipeline.archive.folder import Folder
 
 HIDDEN = "_lisa"
-_RANDOM_BITS = 20
+RANDOM_BITS = 20
 _TRIES = 5
 
 
@@ -66,12 +66,12 @@ _State = TypeVar("_State", LogState, FoldState)
 
 def new_number() -> int:
     """A new number for a document or a directory; contains the time in ms, see `age_s`."""
-    return int(time.time() * 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+    return int(time.time() * 1000) << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
 
 
 def age_s(number: int) -> float:
     """Seconds since a number was made."""
-    return time.time() - (number >> _RANDOM_BITS) / 1000
+    return time.time() - (number >> RANDOM_BITS) / 1000
 
 
 def path(number: int) -> str:
@@ -124,10 +124,18 @@ def _load(folder: Folder, table: ArchiveTable, kind: type[_State]) -> _State | N
 
 
 def sweep(folder: Folder, used: Collection[str], keep_s: float) -> None:
-    """Delete leftovers: documents, staged files and live events that are old and not used."""
+    """Delete leftovers: documents, staged files and live events that are not used.
+
+    One that was in use was replaced by the next of its kind; it is kept for `keep_s` from then on.
+    """
     for kind in ("state", "staging", "live"):
+        found = {}
         for name in folder.names(f"{HIDDEN}/{kind}"):
             number = name.removesuffix(".json").lstrip(".")
+            if number.isdigit():
+                found[name] = int(number)
+        names = sorted(found, key=found.__getitem__)
+        for name, following in zip(names, [*names[1:], *names[-1:]], strict=True):
             whole = f"{HIDDEN}/{kind}/{name}"
-            if whole not in used and number.isdigit() and age_s(int(number)) >= keep_s:
+            if whole not in used and age_s(found[following]) >= keep_s:
                 folder.delete(whole)
