@@ -284,6 +284,25 @@ def test_a_value_that_does_not_fit_its_declared_type_is_refused(
     assert client.zcard(KEYS.waiting) == 1
 
 
+@pytest.mark.parametrize("options", [(), ("--schema", "order long"), ("--body", "note")])
+def test_lines_of_a_csv_with_too_many_or_too_few_values_are_refused(
+    pipeline: Callable[..., Result],
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    options: tuple[str, ...],
+) -> None:
+    source = tmp_path / "orders.csv"
+    source.write_text('order,note,delay\n1,a,60000\n2,b, c,60000\n3,60000\n4,"d\ne",60000\n')
+    arguments = ("--topic", TOPIC, "--job", "j", "--redis", redis_url, *options)
+    result = pipeline("schedule", str(source), *arguments)
+    assert result.exit_code == 1, result.output
+    assert client.zcard(KEYS.waiting) == 1
+    again = pipeline("schedule", str(source), *arguments, "--read-option", "multiLine=true")
+    assert again.exit_code == 1, again.output
+    assert client.zcard(KEYS.waiting) == 2
+
+
 @pytest.mark.usefixtures("in_the_suites_session")
 @pytest.mark.parametrize(
     ("content", "arguments", "words"),

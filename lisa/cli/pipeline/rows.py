@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from lisa.core.model.clock import duration_ms, parse_duration, parse_zone
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -54,8 +54,15 @@ def read(
         reader = reader.options(header="true", escape='"')
     elif schema is not None:
         reader = reader.schema(f"{schema}, {CORRUPT} string")
-    table = reader.options(**options).load(absolute(source))
-    return _typed(table, schema) if kind == "csv" and schema is not None else table
+    reader = reader.options(**options)
+    table = reader.load(absolute(source))
+    if kind != "csv":
+        return table
+    columns = StructType([*table.schema.fields, StructField(CORRUPT, StringType())])
+    # With pruning, Spark does not see that a line has more or fewer values than the header.
+    reader = reader.options(columnPruning="false", columnNameOfCorruptRecord=CORRUPT)
+    table = reader.schema(columns).load(absolute(source))
+    return table if schema is None else _typed(table, schema)
 
 
 def _typed(table: DataFrame, schema: str) -> DataFrame:
@@ -63,8 +70,8 @@ def _typed(table: DataFrame, schema: str) -> DataFrame:
     declared = {one.name: one.dataType for one in _parsed(schema).fields}
     for name in declared:
         _existing(table, "schema", name)
-    columns, misfit = [], sf.lit(None).cast("string")
-    for name in table.columns:
+    columns, misfit = [], sf.col(CORRUPT)
+    for name in _names(table):
         column = sf.col(f"`{name}`")
         if name not in declared:
             columns.append(column)
@@ -73,6 +80,11 @@ def _typed(table: DataFrame, schema: str) -> DataFrame:
         misfit = sf.when(column.isNotNull() & converted.isNull(), column).otherwise(misfit)
         columns.append(converted.alias(name))
     return table.select(*columns, misfit.alias(CORRUPT))
+
+
+def _names(table: DataFrame) -> list[str]:
+    """The columns of a table, without the one that marks unusable rows."""
+    return [name for name in table.columns if name != CORRUPT]
 
 
 def _parsed(schema: str) -> StructType:
@@ -121,7 +133,7 @@ def _whole_row(table: DataFrame, without: set[str], *, infer: bool) -> Column:
     names = [name for name in table.columns if name not in without]
     if not names:
         raise ConfigError(
-            f"no column is left for the body ({', '.join(table.columns)}): name one with --body, "
+            f"no column is left for the body ({', '.join(_names(table))}): name one with --body, "
             "or give --body '*' for all of them"
         )
     kinds = _inferred(table, names) if infer else {}
@@ -148,7 +160,8 @@ def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
     tests = [
         sf.bool_and(sf.col(f"`{name}`").rlike(form)) for name in texts for form in _FORMS.values()
     ]
-    row = table.agg(*tests).first() if tests else None
+    rows = table.where(sf.col(CORRUPT).isNull())
+    row = rows.agg(*tests).first() if tests else None
     kinds: dict[str, str] = {}
     if row is None:
         return kinds
@@ -163,14 +176,14 @@ def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
 def _existing(table: DataFrame, name: str, wanted: str) -> Column:
     if wanted not in table.columns:
         raise ConfigError(
-            f"--{name}: no column {wanted!r}; the columns are {', '.join(table.columns)}"
+            f"--{name}: no column {wanted!r}; the columns are {', '.join(_names(table))}"
         )
     return sf.col(f"`{wanted}`")
 
 
 def _column(table: DataFrame, name: str, wanted: str) -> Column:
     if wanted not in table.columns and name in ("delay", "ttl", *_CONSTANTS):
-        return _constant(name, wanted, table.columns)
+        return _constant(name, wanted, _names(table))
     column = _existing(table, name, wanted)
     if table.schema[wanted].dataType.simpleString() != "string":
         return column
