@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from lisa.consumer.backlog import Backlog
 from lisa.consumer.blocking_reads import LOST, is_about_group
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.inflight import Held
 from lisa.consumer.member import Member, Return
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.receivers import HandlerPlan
-from lisa.consumer.shared_reads import Found, SharedReads
+from lisa.consumer.shared_reads import SharedReads
 from lisa.consumer.slots import SlotClaim
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
@@ -25,14 +26,6 @@ MOST_TOPICS = 50
 
 MOST_EACH = 8
 """The most entries of one topic per read."""
-
-BUSY_READS = 4
-"""After so many reads in a row with the most entries, a topic is read on its own thread."""
-
-FEW_TOPICS = 2
-
-MOST_PROBES = 3
-"""Topics of a backlog that are read one by one while a slot waits."""
 
 NO_THREAD_S = 0.1
 """The pause after a thread could not be started."""
@@ -79,10 +72,8 @@ class SharedReader:
         self._leaving: dict[Member, Return] = {}
         self._members: set[Member] = set()
         self._last: list[Member] = []
-        self._full_reads: dict[Member, int] = {}
-        self._backlog: dict[Member, None] = {}
+        self._backlog = Backlog(self._most_each)
         self._began: dict[Member, int] = {}
-        self._turns = 0
         self._rounds = 0
         self._error: LisaError | None = None
         self._backoff = Backoff()
@@ -203,10 +194,9 @@ class SharedReader:
             leaving = {one: why for one, why in leaving.items() if one in self._members}
             self._members -= leaving.keys()
             self._last = [one for one in self._last if one in self._members]
-            self._backlog = {one: None for one in self._backlog if one in self._members}
+            self._backlog.keep(self._members)
         self.reads.use(self._members)
         for member, why in leaving.items():
-            self._full_reads.pop(member, None)
             self._began.pop(member, None)
             if not member.take_back(why):
                 self._give_back([member], why)
@@ -242,9 +232,7 @@ class SharedReader:
             return
         opened: list[tuple[Member, list[Held]]] = []
         try:
-            waiting = [one for one in self._backlog if not one.sub.unstarted]
-            for member in waiting[: min(self._turns, MOST_PROBES)]:
-                self._turns -= 1
+            for member in self._backlog.turns():
                 if opened := self._open(1, blocks=False, only=member):
                     break
             else:
@@ -281,29 +269,13 @@ class SharedReader:
             if deliveries:
                 opened.append((member, deliveries))
                 self.reads.will_ack(member)
-        self._note_backlog(all_found, each, only)
+        self._give_back(self._backlog.note(all_found, each, only), Return(busy=True))
         if opened:
             # The next handler may be slow, and meanwhile all others' messages would be released.
             opened.sort(key=lambda one: self._began.get(one[0], -1))
             self._last = [member for member, _ in opened]
             self._began[self._last[0]] = self._rounds
         return opened
-
-    def _note_backlog(self, all_found: Sequence[Found], each: int, only: Member | None) -> None:
-        """Note which topics may have more messages; give back one that almost alone has many."""
-        full = [one.topic for one in all_found if len(one.entries) == each]
-        if only is None:
-            self._backlog = dict.fromkeys(full)
-            self._turns = len(full)  # then the other topics may have messages, too
-        else:  # at the end, or no longer
-            self._backlog.pop(only, None)
-            self._backlog |= dict.fromkeys(full)
-        if each < max(2, self._most_each) or len(all_found) > FEW_TOPICS:
-            self._full_reads.clear()
-            return
-        self._full_reads = {one: self._full_reads.get(one, 0) + 1 for one in full}
-        busy = [one for one, reads in self._full_reads.items() if reads >= BUSY_READS]
-        self._give_back(busy, Return(busy=True))
 
     def _hand_over(
         self, opened: Sequence[tuple[Member, list[Held]]], *, has_slot: bool = False

@@ -16,10 +16,11 @@ from redis import exceptions
 
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
+from lisa.consumer.backlog import BUSY_READS
 from lisa.consumer.member import Member
 from lisa.consumer.membership import Membership
 from lisa.consumer.prefetch import AHEAD_S
-from lisa.consumer.shared_reader import BUSY_READS, MOST_EACH, MOST_TOPICS, SharedReader
+from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS, SharedReader
 from lisa.consumer.shared_reads import Found, SharedReads
 from lisa.core.daemon.threads import ServiceThread
 from lisa.core.delivery.degradation import DEGRADED_AFTER
