@@ -177,9 +177,10 @@ class Heartbeat:
         Always announces at least one. Returns False if a call failed after the end of the tick.
         """
         due = self._due(subscriptions)
-        if len(due) > 1:
+        reading = [sub for sub in due if not sub.closing.is_set()]
+        if len(reading) > 1:
             with suppress(LisaError):  # each one's own call will meet the error
-                for some in chunks(due[:MOST_PER_STEP], MOST_TOGETHER):
+                for some in chunks(reading[:MOST_PER_STEP], MOST_TOGETHER):
                     self._announcer.announce_together(some)
         subscriptions = self._due(due)
         for sub in sorted(subscriptions, key=lambda one: self._announced_at.get(one, -math.inf)):

@@ -42,6 +42,7 @@ class SharedReader:
 
     plan: returns the handlers of a topic for a requested group.
     readers: returns the number of readers that share the slots.
+    refused: called if the server reads only one topic at a time.
     cap: the most unstarted messages of a topic, if limited.
     is_handling: whether the thread runs handlers, or waits for a slot for them.
     is_over: whether it has no topics left, and takes no more.
@@ -54,6 +55,7 @@ class SharedReader:
         plan: Callable[[str, str], HandlerPlan],
         *,
         readers: Callable[[], int],
+        refused: Callable[[], None],
         cap: int | None,
         number: int,
         longest_s: float,
@@ -64,6 +66,7 @@ class SharedReader:
         self._dispatcher = dispatcher
         self._plan = plan
         self._readers = readers
+        self._refused = refused
         self._most_each = min(MOST_EACH, cap or MOST_EACH)
         self._slots = dispatcher.slots
         self._turn = SlotClaim(self._slots)
@@ -162,6 +165,8 @@ class SharedReader:
         if isinstance(known, ServerUnavailable):
             self._wait_out(known)
         else:
+            if "CROSSSLOT" in str(known):
+                self._refused()
             self._give_back(self._members, Return(failed=True))
 
     def _wait_out(self, error: LisaError) -> None:

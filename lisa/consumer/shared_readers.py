@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
@@ -49,7 +50,8 @@ class SharedReaders:
         self._handlers = handlers
         self._dispatcher = dispatcher
         self._settler = settler
-        self.is_wanted = is_wanted
+        self._is_wanted = is_wanted
+        self._is_refused = False
         self._longest_s = longest_s
         self._outages = outages
         self._lock = threading.Lock()
@@ -69,11 +71,20 @@ class SharedReaders:
             self._dispatcher,
             self._handlers.plan,
             readers=self._count,
+            refused=self._refuse,
             cap=self._options.poll_batch_size,
             number=self._made,
             longest_s=self._longest_s,
             outages=self._outages,
         )
+
+    def is_wanted(self, sub: Subscription) -> bool:
+        """Whether a topic should be read together with others."""
+        return not self._is_refused and self._is_wanted(sub)
+
+    def _refuse(self) -> None:
+        """The server, a proxy perhaps, refuses reads of several topics."""
+        self._is_refused = True
 
     def threads(self) -> list[ServiceThread]:
         """The threads that must be alive now."""
@@ -87,26 +98,32 @@ class SharedReaders:
         """Let a topic join its group, after those that start before it, on one thread for all."""
         with self._lock:
             self._starting.append(member)
-            if self._joiner is None:
-                thread = ServiceThread("lisa-joiner", self._begin_all, self._longest_s)
-                thread.start()
-                self._joiner = thread
+            self._need_joiner()
+
+    def _need_joiner(self) -> None:
+        if self._joiner is None:
+            thread = ServiceThread("lisa-joiner", self._begin_all, self._longest_s)
+            thread.start()
+            self._joiner = thread
 
     def wake(self) -> None:
         """End a pause of the thread that joins groups."""
         self._woken.set()
 
     def _next(self) -> Member | None:
-        """The next topic to start; interrupts the reads for those that started before it."""
-        if len(self._joined) >= MOST_JOINED or not self._starting:
-            for shared in set(self._joined):
+        """The next topic to start; first ends the reads for those that joined."""
+        while True:
+            with self._lock:
+                ends: set[SharedReader] = set()
+                if len(self._joined) >= MOST_JOINED or not self._starting:
+                    ends, self._joined = set(self._joined), []
+                if not ends:
+                    if self._starting:
+                        return self._starting.popleft()
+                    self._joiner = None
+                    return None
+            for shared in ends:
                 shared.interrupt()
-            self._joined.clear()
-        with self._lock:
-            if self._starting:
-                return self._starting.popleft()
-            self._joiner = None
-            return None
 
     def _begin_all(self) -> None:
         backoff = Backoff(longest_s=LONGEST_AWAY_S)
@@ -133,10 +150,9 @@ class SharedReaders:
             shared = next((one for one in known if one.join(member)), None)
             if shared is None:
                 return self._take_first(member, who)
-        if threading.current_thread() is self._joiner:
             self._joined.append(shared)
-        else:
-            shared.interrupt()
+            with suppress(RuntimeError):  # then the topic is read after the running read
+                self._need_joiner()
         return True
 
     def _take_first(self, member: Member, who: tuple[str, str]) -> bool:

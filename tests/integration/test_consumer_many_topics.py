@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from redis import exceptions
 
 from lisa.admin import groups
@@ -585,3 +586,35 @@ def test_records_are_renewed_together_and_written_again(
 def running_records(bench: Bench, topic: str) -> int:
     """How many consumers of a topic run, by their records."""
     return sum(one.state == "running" for one in presences(bench, topic))
+
+
+def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, refused = Seen(), list[str]()
+    with reading(bench, seen, TOPICS) as consumer:
+
+        def refusing(*_: Any, **__: Any) -> list[Found]:
+            refused.append("CROSSSLOT Keys in request don't hash to the same slot")
+            raise redis.ResponseError(refused[-1])
+
+        monkeypatch.setattr(SharedReads, "read", refusing)
+        wait_until(lambda: is_shared(consumer))
+        for topic in TOPICS:
+            bench.send(topic, [1])
+        wait_until(lambda: all(bench.stat(topic, "acked") == 1 for topic in TOPICS))
+        assert len(refused) == 1
+        assert is_shared(consumer)
+
+
+def test_many_topics_are_paused_and_resumed(bench: Bench) -> None:
+    topics = [f"topic-{n}" for n in range(4 * MOST_TOPICS)]
+    seen = Seen()
+    with reading(bench, seen, topics) as consumer:
+        consumer.pause()
+        wait_until(lambda: is_shared(consumer))
+        consumer.resume()
+        wait_until(lambda: is_shared(consumer, *topics))
+        for topic in topics:
+            bench.send(topic, [1])
+        wait_until(lambda: all(bench.stat(topic, "acked") == 1 for topic in topics))
