@@ -87,10 +87,9 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def check(self) -> Self:
         """Return the definition. Raises InvalidMessage, which names the parameter and the fix."""
         self._check_times()
-        if self.max_late_ms is not None and self.max_late_ms < MIN_LATE_MS:
-            raise InvalidMessage(
-                f"max_late={human(self.max_late_ms)} is too short; it is at least 1s"
-            )
+        late_ms = self.max_late_ms
+        if late_ms is not None and late_ms < MIN_LATE_MS:
+            raise InvalidMessage(f"max_late={human(late_ms)} is too short; it is at least 1s")
         if self.most is not None and self.most < 1:
             raise InvalidMessage(f"count={self.most} is less than 1; omit it for no limit")
         if not 1 <= self.max_caught_up <= MOST_CAUGHT_UP:
@@ -117,8 +116,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
         if self.overlap is Overlap.REPLACE_UNSTARTED and self.jitter_ms >= self.every_ms > 0:
             raise InvalidMessage(
                 f"jitter={human(self.jitter_ms)} is not shorter than every={human(self.every_ms)}: "
-                "with overlap='replace_unstarted' each occurrence could be replaced before it is "
-                "due"
+                "with overlap='replace_unstarted' an occurrence could be replaced before it is due"
             )
         start, until = self.start_ms, self.until_ms
         if start is not None and until is not None and until < start:
