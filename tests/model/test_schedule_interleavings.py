@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 TICKS = (1_000, 2_000)
 IDS = tuple(f"s@{tick}" for tick in TICKS)
-RUN_NOW = f"s@{FAR}"
+RUN_NOW = (f"s@{FAR}", f"s@{int(FAR) + 1}")
+"""Two occurrences that run now, in one millisecond: the second takes the next one."""
 SPAN = {"every": "1s", "start": "1970-01-01T00:00:01", "until": "1970-01-01T00:00:02"}
 AHEAD = {**SPAN, "catch_up": "all"}
 """Its occurrences are created ahead of their ticks."""
@@ -199,7 +200,7 @@ def test_every_interleaving_of_a_schedule(
         assert store.call(call).state == "done"
         judge = Judge(store, case)
         explorer = Explorer(
-            store.connection, case.roles, (*IDS, RUN_NOW), ("lisa",), judge, judge.witness
+            store.connection, case.roles, (*IDS, *RUN_NOW), ("lisa",), judge, judge.witness
         )
         paths = explorer.explore()
     finally:
