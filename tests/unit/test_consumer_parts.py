@@ -422,6 +422,39 @@ class TestFromEntries:
         n, now_us = len(entries), max(5_010_300, *(1_000 * ms for ms in times))
         assert opened == Opened(now_us, ack_timeout_ms, False, [False] * n, [b"body"] * n)
 
+    @pytest.mark.parametrize(
+        ("times", "leased_at"),
+        [
+            ([4_999], 102.9987),
+            ([4_999, 3_000], 100.9997),
+            ([1_000], 100.0),  # before the read
+            ([5_011], 100.0),  # later than now: the clock was set
+        ],
+    )
+    def test_a_state_that_was_read_later_tells_how_long_ago_the_entry_was_added(
+        self, times: list[int], leased_at: float
+    ) -> None:
+        """The read began at 100, and the state was asked for at 103."""
+        read = self.READ._replace(read_at=103.010, state_asked_at=103.0)
+        entries = [Entry(f"{ms}-0", f"m{ms}", 900, 1, 7_000, b"body") for ms in times]
+        found = from_entries(entries, read)
+        assert found is not None
+        opened, began_at = found
+        assert began_at == pytest.approx(leased_at)
+        assert opened.ack_timeout_ms == 9_000
+        assert opened.now_us == max(5_010_300, *(1_000 * ms for ms in times))
+
+    @pytest.mark.parametrize(("ms", "is_known"), [(5_001, True), (5_000, False), (5_011, False)])
+    def test_with_the_clock_alone_only_entries_added_later_are_opened(
+        self, ms: int, *, is_known: bool
+    ) -> None:
+        read = self.READ._replace(state=PlainState(5_000_300, None))
+        entry = Entry(f"{ms}-0", "m", 4_990, 1, 7_000, b"body")
+        found = from_entries([entry], read)
+        assert (found is not None) == is_known
+        if found is not None:
+            assert found[0].ack_timeout_ms == 7_000
+
     def test_all_must_carry_bodies_and_the_state_must_be_known(self) -> None:
         whole, empty = Entry("5001-0", "a", 1, 1, 7_000, b"body"), Entry("5002-0", "b", 1, 1)
         assert from_entries([whole, empty], self.READ) is None
