@@ -420,6 +420,7 @@ def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
         wait_until(lambda: is_shared(consumer, *TOPICS))
     assert failures == ["once"]
     assert seen == [(FIRST, 1)]
+    assert bench.stat(FIRST, "reclaimed") == 0, "it did not wait for its ack timeout"
 
 
 def test_topics_leave_together_although_reads_cannot_be_ended(own_server: EmbeddedServer) -> None:
