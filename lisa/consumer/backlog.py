@@ -29,8 +29,8 @@ class Backlog:
         self._left = 0
         self._full_reads: dict[Member, int] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._topics)
+    def __len__(self) -> int:
+        return len(self._topics)
 
     def keep(self, members: Collection[Member]) -> None:
         """Forget the topics that are not among the members."""

@@ -219,7 +219,7 @@ class SharedReader:
             return
         self.reads.release_lost()
         room = self._room()
-        if room > 0:
+        if room > 0 and room >= len(self._backlog):  # a read may find one of each at least
             each = max(1, min(room // len(self._last), self._most_each))
             self._hand_over(self._open(each, blocks=True))
         elif self._backlog or not self._slots.free:
