@@ -17,7 +17,7 @@ WORKERS ?= 4
 help:
 	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
 	@echo "make check   lint, types, unit and contract tests on the embedded server: after each edit"
-	@echo "make test    lint, types and a test of every promise: eight minutes"
+	@echo "make test    lint, types and a test of every promise: ten minutes"
 	@echo "make test-all   adds all mutants, kill points, clusters, browsers and Spark jobs: half an hour"
 	@echo "make test-slow  the rest: torture with each persistence, clusters on Redis, every kill point"
 	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
@@ -43,7 +43,6 @@ check: lint types
 	$(BIN)/python -m pytest -n 3 --embedded-only tests/unit tests/contract \
 	  tests/mutants/test_mutants.py::test_every_patch_finds_its_text_once
 
-test: WORKERS := 6
 test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS)
 
