@@ -419,8 +419,8 @@ def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) 
     split.into(2)
     shards = split.layout.current(ORDERS)
     with Producer(split.url) as producer:
-        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(8)]
-        assert producer.cancel_many("orders", sent) == ["cancelled"] * 8
+        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(60)]  # some in each
+        assert producer.cancel_many("orders", sent) == ["cancelled"] * 60
         written = {shard: store.drive(store.stats(shard))["journaled"] for shard in shards}
         split.into(1)
         sharder = Sharder(store)
