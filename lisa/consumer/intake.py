@@ -84,7 +84,7 @@ class Intake:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the topic needs no more than reads: no batches, and no pauses for failures."""
+        """Whether plain reads suffice: the topic has no batch handler and is not degraded."""
         sub = self._sub
         return (
             not sub.stats.degradation.is_degraded

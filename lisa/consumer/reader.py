@@ -42,7 +42,7 @@ class Reader:
     failed: called with an error that stops the consumer.
     outages: logs what fails; one for all readers.
     shared: read topics together with others.
-    ended: set when the topic is no longer read, by any thread.
+    ended: set once no thread will read the topic again.
     """
 
     def __init__(

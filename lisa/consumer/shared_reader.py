@@ -45,7 +45,7 @@ class SharedReader:
     refused: called if the server reads only one topic at a time.
     cap: the most unstarted messages of a topic, if limited.
     is_handling: whether the thread runs handlers, or waits for a slot for them.
-    is_over: whether it has no topics left, and takes no more.
+    is_over: whether its last topic has left; it accepts no others.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class ZoneData:
     def step(self, topics: Sequence[str]) -> list[str]:
         """Check some pages of the next topic that is not checked yet. Raises LisaError.
 
-        Returns topics that have no more messages with a wall time.
+        Returns the topics without remaining wall-time messages.
         """
         emptied = self._local_times.clean(topics)
         self._check(topics)

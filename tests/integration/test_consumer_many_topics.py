@@ -423,7 +423,7 @@ def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
 
 
 def test_topics_leave_together_although_reads_cannot_be_ended(own_server: EmbeddedServer) -> None:
-    """Without the permission for CLIENT UNBLOCK, all topics leave when the read ends by itself."""
+    """If CLIENT UNBLOCK is not permitted, all topics leave once the blocking read times out."""
     bench, seen = Bench(own_server.url), Seen()
     bench.ask("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client|unblock")
     for topic in TOPICS:
@@ -536,7 +536,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 def test_a_topic_whose_start_fails_is_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first join fails in a way that nobody foresaw, and no thread can be started for it."""
+    """Its first join fails unexpectedly, and its own thread cannot be started either."""
     join, start, failed = Membership.join, ServiceThread.start, list[str]()
 
     def joining(member: Membership) -> bool:

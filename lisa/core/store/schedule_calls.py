@@ -97,7 +97,7 @@ def _again(
     step: TickStep,
     result: ScheduleOutcome | LisaError | None,
 ) -> Flow[ScheduleOutcome | LisaError | None]:
-    """The result of a tick's step, planned anew as long as the step cannot be done as planned.
+    """Return the result of a step, replanning it until it can be applied.
 
     An occurrence that is to be replaced may have begun, and the topic may have no room for all.
     """
