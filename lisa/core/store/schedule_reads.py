@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
 
 PAGE = 500
+_CURSOR = re.compile("[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,11 @@ def record_page(
         with suppress(InvalidMessage):
             records[text(name)] = Record.decode(stored)
     return records, None if following == "0" else following
+
+
+def is_cursor(cursor: str) -> bool:
+    """Whether the server accepts a cursor of `record_page`: an unsigned number of 64 bits."""
+    return _CURSOR.fullmatch(cursor) is not None and int(cursor) < 1 << 64
 
 
 def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:

@@ -7,6 +7,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from lisa.gateway.api.operations import invalid
+from lisa.gateway.problems import ErrorResponse
 
 # The format of admin.messages: GROUP/ENTRY for streams, GROUP/SCORE:MEMBER for sorted sets.
 _STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18})?")
@@ -27,12 +28,13 @@ def decode_cursor(text: str | None, *, is_stream: bool = False) -> str | None:
     try:
         data = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
     except (ValueError, binascii.Error):
-        raise _invalid_cursor(text) from None
+        raise unknown_cursor(text) from None
     cursor = data.decode("utf-8", "surrogateescape")
     if not (_STREAM if is_stream else _SORTED).fullmatch(cursor):
-        raise _invalid_cursor(text)
+        raise unknown_cursor(text)
     return cursor
 
 
-def _invalid_cursor(text: str) -> Exception:
+def unknown_cursor(text: str) -> ErrorResponse:
+    """The error of a cursor that its list did not give out."""
     return invalid(f"cursor {text[:80]!r} does not belong to this list; omit it to start over")

@@ -17,6 +17,7 @@ from lisa.core.store import schedule_reads
 from lisa.core.store.schedule_reads import ScheduleInfo
 from lisa.gateway.access import Scope
 from lisa.gateway.api.bodies import read_body, response_body
+from lisa.gateway.api.cursors import unknown_cursor
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.schedules import (
     BackfillAnswer,
@@ -59,9 +60,11 @@ async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
 
     In no particular order. A page may be short or empty; continue until `cursor` is null.
     """
-    store = call.hub.store
-    page = await store.drive(schedule_reads.page(store, call.topic, call.query.cursor))
-    if not page.schedules and call.query.cursor is None:
+    store, cursor = call.hub.store, call.query.cursor
+    if cursor is not None and not schedule_reads.is_cursor(cursor):
+        raise unknown_cursor(cursor)
+    page = await store.drive(schedule_reads.page(store, call.topic, cursor))
+    if not page.schedules and cursor is None:
         await require_topic(call.hub, call.topic)
     shown = [_schedule(one) for one in page.schedules]
     return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))

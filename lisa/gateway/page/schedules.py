@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from lisa.gateway.problems import ErrorResponse
 PER_PAGE = 100
 TICKS = 10
 READ_S = 2.0
-_CURSOR = re.compile("[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ async def show_list(visit: PageRequest) -> Response:
     line = await require_topic(visit)
     topic, store = line.topic, visit.hub.store
     cursor = visit.query.get("cursor", "")
-    cursor = cursor if _CURSOR.fullmatch(cursor) and int(cursor) < 1 << 64 else ""
+    cursor = cursor if schedule_reads.is_cursor(cursor) else ""
     listed = await visit.snapshots.flow(
         ("schedules", topic, cursor), READ_S, lambda: _listed(store, topic, cursor)
     )
