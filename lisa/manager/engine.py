@@ -183,15 +183,15 @@ class Engine:
     def _node_changed(self, node: str, result: ProbeResult) -> None:
         """A node answered for the first time, after an outage or after a gap."""
         self._services.hold_leases(node, result)
-        if not result.is_change:
-            return
-        self._services.declare_again(node)
-        for work in (self._services.registry.step, self._beat):
-            try:
-                work()
-            except LisaError as error:
-                # The jobs retry and log the error. A server at maxmemory must be drained first.
-                log.debug("will be retried: %s", error)
+        if result.is_change:
+            self._services.declare_again(node)
+            for work in (self._services.registry.step, self._beat):
+                try:
+                    work()
+                except LisaError as error:
+                    # The jobs retry and log the error. A server at maxmemory must be drained first.
+                    log.debug("will be retried: %s", error)
+        # Also after a gap: producers do not wait as long for a list of topics as a probe.
         if self.store.has_nodes and not result.first:
             self._services.list_again()
             self._search.schedule()

@@ -1,9 +1,10 @@
-"""Search for topics at the start, and after each outage, when announcements may be lost."""
+"""Search for topics at the start, and after each outage or gap, when announcements may be lost."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.backoff import Backoff
@@ -13,6 +14,8 @@ from lisa.manager.registry import Registry
 from lisa.manager.server_monitor import PROBE_INTERVAL_S
 
 LONGEST_S = 60.0
+REST = 10
+"""How many times as long as a search, which scans all keys, the next one waits."""
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ class TopicSearch:
         self._is_due = threading.Event()
         self._is_due.set()
         self._stopped = threading.Event()
+        self._backoff = Backoff(PROBE_INTERVAL_S, LONGEST_S)
         self._thread = ServiceThread("lisa-search", self._work, is_over=self._stopped.is_set)
 
     def start(self) -> None:
@@ -48,21 +52,24 @@ class TopicSearch:
     def _work(self) -> None:
         while not self._stopped.is_set():
             self._is_due.wait()
-            if self._nodes.is_any_available:
-                self._is_due.clear()
-                self._search()
-            else:
+            if not self._nodes.is_any_available:
                 self._stopped.wait(PROBE_INTERVAL_S / 4)
+                continue
+            self._is_due.clear()
+            began = time.monotonic()
+            if self._has_searched():
+                self._backoff.reset()
+                self._stopped.wait(min(REST * (time.monotonic() - began), LONGEST_S))
+            elif not self._is_due.wait(self._backoff.take()):  # the end of an outage ends the wait
+                self._is_due.set()
 
-    def _search(self) -> None:
-        backoff = Backoff(PROBE_INTERVAL_S, LONGEST_S)
-        while not self._stopped.is_set():
-            try:
-                self._registry.search()
-            except LisaError as error:
-                log.debug("the search for topics will be repeated: %s", error)
-            except Exception as error:  # noqa: BLE001  logged; the search is repeated
-                unforeseen("search", error)
-            else:
-                return
-            self._stopped.wait(backoff.take())  # a search scans all keys, so it must not run often
+    def _has_searched(self) -> bool:
+        try:
+            self._registry.search()
+        except LisaError as error:
+            log.debug("the search for topics will be repeated: %s", error)
+        except Exception as error:  # noqa: BLE001  logged; the search is repeated
+            unforeseen("search", error)
+        else:
+            return True
+        return False

@@ -4,7 +4,8 @@
 topic's own. Work on a topic must not wait for them, so check and registration run beside the
 caller's flow. While their nodes answer, the caller waits a few milliseconds for the result. Once a
 node does not answer, the caller continues, and later calls retry at most every `AGAIN_S`, without
-waiting. What a caller leaves undone at its end, managers do: they search when the node is back.
+waiting. At its end a caller tries once more, and waits longer. What it leaves undone, managers do:
+they search after each outage that lasts as long.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ WITHIN_S = 0.25
 """Longest wait for a node that is not known to be down."""
 
 AGAIN_S = 2.0
+
+LAST_S = 2.0
+"""Longest wait at the end. Managers notice a node that hangs for as long: they probe it each second
+and expect the reply within another one."""
 
 IDLE_AFTER_MS = 3_600_000
 """How long after its last registration managers unlist a topic without messages."""
@@ -72,6 +77,11 @@ class TopicRegistration:
         self._unlisted |= wanted
         yield from self._attend()
         return self._unlisted.keys().isdisjoint(wanted)
+
+    def finish(self) -> Flow[None]:
+        """List the topics that are left, before the caller ends."""
+        if self._unlisted:
+            yield Aside(self._attempt(list(self._unlisted), {}), LAST_S, self.running)
 
     def _attend(self) -> Flow[None]:
         waits = not self._is_away

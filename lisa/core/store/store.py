@@ -115,6 +115,10 @@ class Store(Router):
             lambda topics: self._list(keys.scheduled, topics, self.command_once, "NX"),
         )
 
+    def _finish(self) -> Flow[None]:
+        yield from self._registration.finish()
+        yield from self._local_registration.finish()
+
     def groups(self, topic: str) -> Flow[tuple[str, ...]]:
         """Read the groups declared on a topic, sorted by name."""
         keys = self.keys.topic(topic)
@@ -267,7 +271,8 @@ class SyncStore(Store):
         return drive(self.command(*command), self.connection)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Finish registrations, and close the connection."""
+        self.drive(self._finish())
         self.connection.close()
 
 
@@ -289,7 +294,8 @@ class AsyncStore(Store):
         return await self.drive(self.run_by_id(transition))
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Finish registrations, and close the connection."""
+        await self.drive(self._finish())
         for task in [*self._registration.running, *self._local_registration.running]:
             task.cancel()
         await self.connection.close()
