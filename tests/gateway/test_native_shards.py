@@ -9,6 +9,7 @@ import pytest
 
 from tests import clusters
 from tests.gateway.test_native_deliveries import pull, send, settle
+from tests.gateway.test_native_messages import pages
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:
@@ -66,6 +67,22 @@ def test_lists_counts_and_ids_cover_all_shards(client: httpx.Client, topic: str)
             == "duplicate"
         )
     assert client.get(f"/v1/topics/{topic}/messages/nobody").status_code == 404
+
+
+def test_ready_and_in_flight_messages_are_listed_in_pages(client: httpx.Client, topic: str) -> None:
+    ids = [f"m{n:02}" for n in range(N)]
+    for one in ids:
+        client.post(f"/v1/topics/{topic}/messages/{one}/fire")
+    began, path = time.monotonic(), f"/v1/topics/{topic}/messages"
+    while client.get(f"/v1/topics/{topic}").json()["ready"] < N and time.monotonic() - began < 20:
+        time.sleep(0.01)
+    listed = [one["id"] for page in pages(client, path, state="ready", limit=5) for one in page]
+    assert sorted(listed) == ids
+    held: list[str] = []
+    while len(held) < N and time.monotonic() - began < 20:
+        held += [one["id"] for one in pull(client, topic, max=N, ack_timeout_ms=60_000)]
+    listed = [one["id"] for page in pages(client, path, state="in_flight", limit=5) for one in page]
+    assert sorted(listed) == ids
 
 
 def test_a_shard_name_is_not_a_topic(client: httpx.Client, topic: str) -> None:

@@ -9,8 +9,9 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from lisa.gateway.api.operations import invalid
 from lisa.gateway.problems import ErrorResponse
 
-# The format of admin.messages: GROUP/ENTRY for streams, GROUP/SCORE:MEMBER for sorted sets.
-_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18})?")
+# The format of admin.messages: GROUP/ENTRY for streams, with @NUMBER if there are several shards,
+# and GROUP/SCORE:MEMBER for sorted sets.
+_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?")
 _SORTED = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,16}:.*)?", re.DOTALL)
 
 
