@@ -11,8 +11,8 @@ from lisa.gateway.problems import ErrorResponse
 
 # The format of admin.messages: GROUP/ENTRY for streams, with @NUMBER if there are several shards,
 # and GROUP/SCORE:MEMBER for sorted sets.
-_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?")
-_SORTED = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,16}:.*)?", re.DOTALL)
+_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?", re.ASCII)
+_SORTED = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,16}:.*)?", re.ASCII | re.DOTALL)
 
 
 def encode_cursor(cursor: str | None) -> str | None:
