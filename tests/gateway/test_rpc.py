@@ -166,16 +166,20 @@ def test_waiting_messages(stub: Any) -> None:
                 {"id": "a", "body_bytes": b"\x00\xff", **later},
                 {"id": "b", "body_json": "null", **later},
                 {"body_json": "1", "delay_ms": -1},
+                {"body_json": '1, "id": "x"'},
+                {"id": "c", "body_json": "2", **later},
             ],
         )
     )
-    assert [one.outcome for one in batch.results] == ["accepted", "accepted", ""]
-    assert (batch.accepted, batch.failed) == (2, 1)
+    outcomes = [one.outcome for one in batch.results]
+    assert outcomes == ["accepted", "accepted", "", "", "accepted"]
+    assert (batch.accepted, batch.failed) == (3, 2)
     assert batch.results[2].problem.type == "urn:lisa:problem:invalid"
+    assert "not valid UTF-8 JSON" in batch.results[3].problem.detail
     page = stub.ListMessages(pb.ListMessagesRequest(topic=topic, limit=1))
     assert [(one.id, one.state) for one in page.messages] == [("a", "waiting")]
     rest = stub.ListMessages(pb.ListMessagesRequest(topic=topic, cursor=page.cursor))
-    assert [one.id for one in rest.messages] == ["b"]
+    assert [one.id for one in rest.messages] == ["b", "c"]
     assert not rest.HasField("cursor")
     found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
     assert (found.WhichOneof("content"), found.body_bytes) == ("body_bytes", b"\x00\xff")

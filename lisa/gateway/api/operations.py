@@ -30,7 +30,10 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Q_co, B_co]):
-    """A validated and authorised request."""
+    """A validated and authorised request.
+
+    failed: errors of items of a batch that could not be read, by index; only of gRPC calls.
+    """
 
     hub: GatewayContext
     request: Request
@@ -38,6 +41,7 @@ class Call(Generic[Q_co, B_co]):
     path: Mapping[str, str]
     query: Q_co
     body: B_co
+    failed: Mapping[int, ErrorResponse] = field(default_factory=dict)
 
     @property
     def topic(self) -> str:

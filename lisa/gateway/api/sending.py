@@ -123,9 +123,11 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     """
     default, key = call.body.on_duplicate or OnDuplicate.KEEP, idempotency_of(call)
     trace = trace_context(call.request.headers)
-    found: dict[int, _Found] = {}
+    found: dict[int, _Found] = {**call.failed}
     ready: list[_Ready] = []
     for index, raw in enumerate(call.body.messages):
+        if index in found:
+            continue
         try:
             item = read_json(_item_decoder, raw)
             outgoing = _outgoing(item, trace, key, index)

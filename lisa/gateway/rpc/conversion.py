@@ -15,6 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from lisa.gateway.api.operations import invalid, read_json
+from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.rpc import lisa_pb2
 
 M = TypeVar("M", bound=Message)
@@ -34,7 +35,10 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def request_fields(message: Message) -> dict[str, Any]:
-    """The fields of a request that are set, named as in the HTTP API. Raises ErrorResponse."""
+    """The fields of a request that are set, named as in the HTTP API. Raises ErrorResponse.
+
+    An item of a list that has an invalid body is an ErrorResponse.
+    """
     fields: dict[str, Any] = _plain(message)
     fields |= fields.pop("message", {})
     options = fields.pop("options", {})
@@ -58,7 +62,14 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))  # an idempotency key depends on the order
-    return [_plain(one) for one in value]
+    return [_item(one) for one in value]
+
+
+def _item(value: Any) -> Any:
+    try:
+        return _plain(value)
+    except ErrorResponse as error:
+        return error
 
 
 def response(kind: type[M], content: bytes) -> M:

@@ -15,7 +15,7 @@ from lisa.gateway.api.operations import Call, Operation
 from lisa.gateway.api.routing import Endpoint
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
-from lisa.gateway.problems import problem_of
+from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.consume import consume
 from lisa.gateway.rpc.conversion import parse, request_fields
@@ -23,6 +23,8 @@ from lisa.gateway.rpc.conversion import parse, request_fields
 SERVICE = lisa_pb2.DESCRIPTOR.services_by_name["Lisa"]
 CONSUME = "Consume"
 """The method that is no operation of the HTTP API."""
+
+_encoder = msgspec.json.Encoder(enc_hook=lambda _error: None)  # null for a message in `failed`
 
 
 def path_of(method: str) -> str:
@@ -78,5 +80,8 @@ class _Method:
         in_query = operation.query.__struct_fields__
         given = {name: fields.pop(name) for name in in_query if name in fields}
         query = self._endpoint.query(given)
-        body = None if operation.body is None else self._endpoint.body(msgspec.json.encode(fields))
-        return await self._endpoint.perform(Call(self._hub, request, token, path, query, body))
+        body = None if operation.body is None else self._endpoint.body(_encoder.encode(fields))
+        messages = enumerate(fields.get("messages", ()))
+        failed = {index: one for index, one in messages if isinstance(one, ErrorResponse)}
+        call = Call(self._hub, request, token, path, query, body, failed)
+        return await self._endpoint.perform(call)
