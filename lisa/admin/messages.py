@@ -187,9 +187,14 @@ def _before(entry: str) -> str:
 def candidates(
     store: Store, source: MessageSource, position: str, wanted: int
 ) -> Flow[tuple[list[Candidate], str | None]]:
-    """Candidates after a position, and the next position; None at the end."""
+    """Candidates after a position, and the next position; None at the end.
+
+    Raises ValueError for an invalid position.
+    """
     keys = store.keys.topic(source.shard)
     if source.state in (LiveState.READY, LiveState.IN_FLIGHT):
+        if position and max(entry_number(position)) > MOST_SEQUENCE:
+            raise ValueError(position)
         read = _ready if source.state is LiveState.READY else _in_flight
         stream = keys.group(source.group).ready
         found = yield from read(store, stream, source.group, position, wanted)

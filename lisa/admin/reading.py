@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.paging import PAGE
 from lisa.core.store.store import Store
+
+_ENTRY = re.compile("[0-9]{1,20}(-[0-9]{1,20})?")
 
 
 class Position(NamedTuple):
@@ -151,6 +154,8 @@ def pending_entries(
 
 
 def entry_number(entry: str) -> tuple[int, int]:
-    """A stream entry id as a pair of numbers, for comparison."""
+    """A stream entry id as a pair of numbers, for comparison. Raises ValueError."""
+    if not _ENTRY.fullmatch(entry):
+        raise ValueError(f"{entry!r} is not the id of a stream entry")
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)

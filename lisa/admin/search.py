@@ -89,7 +89,10 @@ def search(
                 if looked >= most or len(hits) >= most_hits or time.monotonic() >= ends:
                     here = json.dumps([*_name(topic, source), position])
                     return SearchPage(tuple(hits.values()), looked, *last, here)
-                found, position = yield from candidates(store, source, position, STEP)
+                try:
+                    found, position = yield from candidates(store, source, position, STEP)
+                except ValueError:
+                    raise _unknown_cursor(cursor) from None
                 looked += len(found)
                 ids = [text(one.id) for one in found if one.id]
                 for one, where in (yield from _matching(store, topic, ids, query)):
@@ -107,11 +110,15 @@ def _read_cursor(cursor: str | None) -> list[str] | None:
         return None
     try:
         start = json.loads(cursor)
-    except ValueError:
+    except (ValueError, RecursionError):
         start = None
     if not (isinstance(start, list) and len(start) == 5 and all(isinstance(x, str) for x in start)):
-        raise ConfigError(f"{cursor!r} is not a cursor of this search; omit it")
+        raise _unknown_cursor(cursor)
     return start
+
+
+def _unknown_cursor(cursor: str | None) -> ConfigError:
+    return ConfigError(f"{(cursor or '')[:80]!r} is not a cursor of this search; omit it")
 
 
 def _sources(store: Store, topic: str, start: list[str] | None) -> Flow[list[MessageSource]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import html
+import json
 import re
 import time
 import uuid
@@ -287,6 +288,18 @@ def test_bad_filters_are_answered_as_such(site: Site, query: str) -> None:
     site.kill(topic, "dead", {"a": 1}, "no")
     answer = site.gateway.client.get(f"/topics/{topic}/garbage?{query}")
     assert answer.status_code in (200, 400, 404)
+
+
+@pytest.mark.parametrize("position", ["٣-٣", "1--1", "x", f"1-{1 << 64}", f"{1 << 64}-1"])
+def test_a_position_outside_a_stream_is_refused(site: Site, position: str) -> None:
+    client = site.gateway.client
+    topic = declared_topic(client)
+    for state in ("ready", "in_flight"):
+        query = {"state": state, "cursor": f"g/{position}"}
+        assert client.get(f"/topics/{topic}/messages", params=query).status_code == 400
+        place = json.dumps([topic, topic, state, "g", position])
+        search = {"q": "x", "in": "text", "topic": topic, "cursor": place}
+        assert client.get("/search", params=search).status_code == 400
 
 
 @pytest.mark.parametrize("position", ["0", "0-0", "18446744073709551616-0", "x", "1-1/x"])

@@ -109,7 +109,7 @@ def test_text_is_found_in_headers_and_body(cast: Cast, redis_url: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("cursor", ["x", "[]", "[1,2,3,4,5]", '{"a": 1}'])
+@pytest.mark.parametrize("cursor", ["x", "[]", "[" * 2000, "[1,2,3,4,5]", '{"a": 1}'])
 def test_a_foreign_cursor_is_refused(cast: Cast, cursor: str) -> None:
     with pytest.raises(ConfigError, match="is not a cursor"):
         cast.store.drive(search(cast.store, ["orders"], MessageQuery(wanted="x"), cursor=cursor))
