@@ -109,7 +109,7 @@ def parse_body(data: bytes, kind: str | None) -> Any:
     if kind != "text":
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if kind == "json":
                 raise InvalidMessage(f"the body is not JSON: {error}") from None
     try:

@@ -157,6 +157,7 @@ def test_patience_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
         (["plain words"], "plain words", "text"),
         (['"quoted"', "--json-body"], "quoted", "text"),
         (["[1, null]"], [1, None], "json"),
+        (["[" * 3000 + "]" * 3000], "[" * 3000 + "]" * 3000, "text"),  # too deep for a parser
     ],
 )
 def test_forms_of_a_body(
