@@ -10,6 +10,7 @@ import click
 
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
+from lisa.cli.topic_output import store_with_topic
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.late import late_text
 
@@ -29,8 +30,10 @@ _topic_and_name = together(click.argument("topic"), click.argument("name"))
 @click.argument("topic")
 @common
 def list_(chosen: Chosen, topic: str) -> None:
-    """List the schedules of TOPIC with their next ticks."""
+    """List the schedules of TOPIC with their next ticks. Exit code 1 if the topic is unknown."""
     found = chosen.producer().schedules(topic)
+    if not found:
+        store_with_topic(chosen, topic)
     if chosen.json:
         print_json({"topic": topic, "schedules": [_fields(one) for one in found]})
         return

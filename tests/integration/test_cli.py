@@ -483,6 +483,7 @@ def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "daily  set" in lisa("schedules", "set", *pair, '{"n": 1}', *cron).output
     assert not ask("schedules", "set", *pair, '{"n": 1}', *cron)["changed"]
     (listed,) = ask("schedules", "list", "orders")["schedules"]
+    assert "topic order is unknown" in lisa("schedules", "list", "order", code=1).stderr
     assert (listed["name"], listed["cron"], listed["body"]) == ("daily", "0 9 * * 1-5", {"n": 1})
     assert "0 9 * * 1-5" in lisa("schedules", "list", "orders").output
     assert "Europe/Berlin" in lisa("schedules", "show", *pair).output
