@@ -15,7 +15,7 @@ from lisa.core.model.clock import datetime_ms
 from lisa.core.model.late import late_text
 
 if TYPE_CHECKING:
-    from lisa.producer import ScheduleInfo
+    from lisa.producer import Producer, ScheduleInfo
 
 
 @click.group()
@@ -59,9 +59,7 @@ def list_(chosen: Chosen, topic: str) -> None:
 @common
 def show(chosen: Chosen, topic: str, name: str) -> None:
     """Show one schedule. Exit code 1 if there is none."""
-    found = chosen.producer().get_schedule(topic, name)
-    if found is None:
-        _fail(topic, name)
+    _, found = _found(chosen, topic, name)
     if chosen.json:
         print_json(_fields(found))
         return
@@ -137,8 +135,9 @@ def set_(
 @_topic_and_name
 @common
 def pause(chosen: Chosen, topic: str, name: str) -> None:
-    """Stop a schedule and remove its pending occurrence."""
-    changed = chosen.producer().pause_schedule(topic, name)
+    """Stop a schedule and remove its pending occurrence. Exit code 1 if the schedule is unknown."""
+    producer, _ = _found(chosen, topic, name)
+    changed = producer.pause_schedule(topic, name)
     _report(chosen, topic, name, done="paused", changed=changed, other="paused already")
 
 
@@ -146,8 +145,12 @@ def pause(chosen: Chosen, topic: str, name: str) -> None:
 @_topic_and_name
 @common
 def resume(chosen: Chosen, topic: str, name: str) -> None:
-    """Go on with the next tick; ticks during the pause are not caught up."""
-    changed = chosen.producer().resume_schedule(topic, name)
+    """Go on with the next tick; ticks during the pause are not caught up.
+
+    Exit code 1 if there is no such schedule.
+    """
+    producer, _ = _found(chosen, topic, name)
+    changed = producer.resume_schedule(topic, name)
     _report(chosen, topic, name, done="resumed", changed=changed, other="not paused")
 
 
@@ -155,8 +158,12 @@ def resume(chosen: Chosen, topic: str, name: str) -> None:
 @_topic_and_name
 @common
 def run_now(chosen: Chosen, topic: str, name: str) -> None:
-    """Create an occurrence that is due now, besides the ticks. Prints its message id."""
-    made = chosen.producer().run_schedule(topic, name)
+    """Create an occurrence that is due now, besides the ticks. Prints its message id.
+
+    Exit code 1 if there is no such schedule.
+    """
+    producer, _ = _found(chosen, topic, name)
+    made = producer.run_schedule(topic, name)
     if chosen.json:
         print_json({"topic": topic, "name": name, "id": made})
     else:
@@ -180,13 +187,15 @@ def remove(chosen: Chosen, topic: str, name: str, *, yes: bool) -> None:
 @click.option("--count", type=click.IntRange(1, 10_000), default=5, show_default=True)
 @common
 def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
-    """Show the next ticks of a schedule, in local time and in its zone."""
+    """Show the next ticks of a schedule, in local time and in its zone.
+
+    Exit code 1 if there is no such schedule.
+    """
     from lisa.core.model.clock import parse_zone
 
-    producer = chosen.producer()
+    producer, found = _found(chosen, topic, name)
     ticks = producer.next_ticks(topic, name, count)
-    found = producer.get_schedule(topic, name)
-    zone = parse_zone(found.definition.tz if found else "UTC")
+    zone = parse_zone(found.definition.tz)
     if chosen.json:
         print_json({"topic": topic, "name": name, "ticks": [iso(datetime_ms(t)) for t in ticks]})
         return
@@ -195,7 +204,7 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
         [when(datetime_ms(tick), now_ms), tick.astimezone(zone).isoformat(sep=" ")]
         for tick in ticks
     )
-    print_table(["local time", f"in {found.definition.tz if found else 'UTC'}"], rows)
+    print_table(["local time", f"in {found.definition.tz}"], rows)
 
 
 @schedules.command()
@@ -206,15 +215,23 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
 def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: datetime) -> None:
     """Create the occurrences of past ticks, due at once. Known ones are not repeated.
 
-    A time without an offset is in the local time zone.
+    A time without an offset is in the local time zone. Exit code 1 if there is no such schedule.
     """
-    created, known = chosen.producer().backfill_schedule(
-        topic, name, start.astimezone(), end.astimezone()
-    )
+    producer, _ = _found(chosen, topic, name)
+    created, known = producer.backfill_schedule(topic, name, start.astimezone(), end.astimezone())
     if chosen.json:
         print_json({"topic": topic, "name": name, "created": created, "known": known})
     else:
         click.echo(f"{topic}  {name}  {created} created, {known} known already")
+
+
+def _found(chosen: Chosen, topic: str, name: str) -> tuple[Producer, ScheduleInfo]:
+    """A producer, and the schedule; ends the command with exit code 1 if there is none."""
+    producer = chosen.producer()
+    found = producer.get_schedule(topic, name)
+    if found is None:
+        _fail(topic, name)
+    return producer, found
 
 
 def _fail(topic: str, name: str) -> NoReturn:

@@ -503,6 +503,6 @@ def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
     lisa("schedules", "set", *pair, "x", "--every", "1h", "--cron", "@daily", code=2)
     lisa("schedules", "remove", *pair, stdin="n", code=1)
     assert "removed" in lisa("schedules", "remove", *pair, "--yes").output
-    for command in ("show", "remove"):
-        lisa("schedules", command, *pair, *(["--yes"] if command == "remove" else []), code=1)
-    lisa("schedules", "next", *pair, code=2)
+    for command in (["show"], ["remove", "--yes"], ["pause"], ["resume"], ["run-now"], ["next"]):
+        assert "has no schedule" in lisa("schedules", *command, *pair, code=1).stderr
+    lisa("schedules", "backfill", *pair, *week, code=1)
