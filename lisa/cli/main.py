@@ -122,8 +122,9 @@ class LazyGroup(click.Group):
             _fail(2, f"lisa: {error.format_message()}")
         except click.Abort:
             _fail(1, "lisa: aborted")
-        except OSError as error:  # a full disk behind stdout
-            _fail(1, f"lisa: {error.strerror or error}")
+        except OSError as error:  # names no file if it is stdout, as on a full disk
+            file = "" if error.filename is None else f"{error.filename}: "
+            _fail(1, f"lisa: {file}{error.strerror or error}")
         except LisaError as error:
             _fail(_code(error), f"lisa: {error}")
         sys.exit(code if isinstance(code, int) else 0)
