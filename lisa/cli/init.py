@@ -69,8 +69,8 @@ def init(chosen: Chosen, folder: Path, *, force: bool) -> None:
     changes = _yaml_changes(chosen)
     existing = [name for name in FILES if (folder / name).exists()]
     if existing and not force:
-        more = f" and {len(existing) - 1} more" if existing[1:] else ""
-        fail(f"{folder / existing[0]}{more} exists; --force overwrites")
+        others = f" and {len(existing) - 1} more exist" if existing[1:] else " exists"
+        fail(f"{folder / existing[0]}{others}; --force overwrites")
     source = examples()
     for name, origin in FILES.items():
         own = _unit_changes(folder.absolute()) if name.endswith(".service") else changes

@@ -54,7 +54,13 @@ def test_no_existing_file_is_overwritten_without_force(tmp_path: Path) -> None:
     assert kept.read_text() == "mine = 1\n"
     init(tmp_path, "--force")
     assert "Consumer" in kept.read_text()
-    assert "manager.yml and 8 more exists" in init(tmp_path, code=1)
+    assert "manager.yml and 8 more exist;" in init(tmp_path, code=1)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "shop"
+    assert init(place, code=1) == f"lisa: {place}: Not a directory\n"
 
 
 def test_a_password_is_not_written_to_files(tmp_path: Path) -> None:
