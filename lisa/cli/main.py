@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
@@ -109,6 +111,7 @@ class LazyGroup(click.Group):
         run = super().main
         if not standalone_mode:
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _prepare_streams()
         words = sys.argv[1:] if args is None else args
         extra.setdefault("obj", Chosen(words=tuple(words)))
         try:
@@ -128,6 +131,16 @@ class LazyGroup(click.Group):
         except LisaError as error:
             _fail(_code(error), f"lisa: {error}")
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepare_streams() -> None:
+    """Replace closed streams, and escape characters that the encoding of stdout lacks."""
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115  used until the program ends
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _path(error: click.UsageError) -> str:

@@ -90,6 +90,28 @@ def test_a_reader_may_close_the_pipe_early(redis_url: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("run", ["topics >&-", "topics --json >&-", "send wide - <&-"])
+def test_a_stream_may_be_closed(redis_url: str, run: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m lisa.cli.main {run}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_characters_that_the_output_cannot_show_are_escaped(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lisa(redis_url, "send", "wide", "x", "--id", "a\N{EURO SIGN}", "--delay", "1h")
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    listed = lisa(redis_url, "list", "wide")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert r"a\u20ac" in listed.stdout
+
+
 def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
     """The lines that a command prints on a terminal."""
     leader, follower = pty.openpty()
