@@ -366,6 +366,7 @@ def test_errors_have_a_status_and_a_problem(stub: Any) -> None:
         ("Pull", pb.PullRequest(topic="t", max=0)),
         ("ListMessages", pb.ListMessagesRequest(topic="t", state="nowhere")),
         ("GetTopic", pb.TopicRequest(topic="no spaces")),
+        ("GetTopic", pb.TopicRequest(topic="\N{EURO SIGN}" * 10_000)),  # a long detail
     ],
 )
 def test_invalid_requests(stub: Any, method: str, request_: Any) -> None:

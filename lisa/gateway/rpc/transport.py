@@ -30,6 +30,12 @@ EXCHANGE = "lisa.exchange"
 PROBLEM = "lisa-problem-bin"
 """Trailing metadata with the error as a `lisa.v1.Problem`."""
 
+DETAIL_BYTES = 1_500
+"""Maximum size of a detail, which is sent twice: percent-encoded, and in the problem as base64.
+
+gRPC clients refuse metadata above 8 KiB by default, and report RESOURCE_EXHAUSTED instead.
+"""
+
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -149,10 +155,17 @@ class Exchange:
         if not self._problem:
             self._context.set_trailing_metadata(metadata)
             return
-        details = (PROBLEM, problem(self._problem).SerializeToString())
-        await self._context.abort(
-            _code(self._problem), self._problem["detail"], (*metadata, details)
-        )
+        content = {**self._problem, "detail": _shortened(self._problem["detail"])}
+        details = (PROBLEM, problem(content).SerializeToString())
+        await self._context.abort(_code(content), content["detail"], (*metadata, details))
+
+
+def _shortened(detail: str) -> str:
+    """A detail that fits into the trailing metadata, which may quote a long value."""
+    data = detail.encode()
+    if len(data) <= DETAIL_BYTES:
+        return detail
+    return data[:DETAIL_BYTES].decode("utf-8", "ignore") + " ..."
 
 
 def _code(content: Mapping[str, Any]) -> grpc.StatusCode:
