@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
@@ -117,18 +117,21 @@ class Dispatcher:
             sub.pace.measured(busy / done)
         return True
 
-    def submit(
-        self, sub: Subscription, plan: HandlerPlan, work: Sequence[Work], *, has_slot: bool
-    ) -> None:
-        """Queue deliveries or batches and claim a slot for each.
+    def submit(self, sub: Subscription, plan: HandlerPlan, count: int, *, has_slot: bool) -> None:
+        """Claim a slot for each of `count` deliveries or batches that were queued.
 
-        With `has_slot`, the first one uses the caller's slot.
+        With `has_slot`, the first one uses the caller's slot. Raises RuntimeError if the event loop
+        cannot be started; then the heartbeat releases the deliveries, as they wait too long.
         """
-        sub.enqueue(work, plan.timeout_s)
-        grant = self._grant(sub, plan.is_async)
+        try:
+            grant = self._grant(sub, plan.is_async)
+        except BaseException:
+            if has_slot:
+                sub.slots.release()
+            raise
         if has_slot:
             grant()
-        sub.slots.claim(grant, len(work) - has_slot)
+        sub.slots.claim(grant, count - has_slot)
 
     def _grant(self, sub: Subscription, is_async: bool) -> Callable[[], None]:  # noqa: FBT001
         grant = self._grants.get((sub, is_async))

@@ -226,10 +226,10 @@ class Intake:
         """Run handlers on this thread, or submit the work. Uses up the caller's slot, if any."""
         sub, dispatcher = self._sub, self._dispatcher
         plan = self._handlers.plan(sub.topic, sub.wanted)
-        if not dispatcher.runs_inline(sub, plan):
-            dispatcher.submit(sub, plan, work, has_slot=has_slot)
-            return
         sub.enqueue(work, plan.timeout_s)
+        if not dispatcher.runs_inline(sub, plan):
+            dispatcher.submit(sub, plan, len(work), has_slot=has_slot)
+            return
         if not has_slot and not self._turn.take_at_rest(sub.closing.is_set):
             return
         keeps_slot = True

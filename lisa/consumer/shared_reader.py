@@ -287,21 +287,21 @@ class SharedReader:
     ) -> None:
         """Run handlers on this thread, or submit the work. Uses up the slot, if there is one."""
         inline: list[tuple[Subscription, HandlerPlan]] = []
-        for member, deliveries in opened:
-            sub = member.sub
-            plan = self._plan(sub.topic, sub.wanted)
-            if self._dispatcher.runs_inline(sub, plan):
-                sub.enqueue(deliveries, plan.timeout_s)
-                inline.append((sub, plan))
-                if len(inline) == 1 and not has_slot:  # before work on the event loop claims it
-                    has_slot = self._turn.take_free()
-            else:
-                self._dispatcher.submit(sub, plan, deliveries, has_slot=has_slot and not inline)
-                has_slot = has_slot and bool(inline)
+        planned = [(one.sub, self._plan(one.sub.topic, one.sub.wanted)) for one, _ in opened]
+        for (sub, plan), (_, deliveries) in zip(planned, opened, strict=True):
+            sub.enqueue(deliveries, plan.timeout_s)  # all, so that an error leaves none behind
         keeps_slot = has_slot
-        self.is_handling = bool(inline)
-        rest()
         try:
+            for (sub, plan), (_, deliveries) in zip(planned, opened, strict=True):
+                if self._dispatcher.runs_inline(sub, plan):
+                    inline.append((sub, plan))
+                    if len(inline) == 1 and not keeps_slot:  # before the event loop claims it
+                        keeps_slot = self._turn.take_free()
+                else:
+                    gives_slot, keeps_slot = keeps_slot and not inline, keeps_slot and bool(inline)
+                    self._dispatcher.submit(sub, plan, len(deliveries), has_slot=gives_slot)
+            self.is_handling = bool(inline)
+            rest()
             for sub, plan in inline:
                 if keeps_slot or self._turn.take(sub.closing.is_set):
                     keeps_slot = True

@@ -97,11 +97,12 @@ class HandlerTasks:
 
     def spawn(self, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
         """Run a receiver's awaitable on the event loop; returns its future."""
+        loop = self._event_loop()
 
         async def finish() -> Any:
             return await awaitable
 
-        spawn = partial(asyncio.run_coroutine_threadsafe, finish(), self._event_loop())
+        spawn = partial(asyncio.run_coroutine_threadsafe, finish(), loop)
         return spawn() if self._context is None else self._context.copy().run(spawn)
 
     def spawn_logged(self, awaitable: Awaitable[Any]) -> None:
@@ -111,10 +112,15 @@ class HandlerTasks:
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = ServiceThread("lisa-loop", partial(self._run_loop, self._loop))
-                self._thread.start()
-                self._watch = LoopWatch(self._loop, self._thread)
+                loop = asyncio.new_event_loop()
+                thread = ServiceThread("lisa-loop", partial(self._run_loop, loop))
+                try:
+                    thread.start()
+                except RuntimeError:  # the thread limit is reached; the next call tries again
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
+                self._watch = LoopWatch(loop, thread)
             return self._loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:

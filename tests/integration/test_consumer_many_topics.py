@@ -18,6 +18,7 @@ from redis import exceptions
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
 from lisa.consumer.backlog import BUSY_READS
+from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.member import Member
 from lisa.consumer.membership import Membership
 from lisa.consumer.prefetch import AHEAD_S
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 TOPICS = ["orders", "mails", "hooks", "bills"]
 FIRST, SECOND, THIRD, FOURTH = TOPICS
+SOON = timedelta(seconds=20)
 
 
 @pytest.fixture
@@ -420,6 +422,36 @@ def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
     assert failures == ["once"]
     assert seen == [(FIRST, 1)]
     assert bench.stat(FIRST, "reclaimed") == 0, "it did not wait for its ack timeout"
+
+
+def test_an_error_for_one_topic_leaves_the_messages_of_no_other_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised for the first of three topics whose messages one read has found."""
+    seen, submitted, grant = Seen(), list[str](), Dispatcher._grant
+
+    def failing(self: Dispatcher, sub: Any, is_async: bool) -> Any:
+        submitted.append(sub.topic)
+        if len(submitted) == 2:
+            raise ZeroDivisionError
+        return grant(self, sub, is_async)
+
+    for topic in TOPICS:
+        bench.declare(topic, ack_timeout="1h")
+        bench.store.call(Promote(topic))  # so that the script and the groups are known
+    consumer = Consumer(bench.url, concurrency=2)
+    for topic in TOPICS:
+        consumer.on(topic, seen.take)
+    with consumer:
+        wait_until(lambda: is_shared(consumer, *TOPICS))
+        monkeypatch.setattr(Dispatcher, "_grant", failing)
+        for topic in TOPICS:
+            bench.send(topic, [1])
+        calls = [bench.store._call_if_known(Promote(topic), "") for topic in TOPICS]
+        bench.store.connection.execute_many([("MULTI",), *calls, ("EXEC",)])
+        for topic in TOPICS:
+            wait_until(lambda topic=topic: bench.stat(topic, "acked") == 1, timeout=SOON)
+    assert sorted(topic for topic, _ in seen) == sorted(TOPICS)
 
 
 def test_topics_leave_together_although_reads_cannot_be_ended(own_server: EmbeddedServer) -> None:

@@ -90,6 +90,44 @@ def test_a_consumer_lives_through_any_exception(
     assert set(seen) == {first, second}
 
 
+@pytest.mark.parametrize("topics", [[TOPIC], [TOPIC, "mails", "hooks"]], ids=len)
+@pytest.mark.parametrize("name", ["lisa-loop"])
+def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, topics: list[str]
+) -> None:
+    """As at the thread limit; of each topic, a message arrives before a thread can start."""
+    start, refused, handled = threading.Thread.start, list[str](), list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == name and len(refused) < 3:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def handle_async(message: Message) -> None:
+        handled.append(message.id)
+
+    def handle(message: Message) -> None:
+        handled.append(message.id)
+
+    for topic in topics:
+        bench.declare(topic)
+    consumer = Consumer(bench.url, concurrency=2)
+    for topic in topics:
+        consumer.on(topic, handle_async if name == "lisa-loop" else handle)
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    ids = [(topic, bench.send(topic, [1])[0]) for topic in topics for _ in range(3)]
+    with consumer, bench.manager(*topics):
+        for topic, one in ids:
+            wait_until(settled(bench, one, topic), timeout=timedelta(seconds=20))
+        assert len(refused) == 3
+        assert sorted(handled) == sorted(one for _, one in ids)
+        assert consumer._runtime is not None
+        slots = consumer._runtime._slots
+        assert slots.wait_all_free(1)
+        assert slots.free == 2
+
+
 def test_a_reader_lives_through_an_exception_in_what_mends_another(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
