@@ -148,11 +148,18 @@ class Dispatcher:
     def _give_to_thread(self, sub: Subscription) -> None:
         with self._lock:
             self._busy += 1
-            is_short = self._busy > len(self._threads)
-        if is_short and len(self._threads) < self.slots.size:
+        self.add_missing_thread()
+        self._work.put(sub)
+
+    def add_missing_thread(self) -> None:
+        """Start a thread if there are fewer than deliveries with a slot.
+
+        To be called again and again: at the thread limit there may be none for deliveries that
+        have all the slots.
+        """
+        if len(self._threads) < min(self._busy, self.slots.size):
             name = f"lisa-handler-{len(self._threads) + 1}"
             grow(self._threads, ServiceThread(name, self._serve))
-        self._work.put(sub)
 
     def _serve(self) -> None:
         while (sub := self._work.get()) is not None:

@@ -107,7 +107,11 @@ class Runtime:
             options.concurrency,
             self._drained,
             self.readers.follow,
-            checks=(self._dispatcher.check_loop, self._settler.flush_waiting),
+            checks=(
+                self._dispatcher.check_loop,
+                self._dispatcher.add_missing_thread,
+                self._settler.flush_waiting,
+            ),
             longest_s=self._longest_s,
             outages=self._outages,
         )

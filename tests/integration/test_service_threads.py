@@ -91,7 +91,7 @@ def test_a_consumer_lives_through_any_exception(
 
 
 @pytest.mark.parametrize("topics", [[TOPIC], [TOPIC, "mails", "hooks"]], ids=len)
-@pytest.mark.parametrize("name", ["lisa-loop"])
+@pytest.mark.parametrize("name", ["lisa-loop", "lisa-handler-1"])
 def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, topics: list[str]
 ) -> None:
