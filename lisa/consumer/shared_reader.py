@@ -28,7 +28,7 @@ MOST_EACH = 8
 """The most entries of one topic per read."""
 
 NO_THREAD_S = 0.1
-"""The pause after a thread could not be started."""
+"""The pause after a thread could not be started; meanwhile, the other topics are read."""
 
 INTERRUPTS = 20
 """Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
@@ -73,6 +73,8 @@ class SharedReader:
         self._lock = threading.Lock()
         self._joining: list[Member] = []
         self._leaving: dict[Member, Return] = {}
+        self._returning: dict[Member, Return] = {}
+        self._return_at = 0.0
         self._members: set[Member] = set()
         self._last: list[Member] = []
         self._backlog = Backlog(self._most_each)
@@ -187,8 +189,19 @@ class SharedReader:
 
     def _change_members(self) -> bool:
         """Take in members and give others back; returns False if none is left."""
-        if not self._is_changed():
+        if self._is_changed():
+            self._regroup()
+        elif not self._returning:
             return True
+        if time.monotonic() >= self._return_at:
+            self._take_back()
+        if self._returning and not self._members:
+            time.sleep(NO_THREAD_S)
+        with self._lock:
+            self.is_over = not (self._members or self._returning or self._is_changed())
+        return not self.is_over
+
+    def _regroup(self) -> None:
         with self._lock:
             joining, self._joining = self._joining, []
             leaving, self._leaving = self._leaving, {}
@@ -201,21 +214,22 @@ class SharedReader:
             self._last = [one for one in self._last if one in self._members]
             self._backlog.keep(self._members)
         self.reads.use(self._members)
-        for member, why in leaving.items():
+        self._returning |= leaving
+        self._return_at = 0.0
+
+    def _take_back(self) -> None:
+        """Let topics return to their own threads; those without one wait, and are not read."""
+        self._return_at = time.monotonic() + NO_THREAD_S
+        for member, why in list(self._returning.items()):
             self._began.pop(member, None)
-            if not member.take_back(why):
-                self._give_back([member], why)
-                self._members.add(member)
-                time.sleep(NO_THREAD_S)
-        with self._lock:
-            self.is_over = not self._members and not self._is_changed()
-        return not self.is_over
+            if member.take_back(why):
+                del self._returning[member]
 
     def _round(self) -> None:
         """Read once, and hand over what was found. Raises client errors."""
         degraded = [one for one in self._last if one.sub.stats.degradation.is_degraded]
         self._give_back(degraded, Return())
-        if self._is_changed():  # also if a topic came back while others were given back
+        if self._is_changed() or not self._members:  # all others may wait for their own threads
             return
         self.reads.release_lost()
         room = self._room()

@@ -430,11 +430,11 @@ def test_an_error_for_one_topic_leaves_the_messages_of_no_other_behind(
     """It is raised for the first of three topics whose messages one read has found."""
     seen, submitted, grant = Seen(), list[str](), Dispatcher._grant
 
-    def failing(self: Dispatcher, sub: Any, is_async: bool) -> Any:
+    def failing(self: Dispatcher, sub: Any, *args: Any) -> Any:
         submitted.append(sub.topic)
         if len(submitted) == 2:
             raise ZeroDivisionError
-        return grant(self, sub, is_async)
+        return grant(self, sub, *args)
 
     for topic in TOPICS:
         bench.declare(topic, ack_timeout="1h")
@@ -548,19 +548,24 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
     seen = Seen()
     with reading(bench, seen, TOPICS) as consumer:
         reader = readers_of(consumer)[FIRST]
-        new, refused = reader._new_thread, list[str]()
+        new, refused, is_full = reader._new_thread, list[str](), threading.Event()
 
         class Refused(threading.Thread):
             def start(self) -> None:
                 refused.append("can't start new thread")
                 raise RuntimeError(refused[-1])
 
-        monkeypatch.setattr(reader, "_new_thread", lambda: Refused() if len(refused) < 2 else new())
+        is_full.set()
+        monkeypatch.setattr(reader, "_new_thread", lambda: Refused() if is_full.is_set() else new())
         consumer.pause(FIRST)
+        wait_until(lambda: len(refused) >= 2)
+        bench.send(FIRST, [0])
+        bench.send(SECOND, [0])
+        wait_until(lambda: bench.stat(SECOND, "acked") == 1, timeout=SOON)  # the others go on
+        is_full.clear()
         wait_until(lambda: is_shared(consumer, *TOPICS[1:]))
-        assert len(refused) == 2
+        assert seen == [(SECOND, 0)]
         consumer.resume(FIRST)
-        bench.send(FIRST, [1])
         wait_until(lambda: bench.stat(FIRST, "acked") == 1)
         assert consumer.health()["status"] == "ok"
 
