@@ -449,8 +449,7 @@ def test_an_error_for_one_topic_leaves_the_messages_of_no_other_behind(
             bench.send(topic, [1])
         calls = [bench.store._call_if_known(Promote(topic), "") for topic in TOPICS]
         bench.store.connection.execute_many([("MULTI",), *calls, ("EXEC",)])
-        for topic in TOPICS:
-            wait_until(lambda topic=topic: bench.stat(topic, "acked") == 1, timeout=SOON)
+        wait_until(lambda: all(bench.stat(one, "acked") == 1 for one in TOPICS), timeout=SOON)
     assert sorted(topic for topic, _ in seen) == sorted(TOPICS)
 
 
