@@ -15,7 +15,8 @@ from lisa.consumer.async_pull import AsyncPuller
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import AsyncDelivery
 from lisa.consumer.lifespan import StartScope
-from lisa.consumer.tasks import AppLoop, in_thread
+from lisa.consumer.tasks import AppLoop
+from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import LisaError
 
 

@@ -8,9 +8,9 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextvars import Context, copy_context
+from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
@@ -19,38 +19,14 @@ from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.core.daemon.threads import ServiceThread, unforeseen
+from lisa.core.daemon.threads import ServiceThread, in_thread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
 
 log = logging.getLogger("lisa.consumer")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 LAST_STEPS_S = 1.0
 """How long cancelled tasks may take to end."""
-
-
-def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Run blocking work on a new thread, in a copy of the caller's context.
-
-    `asyncio.to_thread` would wait for a thread of the event loop's executor, which jobs of the
-    application's handlers may occupy.
-    """
-    future, context = concurrent.futures.Future[T](), copy_context()
-
-    def run() -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                result = context.run(work, *args, **kwargs)
-            except BaseException as error:  # noqa: BLE001  the caller gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-    threading.Thread(target=run, name="lisa-call").start()
-    return asyncio.wrap_future(future)
 
 
 class AppLoop(NamedTuple):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.topology import SLOTS
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
@@ -63,6 +67,27 @@ async def test_a_whole_life_on_a_cluster_with_asyncio(cluster_url: str) -> None:
     store = AsyncStore(AsyncConnection(Address(cluster_url)), Keys())
     assert await store.drive(life(store)) == EXPECTED
     await store.close()
+
+
+@PROGRAMS
+async def test_jobs_of_the_application_do_not_delay_calls_on_a_cluster(cluster_url: str) -> None:
+    """Many calls look for their nodes together, while a job occupies the loop's executor."""
+    loop, ended = asyncio.get_running_loop(), threading.Event()
+    connection = AsyncConnection(Address(cluster_url))
+    topology = connection._redis.topology
+    topology._owners, rounds = [None] * SLOTS, topology.rounds
+    with ThreadPoolExecutor(1) as executor:
+        loop.set_default_executor(executor)
+        occupying = loop.run_in_executor(None, ended.wait)
+        try:
+            async with asyncio.timeout(20):
+                calls = [connection.execute(("GET", f"key-{n}")) for n in range(100)]
+                assert await asyncio.gather(*calls) == [None] * 100
+        finally:
+            ended.set()
+            await occupying
+    assert topology.rounds == rounds + 1
+    await connection.close()
 
 
 @PROGRAMS

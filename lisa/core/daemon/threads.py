@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from typing import ParamSpec, TypeVar
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RESTART_AFTER_S = 1.0
 SLACK_S = 30.0
@@ -118,6 +125,27 @@ def rest() -> None:
     thread = threading.current_thread()
     if isinstance(thread, ServiceThread):
         thread.rest()
+
+
+def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Run blocking work on a new thread, in a copy of the caller's context.
+
+    `asyncio.to_thread` would wait for a thread of the event loop's executor, which jobs of the
+    application may occupy.
+    """
+    future, context = concurrent.futures.Future[T](), copy_context()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                result = context.run(work, *args, **kwargs)
+            except BaseException as error:  # noqa: BLE001  the caller gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    threading.Thread(target=run, name="lisa-call").start()
+    return asyncio.wrap_future(future)
 
 
 def grow(threads: list[ServiceThread], thread: ServiceThread) -> None:

@@ -8,12 +8,14 @@ redirection.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import redis
 
+from lisa.core.daemon.threads import in_thread
 from lisa.core.redis.cluster_flows import LOST, CommandPage, chain, lose, one_command, slot_of
 from lisa.core.redis.exchange import aexchange, exchange
 from lisa.core.redis.flow import Command, adrive, drive
@@ -88,6 +90,10 @@ class RawCluster(_Nodes):
             left.connection_pool.disconnect(inuse_connections=False)
         return list(exchange(pool, request, count))
 
+    def refresh(self, seen: int) -> None:
+        """Refresh the topology; see `Topology.refresh`."""
+        self.topology.refresh(seen)
+
     def pubsub(self, channel: str, name: str = "") -> Any:
         """Subscribe to a channel on the named node, or on any primary that is thought to answer."""
         if not self.topology.primaries:
@@ -111,6 +117,8 @@ class RawCluster(_Nodes):
 class AsyncRawCluster(_Nodes):
     """An asyncio cluster client with raw replies."""
 
+    _refreshing: asyncio.Future[bool] | None = None
+
     async def send(self, command: Command) -> Any:
         """See `RawCluster.send`."""
         (reply,) = await adrive(one_command(self.topology, command), self)
@@ -133,6 +141,15 @@ class AsyncRawCluster(_Nodes):
         for left in self._take_left() if self._left else ():
             await left.connection_pool.disconnect(inuse_connections=False)
         return await aexchange(pool, request, count)
+
+    async def refresh(self, seen: int) -> None:
+        """Refresh the topology on another thread, one for all tasks; see `Topology.refresh`."""
+        while True:
+            if self._refreshing is None or self._refreshing.done():
+                self._refreshing = in_thread(self.topology.refresh, seen)
+            await asyncio.shield(self._refreshing)
+            if seen != self.topology.rounds:
+                return
 
     async def aclose(self) -> None:
         """Close all connections."""

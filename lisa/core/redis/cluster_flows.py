@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -48,6 +47,8 @@ class _Cluster(Protocol):
 
     def exchange(self, node: NodeAddress, request: bytes, count: int) -> Any: ...
 
+    def refresh(self, seen: int) -> Any: ...
+
 
 class _Send(msgspec.Struct, frozen=True):
     """Send commands to a node; the replies may include errors of the server."""
@@ -64,18 +65,16 @@ class _Send(msgspec.Struct, frozen=True):
 
 
 class _Refresh:
-    """Refresh the topology, unless another caller has done so by the time a thread is free."""
+    """Refresh the topology, unless another caller has done so in the meantime."""
 
     def __init__(self, topology: Topology) -> None:
         self._seen = topology.rounds
 
-    def run(self, cluster: _Cluster) -> None:
-        """Refresh the topology in this thread."""
-        cluster.topology.refresh(self._seen)
+    def run(self, cluster: _Cluster) -> Any:
+        """Refresh the topology; with the asyncio client, to be awaited."""
+        return cluster.refresh(self._seen)
 
-    def arun(self, cluster: _Cluster) -> Awaitable[bool]:
-        """Refresh the topology in another thread."""
-        return asyncio.to_thread(cluster.topology.refresh, self._seen)
+    arun = run
 
 
 def _key_of(command: Command) -> str | bytes | None:
