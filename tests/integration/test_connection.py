@@ -16,12 +16,15 @@ import uvloop
 
 import lisa
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Flow, Pause
+from lisa.core.store.store import AsyncStore
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @pytest.fixture
@@ -153,6 +156,29 @@ def test_closing_closes_all_connections(redis_url: str) -> None:
     connection.close()
     with connected(redis_url) as other:
         wait_until(lambda: b"to-be-closed" not in other.execute(("CLIENT", "LIST")))
+
+
+async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
+    """The store lists a last topic on a node that hangs, which the caller does not wait for."""
+    address = Address.of(f"{redis_url}?client_name=to-be-cancelled")
+    store = AsyncStore(AsyncConnection(address), Keys())
+
+    def hang(_topics: Iterable[str]) -> Flow[None]:
+        yield Pause(3600)
+
+    store._registration._add = hang
+    store._registration._unlisted["orders"] = None
+    await store.drive(store.command("PING"))
+    closing = asyncio.ensure_future(store.close())
+    while not store._registration.running:
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with connected(redis_url) as other:
+        wait_until(lambda: b"to-be-cancelled" not in other.execute(("CLIENT", "LIST")))
+    await asyncio.sleep(0)
+    assert not store._registration.running
 
 
 def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

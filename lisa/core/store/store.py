@@ -272,8 +272,10 @@ class SyncStore(Store):
 
     def close(self) -> None:
         """Finish registrations, and close the connection."""
-        self.drive(self._finish())
-        self.connection.close()
+        try:
+            self.drive(self._finish())
+        finally:
+            self.connection.close()
 
 
 class AsyncStore(Store):
@@ -295,7 +297,9 @@ class AsyncStore(Store):
 
     async def close(self) -> None:
         """Finish registrations, and close the connection."""
-        await self.drive(self._finish())
-        for task in [*self._registration.running, *self._local_registration.running]:
-            task.cancel()
-        await self.connection.close()
+        try:
+            await self.drive(self._finish())
+        finally:
+            for task in [*self._registration.running, *self._local_registration.running]:
+                task.cancel()
+            await self.connection.close()
