@@ -132,16 +132,16 @@ class SlotClaim:
     def take(self, is_over: Callable[[], bool]) -> bool:
         """Wait for a slot; returns False, without a slot, once `is_over` is true (see `wake`)."""
         self._slots.claim(self._grant)
-        while True:
-            self._woken.wait()
-            self._woken.clear()
-            if self._granted:
-                self._granted = False
-                return True
+        while not self._granted:
             if is_over():
                 self._slots.withdraw(self._grant)
                 if not self._granted:
                     return False
+            else:
+                self._woken.wait()
+                self._woken.clear()
+        self._granted = False
+        return True
 
     def take_free(self) -> bool:
         """Take a slot if one is free; never waits."""

@@ -161,17 +161,17 @@ def test_closing_closes_all_connections(redis_url: str) -> None:
 async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
     """The store lists a last topic on a node that hangs, which the caller does not wait for."""
     address = Address.of(f"{redis_url}?client_name=to-be-cancelled")
-    store = AsyncStore(AsyncConnection(address), Keys())
+    store, begun = AsyncStore(AsyncConnection(address), Keys()), asyncio.Event()
 
     def hang(_topics: Iterable[str]) -> Flow[None]:
+        begun.set()
         yield Pause(3600)
 
     store._registration._add = hang
     store._registration._unlisted["orders"] = None
     await store.drive(store.command("PING"))
     closing = asyncio.ensure_future(store.close())
-    while not store._registration.running:
-        await asyncio.sleep(0)
+    await begun.wait()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

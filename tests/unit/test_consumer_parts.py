@@ -147,6 +147,19 @@ def test_a_cancelled_claim_takes_no_slot() -> None:
     assert slots.free == 1
 
 
+def test_a_claim_that_is_over_before_it_waits_takes_no_slot() -> None:
+    """An earlier wait may have used up the only `wake`."""
+    slots, taken = Slots(1), list[bool]()
+    first, second = SlotClaim(slots), SlotClaim(slots)
+    assert first.take(lambda: False)
+    thread = threading.Thread(target=lambda: taken.append(second.take(lambda: True)), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert taken == [False]
+    first.release()
+    assert slots.free == 1
+
+
 def test_the_slots_of_a_topic_are_some_of_the_shared_ones() -> None:
     shared, granted = Slots(3), list[str]()
     slots = TopicSlots(shared, 2)
