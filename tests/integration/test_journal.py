@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -79,6 +82,20 @@ def test_a_story_names_the_actors(redis_url: str) -> None:
     assert "not yet" in story[3]["reason"]
     assert int(story[2]["late"]) >= 0
     assert story[-1]["end"] == "1"
+
+
+def test_a_forked_process_is_named_by_its_own_id(redis_url: str) -> None:
+    producer = Producer(redis_url)
+    with connect(redis_url) as client:
+        client.hset(KEYS.options, "journal", "1")
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            producer.send("orders", {}, delay="1h")
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    [sent] = events(redis_url)
+    assert sent["actor"] == f"producer@{socket.gethostname()}:{child}"
 
 
 def fill(store: SyncStore, count: int) -> None:

@@ -54,14 +54,15 @@ class Runner(CommandRunner):
     def __init__(self, keys: Keys, where: str, patience: timedelta, who: str) -> None:
         super().__init__(keys, where, patience)
         self._who = who
-        self._process = f"@{socket.gethostname()}:{os.getpid()}"
+        self._host = socket.gethostname()
         self._groups: dict[str, tuple[str, ...]] = {}
 
     @property
     def actor(self) -> str:
         """Who makes the current task's calls: `who@host:pid`, or `who/caller@host:pid`."""
         name = caller.get()
-        return f"{self._who}/{name}{self._process}" if name else self._who + self._process
+        who = f"{self._who}/{name}" if name else self._who
+        return f"{who}@{self._host}:{os.getpid()}"  # asked again, as the process may have forked
 
     def learn_groups(self, topic: str, reply: Iterable[bytes]) -> tuple[str, ...]:
         """Take note of a topic's groups from the reply to HKEYS; returns them sorted by name."""
