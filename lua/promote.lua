@@ -53,7 +53,8 @@ local function due_on_ramp(is_over, may_end)
   local from = int(now - RAMP_LATE_MS)
   local found = call('ZRANGEBYSCORE', WAITING, '(' .. from, int(now), 'WITHSCORES', 'LIMIT', 0, limit)
   if #found == 2 * limit then cut = 1 end
-  local budget = math.min(math.floor((now_us - ramp.used) / ramp.pause), limit - #found / 2)
+  -- Half a microsecond more, because a pause with a fraction loses some of it in the difference.
+  local budget = math.min(math.floor((now_us - ramp.used + 0.5) / ramp.pause), limit - #found / 2)
   local most = may_end and limit or budget
   local late = ramp.is_newest_first
     and call('ZRANGE', WAITING, from, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most, 'WITHSCORES')

@@ -100,3 +100,11 @@ def test_a_fast_ramp_moves_a_tenth_of_a_second_at_once(bench: Bench) -> None:
     said = bench.call(Promote(TOPIC))
     assert said.moved == 20
     assert said.next_due_ms == said.now_ms + 20
+
+
+@pytest.mark.parametrize("ramp", ["3,1000", "9,1000", "7,60000"])
+def test_a_ramp_whose_pause_is_a_fraction_of_a_microsecond_moves_messages(
+    bench: Bench, ramp: str
+) -> None:
+    bench.put(options={"ramp": f"{ramp},oldest"}, waiting={"a": 1}, body={"a": "A-"}, lisa=G())
+    assert bench.call(Promote(TOPIC)).moved == 1
