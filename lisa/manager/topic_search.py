@@ -52,6 +52,8 @@ class TopicSearch:
     def _work(self) -> None:
         while not self._stopped.is_set():
             self._is_due.wait()
+            if self._stopped.is_set():
+                return
             if not self._nodes.is_any_available:
                 self._stopped.wait(PROBE_INTERVAL_S / 4)
                 continue

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -28,6 +29,7 @@ from lisa.manager.promoter import FAST_INTERVAL_S, Promoter, PromotionPace
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.server_monitor import Node, ProbeResult, ServerMonitor
 from lisa.manager.topic_errors import TopicErrors
+from lisa.manager.topic_search import TopicSearch
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from lisa.core.store.store import SyncStore
     from lisa.manager.loop import Outcome
+    from lisa.manager.nodes import Nodes
+    from lisa.manager.registry import Registry
     from lisa.manager.signal_queue import SignalQueue
 
 
@@ -481,3 +485,29 @@ class TestLogs:
             logging.getLogger("lisa.x").exception("no %s", url, extra={"server": url})
         assert "s3cr3t" not in stream.getvalue()
         assert "redis://***@host:6379/0" in stream.getvalue()
+
+
+class CountedEvent(threading.Event):
+    """An event that counts how often a thread began to wait for it."""
+
+    waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        return super().wait(timeout)
+
+
+class TestTopicSearch:
+    def test_closing_starts_no_further_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        searches: list[None] = []
+        registry = SimpleNamespace(search=lambda: searches.append(None))
+        nodes = SimpleNamespace(is_any_available=True)
+        search = TopicSearch(cast("Registry", registry), cast("Nodes", nodes))
+        is_due = CountedEvent()
+        is_due.set()
+        monkeypatch.setattr(search, "_is_due", is_due)
+        search.start()
+        wait_until(lambda: is_due.waits == 2)
+        search.close()
+        search.join(5.0)
+        assert len(searches) == 1
