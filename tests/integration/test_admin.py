@@ -113,6 +113,15 @@ def test_a_deleted_topic_leaves_only_the_records_of_its_ids(store: SyncStore, se
     assert (found.waiting, found.groups, found.total("sent")) == (1, (), 1)
 
 
+def test_a_deletion_settles_what_an_interrupted_removal_of_a_group_left(
+    store: SyncStore, server: str
+) -> None:
+    fill(store)
+    store.call(Undeclare(TOPIC, "g"))
+    store.drive(delete(store, TOPIC))
+    assert {key.split(":")[-2] for key in names(server)} <= {"done", "reply"}
+
+
 def test_a_deleted_topic_is_unlisted_by_managers(store: SyncStore, server: str) -> None:
     store.drive(delete(store, TOPIC))
     listed_ms = float(store.ask("ZSCORE", store.keys.topics, TOPIC))
