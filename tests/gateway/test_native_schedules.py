@@ -48,6 +48,15 @@ def test_a_schedule_is_created_changed_and_removed(client: httpx.Client) -> None
     assert client.get(path).status_code == 404
 
 
+def test_an_unreadable_schedule_is_removed(client: httpx.Client, redis_url: str) -> None:
+    topic = declared_topic(client)
+    with connect(redis_url) as redis:
+        redis.hset(f"lisa:{{{topic}}}:schedules", "bad", "junk")
+    path = f"/v1/topics/{topic}/schedules/bad"
+    assert client.delete(path).json() == {"name": "bad", "changed": True}
+    assert client.delete(path).status_code == 404
+
+
 def test_an_interval_is_a_duration_and_its_messages_arrive(client: httpx.Client) -> None:
     topic = declared_topic(client)
     put(client, topic, "often", every_ms="1s", body="tick", headers={"h": "v"})

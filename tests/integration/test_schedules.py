@@ -648,6 +648,17 @@ def test_an_unreadable_schedule_does_not_stop_others(
     assert int(cast.store.ask("ZSCORE", cast.keys.ticks, "bad")) > cast.now_ms()
 
 
+@pytest.mark.parametrize("record", [b"junk", b"", b" {}", b"1.5.2 {]", b"\xff\0 {}"])
+def test_an_unreadable_schedule_can_be_removed(
+    cast: Cast, producer: Producer, record: bytes
+) -> None:
+    cast.store.ask("HSET", cast.keys.schedules, "bad", record)
+    cast.store.ask("ZADD", cast.keys.ticks, 5, "bad")
+    assert producer.remove_schedule(TOPIC, "bad")
+    assert cast.store.ask("EXISTS", cast.keys.schedules, cast.keys.ticks) == 0
+    assert not producer.remove_schedule(TOPIC, "bad")
+
+
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
 
 

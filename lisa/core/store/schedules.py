@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
@@ -30,10 +31,12 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.schedule_calls import delayed, most_per_call, plan, run_step
 from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
-from lisa.core.transitions.schedule import ScheduleOutcome
+from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
 
 BACKFILL_STEP = 100
 """Occurrences that one call of `backfill` creates, unless they are large."""
+
+_FENCE = re.compile(rb"\S*")
 
 Change: TypeAlias = Callable[[Record | None, int, bool], TickStep | None]
 """From the stored record, the time in ms, and whether to create occurrences only at their ticks (in
@@ -108,7 +111,8 @@ def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[
 def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) -> Flow[bool]:
     """Remove a schedule and its occurrences that are not due; returns whether it was removed.
 
-    only_declared: keep it unless a declaration wrote its definition last.
+    only_declared: keep it unless a declaration wrote its definition last. Otherwise a record that
+    cannot be read is removed, too; its occurrences are unknown, and stay.
     """
 
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
@@ -120,7 +124,23 @@ def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) 
         return TickStep(record=record, score=None, drops=drops)
 
     flow = _change(store, topic, name, change, removes=True, drops_delayed=True)
-    return (yield from flow) is not None
+    try:
+        return (yield from flow) is not None
+    except InvalidMessage:
+        if only_declared:
+            raise
+    return (yield from _remove_record(store, topic, name))
+
+
+def _remove_record(store: Store, topic: str, name: str) -> Flow[bool]:
+    """Remove a record, whatever it contains; returns whether there was one."""
+    while True:
+        stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
+        if stored is None:
+            return False
+        fence = _FENCE.match(stored)[0]  # type: ignore[index]  # it matches any bytes
+        if (yield from store.run(Schedule(topic, name, fence, b""))).state == "done":
+            return True
 
 
 def align(store: Store, topic: str, name: str) -> Flow[bool]:

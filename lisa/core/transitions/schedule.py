@@ -49,7 +49,7 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
     checks_layout: ClassVar[bool] = True
     topic: str
     name: str
-    fence: str
+    fence: str | bytes
     record: bytes
     score: int | None = None
     creates: Sequence[NewOccurrence] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -154,7 +154,8 @@ async def _set(call: Call[NoFields, ScheduleRequest]) -> bool:
 @_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
 async def remove(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
     """Remove a schedule."""
-    await _known(call)
+    with suppress(InvalidMessage):  # a record that cannot be read is removed, too
+        await _known(call)
     changed = await call.hub.sender.remove_schedule(call.topic, call.path["name"])
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
