@@ -25,6 +25,8 @@ from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
 from lisa.core.store.schedule_calls import tick_all
 from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.schedule import ScheduleOutcome
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
@@ -532,6 +534,27 @@ def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, c
         found = producer.get(TOPIC, f"s@{datetime_ms(first)}")
         assert found is not None
         assert found.body == (1 if change == "pause" else 2)
+
+
+def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
+    split: Split,
+) -> None:
+    """The occurrence was created before shards were added, and no manager ran for hours."""
+    store = split.store
+    store.call(Declare(TOPIC, "lisa"))
+    with Producer(store.connection.address.url) as producer:
+        assert producer.schedule("s", topic=TOPIC, body=1, every="1h")
+        first = datetime_ms(producer.next_ticks(TOPIC, "s")[0])
+        split.into(4)
+        producer.fire_now(TOPIC, f"s@{first}")
+        assert store.call(Promote(TOPIC)).moved == 1
+        (done,) = store.drive(tick_all(store, TOPIC, ["s"], first + 3 * 3_600_000 + 1_800_000))
+        assert isinstance(done, ScheduleOutcome)
+        assert (done.state, done.outcomes) == ("done", "")
+        assert split.copies() == []
+        found = producer.get_schedule(TOPIC, "s")
+        assert found is not None
+        assert found.next_ms == first + 4 * 3_600_000
 
 
 def test_fsck_and_the_deletion_of_a_topic_know_schedules(cast: Cast, producer: Producer) -> None:

@@ -225,6 +225,9 @@ def run_split(
     """
     state, outcomes = "done", ""
     new, score = step.record, step.score
+    fence, dropped = record.fence if record else "", [occurrence_id(name, t) for t in step.drops]
+    if step.swaps and not (yield from _all_wait(store, topic, dropped)):
+        return ScheduleOutcome("gone", fence, "")
     may_be_held = bool(step.creates) and record is not None
     if may_be_held and step.held and (yield from _is_held(store, topic, name, record)):
         state, new, score = "held", step.held, step.held_score
@@ -242,17 +245,21 @@ def run_split(
         )
         sent = yield from store.run_by_id(sends)
         outcomes = "".join("a" if one is Sent.ACCEPTED else "d" for one in sent)
-    fence = record.fence if record else ""
     call = Schedule(topic, name, fence, b"" if removes else new.encode(), score)
     done = yield from store.run(call)
-    if done.state == "done" and step.drops:
-        ids = [occurrence_id(name, tick) for tick in step.drops]
+    if done.state == "done" and dropped:
         layout = store.known_layout(Topic(topic)) or PLAIN
         for shard in layout.active(Topic(topic)):
             # No schedule has an empty name, so this only drops: without tombstones, which would
             # prevent that the same tick is created again, and nothing that is ready.
-            yield from store.run(Schedule(shard, "", "", b"", drops=ids))
+            yield from store.run(Schedule(shard, "", "", b"", drops=dropped))
     return done if done.state == "changed" else ScheduleOutcome(state, done.fence, outcomes)
+
+
+def _all_wait(store: Store, topic: str, ids: Sequence[str]) -> Flow[bool]:
+    """Whether all these messages wait."""
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    return all(one.waiting_due_ms is not None for one in seen)
 
 
 def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow[bool]:
