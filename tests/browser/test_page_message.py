@@ -69,6 +69,20 @@ def test_a_copy_is_sent_once_with_headers_and_retries(site: Site) -> None:
     assert policies[b"m"] == policies[new[1].encode()]
 
 
+def test_a_copy_does_not_keep_the_wall_time_of_the_original(site: Site) -> None:
+    topic = new_topic("wall")
+    site.producer.send(
+        topic, 1, id="m", at_local="2030-12-24T09:00", tz="Asia/Tokyo", headers={"x": "y"}
+    )
+    path = f"/topics/{topic}/messages/m"
+    with browser_of(site.url) as client:
+        form = {"do": "again", "id": "m", "new": "copy", "key": key_in(client.get(path).text)}
+        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
+    copy = site.producer.get(topic, "copy")
+    assert copy is not None
+    assert copy.headers == {"x": "y"}
+
+
 @pytest.mark.parametrize(
     ("before", "text", "after"),
     [({"a": 1}, '{\r\n "a": 2}', {"a": 2}), ("one\ntwo", "one\r\nthree", "one\nthree")],
