@@ -161,7 +161,8 @@ def act(
     keep the loop running.
     """
     now_ms = (yield from store.server_time_us()) // 1000 + 1
-    until = min(now_ms, selection.died_before_ms or now_ms)
+    before_ms = selection.died_before_ms
+    until = now_ms if before_ms is None else min(now_ms, before_ms)
     bounded = replace(selection, died_before_ms=until)
     step = PAGE if rate is None else max(1, min(PAGE, rate // STEPS_PER_S))
     done, cursor = 0, None
