@@ -5,7 +5,7 @@ local policies = {}
 local function nth_delay(policy, n)
   local known = policies[policy]
   if not known then
-    known = {jitter = tonumber(string.match(policy, '~([%d.]+)') or 0)}
+    known = {jitter = tonumber(string.match(policy, '~(.*)') or '') or 0}
     for delay in string.gmatch(string.match(policy, '^[^~]*'), '%d+') do
       known[#known + 1] = tonumber(delay)
     end

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
 from tests.contract.bench import TOPIC
@@ -93,6 +94,14 @@ def test_jitter_only_lengthens_and_differs(bench: Bench) -> None:
     assert min(pauses) >= 1000
     assert max(pauses) <= 1500 + bench.clock() - before + 1
     assert len(set(pauses)) > 10
+
+
+def test_a_tiny_jitter_lengthens_pauses_by_little(bench: Bench) -> None:
+    policy = RetryPolicy((100_000,), jitter=0.00001).encode()
+    bench.put(options={"retry_delays": policy}, body={"a": "A-"}, lisa=G(ready=[HELD]))
+    said = fail(bench)
+    assert said.due_ms is not None
+    assert said.due_ms <= bench.clock() + 100_002
 
 
 def test_a_handlers_delay_overrides_the_policy(bench: Bench) -> None:
