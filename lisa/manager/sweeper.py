@@ -238,9 +238,9 @@ class Sweeper:
         return bool(self._store.ask("EXISTS", *self._keys_in_use(topic, groups)))
 
     def _keys_in_use(self, topic: str, groups: tuple[str, ...]) -> list[str]:
-        """Keys that exist only while the topic has messages, events or consumers."""
+        """Keys that exist only while the topic has messages, events, consumers or schedules."""
         keys = self._store.keys.topic(topic)
-        found = [keys.waiting, keys.consumers, keys.events]
+        found = [keys.waiting, keys.consumers, keys.events, keys.schedules]
         for group in groups:
             own = keys.group(group)
             found += [own.entries, own.retry, own.garbage]

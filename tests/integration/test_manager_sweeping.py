@@ -204,6 +204,15 @@ class TestSweeper:
         assert gone == ["idle"]
         assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "fresh"]
 
+    def test_a_topic_with_schedules_stays_listed(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        """Its next occurrence is created by a manager, which lists no topics."""
+        raw.zadd(cast.store.keys.topics, {"orders": 1})
+        raw.hset(cast.keys.schedules, "daily", "1.5.1 {}")
+        assert kit.sweeper.step("orders") is False
+        assert cast.store.drive(cast.store.topics()) == ["orders"]
+
     def test_a_topic_used_meanwhile_is_listed_again(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:
