@@ -39,8 +39,8 @@ local function put_in_group(id, i, number, kind, score, attempts)
   else
     call('ZADD', group.garbage, score, id)
   end
-  if tonumber(attempts) > 0 then
-    call('HSET', group.attempts, id, attempts)
+  if tonumber(attempts) > 0 then call('HSET', group.attempts, id, attempts) end
+  if tonumber(attempts) > 0 or kind == 'g' and why ~= '' then
     call('HSET', group.reasons, id, string.sub(why, 1, 1024))
   end
   -- In retry a group has its own due time, which the next restore must find.

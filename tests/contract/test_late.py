@@ -11,6 +11,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.pipeline.jobs.restore_plan import judge
 from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row, envelope
 
@@ -257,3 +258,17 @@ def test_a_restored_message_keeps_its_late_policy(bench: Bench) -> None:
     lost = RestoreItem("a", data, late(bench, 11), policy="*;600000,skip")
     assert bench.call(Restore(TOPIC, [lost])) == [Restored.RESTORED]
     assert too_late(bench) == ["a"]
+
+
+def test_restored_garbage_of_a_late_policy_keeps_its_reason(bench: Bench) -> None:
+    bench.put(lisa=G())
+    why = "LatePolicy: first promoted 600001 ms after its due time"
+    dead = {"group": "lisa", "state": "garbage", "attempts": 0, "due_ms": 1, "at_ms": 5}
+    sent = {"id": "a", "token": "A" * 8, "kind": "s", "headers": None, "body": b"x", "policy": None}
+    state = {"state": "garbage", "attempts": 0, "due_ms": 1, "expires_ms": None}
+    archived = sent | state | {"groups": [dead | {"reason": why}]}
+    item = judge(archived, ["lisa"], bench.clock()).item
+    assert item is not None
+    assert bench.call(Restore(TOPIC, [item])) == [Restored.RESTORED]
+    after = bench.state()
+    assert (after["lisa:garbage"], after["lisa:reasons"]) == ({"a": 5}, {"a": why})

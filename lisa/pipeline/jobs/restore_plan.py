@@ -59,12 +59,17 @@ def judge(
         envelope = _envelope(row, "+" if through else "-")
     except InvalidMessage as error:
         return RestoreVerdict("unrestorable", str(error))
-    why = next((one["reason"] for one in found if one["reason"] and one["attempts"]), None)
+    why = next((one["reason"] for one in found if one["reason"] and _has_failed(one)), None)
     return RestoreVerdict(
         "missing",
         "",
         RestoreItem(row["id"], envelope, due_ms, expires_ms, row["policy"], states, why or ""),
     )
+
+
+def _has_failed(one: Mapping[str, Any]) -> bool:
+    """Whether a group's reason is that of a failure; late policies count no attempt."""
+    return bool(one["attempts"]) or one["state"] == "garbage"
 
 
 def _envelope(row: Mapping[str, Any], mark: str) -> bytes:
