@@ -16,8 +16,9 @@ import pytest
 
 from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
-from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime
 from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.errors import unwrapped
@@ -406,6 +407,26 @@ class TestRepeatedTask:
                 list(again)
         else:
             assert [one["outcome"].to_pylist() for one in again] == [["restored"]]
+
+
+def test_restored_messages_follow_their_wall_times_again(server: Server, small: World) -> None:
+    wall = {LOCAL_HEADER: "2030-12-24T09:00 Asia/Tokyo"}
+    at = LocalTime.of_headers(wall)
+    assert at is not None
+    dues = {"waits": at.due_ms, "rescheduled": at.due_ms + 1}
+    row = {"topic": "orders", "token": "abcdefgh", "outcome": "missing", "group_states": []}
+    data = encode_envelope("abcdefgh", "hello", wall)
+    rows = [
+        row | {"id": name, "due_ms": due, "attempts": 0, "envelope": data}
+        for name, due in dues.items()
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(PLAN_SCHEMA))
+    list(restoring(server, small.store.drive(now_ms(small.store)))(iter([batch])))
+    keys = small.store.keys
+    listed = small.store.ask("ZRANGE", keys.topic("orders").local, 0, -1, "WITHSCORES")
+    assert listed == [b"waits", b"%d" % at.due_ms]
+    assert small.store.ask("ZSCORE", keys.scheduled, "orders")
+    assert small.look(["rescheduled"])[0].waiting_due_ms == at.due_ms + 1
 
 
 class TestHardCases:

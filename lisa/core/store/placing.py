@@ -8,16 +8,19 @@ that turn out to be unused, or whose time has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from lisa.core.model.envelope import headers_of
+from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.windows.local_time import LISTED, LOCAL_HEADER, LocalTime
-from lisa.core.model.windows.placing import clock_ms, moved, window_of
+from lisa.core.model.windows.placing import clock_ms, due_again, moved, window_of
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
+from lisa.core.transitions.restore import RestoreItem
 
 MOST_CHANGES = 5
 """How often a topic's window may change during one send."""
@@ -73,6 +76,26 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
         add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
         yield from store.command(*add)
         yield from store.list_local(call.topic)
+
+
+def note_restored(store: Store, topic: str, items: Sequence[RestoreItem]) -> Flow[None]:
+    """List the messages to be restored that wait for their wall time.
+
+    A message that was rescheduled waits for another time, which its envelope does not tell.
+    """
+    some = [(one, headers_of(one.envelope)) for one in items if not one.group_states]
+    local = [(one, headers) for one, headers in some if LOCAL_HEADER in headers]
+    if not local:
+        return
+    window, now_ms = (yield from store.options(topic)).window or "", clock_ms()
+    members: list[str | int] = []
+    for one, headers in local:
+        with suppress(InvalidMessage):  # its window does not open any more
+            if one.due_ms == due_again(headers, window, now_ms):
+                members += (one.due_ms, one.id)
+    if members:
+        yield from store.command("ZADD", store.keys.topic(topic).local, *members)
+        yield from store.list_local(topic)
 
 
 def note_new_local(

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError
+from lisa.core.store.placing import note_restored
 from lisa.core.store.store import SyncStore, chunks, portions
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem, RestoreState
@@ -164,8 +165,10 @@ def _check_memory(store: SyncStore, topic: str, begun_ms: int) -> None:
 
 
 def _restored(store: SyncStore, topic: str, rows: list[Row]) -> list[Row]:
+    items = [_item(row) for row in rows]
+    store.drive(note_restored(store, topic, items))
     try:
-        said = store.call_by_id(Restore(topic, [_item(row) for row in rows]))
+        said = store.call_by_id(Restore(topic, items))
     except GroupRemoved as error:
         if len(rows) == 1:
             return [_listed(rows[0], "unrestorable", str(error))]
