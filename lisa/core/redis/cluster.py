@@ -153,5 +153,6 @@ class AsyncRawCluster(_Nodes):
 
     async def aclose(self) -> None:
         """Close all connections."""
+        self._refreshing = None  # the next call may come from another event loop
         for client in self._take_all():
             await client.aclose()
