@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -11,10 +12,12 @@ from urllib.parse import quote
 import pytest
 
 from lisa import AsyncProducer, Producer
+from lisa.core.redis.address import Address
+from lisa.core.redis.clients import make_client
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests import certificates
-from tests.servers import redis_server
+from tests.servers import redis_server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,6 +85,19 @@ def test_connections_share_a_context_until_a_file_changes(
     os.utime(tls.authority, ns=(changed, changed))
     send(url)
     assert len(made) == before + 1
+
+
+def test_session_tickets_are_no_reply(url: str) -> None:
+    """They arrive soon after the handshake, usually after the first command was sent."""
+    connection = make_client(Address.of(url)).connection_pool.make_connection()
+    connection.connect()
+    wait_until(lambda: select.select([connection._sock], [], [], 0)[0])
+    assert not connection.can_read()
+    connection.send_command("PING")
+    wait_until(connection.can_read)
+    assert connection.can_read(), "what was read is kept"
+    assert connection.read_response() == b"PONG"
+    connection.disconnect()
 
 
 def test_an_unknown_authority_is_refused(
