@@ -8,6 +8,9 @@ CLIENT := packaging/client
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
+# Tests start hundreds of processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests wait more than they compute, hence more workers than a small machine has cores.
 WORKERS ?= 4
 
