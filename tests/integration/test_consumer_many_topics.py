@@ -72,15 +72,16 @@ def readers_of(consumer: Consumer) -> dict[str, Reader]:
 
 def is_shared(consumer: Consumer, *topics: str) -> bool:
     """Whether shared readers read exactly these topics."""
-    readers = readers_of(consumer)
-    shared = {topic for topic, one in readers.items() if one._holder and one._holder.is_reading}
-    return shared == set(topics)
+    readers, members = readers_of(consumer), members_of(consumer)
+    holders = {topic: one._holder for topic, one in readers.items() if one in members}
+    return {topic for topic, one in holders.items() if one and one.is_reading} == set(topics)
 
 
 def members_of(consumer: Consumer) -> set[Any]:
     """The readers of the topics in the commands of shared readers."""
     assert consumer._runtime is not None
-    return {one for shared in consumer._runtime._shared._readers for one in shared._members}
+    found = consumer._runtime._shared._readers
+    return {one for shared in list(found) for one in list(shared._members)}
 
 
 @contextmanager
