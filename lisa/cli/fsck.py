@@ -30,6 +30,7 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
     topic is unknown.
     """
     from lisa.admin.fsck import check
+    from lisa.core.model.sharding import topic_of
 
     store = chosen.store()
     with console(err=True).status("") as status:
@@ -57,6 +58,8 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
         )
     else:
         _show(report, repair=repair)
+    damaged = {topic_of(finding.topic) for finding in report.findings}
+    require_topics(store, [one for one in topics if one not in damaged])
     if not report.ok:
         raise click.exceptions.Exit(1)
 

@@ -437,6 +437,9 @@ def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     cast.send(message_id="a", delay_ms=60_000)
     assert ask("fsck")["ok"] is True
     assert "no inconsistencies" in lisa("fsck", "orders").stdout
+    mistyped = lisa("fsck", "orders", "ordres", code=1)
+    assert "no inconsistencies" in mistyped.stdout
+    assert mistyped.stderr == "lisa: topic ordres is unknown\n"
     cast.store.ask("ZREM", cast.keys.waiting, "a")
     found = ask("fsck", code=1)
     assert found["findings"] == [
