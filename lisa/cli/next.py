@@ -81,10 +81,13 @@ def _found(
 ) -> tuple[str, dict[str, str]]:
     """The due time and the headers of a stored message, without a wall time that was replaced."""
     from lisa.core.model.windows.placing import without_past_local
+    from lisa.core.store.inspection import State
 
     found = chosen.producer().get(topic, message_id)
-    if found is None or found.due_ms is None:
-        fail(f"topic {topic}: message {message_id} is unknown or settled")
+    # Garbage has the time of death instead, and a tombstone no headers.
+    due_states = (State.WAITING, State.READY, State.IN_FLIGHT, State.RETRY)
+    if found is None or found.due_ms is None or found.state not in due_states:
+        fail(f"topic {topic}: message {message_id} is unknown, settled or in garbage")
     due_ms = found.due_ms
     return str(due_ms), without_past_local(found.headers or {}, due_ms, window, now_ms)
 
