@@ -23,7 +23,11 @@ for i = 1, n do
   local held = indexed[i] == entry and pending(group, entry)
   if held and held[2] == consumer then
     call('XCLAIM', group.ready, group.name, consumer, 0, entry, 'JUSTID')
-    if timeout ~= '' then call('ZADD', group.leases, int(now + tonumber(timeout)), ids[i]) end
+    if timeout ~= '' then
+      call('ZADD', group.leases, int(now + tonumber(timeout)), ids[i])
+    else
+      call('ZREM', group.leases, ids[i])
+    end
     letters[i] = 'k'
     if journaled then
       local attempt = field(read_entry(group, entry) or {}, 'attempt') or 1

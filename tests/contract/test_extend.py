@@ -42,6 +42,14 @@ def test_only_the_consumers_own_deliveries_are_extended(bench: Bench) -> None:
     assert {m: pending(bench, m)[2] for m in "ab"} == counts
 
 
+def test_the_topics_ack_timeout_ends_a_lease_with_its_own(bench: Bench) -> None:
+    """The lease of an earlier extension would end before the time that this call restarts."""
+    rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c1")]
+    bench.put(body=BODIES, lisa=G(ready=rows, leases={"a": FAR, "b": FAR}))
+    assert bench.call(Extend(TOPIC, "lisa", "c1", [bench.receipt("a")])) == [True]
+    bench.check(body=BODIES, lisa=G(ready=rows, leases={"b": FAR}))
+
+
 def test_an_own_ack_timeout_moves_the_lease(bench: Bench) -> None:
     rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c2")]
     bench.put(body=BODIES, lisa=G(ready=rows, leases={"a": 5, "b": 5}))
