@@ -69,6 +69,18 @@ def test_a_copy_is_sent_once_with_headers_and_retries(site: Site) -> None:
     assert policies[b"m"] == policies[new[1].encode()]
 
 
+@pytest.mark.parametrize("late", [None, "skip after 10m"])
+def test_a_copy_of_a_message_without_retries_has_none(site: Site, late: str | None) -> None:
+    topic = new_topic("once")
+    site.producer.send(topic, 1, id="m", delay=timedelta(hours=1), retry=[], late=late)
+    path = f"/topics/{topic}/messages/m"
+    with browser_of(site.url) as client:
+        form = {"do": "again", "id": "m", "new": "copy", "key": key_in(client.get(path).text)}
+        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
+    policies = site.raw.hgetall(f"lisa:{{{topic}}}:policy")
+    assert policies[b"copy"] == policies[b"m"]
+
+
 def test_a_copy_does_not_keep_the_wall_time_of_the_original(site: Site) -> None:
     topic = new_topic("wall")
     site.producer.send(

@@ -56,7 +56,7 @@ async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMess
     return StoredMessage(
         seen,
         decode_envelope(seen.envelope),
-        RetryPolicy.decode(retry) if retry else None,
+        None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
         LatePolicy.decode(late) if late else None,
     )
 
@@ -64,7 +64,7 @@ async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMess
 def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
     for shard in (yield from shards_of_id(store, topic, message_id)):
         found = yield from store.command("HGET", store.keys.topic(shard).policy, message_id)
-        if found:
+        if found is not None:
             return text(found)
     return None
 
