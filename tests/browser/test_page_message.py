@@ -95,6 +95,20 @@ def test_a_copy_does_not_keep_the_wall_time_of_the_original(site: Site) -> None:
     assert copy.headers == {"x": "y"}
 
 
+def test_an_occurrence_that_collapses_can_be_copied(site: Site) -> None:
+    topic = new_topic("collapses")
+    site.producer.schedule(
+        "s", topic=topic, body=1, every="1h", retry="7s", late="collapse after 10m"
+    )
+    tick = site.producer.next_ticks(topic, "s", 1)[0]
+    form = {"do": "again", "id": f"s@{round(tick.timestamp() * 1000)}", "new": "copy"}
+    with browser_of(site.url) as client:
+        key = key_in(client.get(f"/topics/{topic}/messages/{form['id']}").text)
+        sent = client.post(f"/topics/{topic}/act", data=form | {"key": key})
+    assert (sent.status_code, sent.text) == (303, "")
+    assert site.raw.hget(f"lisa:{{{topic}}}:policy", "copy") == b"7000"
+
+
 @pytest.mark.parametrize(
     ("before", "text", "after"),
     [({"a": 1}, '{\r\n "a": 2}', {"a": 2}), ("one\ntwo", "one\r\nthree", "one\nthree")],

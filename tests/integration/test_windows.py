@@ -342,12 +342,16 @@ def test_lisa_next_explains_a_due_time(redis_url: str, cast: Cast) -> None:
     assert told["steps"][0] == "asked for: 2030-12-24T00:00:00Z"
     unknown = run(["next", TOPIC, "--id", "unsent", "--redis", redis_url])
     assert unknown.exit_code == 1
-    assert unknown.stderr == f"lisa: topic {TOPIC}: message unsent is unknown, settled or in garbage\n"
+    assert (
+        unknown.stderr == f"lisa: topic {TOPIC}: message unsent is unknown, settled or in garbage\n"
+    )
     with Producer(redis_url) as producer:
         producer.send(TOPIC, 1, id="gone", at_ms=CHRISTMAS_MS)
         assert producer.cancel(TOPIC, "gone") == "cancelled"
     settled = run(["next", TOPIC, "--id", "gone", "--redis", redis_url])
-    assert settled.stderr == f"lisa: topic {TOPIC}: message gone is unknown, settled or in garbage\n"
+    assert (
+        settled.stderr == f"lisa: topic {TOPIC}: message gone is unknown, settled or in garbage\n"
+    )
     without_server = run(["next", "--delay", "1h", "--json"])
     assert json.loads(without_server.output)["steps"][-1] == "no window applies"
     wrong = CliRunner().invoke(main, ["next", "--window", "whenever"])

@@ -10,7 +10,7 @@ from lisa.admin.shards import shards_of_id
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
-from lisa.core.model.late import LatePolicy, split_policy
+from lisa.core.model.late import LateAction, LatePolicy, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.local_time import LOCAL_HEADER
 from lisa.core.redis.flow import Flow
@@ -57,8 +57,14 @@ async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMess
         seen,
         decode_envelope(seen.envelope),
         None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
-        LatePolicy.decode(late) if late else None,
+        _own_late(late),
     )
+
+
+def _own_late(late: str | None) -> LatePolicy | None:
+    """The late policy, unless it is one that only a schedule can have."""
+    policy = LatePolicy.decode(late) if late else None
+    return None if policy and policy.then is LateAction.COLLAPSE else policy
 
 
 def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
