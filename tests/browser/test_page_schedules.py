@@ -256,6 +256,8 @@ DEFINITIONS: list[tuple[object, dict[str, Any]]] = [
     ("two\nlines", {"every": "36h", "tz": "+05:30", "start": "2026-03-29T02:30", "ttl": "1001ms"}),
     ("", {"every": "1s", "until": "2030-01-01T00:00", "overlap": "queue_one", "retry": "1s~0.5"}),
     (None, {"every": "1d", "catch_up": "all(max=3)", "max_late": "61m", "retry": ""}),
+    (1, {"every": "1h", "late": "collapse after 1d2h3s"}),
+    (1, {"every": "1h", "late": "run"}),
 ]
 
 

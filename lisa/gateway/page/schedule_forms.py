@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from lisa.core.model.clock import ms_datetime, zone_of
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
     CatchUp,
@@ -28,7 +29,7 @@ from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
 
 NO_RETRIES = "none"
-TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl")
+TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "late")
 """Fields that a schedule takes as text; empty ones are unset."""
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
@@ -89,6 +90,7 @@ def fields_of(defined: ScheduleDefinition) -> dict[str, str]:
         "headers": msgspec.json.encode(defined.headers).decode() if defined.headers else "",
         "ttl": exact_duration(defined.ttl_ms),
         "retry": _retry_text(defined.policy),
+        "late": late_text(defined.late) or "",
         **_body_fields(defined.kind, defined.body),
     }
 
