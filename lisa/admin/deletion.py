@@ -10,7 +10,7 @@ from lisa.admin import groups, roles
 from lisa.admin.journal import journal
 from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import TopicInUse
-from lisa.core.model.sharding import Layout, Topic
+from lisa.core.model.sharding import REMOVED, Layout, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store import removal_mark
 from lisa.core.store.presence import GONE_AFTER
@@ -40,13 +40,14 @@ def delete(
     """
     yield from _check_consumers(store, topic)
     layout = yield from store.layout(Topic(topic))
-    if layout.shards > 1 or layout.older or layout.gone:
+    (own,) = yield from states_of(store, Layout().current(Topic(topic)))
+    has_removed = any(name.startswith(REMOVED) for name in own.options)
+    if layout.shards > 1 or layout.older or layout.gone or has_removed:
         raise TopicInUse(
             f"topic {topic!r} is split into shards: set its option shards to 1, wait until "
             "managers have merged them, and delete it then"
         )
     purged = 0
-    (own,) = yield from states_of(store, Layout().current(Topic(topic)))
     for group in sorted(own.groups | removal_mark.marked(own.options)):
         purged += (yield from groups.remove(store, topic, group, progress=progress)) or 0
     cancelled = yield from _cancel_waiting(store, topic)

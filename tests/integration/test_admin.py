@@ -179,6 +179,13 @@ def test_a_split_topic_is_not_deleted(store: SyncStore) -> None:
         store.drive(delete(store, TOPIC))
 
 
+def test_a_topic_whose_former_shards_are_being_deleted_is_kept(store: SyncStore) -> None:
+    """The field tells managers which keys are left, as after a crash of the first one."""
+    store.ask("HSET", store.keys.topic(TOPIC).options, "removed:4", "1")
+    with pytest.raises(TopicInUse, match="split into shards"):
+        store.drive(delete(store, TOPIC))
+
+
 # Groups
 
 
