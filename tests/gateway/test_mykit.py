@@ -207,7 +207,7 @@ def test_an_invalid_push_is_rejected_with_the_reason(
 
 
 def test_invalid_json_is_rejected(client: httpx.Client) -> None:
-    for content in (b"", b"{", b"[]", b"\xff", b"null"):
+    for content in (b"", b"{", b"[]", b"\xff", b"null", b'{"x":' + b"[" * 5000):
         refused(client.post("/mykit/push", content=content), "not a job")
 
 

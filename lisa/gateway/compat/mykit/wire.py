@@ -49,7 +49,7 @@ def read_job(data: bytes) -> Job:
     """Parse a job. Raises InvalidMessage."""
     try:
         job = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidMessage(f"the request body is not a job: {error}") from None
     if not job.topic:
         raise InvalidMessage("参数topic错误: topic is missing")
