@@ -80,6 +80,10 @@ def _check_ports(shown: str, netloc: str, kind: str) -> None:
             raise ConfigError(f"{shown!r}: {entry!r} is not host:port")
         if int(found[3] or 0) > 65_535:
             raise ConfigError(f"{shown!r}: the port {found[3]} is not a number from 0 to 65535")
+        try:
+            (found[2] or "").encode("idna")  # as the resolver does
+        except UnicodeError:
+            raise ConfigError(f"{shown!r}: {found[2]!r} is not the name of a host") from None
 
 
 def _check_database(shown: str, path: str, kind: str) -> None:
