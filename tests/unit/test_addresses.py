@@ -21,6 +21,8 @@ GOOD = [
     "redis:///2",
     "rediss://user:p%40ss@[::1]:6380/1?socket_timeout=2",
     "redis://h:65535/",
+    "rediss://h?ssl_cert_reqs=none&client_name=shop&max_connections=9",
+    "redis+sentinel://a/shop?sentinel_username=me",
     "redis://under_score.svc.",
     "unix:///run/redis.sock?db=1",
     "redis+sentinel://a,b:26380/shop/3",
@@ -84,6 +86,19 @@ def test_a_mistake_is_named_by_programs_and_by_settings(url: str) -> None:
     for caught in (of_program, of_settings):
         assert BAD[url] in str(caught.value)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:secret@h/0?time=5", "there is no option 'time' of a server"),
+        ("redis+sentinel://h/shop?ssl_cert_reqs=none", "'ssl_cert_reqs' needs rediss://"),
+    ],
+)
+def test_an_option_that_connections_do_not_have_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        Address(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [6379, b"redis://localhost", ["redis://localhost"]])

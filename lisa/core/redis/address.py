@@ -12,10 +12,16 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.connection import (
+    URL_QUERY_ARGUMENT_PARSERS,
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+)
 
 from lisa.core.model.addresses import HOST_AND_PORT, PORTS, check_server_url, shown_url
 from lisa.core.model.errors import ConfigError
@@ -45,6 +51,14 @@ DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
 SENTINEL_TIMEOUT_S = 1.0
 _SENTINEL_CREDENTIALS = ("username", "password")
+_SENTINEL_OPTIONS = [f"sentinel_{one}" for one in _SENTINEL_CREDENTIALS]
+
+
+_OPTIONS = {"max_connections"}.union(
+    _SENTINEL_OPTIONS,
+    *(signature(one).parameters for one in (AbstractConnection, Connection, SSLConnection)),
+)
+"""The options of redis-py that a URL may contain."""
 
 
 def chosen_url(url: str | None) -> str:
@@ -95,7 +109,12 @@ class Address:
         """redis-py's keyword arguments in the URL's query. Raises ConfigError."""
         found: dict[str, Any] = {}
         parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
-        for name, value in parse_qsl(urlsplit(self.url).query):
+        parts = urlsplit(self.url)
+        for name, value in parse_qsl(parts.query):
+            if name not in _OPTIONS:
+                raise ConfigError(f"{self.shown!r}: there is no option {name!r} of a server")
+            if name.startswith("ssl_") and not parts.scheme.startswith("rediss"):
+                raise ConfigError(f"{self.shown!r}: the option {name!r} needs rediss://")
             try:
                 found[name] = parsers.get(name, str)(value)
             except ValueError:
