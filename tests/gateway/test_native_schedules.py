@@ -145,6 +145,7 @@ def test_schedules_are_listed(client: httpx.Client) -> None:
         ({"body": 1, "cron": "@daily", "start": "tomorrow"}, "ISO 8601"),
         ({"body": 1, "interval": "1h"}, "unknown field"),
         ({"body": 1, "cron": "@daily", "count": 0}, "count"),
+        ({"body": 1, "cron": "@daily", "count": 1 << 64}, "count"),
     ],
 )
 def test_an_invalid_schedule_is_rejected_with_the_reason(

@@ -382,6 +382,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "until=9999-12-31T23:59:00\\+00:00 is out of range",
     ),
     "count": ({"every": "1m", "count": 0}, "less than 1"),
+    "large count": ({"every": "1m", "count": 1 << 64}, "count is at most 1,000,000,000,000"),
     "count's type": ({"every": "1m", "count": "3"}, "count is a number"),
     "catch_up": ({"every": "1m", "catch_up": "some"}, "none, one, all or all"),
     "catch_up's max": ({"every": "1m", "catch_up": "all(500)"}, "1 to 100"),

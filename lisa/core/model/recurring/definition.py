@@ -28,6 +28,8 @@ MIN_LATE_MS = 1_000
 MOST_CAUGHT_UP = 100
 """The most missed ticks that a schedule may catch up."""
 
+MOST_OCCURRENCES = 10**12
+
 PLACEHOLDERS = frozenset({"tick", "tick_ms", "previous", "previous_ms", "count"})
 SCHEDULE_HEADER, TICK_HEADER = "lisa-schedule", "lisa-tick"
 _LONGEST_NAME = 200
@@ -92,6 +94,8 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
             raise InvalidMessage(f"max_late={human(late_ms)} is too short; it is at least 1s")
         if self.most is not None and self.most < 1:
             raise InvalidMessage(f"count={self.most} is less than 1; omit it for no limit")
+        if self.most is not None and self.most > MOST_OCCURRENCES:
+            raise InvalidMessage(f"count is at most {MOST_OCCURRENCES:,}; omit it for no limit")
         if not 1 <= self.max_caught_up <= MOST_CAUGHT_UP:
             raise InvalidMessage(f"catch_up: max is 1 to {MOST_CAUGHT_UP}")
         reserved = {SCHEDULE_HEADER, TICK_HEADER} & self.headers.keys()

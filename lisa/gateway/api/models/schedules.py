@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from lisa.core.model.recurring.definition import MIN_EVERY_MS, MIN_LATE_MS, CatchUp, Dst, Overlap
+from lisa.core.model.recurring.definition import (
+    MIN_EVERY_MS,
+    MIN_LATE_MS,
+    MOST_OCCURRENCES,
+    CatchUp,
+    Dst,
+    Overlap,
+)
 from lisa.gateway.api.models.base import (
     Answer,
     Instant,
@@ -55,7 +62,8 @@ class ScheduleRequest(Request):
     start: Moment | None = None
     until: Moment | None = None
     count: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Maximum number of occurrences.")
+        Annotated[int, Meta(ge=1, le=MOST_OCCURRENCES)] | None,
+        Meta(description="Maximum number of occurrences."),
     ] = None
     jitter_ms: Annotated[
         Milliseconds | None, Meta(description="Each occurrence is due up to this much later.")
