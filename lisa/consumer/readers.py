@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,6 +19,8 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
 from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore, chunks
+
+log = logging.getLogger("lisa.consumer")
 
 
 class ReaderSet:
@@ -140,8 +143,12 @@ class ReaderSet:
             known = set(self._shards.get((topic, group), ()))
         added = [one for one in shards if one not in known]
         if added and self._is_declared(topic, group, known):
-            for shard in added:
-                self._read_shard(wanted, shard)
+            try:
+                for shard in added:
+                    self._read_shard(wanted, shard)
+            except RuntimeError as error:  # the thread limit is reached
+                log.warning("topic %s: cannot read all shards, trying again: %s", topic, error)
+                return
         for shard in known.difference(shards):
             self._leave_shard(shard, group)
 
@@ -174,6 +181,7 @@ class ReaderSet:
         _interrupt(left.values())
 
     def _read_shard(self, wanted: WantedTopic, shard: Shard) -> None:
+        """Start a shard's reader, unless there is one. Raises RuntimeError at the thread limit."""
         group = wanted.group or ""
         with self._lock:
             is_wanted = (wanted.topic, group) in self._wanted
@@ -194,7 +202,13 @@ class ReaderSet:
             reader.sub.pause(paused=any(one.is_paused_here for one in known if one.wanted == group))
             self._readers[reader.sub] = reader
             known.append(reader.sub)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError:
+                self._shards[wanted.topic, group].discard(shard)
+                del self._readers[reader.sub]
+                known.remove(reader.sub)
+                raise
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic and release unstarted deliveries.

@@ -95,10 +95,13 @@ class SharedReaders:
         return max(1, len(self._readers))
 
     def start(self, member: Member) -> None:
-        """Let a topic join its group, after those that start before it, on one thread for all."""
+        """Let a topic join its group, after those that start before it, on one thread for all.
+
+        Raises RuntimeError at the thread limit.
+        """
         with self._lock:
-            self._starting.append(member)
             self._need_joiner()
+            self._starting.append(member)
 
     def _need_joiner(self) -> None:
         if self._joiner is None:

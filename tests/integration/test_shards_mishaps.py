@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -383,3 +384,25 @@ def test_a_shard_that_cannot_be_left_keeps_none_of_the_others(
         if split_here.store.ask("HLEN", split_here.keys(one).consumers)
     ]
     assert present == tried[:1]
+
+
+def test_shards_that_no_thread_could_read_at_first_are_read(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused, handled = threading.Thread.start, list[str](), list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.startswith(("lisa-joiner", "lisa-orders")) and len(refused) < 5:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    consumer = Consumer(split.url, group="lisa", concurrency=2)
+    consumer.on("orders", lambda message: handled.append(message.id))
+    with Manager(split.url), consumer, Producer(split.url) as producer:
+        wait_until(lambda: consumer.health()["status"] == "ok")
+        monkeypatch.setattr(threading.Thread, "start", starting)
+        split.into(4)
+        sent = [one.id for one in producer.send_many("orders", range(40), delay=SHORT)]
+        wait_until(lambda: set(handled) == set(sent), timeout=timedelta(seconds=30))
+    assert len(refused) == 5
