@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 import redis
@@ -17,6 +18,7 @@ from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.failover import watch_threads
 from lisa.core.redis.topology import SLOTS
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
@@ -88,6 +90,31 @@ async def test_jobs_of_the_application_do_not_delay_calls_on_a_cluster(cluster_u
             await occupying
     assert topology.rounds == rounds + 1
     await connection.close()
+
+
+@PROGRAMS
+def test_calls_do_not_fail_because_failovers_cannot_be_watched(
+    cluster_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the thread limit; the watch begins with the next connection."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "lisa-failover" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    # Its own name, because connections with the same address share a watch.
+    connection = Connection(Address(f"{cluster_url}?client_name=unwatched-{uuid4().hex}"))
+    assert connection.execute(("GET", "key")) is None
+    assert refused == ["lisa-failover"]
+    before = len(watch_threads())
+    connection.close()
+    assert connection.execute(("GET", "key")) is None
+    assert len(watch_threads()) == before + 1
+    connection.close()
 
 
 @PROGRAMS

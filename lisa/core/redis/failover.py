@@ -62,8 +62,13 @@ class _Watch:
             if loop is not None:
                 self._loops[connection] = loop
             if self.thread is None or not self.thread.is_alive():  # dead in a forked child
-                self.thread = ServiceThread("lisa-failover", self._run)
-                self.thread.start()
+                thread = ServiceThread("lisa-failover", self._run)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the thread limit; the next connection tries again
+                    log.warning("%s: cannot watch for failovers: %s", self._shown, error)
+                else:
+                    self.thread = thread
 
     def _run(self) -> None:
         while True:
