@@ -32,6 +32,10 @@ class AsyncConsumer(BaseConsumer):
     _puller: AsyncPuller | None = None
     _stop_task: asyncio.Task[None] | None = None
 
+    @property
+    def _is_used(self) -> bool:
+        return super()._is_used or self._puller is not None
+
     async def start(self) -> Self:
         """Start the consumer and return it; retries an unreachable server.
 

@@ -116,18 +116,28 @@ class BaseConsumer(Registration):
         With `flags`, the names of the settings from the command line, only those that are set; a
         server or a prefix that the constructor got is kept then, unless a flag names another.
         """
-        if self._runtime is not None:
+        if self._is_used:
             raise ConfigError("a running consumer cannot be configured")
         options = self._options = self._options.with_settings(settings, flags)
         self._handlers.use(checked([*options.configured_middleware, *options.middleware]))
 
     @property
+    def _is_used(self) -> bool:
+        """Whether the options are in use, because the consumer runs or has pulled."""
+        return self._runtime is not None
+
+    @property
     def group(self) -> str | None:
-        """The group given to the constructor or set later; None joins each topic's only group."""
+        """The group given to the constructor or set later; None joins each topic's only group.
+
+        Setting it raises ConfigError if the consumer runs, or has pulled and was not stopped since.
+        """
         return self._options.group
 
     @group.setter
     def group(self, name: str | None) -> None:
+        if self._is_used:
+            raise ConfigError("the consumer is in use; stop it before its group is changed")
         self._options = replace(self._options, group=name).checked()
 
     def subscribe(self, topic: str, handler: Callable[[Any], Any], **options: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.consumer import Consumer
+from lisa.consumer import AsyncConsumer, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -171,6 +171,34 @@ def test_several_groups_without_a_choice_are_refused(bench: Bench, consumer: Con
     bench.declare(TOPIC, "other")
     with pytest.raises(ConfigError, match="lisa, other"):
         consumer.pull(TOPIC)
+
+
+def test_the_group_of_a_consumer_that_pulls_cannot_be_changed(
+    bench: Bench, consumer: Consumer
+) -> None:
+    """It would go on pulling for the first group."""
+    consumer.group = "billing"
+    assert consumer.pull(TOPIC) == []
+    with pytest.raises(ConfigError, match="stop it before its group is changed"):
+        consumer.group = "lisa"
+    assert consumer.group == "billing"
+    consumer.stop()
+    consumer.group = "lisa"
+    bench.send(TOPIC, [1])
+    [delivery] = consumer.pull(TOPIC, wait=WAIT)
+    assert delivery.group == "lisa"
+
+
+async def test_the_group_of_an_asynchronous_consumer_that_pulls_cannot_be_changed(
+    bench: Bench,
+) -> None:
+    consumer = AsyncConsumer(bench.url, group="billing")
+    assert [one async for one in consumer.pull(TOPIC)] == []
+    with pytest.raises(ConfigError, match="stop it before its group is changed"):
+        consumer.group = "lisa"
+    await consumer.stop()
+    consumer.group = "lisa"
+    assert consumer.group == "lisa"
 
 
 def test_an_emptied_server_is_joined_again(bench: Bench) -> None:
