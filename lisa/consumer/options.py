@@ -66,8 +66,8 @@ class ConsumerOptions:
             raise ConfigError(
                 f"lifespan={self.lifespan!r} is not a function that returns a context manager"
             )
-        if not self.poll_timeout:
-            raise ConfigError("poll_timeout must be above 0")
+        if self.poll_timeout < timedelta(milliseconds=1):
+            raise ConfigError("poll_timeout must be at least 1 ms")
         if self.poll_batch_size is not None:
             _check_whole("poll_batch_size", self.poll_batch_size, LARGEST_BATCH)
         return self

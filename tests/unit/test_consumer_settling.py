@@ -112,6 +112,7 @@ def test_invalid_handler_options_are_refused(options: dict[str, Any]) -> None:
         {"concurrency": 0},
         {"poll_batch_size": 0},
         {"poll_timeout": timedelta(0)},
+        {"poll_timeout": timedelta(microseconds=999)},
         {"prefix": "{"},
         {"name": ""},
     ],
