@@ -11,6 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from redis.exceptions import MaxConnectionsError
+
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.group_resolution import declared_again, join, wait_for_group, was_emptied
 from lisa.core.delivery.source import (
@@ -174,6 +176,8 @@ class Puller(Generic[D]):
             return
         try:
             yield _Read(self._waiting, command)
+        except MaxConnectionsError:  # a limit in the server's URL
+            yield Pause(min(LOOK_AGAIN_S, left_s))
         except ClientError as error:
             # The next pull is retried with patience, and raises if the server stays unavailable.
             if not passes(error):

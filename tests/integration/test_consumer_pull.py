@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +201,25 @@ async def test_the_group_of_an_asynchronous_consumer_that_pulls_cannot_be_change
     await consumer.stop()
     consumer.group = "lisa"
     assert consumer.group == "lisa"
+
+
+@pytest.mark.parametrize("limit", ["", "?max_connections=5"], ids=["no limit", "limited"])
+async def test_many_pulls_wait_without_asking_again_and_again(bench: Bench, limit: str) -> None:
+    """Each waits on a connection of its own; beyond a limit in the URL, they look now and then."""
+    consumer, pulls, waited_s = AsyncConsumer(bench.url + limit), 150, 2
+
+    async def pull() -> int:
+        wait = timedelta(seconds=waited_s)
+        return len([await one.ack() async for one in consumer.pull(TOPIC, wait=wait)])
+
+    def calls() -> int:
+        stats = bench.ask("INFO", "commandstats").decode()
+        return sum(map(int, re.findall(r"cmdstat_evalsha:calls=(\d+)", stats)))
+
+    before = calls()
+    assert await asyncio.gather(*(pull() for _ in range(pulls))) == [0] * pulls
+    assert calls() - before <= pulls * (3 + waited_s / LOOK_AGAIN_S)
+    await consumer.stop()
 
 
 def test_an_emptied_server_is_joined_again(bench: Bench) -> None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
 SENTINEL_TIMEOUT_S = 1.0
+NO_LIMIT = 2**31
+"""Connections of one client. Each caller that waits has its own; redis-py's default is 100."""
 _SENTINEL_CREDENTIALS = ("username", "password")
 _SENTINEL_OPTIONS = [f"sentinel_{one}" for one in _SENTINEL_CREDENTIALS]
 
@@ -187,6 +189,7 @@ class Address:
         given: dict[str, Any] = {
             "protocol": 2,
             "driver_info": None,  # avoids two commands per connection and their permission
+            "max_connections": NO_LIMIT,
             "socket_timeout": self.socket_timeout_s,
             "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
             **self.options,
