@@ -197,10 +197,13 @@ class Puller(Generic[D]):
         return self._watch.running
 
     def leave(self, store: Store) -> list[Flow[None]]:
-        """Flows for the given store that remove this consumer's records, one for each shard."""
-        shards = list(self._announced)
+        """Flows for the given store: release what is left, and remove this consumer's records."""
+        sources, shards = list(self._sources.values()), list(self._announced)
         self._announced.clear()
-        return [presence.leave_consumer(store, shard, self._name) for shard in shards]
+        return [
+            *(one.give_back(store) for one in sources if one.may_hold_some),
+            *(presence.leave_consumer(store, shard, self._name) for shard in shards),
+        ]
 
     def _source(self, topic: Topic, ends: float) -> Flow[GroupSource | None]:
         source = self._sources.get(topic)
@@ -212,9 +215,9 @@ class Puller(Generic[D]):
             )
             if group is None:
                 return None
-            source = self._sources[topic] = GroupSource(
-                self._store, topic, group, self._name, partial(self._announce, group)
-            )
+            announce = partial(self._announce, group)
+            source = GroupSource(self._store, topic, group, self._name, announce)
+            source = self._sources.setdefault(topic, source)  # another pull may have been faster
         return source
 
     def _group(self, topic: Topic, ends: float) -> Flow[str | None]:

@@ -15,7 +15,7 @@ import pytest
 
 from lisa import AsyncConsumer, Discard
 from lisa.consumer.pull import Puller
-from lisa.core.delivery.source import GroupSource
+from lisa.core.delivery.source import GroupSource, Taken
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.redis.flow import Pause
 from tests.consumers import Bench, presences, presences_running, settled
@@ -467,6 +467,44 @@ async def test_messages_of_a_pull_cancelled_during_a_release_come_with_the_next_
                 reached.clear()
         found = await pulled(consumer, batch=4)
     assert [(one.id, one.attempt) for one in found] == [(one, 1) for one in sent]
+
+
+async def cancel_two_pulls(consumer: AsyncConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has taken two messages."""
+    taken = list[int]()
+
+    def stuck(_source: Any, found: Taken, *_: Any) -> Flow[Any]:
+        taken.append(len(found.entries))
+        yield Pause(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupSource, "open", stuck)
+        pulls = [asyncio.create_task(pulled(consumer, batch=2)) for _ in range(2)]
+        await until(lambda: taken == [2, 2])
+        for pull in pulls:
+            pull.cancel()
+        await asyncio.wait(pulls)
+
+
+async def test_messages_of_two_cancelled_pulls_come_with_the_next_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    sent = bench.send(TOPIC, range(4))
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(20):
+        await cancel_two_pulls(consumer, monkeypatch)
+        found = [*await pulled(consumer, batch=2), *await pulled(consumer, batch=2)]
+    assert sorted((one.id, one.attempt) for one in found) == sorted((one, 1) for one in sent)
+
+
+async def test_a_consumer_that_stops_releases_messages_of_cancelled_pulls(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    sent = bench.send(TOPIC, range(4))
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(20):
+        await cancel_two_pulls(consumer, monkeypatch)
+    assert {one: bench.states(TOPIC, one) for one in sent} == {one: ["ready"] for one in sent}
 
 
 async def test_invalid_arguments_are_refused_by_the_call(bench: Bench) -> None:

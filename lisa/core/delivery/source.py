@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from lisa.core.delivery.body_size import AHEAD_BYTES, BodySize
@@ -23,11 +25,12 @@ from lisa.core.model.stream import Entry
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import presence
 from lisa.core.store.routing import LAYOUT_AGE_S
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.pull import Pull, Pulled
+from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Fail, Failure, Retried
 
 MOST = 500
@@ -92,14 +95,14 @@ class GroupSource:
         self._announce = announce
         self._turn = 0
         self._failing: set[Shard] = set()
-        self._unanswered: dict[Shard, Pull] = {}
+        self._unanswered: dict[Shard, deque[Pull]] = {}
         self._size = BodySize()
         self._opening = Opening(store)
 
     @property
     def may_hold_some(self) -> bool:
-        """Whether a pull without a reply may have taken messages; the next `take` returns them."""
-        return bool(self._unanswered)
+        """Whether pulls without a reply may have taken messages; the next ones return them."""
+        return any(list(self._unanswered.values()))
 
     def take(self, most: int, ack_timeout_ms: int | None = None) -> Flow[Taken]:
         """Pull up to `most` messages from the first shard that has any.
@@ -113,21 +116,21 @@ class GroupSource:
         for shard in set(self._unanswered).difference(shards):  # removed meanwhile
             self._unanswered.pop(shard, None)
         empty = dict[Shard, Pulled]()
-        for shard in self._in_turn(shards if most else list(self._unanswered)):
-            asked_at = -math.inf if shard in self._unanswered else time.monotonic()
-            call = self._unanswered.pop(shard, None) or self._new_call(shard, most, ack_timeout_ms)
+        owing = [shard for shard, calls in list(self._unanswered.items()) if calls]
+        for shard in self._in_turn(shards if most else owing):
+            known, asked_at = self._next_unanswered(shard), time.monotonic()
+            call = known or self._new_call(shard, most, ack_timeout_ms)
             try:
                 pulled = yield from self._pull(call)
             except (ServerUnavailable, asyncio.CancelledError):
-                self._unanswered[shard] = call
-                self._failing.add(shard)
+                self._repeat(call)
                 raise
             except LisaError:
                 self._failing.add(shard)
                 raise
             self._failing.discard(shard)
             if pulled.entries:
-                return Taken(call, pulled.entries, asked_at, {})
+                return Taken(call, pulled.entries, -math.inf if known else asked_at, {})
             empty[shard] = pulled
         return Taken(None, [], 0.0, empty)
 
@@ -184,11 +187,30 @@ class GroupSource:
         return list(zip([*faulty, *expired], outcomes, strict=True))
 
     def repeat(self, taken: Taken) -> None:
-        """Let the next `take` repeat the pull: its messages were not handed out."""
+        """Let a later `take` repeat the pull: its messages were not handed out."""
         if taken.call is not None:
-            shard = Shard(taken.call.topic)
-            self._unanswered[shard] = taken.call
-            self._failing.add(shard)
+            self._repeat(taken.call)
+
+    def _repeat(self, call: Pull) -> None:
+        shard = Shard(call.topic)
+        self._unanswered.setdefault(shard, deque()).append(call)
+        self._failing.add(shard)
+
+    def _next_unanswered(self, shard: Shard) -> Pull | None:
+        try:
+            return self._unanswered[shard].popleft()
+        except (KeyError, IndexError):
+            return None
+
+    def give_back(self, store: Store) -> Flow[None]:
+        """Release, in calls of `store`, what pulls without a reply took. Raises LisaError."""
+        for shard in list(self._unanswered):
+            while (call := self._next_unanswered(shard)) is not None:
+                with suppress(GroupRemoved):  # and its deliveries with it
+                    pulled = yield from store.run(call)
+                    receipts = [(entry.id, entry.entry) for entry in pulled.entries]
+                    for some in chunks(receipts, store.batch_size(shard, Release)):
+                        yield from store.run(Release(shard, self.group, some))
 
     def wait_for(
         self, empty: Mapping[Shard, Pulled], longest_s: float
