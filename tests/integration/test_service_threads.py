@@ -128,6 +128,28 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
         assert slots.free == 2
 
 
+def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "lisa-heartbeat":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda _: None)
+    before = set(threading.enumerate())
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", starting)
+        with pytest.raises(RuntimeError, match="can't start"):
+            consumer.start()
+    wait_until(lambda: set(threading.enumerate()) <= before, timeout=timedelta(seconds=10))
+    with consumer:
+        wait_until(lambda: consumer.health()["status"] == "ok")
+
+
 def test_a_reader_lives_through_an_exception_in_what_mends_another(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
