@@ -28,6 +28,7 @@ class AsyncPuller:
         self._store = AsyncStore(AsyncConnection(options.address), options.keys, who="consumer")
         self._blocking_reads = AsyncConnection(options.address.blocking_for(LONGEST_WAIT_S))
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         sender, name = SignalSender(signals, self._spawn), unique_name(options.name)
         self._puller = Puller(
             self._store,
@@ -41,7 +42,17 @@ class AsyncPuller:
     async def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
     ) -> AsyncIterator[AsyncDelivery]:
-        """The deliveries of one pull; releases those that the caller does not reach."""
+        """The deliveries of one pull; releases those that the caller does not reach.
+
+        Raises RuntimeError in another event loop than that of the first pull.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "this AsyncConsumer belongs to the event loop of its first pull, and this is "
+                "another one: create a consumer in each loop, or stop() it at the loop's end"
+            )
+        self._loop = loop
         found = await self._store.drive(self._puller.pull(topic, batch, wait, ack_timeout))
         found.reverse()
         try:

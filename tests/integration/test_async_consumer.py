@@ -507,6 +507,26 @@ async def test_a_consumer_that_stops_releases_messages_of_cancelled_pulls(
     assert {one: bench.states(TOPIC, one) for one in sent} == {one: ["ready"] for one in sent}
 
 
+def test_pulls_in_a_second_event_loop_say_so(bench: Bench) -> None:
+    consumer = AsyncConsumer(bench.url)
+
+    async def pull(last: str) -> list[Any]:
+        found = [one.body for one in await pulled(consumer)]
+        if last == "stop":
+            await consumer.stop()
+        elif last == "leave open" and consumer._puller is not None:
+            await consumer._puller._store.connection.close()  # only against Python's warnings
+        return found
+
+    bench.send(TOPIC, [1, 2])
+    assert asyncio.run(pull("leave open")) == [1]
+    with pytest.raises(RuntimeError, match=r"belongs to the event loop of its first pull"):
+        asyncio.run(pull("leave open"))
+    consumer = AsyncConsumer(bench.url)
+    assert asyncio.run(pull("stop")) == [2]
+    assert asyncio.run(pull("stop")) == []
+
+
 async def test_invalid_arguments_are_refused_by_the_call(bench: Bench) -> None:
     async with AsyncConsumer(bench.url) as consumer:
         with pytest.raises(InvalidMessage):
