@@ -51,7 +51,8 @@ DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
 SENTINEL_TIMEOUT_S = 1.0
 NO_LIMIT = 2**31
-"""Connections of one client. Each caller that waits has its own; redis-py's default is 100."""
+"""The most connections of a client whose callers are threads, or block; redis-py's default, which
+applies to the calls of tasks, is 100."""
 _SENTINEL_CREDENTIALS = ("username", "password")
 _SENTINEL_OPTIONS = [f"sentinel_{one}" for one in _SENTINEL_CREDENTIALS]
 
@@ -164,7 +165,7 @@ class Address:
         options = sorted(
             (name, repr(value))
             for name, value in self.options.items()
-            if name != "redis_connect_func"
+            if name not in {"redis_connect_func", "max_connections"}
         )
         return (
             self.url,
@@ -181,15 +182,16 @@ class Address:
         return shown_url(self.url)
 
     def blocking_for(self, seconds: float) -> Address:
-        """A copy for a connection that blocks: its socket timeout exceeds `seconds`."""
-        return replace(self, socket_timeout_s=max(self.socket_timeout_s, seconds + 2.0))
+        """A copy for calls that block, each on its own connection, for up to `seconds`."""
+        timeout_s = max(self.socket_timeout_s, seconds + 2.0)
+        options = {"max_connections": NO_LIMIT, **self.options}
+        return replace(self, socket_timeout_s=timeout_s, options=options)
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments for redis-py, without the credentials in the URL."""
         given: dict[str, Any] = {
             "protocol": 2,
             "driver_info": None,  # avoids two commands per connection and their permission
-            "max_connections": NO_LIMIT,
             "socket_timeout": self.socket_timeout_s,
             "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
             **self.options,

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from lisa.core.redis.address import SENTINEL_TIMEOUT_S, Address
+from lisa.core.redis.address import NO_LIMIT, SENTINEL_TIMEOUT_S, Address
 from lisa.core.redis.exchange import Packer
 from lisa.core.redis.failover import Ask, watched, watched_async
 from lisa.core.redis.pools import AsyncPool, AsyncSentinelPool, Pool, SentinelPool
@@ -95,7 +95,8 @@ def _packed(client: Any) -> Any:
 
 
 def _blocking(url: str, **keywords: Any) -> redis.Redis:
-    client = redis.Redis.from_pool(Pool.from_url(url, retry=_ONCE, **keywords))
+    given = {"max_connections": NO_LIMIT, **keywords}
+    client = redis.Redis.from_pool(Pool.from_url(url, retry=_ONCE, **given))
     return cast(redis.Redis, share_contexts(client))
 
 
@@ -201,7 +202,12 @@ def make_client(address: Address) -> Any:
         keywords["redis_connect_func"] = watched(address, _asking_sentinels(address), before)
         # Do not retry a sentinel that is down: the next one has the same information.
         own = {**address.sentinel_keywords(), "retry": _ONCE}
-        given: dict[str, Any] = {"retry": _ONCE, "command_packer": Packer(), **keywords}
+        given: dict[str, Any] = {
+            "max_connections": NO_LIMIT,
+            "retry": _ONCE,
+            "command_packer": Packer(),
+            **keywords,
+        }
         sentinel: Any = Sentinels(hosts, sentinel_kwargs=own, **given)
         return share_contexts(sentinel.master_for(service, connection_pool_class=SentinelPool))
     return _blocking(address.url, command_packer=Packer(), **address.keywords())
