@@ -206,7 +206,7 @@ def test_a_story_is_read_backwards_in_pages(
     (event,) = looks[-1].events
     assert (event.state, event.number, event.group, event.ends) == ("sent", 1, None, False)
     assert event.actor.startswith("producer@")
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ValueError, match="is not the id of a stream entry"):
         read("nonsense")
 
 
