@@ -101,6 +101,13 @@ def test_an_option_that_connections_do_not_have_is_refused(url: str, said: str) 
     assert "secret" not in str(caught.value)
 
 
+def test_tls_files_without_a_tls_address_are_refused() -> None:
+    files = {"tls_ca_file": "ca.pem"}
+    with pytest.raises(ConfigError, match="need a url that begins with rediss"):
+        ManagerSettings.load(redis=files | {"url": "redis://h"})
+    assert ManagerSettings.load(redis=files | {"url": "rediss+cluster://h"}).redis.tls_ca_file
+
+
 @pytest.mark.parametrize("given", [6379, b"redis://localhost", ["redis://localhost"]])
 def test_an_address_of_another_type_is_refused(given: Any) -> None:
     for role in (Producer, Consumer, Manager):

@@ -96,6 +96,8 @@ class RedisSettings(Section):
     @model_validator(mode="after")
     def _key_and_certificate(self) -> Self:
         check_key_pair(self.tls_cert_file, self.tls_key_file)
+        if (self.tls_ca_file or self.tls_cert_file) and not self.url.startswith("rediss"):
+            raise ValueError("tls-ca-file and tls-cert-file need a url that begins with rediss")
         return self
 
 
