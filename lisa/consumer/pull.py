@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -16,6 +15,7 @@ from redis.exceptions import MaxConnectionsError
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.group_resolution import declared_again, join, wait_for_group, was_emptied
 from lisa.core.delivery.source import (
+    CUT_SHORT,
     LOOK_AGAIN_S,
     MOST,
     Delivered,
@@ -23,7 +23,7 @@ from lisa.core.delivery.source import (
     Taken,
 )
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError, ServerUnavailable
+from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.sharding import Topic, own_shard, topic_of
 from lisa.core.redis.errors import ClientError, passes, translated
@@ -139,7 +139,7 @@ class Puller(Generic[D]):
             left = [(entry.id, entry.entry) for entry in taken.entries[len(opened) :]]
             if left:
                 yield from self._release(source, left)
-        except (ServerUnavailable, asyncio.CancelledError):
+        except CUT_SHORT:
             source.repeat(taken)
             raise
         return [

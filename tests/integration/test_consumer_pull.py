@@ -14,7 +14,7 @@ import pytest
 
 from lisa.consumer import AsyncConsumer, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
-from lisa.core.delivery.source import LOOK_AGAIN_S
+from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from tests.consumers import Bench, presences
 from tests.servers import flush, shortest_s, wait_until
@@ -201,6 +201,28 @@ async def test_the_group_of_an_asynchronous_consumer_that_pulls_cannot_be_change
     await consumer.stop()
     consumer.group = "lisa"
     assert consumer.group == "lisa"
+
+
+@pytest.mark.parametrize("then", ["pull", "stop"])
+def test_messages_of_a_pull_that_is_interrupted_are_kept(
+    bench: Bench, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    [sent] = bench.send(TOPIC, [1])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupSource, "open", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.pull(TOPIC)
+    assert bench.states(TOPIC, sent) == ["in_flight"]
+    if then == "pull":
+        assert [(one.id, one.attempt) for one in consumer.pull(TOPIC)] == [(sent, 1)]
+    else:
+        consumer.stop()
+        assert bench.states(TOPIC, sent) == ["ready"]
 
 
 @pytest.mark.parametrize("limit", ["", "?max_connections=5"], ids=["no limit", "limited"])

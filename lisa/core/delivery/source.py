@@ -46,6 +46,10 @@ LATE_S = MIN_ACK_TIMEOUT.total_seconds() / 3
 """Leases older than this are restarted when their entries are opened."""
 
 
+CUT_SHORT = (ServerUnavailable, asyncio.CancelledError, KeyboardInterrupt)
+"""Errors after which a pull may have taken messages that nobody got."""
+
+
 class Taken(NamedTuple):
     """Entries from one shard; or, if `entries` is empty, the reply of each shard in `empty`."""
 
@@ -122,7 +126,7 @@ class GroupSource:
             call = known or self._new_call(shard, most, ack_timeout_ms)
             try:
                 pulled = yield from self._pull(call)
-            except (ServerUnavailable, asyncio.CancelledError):
+            except CUT_SHORT:
                 self._repeat(call)
                 raise
             except LisaError:
