@@ -1,8 +1,10 @@
-"""A topic that a shared reader reads."""
+"""A topic that a shared reader reads, and all topics of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from lisa.consumer.inflight import Held
@@ -11,6 +13,9 @@ from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread
 from lisa.core.delivery.opening import StreamRead
 from lisa.core.model.stream import Entry
+
+NO_THREAD_S = 0.1
+"""The pause after a thread could not be started; meanwhile, the other topics are read."""
 
 
 class Return(NamedTuple):
@@ -74,3 +79,76 @@ class Member(Protocol):
 
         So if the server does not answer, or if no thread can be started.
         """
+
+
+class Members:
+    """The topics of a shared reader, and those that are about to join or to leave it.
+
+    Any thread calls `join` and `give_back`; the reader's own calls the other methods.
+
+    current: the topics to read.
+    is_over: whether the last topic has left; no others are accepted.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.current: set[Member] = set()
+        self.is_over = False
+        self._most = most
+        self._lock = threading.Lock()
+        self._joining: list[Member] = []
+        self._leaving: dict[Member, Return] = {}
+        self._returning: dict[Member, Return] = {}
+        self._return_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self.current)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether topics are to join or to leave."""
+        return bool(self._joining or self._leaving)
+
+    def join(self, member: Member, holder: Holder) -> bool:
+        """Let a topic join; returns False if these members are complete or over."""
+        with self._lock:
+            if self.is_over or len(self.current) + len(self._joining) >= self._most:
+                return False
+            member.given_to(holder)
+            self._joining.append(member)
+        return True
+
+    def give_back(self, members: Iterable[Member], why: Return) -> None:
+        """Let topics leave."""
+        with self._lock:
+            for member in members:
+                self._leaving[member] = why if why.failed else self._leaving.get(member, why)
+
+    def regroup(self) -> None:
+        """Make the changes to `current`."""
+        with self._lock:
+            joining, self._joining = self._joining, []
+            leaving, self._leaving = self._leaving, {}
+            self.current.update(joining)
+            for member in joining:  # what was asked of it before it joined
+                if member.sub.is_interrupted():
+                    leaving.setdefault(member, Return())
+            leaving = {one: why for one, why in leaving.items() if one in self.current}
+            self.current -= leaving.keys()
+        self._returning |= leaving
+        self._return_at = 0.0
+
+    def let_return(self) -> bool:
+        """Let topics that left return to their own threads; returns False once none is left.
+
+        Those without a thread wait for one, and are not read.
+        """
+        if self._returning and time.monotonic() >= self._return_at:
+            self._return_at = time.monotonic() + NO_THREAD_S
+            for member, why in list(self._returning.items()):
+                if member.take_back(why):
+                    del self._returning[member]
+        if self._returning and not self.current:
+            time.sleep(NO_THREAD_S)
+        with self._lock:
+            self.is_over = not (self.current or self._returning or self.is_changed)
+        return not self.is_over

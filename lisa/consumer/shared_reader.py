@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from lisa.consumer.backlog import Backlog
 from lisa.consumer.blocking_reads import LOST, is_about_group
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.inflight import Held
-from lisa.consumer.member import Member, Return
+from lisa.consumer.member import Member, Members, Return
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.shared_reads import SharedReads
@@ -27,9 +27,6 @@ MOST_TOPICS = 50
 MOST_EACH = 8
 """The most entries of one topic per read."""
 
-NO_THREAD_S = 0.1
-"""The pause after a thread could not be started; meanwhile, the other topics are read."""
-
 INTERRUPTS = 20
 """Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
 
@@ -45,7 +42,6 @@ class SharedReader:
     refused: called if the server reads only one topic at a time.
     cap: the most unstarted messages of a topic, if limited.
     is_handling: whether the thread runs handlers, or waits for a slot for them.
-    is_over: whether its last topic has left; it accepts no others.
     """
 
     def __init__(
@@ -70,12 +66,7 @@ class SharedReader:
         self._most_each = min(MOST_EACH, cap or MOST_EACH)
         self._slots = dispatcher.slots
         self._turn = SlotClaim(self._slots)
-        self._lock = threading.Lock()
-        self._joining: list[Member] = []
-        self._leaving: dict[Member, Return] = {}
-        self._returning: dict[Member, Return] = {}
-        self._return_at = 0.0
-        self._members: set[Member] = set()
+        self.members = Members(MOST_TOPICS)
         self._last: list[Member] = []
         self._backlog = Backlog(self._most_each)
         self._began: dict[Member, int] = {}
@@ -84,32 +75,21 @@ class SharedReader:
         self._backoff = Backoff()
         self._woken = threading.Event()
         self._is_repeated = False
-        self.is_over = False
         self.is_handling = False
         self.thread = ServiceThread(f"lisa-shared-{number}", self._run, longest_s)
 
     def join(self, member: Member) -> bool:
         """Read a topic after the running read; returns False if this reader is over or full."""
-        with self._lock:
-            if self.is_over or len(self._members) + len(self._joining) >= MOST_TOPICS:
-                return False
-            member.given_to(self)
-            self._joining.append(member)
-        return True
+        return self.members.join(member, self)
 
     def leave(self, member: Member) -> None:
         """Give a topic back to its own thread after the running read; see `interrupt`."""
-        self._give_back([member], Return())
+        self.members.give_back([member], Return())
         self._wake()
 
     def _wake(self) -> None:
         self._turn.wake()
         self._woken.set()
-
-    def _give_back(self, members: Iterable[Member], why: Return) -> None:
-        with self._lock:
-            for member in members:
-                self._leaving[member] = why if why.failed else self._leaving.get(member, why)
 
     def interrupt(self) -> bool:
         """End a running read, for changes that were made. False if the server does not answer."""
@@ -122,9 +102,6 @@ class SharedReader:
                 return False
             time.sleep(0.001)
         return True
-
-    def _is_changed(self) -> bool:
-        return bool(self._joining or self._leaving)
 
     @property
     def is_reading(self) -> bool:
@@ -149,7 +126,7 @@ class SharedReader:
             except Exception as error:  # noqa: BLE001  logged; the topics' own threads go on
                 unforeseen("reading several topics", error)
                 self.reads.reply_lost()
-                self._give_back(self._members, Return(failed=True))
+                self.members.give_back(self.members.current, Return(failed=True))
             self._rounds += 1
         self.reads.close()
 
@@ -157,7 +134,7 @@ class SharedReader:
         """Wait for the server, or give back the topic that fails; all, if it is not known."""
         member = self.reads.missing(error)
         if member is not None:
-            self._give_back([member], Return(failed=True))
+            self.members.give_back([member], Return(failed=True))
             return
         # A blocked read does not tell which stream or group was removed; the next one does.
         if is_about_group(error) and not self._is_repeated:
@@ -169,67 +146,42 @@ class SharedReader:
         else:
             if "CROSSSLOT" in str(known):
                 self._refused()
-            self._give_back(self._members, Return(failed=True))
+            self.members.give_back(self.members.current, Return(failed=True))
 
     def _wait_out(self, error: LisaError) -> None:
         if self._error is None:
-            self._outages.warn(f"{len(self._members)} topics: cannot read, trying again", error)
+            self._outages.warn(f"{len(self.members)} topics: cannot read, trying again", error)
         self._error = self._error or error
         self.reads.flush()
         self._woken.clear()
-        if not self._is_changed():
+        if not self.members.is_changed:
             rest()
             self._woken.wait(self._backoff.take(longest_after(error)))
 
     def _succeeded(self) -> None:
         if self._error is not None:
-            self._outages.end(f"{len(self._members)} topics: reading again", self._error)
+            self._outages.end(f"{len(self.members)} topics: reading again", self._error)
         self._error, self._is_repeated = None, False
         self._backoff.reset()
 
     def _change_members(self) -> bool:
         """Take in members and give others back; returns False if none is left."""
-        if self._is_changed():
-            self._regroup()
-        elif not self._returning:
-            return True
-        if time.monotonic() >= self._return_at:
-            self._take_back()
-        if self._returning and not self._members:
-            time.sleep(NO_THREAD_S)
-        with self._lock:
-            self.is_over = not (self._members or self._returning or self._is_changed())
-        return not self.is_over
-
-    def _regroup(self) -> None:
-        with self._lock:
-            joining, self._joining = self._joining, []
-            leaving, self._leaving = self._leaving, {}
-            self._members.update(joining)
-            for member in joining:  # what was asked of it before it joined
-                if member.sub.is_interrupted():
-                    leaving.setdefault(member, Return())
-            leaving = {one: why for one, why in leaving.items() if one in self._members}
-            self._members -= leaving.keys()
-            self._last = [one for one in self._last if one in self._members]
-            self._backlog.keep(self._members)
-        self.reads.use(self._members)
-        self._returning |= leaving
-        self._return_at = 0.0
-
-    def _take_back(self) -> None:
-        """Let topics return to their own threads; those without one wait, and are not read."""
-        self._return_at = time.monotonic() + NO_THREAD_S
-        for member, why in list(self._returning.items()):
-            self._began.pop(member, None)
-            if member.take_back(why):
-                del self._returning[member]
+        if self.members.is_changed:
+            self.members.regroup()
+            current = self.members.current
+            self._last = [one for one in self._last if one in current]
+            self._began = {one: at for one, at in self._began.items() if one in current}
+            self._backlog.keep(current)
+            self.reads.use(current)
+        return self.members.let_return()
 
     def _round(self) -> None:
         """Read once, and hand over what was found. Raises client errors."""
         degraded = [one for one in self._last if one.sub.stats.degradation.is_degraded]
-        self._give_back(degraded, Return())
-        if self._is_changed() or not self._members:  # all others may wait for their own threads
+        self.members.give_back(degraded, Return())
+        if (
+            self.members.is_changed or not self.members.current
+        ):  # all others may wait for their own threads
             return
         self.reads.release_lost()
         room = self._room()
@@ -247,7 +199,7 @@ class SharedReader:
         Handlers are slow. More messages would wait for them here, although others may be free.
         """
         self.reads.flush()
-        if not self._turn.take_at_rest(self._is_changed):
+        if not self._turn.take_at_rest(lambda: self.members.is_changed):
             return
         opened: list[tuple[Member, list[Held]]] = []
         try:
@@ -274,7 +226,7 @@ class SharedReader:
         """Read and open up to `each` entries of each topic, or of one. Raises client errors."""
         self.reads.begin()
         try:
-            if self._is_changed():
+            if self.members.is_changed:
                 return []
             all_found = self.reads.read(each, blocks=blocks, only=only)
         finally:
@@ -284,11 +236,11 @@ class SharedReader:
         for member, entries, read in all_found:
             deliveries, stays = member.receive(entries, read)
             if not stays:
-                self._give_back([member], Return())
+                self.members.give_back([member], Return())
             if deliveries:
                 opened.append((member, deliveries))
                 self.reads.will_ack(member)
-        self._give_back(self._backlog.note(all_found, each, only), Return(busy=True))
+        self.members.give_back(self._backlog.note(all_found, each, only), Return(busy=True))
         if opened:
             # The next handler may be slow, and meanwhile all others' messages would be released.
             opened.sort(key=lambda one: self._began.get(one[0], -1))

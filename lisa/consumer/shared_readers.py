@@ -89,7 +89,7 @@ class SharedReaders:
     def threads(self) -> list[ServiceThread]:
         """The threads that must be alive now."""
         joining = [] if (joiner := self._joiner) is None else [joiner]
-        return [*joining, *(one.thread for one in list(self._readers) if not one.is_over)]
+        return [*joining, *(one.thread for one in list(self._readers) if not one.members.is_over)]
 
     def _count(self) -> int:
         return max(1, len(self._readers))
@@ -148,7 +148,9 @@ class SharedReaders:
         """
         who = member.sub.group, member.sub.name
         with self._lock:
-            self._readers = {one: its for one, its in self._readers.items() if not one.is_over}
+            self._readers = {
+                one: its for one, its in self._readers.items() if not one.members.is_over
+            }
             known = [one for one, its in self._readers.items() if its == who]
             shared = next((one for one in known if one.join(member)), None)
             if shared is None:

@@ -19,10 +19,10 @@ from lisa.admin import groups
 from lisa.consumer import Batch, Consumer, subscription
 from lisa.consumer.backlog import BUSY_READS
 from lisa.consumer.dispatcher import Dispatcher
-from lisa.consumer.member import Member
+from lisa.consumer.member import Member, Members
 from lisa.consumer.membership import Membership
 from lisa.consumer.prefetch import AHEAD_S
-from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS, SharedReader
+from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS
 from lisa.consumer.shared_reads import Found, SharedReads
 from lisa.core.daemon.threads import ServiceThread
 from lisa.core.delivery.degradation import DEGRADED_AFTER
@@ -81,7 +81,7 @@ def members_of(consumer: Consumer) -> set[Any]:
     """The readers of the topics in the commands of shared readers."""
     assert consumer._runtime is not None
     found = consumer._runtime._shared._readers
-    return {one for shared in list(found) for one in list(shared._members)}
+    return {one for shared in list(found) for one in list(shared.members.current)}
 
 
 @contextmanager
@@ -185,14 +185,14 @@ def test_a_topic_with_many_messages_gets_its_own_thread_until_they_are_handled(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, returned = Seen(), list[str]()
-    give_back = SharedReader._give_back
+    give_back = Members.give_back
 
-    def giving_back(one: SharedReader, members: Any, why: Any) -> None:
-        members = list(members)
-        returned.extend(member.sub.shard for member in members if why.busy)
-        give_back(one, members, why)
+    def giving_back(all_members: Members, some: Any, why: Any) -> None:
+        some = list(some)
+        returned.extend(member.sub.shard for member in some if why.busy)
+        give_back(all_members, some, why)
 
-    monkeypatch.setattr(SharedReader, "_give_back", giving_back)
+    monkeypatch.setattr(Members, "give_back", giving_back)
     many = 100 * MOST_EACH * BUSY_READS
     with reading(bench, seen, TOPICS) as consumer:
         bench.send(FIRST, range(many))
