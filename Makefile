@@ -11,8 +11,10 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests wait more than they compute, hence more workers than a small machine has cores.
-WORKERS ?= 4
+# Tests wait more than they compute, hence more workers than a small machine has cores. Spark's, most of
+# which are in `test-all` only, compute.
+test: WORKERS ?= 6
+test-all: WORKERS ?= 4
 
 .PHONY: help demo check test test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
         bench-gateway bench-safety reference proto docs images clean
