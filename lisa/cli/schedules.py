@@ -147,7 +147,7 @@ def pause(chosen: Chosen, topic: str, name: str) -> None:
 def resume(chosen: Chosen, topic: str, name: str) -> None:
     """Go on with the next tick; ticks during the pause are not caught up.
 
-    Exit code 1 if there is no such schedule.
+    Exit code 1 if the schedule is unknown.
     """
     producer, _ = _found(chosen, topic, name)
     changed = producer.resume_schedule(topic, name)
@@ -160,7 +160,7 @@ def resume(chosen: Chosen, topic: str, name: str) -> None:
 def run_now(chosen: Chosen, topic: str, name: str) -> None:
     """Create an occurrence that is due now, besides the ticks. Prints its message id.
 
-    Exit code 1 if there is no such schedule.
+    Exit code 1 if the schedule is unknown.
     """
     producer, _ = _found(chosen, topic, name)
     made = producer.run_schedule(topic, name)
@@ -189,7 +189,7 @@ def remove(chosen: Chosen, topic: str, name: str, *, yes: bool) -> None:
 def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
     """Show the next ticks of a schedule, in local time and in its zone.
 
-    Exit code 1 if there is no such schedule.
+    Exit code 1 if the schedule is unknown.
     """
     from lisa.core.model.clock import parse_zone
 
@@ -215,7 +215,7 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
 def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: datetime) -> None:
     """Create the occurrences of past ticks, due at once. Known ones are not repeated.
 
-    A time without an offset is in the local time zone. Exit code 1 if there is no such schedule.
+    A time without an offset is in the local time zone. Exit code 1 if the schedule is unknown.
     """
     producer, _ = _found(chosen, topic, name)
     created, known = producer.backfill_schedule(topic, name, start.astimezone(), end.astimezone())

@@ -312,7 +312,7 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
 async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
     topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages of a failed pull are released once the server answers, even if nobody waits."""
+    """Its messages are released once the server answers, whether or not another pull waits."""
     real, lost = GroupSource._pull, list[object]()
 
     def pull(source: GroupSource, call: Pull) -> Flow[Pulled]:

@@ -47,7 +47,7 @@ LATE_S = MIN_ACK_TIMEOUT.total_seconds() / 3
 
 
 CUT_SHORT = (ServerUnavailable, asyncio.CancelledError, KeyboardInterrupt)
-"""Errors after which a pull may have taken messages that nobody got."""
+"""Errors after which a pull may have taken messages without returning them."""
 
 
 class Taken(NamedTuple):

@@ -115,7 +115,7 @@ class Address:
         parts = urlsplit(self.url)
         for name, value in parse_qsl(parts.query):
             if name not in _OPTIONS:
-                raise ConfigError(f"{self.shown!r}: there is no option {name!r} of a server")
+                raise ConfigError(f"{self.shown!r}: unknown option {name!r}")
             if name.startswith("ssl_") and not parts.scheme.startswith("rediss"):
                 raise ConfigError(f"{self.shown!r}: the option {name!r} needs rediss://")
             try:
