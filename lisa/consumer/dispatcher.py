@@ -17,7 +17,7 @@ from lisa.consumer.inflight import Held
 from lisa.consumer.invoke import on_batch, on_message_sync
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
-from lisa.consumer.slots import AnySlots, SlotClaim, Slots, TopicSlots
+from lisa.consumer.slots import TURN_S, AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
@@ -84,8 +84,9 @@ class Dispatcher:
     def inline(self, sub: Subscription, plan: HandlerPlan, turn: SlotClaim) -> bool:
         """Handle unstarted deliveries on this thread, in the slot that `turn` holds.
 
-        Yields the slot to waiting topics between messages. Returns False if the slot was lost
-        because the subscription is closing. The caller must notify the settler of the last ones.
+        After `TURN_S`, yields the slot to waiting topics between messages. Returns False if the
+        slot was lost because the subscription is closing. The caller must notify the settler of the
+        last ones.
         """
         busy = fast_s = 0.0
         done = fast = 0
@@ -105,7 +106,7 @@ class Dispatcher:
                 fast_s += took
             if unstarted:  # after the last delivery, the reader flushes
                 notify(sub)
-            if slots.waiting:
+            if slots.waiting and now - turn.since >= TURN_S:
                 notify(sub)
                 sub.stats.observe_fast(fast_s, fast)
                 fast, fast_s = 0, 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lisa.consumer.backlog import Backlog
 from lisa.consumer.blocking_reads import LOST, is_about_group
@@ -12,9 +12,10 @@ from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.inflight import Held
 from lisa.consumer.member import Member, Members, Return
 from lisa.consumer.outages import OutageLog
+from lisa.consumer.prefetch import AHEAD_S
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.shared_reads import SharedReads
-from lisa.consumer.slots import SlotClaim
+from lisa.consumer.slots import TURN_S, SlotClaim
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
 from lisa.core.model.backoff import Backoff, longest_after
@@ -38,10 +39,11 @@ class SharedReader:
     handler takes batches, goes back to the thread of its own `Reader`.
 
     plan: returns the handlers of a topic for a requested group.
-    readers: returns the number of readers that share the slots.
+    readers: returns the readers that share the slots.
     refused: called if the server reads only one topic at a time.
     cap: the most unstarted messages of a topic, if limited.
     is_handling: whether the thread runs handlers, or waits for a slot for them.
+    unstarted: the number of opened messages without a handler, when the reader last counted them.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class SharedReader:
         dispatcher: Dispatcher,
         plan: Callable[[str, str], HandlerPlan],
         *,
-        readers: Callable[[], int],
+        readers: Callable[[], Collection[SharedReader]],
         refused: Callable[[], None],
         cap: int | None,
         number: int,
@@ -76,6 +78,7 @@ class SharedReader:
         self._woken = threading.Event()
         self._is_repeated = False
         self.is_handling = False
+        self.unstarted = 0
         self.thread = ServiceThread(f"lisa-shared-{number}", self._run, longest_s)
 
     def join(self, member: Member) -> bool:
@@ -179,10 +182,8 @@ class SharedReader:
         """Read once, and hand over what was found. Raises client errors."""
         degraded = [one for one in self._last if one.sub.stats.degradation.is_degraded]
         self.members.give_back(degraded, Return())
-        if (
-            self.members.is_changed or not self.members.current
-        ):  # all others may wait for their own threads
-            return
+        if self.members.is_changed or not self.members.current:
+            return  # all others may wait for their own threads
         self.reads.release_lost()
         room = self._room()
         if room > 0 and room >= len(self._backlog):  # a read may find one of each at least
@@ -194,31 +195,49 @@ class SharedReader:
             self._hand_over(self._open(1, blocks=True))
 
     def _round_in_slot(self) -> None:
-        """Read once a slot is free: one message of a backlog, or of each topic the first one.
+        """Read once a slot is free: messages of each topic, if all handlers are fast.
 
-        Handlers are slow. More messages would wait for them here, although others may be free.
+        Else one message of a backlog, or of each topic the first one. More messages would wait for
+        slow handlers here, although others may be free.
         """
-        self.reads.flush()
+        soon = self._ahead(self.members.current) // len(self.members)
+        each = min(self._most_each, max(1, int(soon * TURN_S / AHEAD_S))) if soon else 0
+        if not each:
+            self.reads.flush()
         if not self._turn.take_at_rest(lambda: self.members.is_changed):
             return
         opened: list[tuple[Member, list[Held]]] = []
         try:
-            for member in self._backlog.turns():
+            for member in self._backlog.turns() if not each else ():
                 if opened := self._open(1, blocks=False, only=member):
                     break
             else:
-                opened = self._open(1, blocks=False)
+                opened = self._open(max(1, each), blocks=False)
         finally:
             if not opened:
                 self._turn.release()
         if opened:
             self._hand_over(opened, has_slot=True)
 
+    def _ahead(self, members: Collection[Member]) -> int:
+        """How many messages handlers finish soon; 0 if that is unknown for one of the topics."""
+        return min((one.sub.pace.ahead(self._slots.size) for one in members), default=0)
+
     def _room(self) -> int:
-        """How many messages to read ahead: this reader's share of what handlers finish soon."""
-        size = self._slots.size
-        ahead = min((one.sub.pace.ahead(size) for one in self._last), default=0)
-        return ahead // self._readers() - sum(len(one.sub.unstarted) for one in self._last)
+        """How many messages to read ahead: this reader's share of what handlers finish soon.
+
+        If that is none, one, unless handlers are busy for long enough with what all readers hold.
+        Otherwise many readers would read in turn, each in a slot, and most would find nothing.
+        """
+        self._count_unstarted()
+        ahead, readers = self._ahead(self._last), self._readers()
+        room = ahead // max(1, len(readers)) - self.unstarted
+        if room <= 0 and ahead > sum(one.unstarted for one in readers):
+            return 1
+        return room
+
+    def _count_unstarted(self) -> None:
+        self.unstarted = sum(len(one.sub.unstarted) for one in self._last)
 
     def _open(
         self, each: int, *, blocks: bool, only: Member | None = None
@@ -256,6 +275,7 @@ class SharedReader:
         planned = [(one.sub, self._plan(one.sub.topic, one.sub.wanted)) for one, _ in opened]
         for (sub, plan), (_, deliveries) in zip(planned, opened, strict=True):
             sub.enqueue(deliveries, plan.timeout_s)  # all, so that an error leaves none behind
+        self._count_unstarted()
         keeps_slot = has_slot
         try:
             for (sub, plan), (_, deliveries) in zip(planned, opened, strict=True):
@@ -275,5 +295,6 @@ class SharedReader:
         finally:
             begin_round()
             self.is_handling = False
+            self._count_unstarted()
             if keeps_slot:
                 self._turn.release()

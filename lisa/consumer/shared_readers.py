@@ -70,7 +70,7 @@ class SharedReaders:
             reads,
             self._dispatcher,
             self._handlers.plan,
-            readers=self._count,
+            readers=lambda: list(self._readers),
             refused=self._refuse,
             cap=self._options.poll_batch_size,
             number=self._made,
@@ -90,9 +90,6 @@ class SharedReaders:
         """The threads that must be alive now."""
         joining = [] if (joiner := self._joiner) is None else [joiner]
         return [*joining, *(one.thread for one in list(self._readers) if not one.members.is_over)]
-
-    def _count(self) -> int:
-        return max(1, len(self._readers))
 
     def start(self, member: Member) -> None:
         """Let a topic join its group, after those that start before it, on one thread for all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,13 +122,21 @@ class _Passing:
 AnySlots = Slots | TopicSlots
 
 
+TURN_S = 0.005
+"""How long a thread keeps a slot for further messages, although other claims wait."""
+
+
 class SlotClaim:
-    """A slot claim that one thread waits for."""
+    """A slot claim that one thread waits for.
+
+    since: when the slot was granted, as `time.monotonic`.
+    """
 
     def __init__(self, slots: AnySlots) -> None:
         self._slots = slots
         self._woken = threading.Event()
         self._granted = False
+        self.since = 0.0
 
     def take(self, is_over: Callable[[], bool]) -> bool:
         """Wait for a slot; returns False, without a slot, once `is_over` is true (see `wake`)."""
@@ -172,5 +181,6 @@ class SlotClaim:
         self._woken.set()
 
     def _grant(self) -> None:
+        self.since = time.monotonic()
         self._granted = True
         self._woken.set()

@@ -122,6 +122,8 @@ class Nodes:
 
     def node_of(self, topic: str) -> str | None:
         """The name of the node that holds a topic; None if unknown."""
+        if not self._store.has_nodes:
+            return ""
         return self._owner(self._store.keys.topic(topic).waiting)
 
     def is_available(self, topic: str) -> bool:
@@ -130,6 +132,8 @@ class Nodes:
 
     def available(self, topics: Sequence[Name]) -> list[Name]:
         """The given topics whose node is available."""
+        if not self._store.has_nodes:
+            return list(topics) if self._is_available("") else []
         return [topic for topic in topics if self.is_available(topic)]
 
     def answers(self, topic: str = "", *, key: str = "") -> bool:

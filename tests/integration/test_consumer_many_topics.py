@@ -16,7 +16,7 @@ import redis
 from redis import exceptions
 
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer, subscription
+from lisa.consumer import Batch, Consumer, shared_reader, subscription
 from lisa.consumer.backlog import BUSY_READS
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.member import Member, Members
@@ -288,6 +288,35 @@ def test_slow_handlers_leave_a_backlog_to_other_consumers(
         wait_until(lambda: all(bench.stat(topic, "acked") == 5 for topic in TOPICS))
     assert len(singly) >= len(TOPICS)
     assert len(set(singly)) > 1
+
+
+def test_many_readers_need_few_reads_for_fast_handlers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if each reader's share of what handlers finish soon is less than a message."""
+    topics, each, seen, reads = [f"topic-{n}" for n in range(60)], 20, Seen(), list[int]()
+    read = SharedReads.read
+
+    def counting(one: SharedReads, count: int, **options: Any) -> list[Found]:
+        reads.append(count)
+        return read(one, count, **options)
+
+    def handle(message: Message) -> None:
+        time.sleep(AHEAD_S / len(topics))
+        seen.take(message)
+
+    monkeypatch.setattr(SharedReads, "read", counting)
+    monkeypatch.setattr(shared_reader, "MOST_TOPICS", 2)
+    for topic in topics:
+        bench.declare(topic)
+        bench.send(topic, range(each))
+        bench.store.call(Promote(topic))
+    consumer = Consumer(bench.url)
+    for topic in topics:
+        consumer.on(topic, handle)
+    with consumer:
+        wait_until(lambda: len(seen) >= each * len(topics))
+    assert len(reads) < len(seen) / 2
 
 
 def running(consumer: Consumer) -> list[object]:

@@ -196,7 +196,7 @@ class Keys:
         self.scheduled = f"{prefix}:scheduled"
         self.schema = f"{prefix}:schema"
         self.wake = f"{prefix}:wake"
-        self.topic = lru_cache(maxsize=4096)(self._topic)
+        self.topic = lru_cache(maxsize=16_384)(self._topic)
 
     def _topic(self, topic: str) -> TopicKeys:
         return TopicKeys(self.prefix, topic)
