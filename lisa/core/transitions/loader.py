@@ -37,6 +37,14 @@ class Script(NamedTuple):
     sha: str
 
 
+class _Paragraph(NamedTuple):
+    """A paragraph of the prelude: the names that it defines, and all words of its code."""
+
+    text: str
+    names: frozenset[str]
+    words: frozenset[str]
+
+
 def directory() -> Path:
     """The folder of the scripts. A checkout's `lua/` takes precedence, so that edits apply."""
     package = Path(__file__).resolve().parent.parent.parent
@@ -82,15 +90,25 @@ def _used_by(script: str) -> list[str]:
     A script creates its functions at every call, and creating every one would cost more than a
     small call. Paragraphs depend only on earlier ones.
     """
-    first, *others = re.split(r"\n\n(?=\S)", prelude())
+    first, *others = _paragraphs(prelude())
     kept: list[str] = []
-    code = _without_comments(script)
+    words = _words(script)
     for paragraph in reversed(others):
-        names = re.findall(r"^local (?:function )?(\w+)", paragraph, re.MULTILINE)
-        if any(re.search(rf"\b{name}\b", code) for name in names):
-            kept.insert(0, paragraph)
-            code += _without_comments(paragraph)
-    return [first, *kept]
+        if not words.isdisjoint(paragraph.names):
+            kept.insert(0, paragraph.text)
+            words |= paragraph.words
+    return [first.text, *kept]
+
+
+@cache  # for the text of all scripts, which every process puts together at its start
+def _paragraphs(prelude: str) -> list[_Paragraph]:
+    texts = re.split(r"\n\n(?=\S)", prelude)
+    defined = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
+    return [_Paragraph(one, frozenset(defined.findall(one)), _words(one)) for one in texts]
+
+
+def _words(lua: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _without_comments(lua)))
 
 
 def _without_comments(lua: str) -> str:
@@ -103,6 +121,7 @@ def _constants(code: str) -> str:
     named = set(re.findall(r"(?:\bDEFAULT\.|\boption\(')(\w+)", code))
     values = encode({name: one.default for name, one in OPTIONS.items() if name in named})
     table = ", ".join(f"{k} = '{v}'" for k, v in values.items())
-    numbers = [name for name in _NUMBERS if re.search(rf"\b{name}\b", code)]
+    words = _words(code)
+    numbers = [name for name in _NUMBERS if name in words]
     values_of = [f"{{{table}}}", *[str(getattr(options, name)) for name in numbers]]
     return f"local {', '.join(['DEFAULT', *numbers])} = {', '.join(values_of)}"
