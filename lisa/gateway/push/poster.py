@@ -12,7 +12,6 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import httpcore
-import httpx
 
 from lisa.admin.push import StoredPushTarget, key_of
 from lisa.core.model.message import Message
@@ -61,7 +60,9 @@ class Poster:
 
     def _connections(self) -> httpcore.AsyncConnectionPool:
         if self._pool is None:
-            # Created lazily: most gateways push nothing, and loading the certificates is slow.
+            # Most gateways push nothing, and importing httpx and the certificates is slow.
+            import httpx
+
             self._pool = httpcore.AsyncConnectionPool(
                 ssl_context=httpx.create_ssl_context(),
                 max_connections=None,  # each target has its own limit
