@@ -21,7 +21,7 @@ import pytest
 
 from lisa import Consumer, Manager, Producer
 from lisa.embedded import EmbeddedServer
-from tests.gateways import Gateway
+from tests.gateways import NO_TLS, Gateway
 from tests.servers import ROOT, connect, wait_until
 
 if TYPE_CHECKING:
@@ -190,4 +190,4 @@ def key_in(page: str) -> str:
 
 def browser_of(url: str) -> httpx.Client:
     """A client with a cookie jar, which sends forms as a browser does."""
-    return httpx.Client(base_url=url, headers={"Origin": url}, timeout=30.0)
+    return httpx.Client(base_url=url, headers={"Origin": url}, timeout=30.0, verify=NO_TLS)

@@ -16,7 +16,7 @@ from lisa.admin import fsck
 from lisa.gateway.page.run_records import LEASE_S
 from tests.browser.conftest import Site, browser_of, key_in
 from tests.browser.test_page_garbage import many_dead
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.roles import Cast
 from tests.servers import wait_until
 
@@ -74,6 +74,7 @@ def page_at(url: str, topic: str) -> Iterator[Page]:
             headers=client.headers,
             limits=httpx.Limits(max_keepalive_connections=0),
             timeout=30.0,
+            verify=NO_TLS,
         )
         with lone:
             yield Page(lone, topic)

@@ -25,7 +25,7 @@ from lisa.gateway.access import Access, Scope, Token
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import link
 from tests.browser.conftest import Site, browser_of, key_in, running_site
-from tests.gateways import Gateway, declared_topic, new_topic
+from tests.gateways import NO_TLS, Gateway, declared_topic, new_topic
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
@@ -474,7 +474,9 @@ def test_a_crowd_of_viewers_costs_the_server_one_reader(site: Site) -> None:
     per_look = topics * 4  # one ZCARD of waiting and at most three of groups, for each topic
     before, begun = looks(), time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(16) as crowd:
-        answers = list(crowd.map(lambda _: httpx.get(f"{site.url}/").status_code, range(160)))
+        answers = list(
+            crowd.map(lambda _: httpx.get(f"{site.url}/", verify=NO_TLS).status_code, range(160))
+        )
     seconds = time.monotonic() - begun
     assert answers == [200] * 160
     # Data is read at most once a second: the cost of 160 visits depends on their duration.

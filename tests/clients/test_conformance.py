@@ -21,7 +21,7 @@ from lisa.embedded.server import free_port
 from tests.browser.conftest import browser
 from tests.clients.conformance import SCENARIOS, ProcessRunner, Scenario
 from tests.clients.python_runner import PythonRunner
-from tests.gateways import Gateway
+from tests.gateways import NO_TLS, Gateway
 from tests.servers import ROOT
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class Shop(SimpleHTTPRequestHandler):
             self._upstream + self.path,
             content=self.rfile.read(int(self.headers["Content-Length"])),
             headers={**kept, "Authorization": f"Bearer {TOKEN}"},
+            verify=NO_TLS,
         )
         self.send_response(answer.status_code)
         self.send_header("Content-Type", answer.headers["Content-Type"])

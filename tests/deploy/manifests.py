@@ -17,6 +17,7 @@ from lisa.cli.gateway import main as gateway_main
 from lisa.cli.manager import main as manager_main
 from lisa.core.settings import ConsumerSettings, GatewaySettings, ManagerSettings
 from lisa.embedded.server import free_port
+from tests.gateways import NO_TLS
 from tests.servers import ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def answers(address: str, path: str) -> None:
 
     def is_well() -> bool:
         with suppress(httpx.TransportError):
-            return httpx.get(f"http://{address}{path}").status_code == 200
+            return httpx.get(f"http://{address}{path}", verify=NO_TLS).status_code == 200
         return False
 
     wait_until(is_well)

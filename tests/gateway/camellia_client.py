@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from tests.gateways import new_topic
+from tests.gateways import NO_TLS, new_topic
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Sdk:
         self.errors: list[Exception] = []
         self._dynamic = list(servers)
         self._reloaded = time.monotonic()
-        self._client = httpx.Client(timeout=self.TIMEOUT_S)
+        self._client = httpx.Client(timeout=self.TIMEOUT_S, verify=NO_TLS)
         self._threads: list[threading.Thread] = []
         self._running = True
 

@@ -14,7 +14,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.settings import GatewayServerSettings, GatewaySettings
 from lisa.gateway.access import Access, Forbidden, Scope, Unauthorized, is_loopback, read_tokens
 from lisa.gateway.context import GatewayContext
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,7 +293,9 @@ def test_redirects_name_neither_scheme_nor_host(guarded: Gateway) -> None:
         ("/v1/topics/", "/v1/topics"),
     ):
         url = f"{guarded.url}{asked}"
-        answer = httpx.get(url, headers=headers | {"Authorization": f"Bearer {ROOT}"})
+        answer = httpx.get(
+            url, headers=headers | {"Authorization": f"Bearer {ROOT}"}, verify=NO_TLS
+        )
         assert (answer.status_code, answer.headers["location"]) == (307, expected)
 
 

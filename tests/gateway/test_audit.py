@@ -14,7 +14,7 @@ import pytest
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from tests.gateway.push_targets import Target
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import address
 from tests.servers import connect, wait_until
 
@@ -230,7 +230,9 @@ async def test_the_journal_names_the_token_of_each_concurrent_call(
     gateway: Gateway, journal: Journal
 ) -> None:
     limits = httpx.Limits(max_connections=30)
-    async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=30) as client:
+    async with httpx.AsyncClient(
+        base_url=gateway.url, limits=limits, timeout=30, verify=NO_TLS
+    ) as client:
 
         async def post(name: str, path: str, **body: object) -> Any:
             url = f"{journal.path}/{path}"
@@ -268,7 +270,9 @@ def test_the_journal_names_the_token_of_other_calls(gateway: Gateway, journal: J
     call(gateway, "buyer@eu", "DELETE", f"{journal.path}/messages/cancelled")
     form = {"topic": journal.topic, "msgId": "batch"}
     call(gateway, "shop", "POST", "/camellia/delayQueue/deleteMsg", data=form)
-    with httpx.Client(base_url=gateway.url, headers={"Origin": gateway.url}) as browser:
+    with httpx.Client(
+        base_url=gateway.url, headers={"Origin": gateway.url}, verify=NO_TLS
+    ) as browser:
         browser.post("/login", data={"token": "ops-0123456789abcdef", "next": "/"})
         page = browser.get(f"/topics/{journal.topic}/messages/page").text
         key = re.search(r'name="key" value="([0-9a-f]{64})"', page)

@@ -23,7 +23,7 @@ import pytest
 from lisa import Manager
 from lisa.embedded import EmbeddedServer
 from tests.exposition import Exposed
-from tests.gateways import Gateway, declared_topic, new_topic
+from tests.gateways import NO_TLS, Gateway, declared_topic, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -371,16 +371,16 @@ def test_one_address_without_a_token_takes_a_quarter_of_the_slots(redis_url: str
 
         def is_full() -> bool:
             """Begin one more request unless the share is used up."""
-            if httpx.get(f"{gateway.url}/login").status_code == 503:
+            if httpx.get(f"{gateway.url}/login", verify=NO_TLS).status_code == 503:
                 return True
             stack.enter_context(raw(gateway)).sendall(head(gateway, "Content-Length: 100") + b"{")
             return False
 
         wait_until(is_full)
         assert gateway.client.get("/v1/topics").status_code == 200
-        assert httpx.get(f"{gateway.url}/healthz").status_code == 200
+        assert httpx.get(f"{gateway.url}/healthz", verify=NO_TLS).status_code == 200
         stack.close()
-        wait_until(lambda: httpx.get(f"{gateway.url}/login").status_code == 200)
+        wait_until(lambda: httpx.get(f"{gateway.url}/login", verify=NO_TLS).status_code == 200)
 
 
 TWO_TOKENS = """

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lisa import Consumer, Manager
 from lisa.gateway.compat.camellia.health import IDLE_S, ServiceState
 from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def test_workers_share_the_in_service_flag(redis_url: str, manager: Manager) -> 
     lone = httpx.Limits(max_keepalive_connections=0)  # separate connections, so all workers respond
     with (
         Gateway(redis_url, "--workers", "2") as gateway,
-        httpx.Client(base_url=gateway.url, limits=lone) as client,
+        httpx.Client(base_url=gateway.url, limits=lone, verify=NO_TLS) as client,
     ):
 
         def codes(name: str) -> set[tuple[int, str]]:

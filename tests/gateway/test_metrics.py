@@ -17,7 +17,7 @@ from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.exposition import Exposed
-from tests.gateways import Gateway, RawPull, new_topic
+from tests.gateways import NO_TLS, Gateway, RawPull, new_topic
 from tests.servers import Processes, connect, wait_until
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def page_of(client: httpx.Client, **headers: str) -> Exposed:
 
 def fresh(gateway: Gateway) -> Exposed:
     """Metrics read over a new connection: with several workers, any may respond."""
-    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+    with httpx.Client(base_url=gateway.url, timeout=30, verify=NO_TLS) as client:
         return page_of(client)
 
 
@@ -67,8 +67,10 @@ def live(
                 topics={topic: {"group": "g", "capacity": 1000, "ramp": "9/s"}},
                 http="127.0.0.1:0",
             ) as manager,
-            httpx.Client(base_url=f"http://127.0.0.1:{manager.status_port}") as managers,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}") as consumers,
+            httpx.Client(
+                base_url=f"http://127.0.0.1:{manager.status_port}", verify=NO_TLS
+            ) as managers,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as consumers,
         ):
             now_ms = time.time_ns() // 1_000_000
             send(gateway.client, topic, due_ms=now_ms - 5_000)  # so that its lateness is kept
@@ -240,7 +242,7 @@ def test_any_worker_returns_the_metrics_of_all(redis_url: str, manager: Manager)
     with Gateway(redis_url, "--workers", "3") as gateway:
         wait_until(lambda: fresh(gateway).value("lisa_processes") == 3)
         for _ in range(30):
-            with httpx.Client(base_url=gateway.url) as client:
+            with httpx.Client(base_url=gateway.url, verify=NO_TLS) as client:
                 send(client, topic)
         wait_until(lambda: fresh(gateway).value(REQUESTS, **SENT) == 30)
         assert [fresh(gateway).value(REQUESTS, **SENT) for _ in range(12)] == [30] * 12
@@ -248,7 +250,7 @@ def test_any_worker_returns_the_metrics_of_all(redis_url: str, manager: Manager)
 
         def keep_sending() -> None:
             while not stop.is_set():
-                with httpx.Client(base_url=gateway.url) as client:
+                with httpx.Client(base_url=gateway.url, verify=NO_TLS) as client:
                     send(client, topic)
                     sent[0] += 1
 

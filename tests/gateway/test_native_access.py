@@ -10,7 +10,7 @@ import pytest
 
 from lisa.gateway.access import Scope
 from lisa.gateway.api import OPERATIONS
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def guarded(
 
 def ask(guarded: Gateway, method: str, path: str, name: str | None) -> httpx.Response:
     headers = {} if name is None else {"Authorization": f"Bearer {name}-0123456789abcdef"}
-    with httpx.Client(base_url=guarded.url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=guarded.url, headers=headers, timeout=30, verify=NO_TLS) as client:
         if "/events" in path:
             with client.stream(method, path) as answer:
                 if answer.status_code != 200:

@@ -26,7 +26,7 @@ from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
 from tests import certificates
 from tests.exposition import Exposed
-from tests.gateways import Gateway, new_topic
+from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import Stream, address, code, problem
 from tests.servers import ROOT, wait_until
 
@@ -544,7 +544,7 @@ def test_idle_connections_leave_files_for_http(redis_url: str) -> None:
             return sum(is_closed(one) for one in readable)
 
         wait_until(lambda: are_closed() >= 190 - 50)
-        with httpx.Client(base_url=gateway.url) as client:  # a new connection
+        with httpx.Client(base_url=gateway.url, verify=NO_TLS) as client:  # a new connection
             assert client.get("/healthz").status_code == 200
             assert client.get("/v1/topics").status_code == 200
         stack.close()

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from lisa.cli.main import main
 from lisa.embedded.server import free_port
+from tests.gateways import NO_TLS
 from tests.servers import runs, wait_until
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/healthz").status_code == 200
+        return httpx.get(f"{url}/healthz", verify=NO_TLS).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -54,8 +55,8 @@ def test_up_gives_a_page_and_leaves_no_process(
     )
     url = f"http://127.0.0.1:{http_port}"
     wait_until(lambda: healthy(url))
-    assert httpx.get(f"{url}/v1/topics").status_code == 200
-    assert "Lisa" in httpx.get(f"{url}/").text
+    assert httpx.get(f"{url}/v1/topics", verify=NO_TLS).status_code == 200
+    assert "Lisa" in httpx.get(f"{url}/", verify=NO_TLS).text
     printed = [line for line in process.output.splitlines() if not line.startswith("20")]
     assert f"try      lisa send orders hello --delay 2s --redis redis://127.0.0.1:{port}" in printed
     assert max(map(len, printed)) < 80

@@ -15,7 +15,7 @@ from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.cli.main import main
 from lisa.core.store import manager_watch, presence
 from lisa.producer import sending
-from tests.gateways import Gateway
+from tests.gateways import NO_TLS, Gateway
 from tests.roles import Cast
 from tests.servers import wait_until
 
@@ -146,12 +146,14 @@ def test_the_web_page_says_so(redis_url: str) -> None:
         producer.send("orders", 1, at=late)
         producer.send("mail", 1, delay=timedelta(hours=1))
         for path in ("/", "/topics/orders"):
-            text = " ".join(re.sub("<[^>]+>", "", httpx.get(gateway.url + path).text).split())
+            text = " ".join(
+                re.sub("<[^>]+>", "", httpx.get(gateway.url + path, verify=NO_TLS).text).split()
+            )
             assert "No manager due messages are not promoted: overdue by 5 m" in text
             assert "Start lisa-manager" in text
-        assert "overdue" not in httpx.get(f"{gateway.url}/topics/mail").text
+        assert "overdue" not in httpx.get(f"{gateway.url}/topics/mail", verify=NO_TLS).text
         with Manager(redis_url):
-            wait_until(lambda: "No manager" not in httpx.get(gateway.url).text)
+            wait_until(lambda: "No manager" not in httpx.get(gateway.url, verify=NO_TLS).text)
 
 
 @pytest.mark.parametrize("command", [["topics"], ["top", "--once", "--interval", "0.3"]])
