@@ -18,6 +18,7 @@ from lisa.consumer.settle_calls import SettleCalls
 from lisa.consumer.settler import Settler
 from lisa.core.daemon import threads
 from lisa.core.daemon.threads import unforeseen_errors
+from lisa.core.store import presence
 from lisa.manager.loop import Loop
 from lisa.manager.promoter import Promoter
 from lisa.manager.server_monitor import Node
@@ -52,6 +53,7 @@ class Faulty:
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "RESTART_AFTER_S", 0.05)
+    monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=300))
 
 
 CONSUMERS_OWN = [

@@ -17,6 +17,7 @@ from lisa import Consumer, LisaError, Manager, Producer, message_acked
 from lisa.admin import groups, history, topics
 from lisa.admin.fsck import check
 from lisa.admin.history import HistorySpan
+from lisa.consumer import heartbeat
 from lisa.core.delivery.group_resolution import ask_for_group, join
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Shard, Topic
@@ -50,6 +51,12 @@ if TYPE_CHECKING:
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)
 OFTEN = timedelta(milliseconds=100)
+
+
+@pytest.fixture
+def follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers follow a change of the shards within a tenth of a second, not a whole one."""
+    monkeypatch.setattr(heartbeat, "FOLLOW_S", 0.1)
 
 
 class Handled:
@@ -266,6 +273,7 @@ def test_the_number_changes_under_load_for_longer(split: Split) -> None:
     check_under_load(split, (4, 8, 2, 1, 3, 5, 4, 1, 64, 1), 3.0)
 
 
+@pytest.mark.usefixtures("follows_soon")
 def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) -> None:
     split, handled = split_here, Handled()
     consumer = Consumer(split.url, concurrency=2)
@@ -285,7 +293,6 @@ def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) 
                 assert producer.fire_now("orders", one) == "rescheduled"
             wait_until(partial(late.issubset, handled.counts))
             wait_until(lambda: not split.layout.older)
-            # A consumer leaves them within a second or two.
             wait_until(partial(reads_only, consumer, set(split.layout.active(ORDERS))))
     assert set(handled.counts.values()) == {1}
 
@@ -293,7 +300,7 @@ def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) 
 def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
     split: Split, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lisa.consumer.heartbeat.FOLLOW_S", 4.0)
+    monkeypatch.setattr(heartbeat, "FOLLOW_S", HOUR.total_seconds())
     handled, count = Handled(), 20
     consumer = Consumer(split.url, concurrency=2)
     consumer.on("orders", handled)
@@ -306,10 +313,13 @@ def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
             split.into(shards)
             wait_until(lambda: not left_behind(split))
             producer.send_many("orders", range(count), delay=SOON)
-            wait_until(lambda: len(handled.counts) == 2 * turn * count)  # noqa: B023
+            with monkeypatch.context() as follows:
+                follows.setattr(heartbeat, "FOLLOW_S", 0.1)
+                wait_until(lambda: len(handled.counts) == 2 * turn * count)  # noqa: B023
     assert "lost the layout" not in caplog.text
 
 
+@pytest.mark.usefixtures("follows_soon")
 def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
     handled, count = Handled(), 40
     consumer = Consumer(split.url, concurrency=2)

@@ -13,6 +13,7 @@ import pytest
 
 from lisa import Consumer, LisaError, Manager, NotReplicated, Producer, replicas
 from lisa.admin import groups
+from lisa.consumer import heartbeat
 from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.sharding import Layout, Topic
@@ -402,6 +403,7 @@ def test_shards_that_no_thread_could_read_at_first_are_read(
     with Manager(split.url), consumer, Producer(split.url) as producer:
         wait_until(lambda: consumer.health()["status"] == "ok")
         monkeypatch.setattr(threading.Thread, "start", starting)
+        monkeypatch.setattr(heartbeat, "FOLLOW_S", 0.1)
         split.into(4)
         sent = [one.id for one in producer.send_many("orders", range(40), delay=SHORT)]
         wait_until(lambda: set(handled) == set(sent), timeout=timedelta(seconds=30))
