@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -92,6 +91,7 @@ def _run_one(
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights
     from lisa.consumer.loader import load
+    from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.daemon.processes import end_with_parent
     from lisa.core.metrics.numbers import of_process
     from lisa.core.metrics.sharing import leave_numbers
@@ -108,7 +108,7 @@ def _run_one(
     if group is not None:
         consumer.group = group
     check_rights("consumer", *consumer.server)
-    _freeze_loaded_objects()
+    freeze_loaded_objects()
     with ExitStack() as stack:
         if parent_pipe is None:
             _serve_pages(
@@ -142,15 +142,6 @@ def _warn_of_another_server(settings: ConsumerSettings, used: Address) -> None:
             used.shown,
             configured.shown,
         )
-
-
-def _freeze_loaded_objects() -> None:
-    """Exclude the objects loaded so far from garbage collection.
-
-    A full collection of them takes 20 ms and delays messages by as much.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _run_processes(settings: ConsumerSettings) -> int:

@@ -93,10 +93,12 @@ def _run(
     settings: GatewaySettings, parent_pipe: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
     from lisa.cli.rights import check_rights
+    from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.redis.address import Address
 
     with _required("gateway"):
         from lisa.gateway.serving import listen, serve
+    freeze_loaded_objects()
     if inherited is not None:
         from lisa.core.daemon.processes import end_with_parent
 

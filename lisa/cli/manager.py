@@ -33,6 +33,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights, warn_of_password
     from lisa.core.daemon import logs
+    from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.model.errors import LisaError
     from lisa.core.redis.address import Address
     from lisa.core.settings import ManagerSettings
@@ -48,7 +49,9 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
         logs.configure(settings.log_format, settings.log_level)
         import_handlers(settings.handlers)
         check_rights("manager", Address.from_settings(settings.redis), settings.prefix)
-        Manager.from_config(path, **overrides).run()
+        manager = Manager.from_config(path, **overrides)
+        freeze_loaded_objects()
+        manager.run()
     except LisaError as error:
         click.echo(f"lisa-manager: {error}", err=True)
         sys.exit(EXIT_CONFIG)
