@@ -361,14 +361,15 @@ async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
 async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_queue, "BEAT_S", 0.5)
+    beat_s = 0.5
+    monkeypatch.setattr(pull_queue, "BEAT_S", beat_s)
     await hub.store.call(Declare(topic, "other"))
     named = begin(hub.broker.pull(topic, group="other", wait_s=LONG_S))
     await standing(hub, 1)
     await hub.store.call(Undeclare(topic, "other"))
     await hub.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
     with pytest.raises(GroupRemoved):
-        await asyncio.wait_for(named, 2 * pull_queue.BEAT_S + SOON_S)
+        await asyncio.wait_for(named, 2 * beat_s + SOON_S)
 
 
 async def test_a_group_that_is_removed_between_two_pulls_stays_removed(

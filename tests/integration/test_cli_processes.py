@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from lisa import Producer
+from tests.roles import Cast
 from tests.servers import PATIENCE, ROOT, Processes, connect, least
 
 PROGRAM = ("-m", "lisa.cli.main")
@@ -112,6 +114,11 @@ def test_characters_that_the_output_cannot_show_are_escaped(
     assert r"a\u20ac" in listed.stdout
 
 
+def declare(url: str, topic: str, group: str) -> None:
+    cast = Cast(url, topic, group).declare()
+    cast.store.close()
+
+
 def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
     """The lines that a command prints on a terminal."""
     leader, follower = pty.openpty()
@@ -136,10 +143,11 @@ def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
     ids=lambda arguments: arguments[0],
 )
 def test_tables_fit_80_columns(redis_url: str, arguments: list[str]) -> None:
-    one = lisa(redis_url, "send", "orders", "x", "--delay", "1h").stdout.strip()
-    lisa(redis_url, "send", "orders-of-customers-in-austria", "x", "--delay", "1h")
+    with Producer(redis_url) as producer:
+        one = producer.send("orders", "x", delay="1h")
+        producer.send("orders-of-customers-in-austria", "x", delay="1h")
     for group in ("mail", "invoices", "statistics"):
-        lisa(redis_url, "topic", "group", "add", "orders", group)
+        declare(redis_url, "orders", group)
     lines = on_a_terminal(redis_url, *arguments, columns=80)
     assert max(map(len, lines)) <= 80
     if arguments[0] in ("topics", "top"):
@@ -205,7 +213,7 @@ def test_ctrl_c_is_a_usual_end_of_a_role(
         "consumer = Consumer(group='g')\n"
         "consumer.subscribe('orders', print)\n"
     )
-    lisa(redis_url, "topic", "group", "add", "orders", "g")
+    declare(redis_url, "orders", "g")
     role, *rest = arguments
     running = processes.start("-m", f"lisa.cli.{role}", *rest, env={"LISA_REDIS_URL": redis_url})
     running.wait_for(said, times=2 if arguments[-1] == "2" else 1)
