@@ -56,6 +56,7 @@ def check_rights(role: str, address: Address, prefix: str) -> None:
         if "subscribe" in rights_of([role]):
             try:
                 with closing(store.connection.subscribe(store.keys.wake)) as subscription:
+                    subscription.ping()  # its reply follows that to SUBSCRIBE
                     subscription.get(SUBSCRIBE_TIMEOUT_S)
             except errors.ClientError as error:
                 raise errors.translated(error, store.where) from error
