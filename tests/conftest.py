@@ -77,10 +77,16 @@ embedded.PORTS = embedded.PORTS[worker * ports : (worker + 1) * ports]
 
 
 class FilesAndSpark(LoadScopeScheduling):
-    """Tests of one file share a worker; Spark tests are split into shares with one session each."""
+    """Tests of one file share a worker; Spark tests are split into shares with one session each.
+
+    Those of `make test` are few: a session takes longer to start than most of them take.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return spark_share(nodeid) or nodeid.partition("::")[0]
+        share = spark_share(nodeid)
+        if share and "not full" in self.config.option.markexpr:
+            return "spark"
+        return share or nodeid.partition("::")[0]
 
 
 def spark_share(nodeid: str) -> str:
