@@ -93,12 +93,36 @@ def test_a_mistake_is_named_by_programs_and_by_settings(url: str) -> None:
     [
         ("redis://:secret@h/0?time=5", "unknown option 'time'"),
         ("redis+sentinel://h/shop?ssl_cert_reqs=none", "'ssl_cert_reqs' needs rediss://"),
+        ("redis://:secret@h?sentinel_username=me", "'sentinel_username' needs redis.sentinel://"),
+        ("redis://h?retry=5", "unknown option 'retry'"),
+        ("redis://h?parser_class=x", "unknown option 'parser_class'"),
+        ("redis://h?decode_responses=true", "unknown option 'decode_responses'"),
     ],
 )
 def test_an_option_that_connections_do_not_have_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         Address(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "db=-1",
+        "health_check_interval=-1",
+        "max_connections=0",
+        "protocol=4",
+        "socket_connect_timeout=-1",
+        "socket_connect_timeout=1e400",
+        "socket_read_size=0",
+        "ssl_cert_reqs=maybe",
+        "ssl_min_version=5",
+    ],
+)
+def test_the_value_of_an_option_is_checked(option: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(ConfigError, match=f"{name}='{value}' is not allowed"):
+        Address(f"rediss://h?{option}")
 
 
 def test_tls_files_without_a_tls_address_are_refused() -> None:

@@ -8,20 +8,11 @@ connections to the sentinels use TLS, too. Credentials for the sentinels are giv
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
-
-from redis.connection import (
-    URL_QUERY_ARGUMENT_PARSERS,
-    AbstractConnection,
-    Connection,
-    SSLConnection,
-)
 
 from lisa.core.model.addresses import HOST_AND_PORT, PORTS, check_server_url, shown_url
 from lisa.core.model.errors import ConfigError
@@ -54,14 +45,6 @@ NO_LIMIT = 2**31
 """The most connections of a client whose callers are threads, or block; redis-py's default, which
 applies to the calls of tasks, is 100."""
 _SENTINEL_CREDENTIALS = ("username", "password")
-_SENTINEL_OPTIONS = [f"sentinel_{one}" for one in _SENTINEL_CREDENTIALS]
-
-
-_OPTIONS = {"max_connections"}.union(
-    _SENTINEL_OPTIONS,
-    *(signature(one).parameters for one in (AbstractConnection, Connection, SSLConnection)),
-)
-"""The options of redis-py that a URL may contain."""
 
 
 def chosen_url(url: str | None) -> str:
@@ -96,30 +79,35 @@ class Address:
         given = [value for name, value in query if name == "socket_timeout"]
         if not given:
             return
+        from lisa.core.redis.url_options import seconds  # late: few addresses have options
+
         try:
-            seconds = float(given[-1])
+            timeout_s = seconds(given[-1])
         except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
             raise ConfigError(
                 f"{self.shown!r}: socket_timeout={given[-1]!r} is not a number of seconds above 0"
-            )
+            ) from None
         rest = urlencode([pair for pair in query if pair[0] != "socket_timeout"])
         object.__setattr__(self, "url", urlunsplit(parts._replace(query=rest)))
-        object.__setattr__(self, "socket_timeout_s", seconds)
+        object.__setattr__(self, "socket_timeout_s", timeout_s)
 
     def _query_options(self) -> dict[str, Any]:
         """redis-py's keyword arguments in the URL's query. Raises ConfigError."""
         found: dict[str, Any] = {}
-        parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
         parts = urlsplit(self.url)
+        if not parts.query:
+            return found
+        from lisa.core.redis.url_options import PARSERS  # late: few addresses have options
+
         for name, value in parse_qsl(parts.query):
-            if name not in _OPTIONS:
+            if name not in PARSERS:
                 raise ConfigError(f"{self.shown!r}: unknown option {name!r}")
             if name.startswith("ssl_") and not parts.scheme.startswith("rediss"):
                 raise ConfigError(f"{self.shown!r}: the option {name!r} needs rediss://")
+            if name.startswith("sentinel_") and self.kind != "sentinel":
+                raise ConfigError(f"{self.shown!r}: the option {name!r} needs redis+sentinel://")
             try:
-                found[name] = parsers.get(name, str)(value)
+                found[name] = PARSERS[name](value)
             except ValueError:
                 raise ConfigError(f"{self.shown!r}: {name}={value!r} is not allowed") from None
         return found
