@@ -93,7 +93,9 @@ def test_a_ramp_knows_how_long_a_backlog_takes() -> None:
     assert Ramp.parse("3/h").lasts(1) == timedelta(minutes=20)
 
 
-@pytest.mark.parametrize("value", ["200", "0/s", "200/d", "200/s first", 200, "2000000/s"])
+@pytest.mark.parametrize(
+    "value", ["200", "0/s", "200/d", "200/s first", 200, "2000000/s", "\u0665/s"]
+)
 def test_other_ramps_are_refused(value: object) -> None:
     with pytest.raises(InvalidMessage, match="ramp"):
         Ramp.parse(value)

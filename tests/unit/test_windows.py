@@ -64,7 +64,7 @@ def test_a_window_is_read_and_written(text: str, again: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "  ", "9", "9-9", "25-26", "9:60-10", "mon-xyz", "noon-17", "mon fri 9-17",
-     "not 2026-13-01",
+     "9-1\u0665", "9:1\u0665-10", "not 2026-13-01",
      "not 2026-12-24..2026-12-01", "tz=Mars", "tz=@", "tz=UTC; tz=UTC", "not holidays ?", "24-3",
      "x" * 501, 5, None],
 )  # fmt: skip

@@ -38,9 +38,9 @@ _UNIT_US = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
-_PART = re.compile(r"(\d+)(?:\.(\d{1,6}))?(ms|[smhd])")
+_PART = re.compile(r"([0-9]+)(?:\.([0-9]{1,6}))?(ms|[smhd])")
 _DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
-_OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})")
+_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 def parse_duration(value: object, *, bare_ms: bool = False) -> timedelta:
@@ -66,7 +66,7 @@ def parse_duration(value: object, *, bare_ms: bool = False) -> timedelta:
         )
     try:
         return timedelta(microseconds=sum(_part_us(part) for part in _PART.finditer(text)))
-    except OverflowError:
+    except (OverflowError, ValueError):  # int() refuses more than 4,300 digits
         raise InvalidMessage(f"a duration of {value!r} is too long") from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lisa.core.model.errors import ConfigError
 
-_TEXT = re.compile(r"replicas\(\s*(\d+)\s*(?:,\s*fsync\s*(?:=\s*true)?\s*)?\)", re.IGNORECASE)
+_TEXT = re.compile(r"replicas\(\s*([0-9]+)\s*(?:,\s*fsync\s*(?:=\s*true)?\s*)?\)", re.IGNORECASE)
 MOST_REPLICAS = 100
 
 

@@ -22,7 +22,7 @@ TOPICS_DELAYS = "*"
 
 MAX_RATE = 1_000_000
 _PER_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
-_RAMP = re.compile(r"(\d{1,7})\s*/\s*([smh])(?:[\s,]+(oldest|newest)(?:\s+first)?)?")
+_RAMP = re.compile(r"([0-9]{1,7})\s*/\s*([smh])(?:[\s,]+(oldest|newest)(?:\s+first)?)?")
 _TEXT = re.compile(r"(\w+)(?:\s+after\s+(\S.*))?")
 
 

@@ -32,7 +32,7 @@ E = TypeVar("E", bound=StrEnum)
 LONGEST_CRON = 1_000
 """Characters of a pattern, which every look at its schedule parses."""
 
-_ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?(\d{1,4})\s*\))?")
+_ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?([0-9]{1,4})\s*\))?")
 
 
 class ScheduleOptions(TypedDict, total=False):

@@ -22,7 +22,7 @@ DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = 24 * 60
 LONGEST_TEXT = 500
 
-_TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?")
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?")
 _LONG_NAMES = {
     name: number
     for number, names in enumerate(
@@ -161,7 +161,7 @@ def _with_part(window: HandOverWindow, part: str) -> HandOverWindow:
     if what.lower().startswith("holidays"):
         calendar = parse_calendar(what[len("holidays") :].strip())
         return replace(window, calendars=(*window.calendars, calendar))
-    if re.match(r"\d{4}-", what):
+    if re.match(r"[0-9]{4}-", what):
         return replace(window, dates=(*window.dates, _dates(what)))
     return replace(window, closes=(*window.closes, _rule(what)))
 
