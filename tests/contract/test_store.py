@@ -293,6 +293,12 @@ def test_a_newer_schema_is_refused(bench: Bench) -> None:
         bench.store.drive(bench.store.check_schema())
 
 
+def test_a_schema_that_is_no_number_is_refused(bench: Bench) -> None:
+    bench.store.ask("SET", bench.store.keys.schema, b"\xffv2")
+    with pytest.raises(ConfigError, match=r"has schema '\ufffdv2' under .* supports up to 1"):
+        bench.store.drive(bench.store.check_schema())
+
+
 def test_prefixes_share_nothing(server: str) -> None:
     one, two = store_on(server), SyncStore(Connection(Address(server)), Keys("other"))
     assert one.call(sends("a")[0]) == [Sent.ACCEPTED]

@@ -223,9 +223,11 @@ class Store(Router):
             # Read first: a replica or a full server refuses writes but can still be drained.
             yield from ask("SET", self.keys.schema, SCHEMA_VERSION, "NX")
             found = yield from ask("GET", self.keys.schema)
-        if found is not None and int(found) > SCHEMA_VERSION:
+        is_number = found is not None and found.isdigit() and len(found) < 10
+        if found is not None and not (is_number and int(found) <= SCHEMA_VERSION):
+            shown = int(found) if is_number else repr(text(found))
             raise ConfigError(
-                f"{self.where} has schema {int(found)} under prefix {self.keys.prefix!r}, but this "
+                f"{self.where} has schema {shown} under prefix {self.keys.prefix!r}, but this "
                 f"build supports up to {SCHEMA_VERSION}: upgrade Lisa, or use another prefix"
             )
 
