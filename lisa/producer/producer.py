@@ -277,14 +277,21 @@ class AsyncProducer(_Configured, AwaitedSchedules):
                 yield outcome
 
     async def close(self) -> None:
-        """Send what is still queued and close the connections; a later call reconnects."""
+        """Send what is still queued and close the connections; a later call reconnects.
+
+        If this is cancelled, calls that still wait are cancelled, too.
+        """
         self._belong_to_this_loop()
-        await self._sends.finish()
-        await self._cancels.finish()
-        for task in list(self._watch.running):
-            task.cancel()
-        await self._store.close()
-        self._loop = None
+        try:
+            await self._sends.finish()
+            await self._cancels.finish()
+        finally:
+            self._sends.cancel()
+            self._cancels.cancel()
+            for task in list(self._watch.running):
+                task.cancel()
+            await self._store.close()
+            self._loop = None
 
     async def __aenter__(self) -> Self:
         return self

@@ -238,6 +238,28 @@ async def test_closing_sends_the_waiting_messages(redis_url: str, topic: Topic) 
     assert topic.waiting().keys() == {task.result() for task in tasks}
 
 
+async def test_a_cancelled_close_cancels_the_waiting_sends_and_disconnects() -> None:
+    connected, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        producer = AsyncProducer(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        sends = [asyncio.create_task(producer.send("orders", n)) for n in range(3)]
+        cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
+        await connected.wait()
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        said = await outcomes(closing, *sends, cancels)
+        assert [type(one) for one in said] == [asyncio.CancelledError] * 5
+        await ended.wait()
+
+
 async def test_without_a_server_each_caller_gets_an_error() -> None:
     address = f"redis://127.0.0.1:{free_port()}/0"
     async with AsyncProducer(address, patience=timedelta(seconds=0.1)) as producer:

@@ -80,6 +80,13 @@ class Batcher(Generic[K, T, R]):
         if workers:
             await asyncio.wait(workers)
 
+    def cancel(self) -> None:
+        """Cancel the calls whose items are not yet sent."""
+        here = asyncio.get_running_loop()
+        for worker in self._workers.values():
+            if worker.get_loop() is here:
+                worker.cancel()
+
     async def _run(self, own: tuple[K, str]) -> None:
         key, queue = own[0], self._queues[own]
         batch: _Calls[T, R] = []
