@@ -35,10 +35,18 @@ class Expirer:
     def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
         """End the messages that are past their ttl or too late, and not in flight.
 
-        Returns the outcome of each id. Raises LisaError.
+        ids: as `exact_text` decodes them. Drops those that are not UTF-8: another program wrote
+            them, and no message has them.
+
+        Returns the outcomes in no particular order. Raises LisaError.
         """
         self._repeat(topic)
-        outcomes: list[Expired] = []
+        ids, foreign = _split(ids)
+        outcomes = [Expired.ORPHAN] * len(foreign)
+        if foreign:
+            keys = self._store.keys.topic(topic)
+            for zset in (keys.waiting, keys.expiry):
+                self._store.ask("ZREM", zset, *foreign)
         listening = self._signals.listens_to_ends(topic)
         for some in chunks(ids, self._store.batch_size(topic, Inspect)):
             before = self._store.call(Inspect(topic, some)) if listening else []
@@ -67,3 +75,17 @@ class Expirer:
         for kind in _MOVED:
             self.moved.add(ended.count(kind), kind.value)
         return ended
+
+
+def _split(ids: Sequence[str]) -> tuple[list[str], list[bytes]]:
+    """Ids of messages, and members of other programs that are not UTF-8."""
+    own: list[str] = []
+    foreign: list[bytes] = []
+    for one in ids:
+        try:
+            one.encode()
+        except UnicodeEncodeError:
+            foreign.append(one.encode("utf-8", "surrogateescape"))
+        else:
+            own.append(one)
+    return own, foreign

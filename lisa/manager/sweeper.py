@@ -19,7 +19,7 @@ from lisa.core.store import group_removal, presence, removal_mark
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.store import SyncStore, chunks, pairs
-from lisa.core.transitions.base import text
+from lisa.core.transitions.base import exact_text, text
 from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.purge import Purge
@@ -144,7 +144,7 @@ class Sweeper:
             found = self._store.ask("ZRANGEBYSCORE", expiry, "-inf", now_ms, "LIMIT", passed, PAGE)
             if not found:
                 break
-            outcomes = self._expirer.end(topic, [text(message_id) for message_id in found])
+            outcomes = self._expirer.end(topic, [exact_text(message_id) for message_id in found])
             # Skip the messages that stay in the list; those that ended were removed from it.
             stays = (Expired.IN_FLIGHT, Expired.NOT_DUE, Expired.KEPT)
             passed += sum(one in stays for one in outcomes)

@@ -90,6 +90,17 @@ def test_an_outage_ends_with_exact_counts(cast: Cast, redis_url: str, then: str,
     assert cast.store.drive(check(cast.store, ["orders"])).total == 0
 
 
+def test_an_id_of_another_program_does_not_occupy_a_manager(cast: Cast) -> None:
+    """The ids of messages are UTF-8; the manager tried to end any other one for ever."""
+    cast.configure(late=f"{LATE},skip")
+    for zset in (cast.keys.waiting, cast.keys.expiry):
+        cast.store.ask("ZADD", zset, cast.now_ms() - 20 * MINUTE, b"\xff\xfe")
+    services = Services(cast)
+    services.promoter.step(["orders"])
+    assert cast.store.ask("EXISTS", cast.keys.waiting, cast.keys.expiry) == 0
+    assert services.promoter.step(["orders"]) == [None]
+
+
 OUTAGE_MS = 10 * MINUTE
 BOUND_MS = 5 * MINUTE
 CLASSES: dict[str, tuple[str | None, int, int, str]] = {

@@ -212,3 +212,8 @@ class ById(Transition[list[T]]):
 def text(value: bytes | str | int) -> str:
     """Decode a string in a reply; invalid UTF-8 is replaced."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def exact_text(value: bytes) -> str:
+    """Decode a string in a reply; bytes that are not UTF-8 become lone surrogates."""
+    return value.decode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import LARGEST_BATCH
-from lisa.core.transitions.base import Argument, Transition, text
+from lisa.core.transitions.base import Argument, Transition, exact_text, text
 
 
 class Promoted(NamedTuple):
@@ -19,7 +19,7 @@ class Promoted(NamedTuple):
     messages. `cut_short`: more messages may be due now. `interval_ms`: the topic's option.
     `total`: messages that all managers moved from waiting so far; 0 if the topic is paused.
     `next_ids`: the earliest ids in waiting, which the next call should expect. `expired`: ids that
-    exceeded their ttl, which were not moved.
+    exceeded their ttl or are too late, which were not moved; may have lone surrogates.
     """
 
     moved: int
@@ -66,5 +66,5 @@ class Promote(Transition[Promoted]):
             int(interval),
             total,
             [text(message_id) for message_id in next_ids],
-            [text(message_id) for message_id in expired],
+            [exact_text(message_id) for message_id in expired],
         )
