@@ -80,10 +80,11 @@ if n > 0 and is_held() then
 end
 
 -- A message that is to be replaced may have become ready meanwhile.
-local freed = #replaced
+local freed, frees = #replaced, {}
 for i = 1, drops do
-  if call('ZSCORE', WAITING, id_of(KEYS[DROPS + 2 * i - 1])) then
-    freed = freed + 1
+  local body = KEYS[DROPS + 2 * i - 1]
+  if call('ZSCORE', WAITING, id_of(body)) then
+    freed, frees[body] = freed + 1, true
   elseif swaps then
     return {'OK', 'gone', found, ''}
   end
@@ -99,7 +100,8 @@ if capacity and n > 0 then
   local live = call('ZCARD', WAITING) + held
   local grows = -freed
   for i = 1, n do
-    if call('EXISTS', KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]) == 0 then grows = grows + 1 end
+    local body, done = KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]
+    if call('EXISTS', frees[body] and done or body, done) == 0 then grows = grows + 1 end
   end
   if grows > 0 and live + grows > capacity then return {'FULL', live, capacity} end
 end

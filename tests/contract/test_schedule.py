@@ -216,6 +216,20 @@ def test_only_a_waiting_message_makes_room_when_it_is_dropped(bench: Bench) -> N
         bench.call(call(drops=["x"]))
 
 
+def test_a_message_that_is_dropped_and_created_again_makes_no_room(bench: Bench) -> None:
+    before: dict[str, Any] = {
+        "schedules": {"s": BEFORE},
+        "waiting": {"s@6": 6},
+        "body": {"s@6": "A-old"},
+    }
+    bench.put(options={"capacity": "1"}, **before)
+    more = NewOccurrence("s@7", FAR, envelope("B-new"))
+    with pytest.raises(TopicFull):
+        bench.call(call(drops=["s@6"], creates=[NEW, more]))
+    bench.check(options={"capacity": "1"}, **before)
+    assert bench.call(call(drops=["s@6"])) == ScheduleOutcome("done", SEEN, "a")
+
+
 def test_a_known_message_needs_no_room(bench: Bench) -> None:
     done = {"s@6": ("B-", "acked", 5, 1, 1)}
     bench.put(
