@@ -7,6 +7,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,8 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Flow, Pause
+from lisa.core.redis.flow import Flow, Pause, drive
+from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.store import AsyncStore
 from tests.servers import wait_until
 
@@ -91,6 +93,30 @@ def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: C
     for number in range(200):
         assert connection.execute(("ECHO", f"parent {number}")) == b"parent %d" % number
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_repeats_a_registration_that_hangs_in_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lisa.core.store.registration.AGAIN_S", 0)
+    parent, answered = os.getpid(), Event()
+
+    def hang(_: Iterable[str]) -> Flow[None]:
+        if os.getpid() == parent:
+            answered.wait(60)
+        yield from ()
+
+    registration = TopicRegistration("the list of topics", hang)
+    assert not drive(registration.add(["orders"]), None)
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            wait_until(lambda: drive(registration.add(["orders"]), None))
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    answered.set()
+    wait_until(lambda: not registration.running)
 
 
 def test_a_call_that_is_interrupted_leaves_no_reply_to_a_later_one(

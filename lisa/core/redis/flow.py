@@ -157,6 +157,11 @@ class Aside(NamedTuple):
         await asyncio.wait({task}, timeout=self.within_s)
 
 
+def any_runs(aside: set[Any]) -> bool:
+    """Whether a thread or task of `Aside` runs. A forked child has no threads of its parent."""
+    return any(not isinstance(one, threading.Thread) or one.is_alive() for one in list(aside))
+
+
 def drive(flow: Flow[T], link: Any) -> T:
     """Run a flow to completion, blocking. Its steps run on `link`, usually a connection."""
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
-from lisa.core.redis.flow import Aside, Flow
+from lisa.core.redis.flow import Aside, Flow, any_runs
 from lisa.core.store.presence import ManagerPresence, alive, records_in
 from lisa.core.store.store import Store
 
@@ -56,7 +56,7 @@ class ManagerWatch:
     def _aside(
         self, shards: Sequence[tuple[str, str]], overdue: timedelta, *, within_s: float
     ) -> Flow[None]:
-        if not self.running and time.monotonic() - self._warned >= WARN_EVERY_S:
+        if not any_runs(self.running) and time.monotonic() - self._warned >= WARN_EVERY_S:
             yield Aside(self._look_at_all(shards, overdue), within_s, self.running)
 
     def _look_at_all(self, shards: Sequence[tuple[str, str]], overdue: timedelta) -> Flow[None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis import errors
-from lisa.core.redis.flow import Aside, Flow
+from lisa.core.redis.flow import Aside, Flow, any_runs
 
 WITHIN_S = 0.25
 """Longest wait for a node that is not known to be down."""
@@ -85,7 +85,7 @@ class TopicRegistration:
 
     def _attend(self) -> Flow[None]:
         waits = not self._is_away
-        if waits or (not self.running and time.monotonic() - self._tried >= AGAIN_S):
+        if waits or (not any_runs(self.running) and time.monotonic() - self._tried >= AGAIN_S):
             self._tried = time.monotonic()
             attempt: dict[str, bool] = {}
             flow = self._attempt(list(self._unlisted), attempt)
