@@ -176,8 +176,11 @@ def test_a_backfill_counts_first_and_then_creates(
     assert "Messages created: 3 of 3." in done
     again = act(client, topic, "schedule_backfill", sure="yes", **span).text
     assert "Messages created: 0 of 3. The others existed already." in again
-    bad = act(client, topic, "schedule_backfill", **{**span, "from": "then"})
-    assert (bad.status_code, "is not a time" in bad.text) == (400, True)
+    for no_time in ("then", "0001-01-01T00:00"):
+        bad = act(client, topic, "schedule_backfill", **{**span, "from": no_time})
+        assert (bad.status_code, "is not a time" in bad.text) == (400, True)
+    bad = act(client, topic, "schedule_backfill", **{"from": span["to"], "to": span["from"]})
+    assert (bad.status_code, "ends before it begins" in bad.text) == (400, True)
     site.producer.schedule("fast", topic=topic, body=1, every="1s", start="2026-01-01T00:00")
     many = act(client, topic, "schedule_backfill", schedule="fast", **span)
     assert (many.status_code, "more than 10,000 ticks" in many.text) == (400, True)

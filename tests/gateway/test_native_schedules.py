@@ -110,8 +110,11 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     assert client.post(f"{path}/backfill", json=past).json()["created"] in (4, 5)
     again = client.post(f"{path}/backfill", json=past).json()
     assert (again["created"], again["known"]) == (0, again["known"])
-    never = {"from_ms": 253_402_300_799_999, "to_ms": now_ms}
+    never = dict.fromkeys(past, 253_402_300_799_999)
     assert client.post(f"{path}/backfill", json=never).json()["created"] == 0
+    swapped = {"from_ms": now_ms, "to_ms": now_ms - 1}
+    refused = client.post(f"{path}/backfill", json=swapped)
+    assert (refused.status_code, "ends before it begins" in refused.text) == (400, True)
     ticks = client.get(f"{path}/next", params={"count": 3}).json()["ticks_ms"]
     assert [b - a for a, b in pairwise(ticks)] == [HOUR_MS, HOUR_MS]
 

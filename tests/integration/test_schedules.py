@@ -256,6 +256,8 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     start, end = datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC)
     assert producer.backfill_schedule(TOPIC, "s", start, end) == (4, 0)
     assert producer.backfill_schedule(TOPIC, "s", start, end + timedelta(days=1)) == (1, 4)
+    with pytest.raises(InvalidMessage, match=r"a backfill from 20.* to 20.* ends before it begins"):
+        producer.backfill_schedule(TOPIC, "s", end, start)
     past = [one for one in ids_waiting(cast) if one not in (pending, extra)]
     hours = [ms_datetime(tick).hour for tick in ticks_of(past)]
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th

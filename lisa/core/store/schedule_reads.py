@@ -145,6 +145,13 @@ def scheduled_topics(store: Store) -> Flow[list[str]]:
     return [text(one) for one in reply]
 
 
+def check_range(from_ms: int, to_ms: int) -> None:
+    """Check the range of a backfill. Raises InvalidMessage."""
+    if to_ms < from_ms:
+        first, last = (ms_datetime(one).isoformat() for one in (from_ms, to_ms))
+        raise InvalidMessage(f"a backfill from {first} to {last} ends before it begins")
+
+
 def known(record: Record | None, topic: str, name: str) -> Record:
     """The record, or raise InvalidMessage if there is none."""
     if record is None:

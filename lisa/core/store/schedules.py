@@ -29,7 +29,7 @@ from lisa.core.model.recurring.ticks import (
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.schedule_calls import delayed, most_per_call, plan, run_step
-from lisa.core.store.schedule_reads import known
+from lisa.core.store.schedule_reads import check_range, known
 from lisa.core.store.store import Store
 from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
 
@@ -182,8 +182,9 @@ def backfill(
     """Create the occurrences of past ticks in a range, both ends included, due at their ticks.
 
     Returns how many were created, and how many were known already. Raises InvalidMessage if there
-    is no such schedule, and TopicFull.
+    is no such schedule or the range ends before it begins, and TopicFull.
     """
+    check_range(from_ms, to_ms)
     created = duplicates = 0
     after_ms = from_ms - 1
     while True:

@@ -60,7 +60,7 @@ async def _named(action: FormAction) -> tuple[str, int]:
 
 async def _backfill(action: FormAction) -> Done:
     record = await _record(action)
-    from_ms, to_ms = await _range(action, record)
+    from_ms, to_ms = _range(action, record)
     created, duplicates = await action.visit.hub.sender.backfill_schedule(
         action.topic, _name(action), ms_datetime(from_ms), ms_datetime(to_ms)
     )
@@ -69,7 +69,10 @@ async def _backfill(action: FormAction) -> Done:
 
 async def _to_backfill(action: FormAction) -> tuple[str, int]:
     record = await _record(action)
-    count = count_ticks(record, *(await _range(action, record)), MOST_BACKFILLED)
+    from_ms, to_ms = _range(action, record)
+    store = action.visit.hub.store
+    now_ms = await store.drive(store.server_time_us()) // 1000
+    count = count_ticks(record, from_ms, min(to_ms, now_ms), MOST_BACKFILLED)
     if count > MOST_BACKFILLED:
         raise InvalidMessage(
             f"the range has more than {MOST_BACKFILLED:,} ticks; choose a shorter one, or use "
@@ -78,20 +81,22 @@ async def _to_backfill(action: FormAction) -> tuple[str, int]:
     return f"{count:,} {'message' if count == 1 else 'messages'} of {_name(action)}", count
 
 
-async def _range(action: FormAction, record: Record) -> tuple[int, int]:
-    """The range of past ticks in a form, in the schedule's zone. Raises InvalidMessage."""
-    store = action.visit.hub.store
-    zone, now_ms = zone_of(record.definition.tz), await store.drive(store.server_time_us()) // 1000
+def _range(action: FormAction, record: Record) -> tuple[int, int]:
+    """The range of ticks in a form, in the schedule's zone. Raises InvalidMessage."""
+    zone = zone_of(record.definition.tz)
     first, last = (_instant(action, name, zone) for name in ("from", "to"))
-    return first, min(last, now_ms)
+    schedule_reads.check_range(first, last)
+    return first, last
 
 
 def _instant(action: FormAction, name: str, zone: tzinfo) -> int:
     text = action.fields.get(name, "")
     try:
-        return datetime_ms(datetime.fromisoformat(text), zone)
-    except ValueError:
+        found = datetime_ms(datetime.fromisoformat(text), zone)
+        ms_datetime(found)  # in UTC, the first and the last hours of all years are out of range
+    except (OverflowError, ValueError):
         raise InvalidMessage(f"{text!r} is not a time; write it as in 2026-12-24T09:00") from None
+    return found
 
 
 async def _save(action: FormAction) -> Done | Response:
