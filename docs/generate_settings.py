@@ -26,7 +26,7 @@ the keys of several roles; Lisa refuses unknown keys.
 Durations have a unit: `500ms`, `10s`, `2m`, `1h30m`, `2d`. Schedules are Quartz expressions with
 six or seven fields (1 is Sunday), crontab expressions with five (0 and 7 are Sunday), or an
 interval such as `1s`. `LISA_CONFIG` names the file if no flag does. `LISA_REDIS_URL` is an alias
-of `LISA_REDIS__URL`.
+of `LISA_REDIS__URL`, and takes precedence over it.
 
 `LISA_REDIS_URL` and `LISA_PREFIX` also apply in programs: `Producer()`, `Consumer()` and
 `Manager()` use the server that they are given, else `LISA_REDIS_URL`, else

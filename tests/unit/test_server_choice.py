@@ -61,3 +61,7 @@ def test_every_role_chooses_alike(
     monkeypatch.setenv("LISA_PREFIX", "shop")
     assert choose(None, None) == (ELSEWHERE, "shop")
     assert choose(GIVEN, "given") == (GIVEN, "given")
+    monkeypatch.setenv("LISA_REDIS__URL", "redis://section:1/0")
+    assert choose(None, None) == (ELSEWHERE, "shop")
+    monkeypatch.delenv("LISA_REDIS_URL")
+    assert choose(None, None)[0] == "redis://section:1/0"

@@ -28,7 +28,7 @@ def read_environment(environ: Mapping[str, str], roles: names.Models) -> dict[st
     """
     tree: dict[str, Any] = {}
     valid = _valid(roles)
-    for variable in sorted(environ):
+    for variable in sorted(environ, key=lambda one: (one in _ALIASES, one)):  # aliases win
         if not variable.startswith(PREFIX) or not environ[variable].strip():
             continue
         if variable not in valid:
