@@ -281,6 +281,17 @@ def test_a_url_from_a_higher_layer_ignores_credentials_of_lower_layers(
     assert redis.socket_timeout == timedelta(seconds=9)
 
 
+def test_a_url_without_tls_from_a_higher_layer_ignores_the_tls_files_of_the_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = write("lisa-delay-queue: {redis: {url: rediss://cache, tls-ca-file: ca.pem}}")
+    assert ProducerSettings.load(tls, redis="redis://other").redis.tls_ca_file is None
+    monkeypatch.setenv("LISA_REDIS_URL", "redis://other")
+    assert ProducerSettings.load(tls).redis.tls_ca_file is None
+    monkeypatch.setenv("LISA_REDIS_URL", "rediss://other")
+    assert ProducerSettings.load(tls).redis.tls_ca_file == Path("ca.pem")
+
+
 def test_spring_only_settings_are_refused_unless_a_url_is_given(write: Write) -> None:
     cluster = write("spring: {redis: {cluster: {nodes: a:1}}}\nlisa-delay-queue: {}")
     assert "spring.redis.cluster is not supported" in refusal(ManagerSettings, cluster)

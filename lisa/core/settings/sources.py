@@ -18,6 +18,7 @@ from lisa.core.settings.file import read_file, spring_settings
 
 Tree = dict[str, Any]
 _CREDENTIALS = ("username", "password", "sentinel_username", "sentinel_password")
+_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 
 
 class Source(InitSettingsSource):
@@ -47,9 +48,12 @@ class _FileSource(Source):
 
     def __call__(self) -> Tree:
         redis = _redis(self.init_kwargs)
-        if _redis(self.current_state).get("url"):
-            # The file's credentials belong to the file's server, not to another one.
-            redis = {key: value for key, value in redis.items() if key not in _CREDENTIALS}
+        if url := _redis(self.current_state).get("url"):
+            # The file's credentials belong to the file's server, not to another one. Its TLS files
+            # may serve for both.
+            has_tls = str(url).startswith("rediss")
+            left_out = _CREDENTIALS if has_tls else (*_CREDENTIALS, *_TLS_FILES)
+            redis = {key: value for key, value in redis.items() if key not in left_out}
         elif not redis.get("url"):
             redis = {**spring_settings(self.name, self._spring), **redis}
         return {**self.init_kwargs, "redis": redis}
