@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -58,12 +59,17 @@ async def _async_lisa(
 
 @contextmanager
 def _chosen(server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let roles without a URL use this server, even if a file configures another."""
+    """Let roles without a URL use this server, even if the environment configures another."""
     from lisa.core.model.keys import Keys
     from lisa.producer import shared
 
     shared.close()
+    for name in list(os.environ):
+        if name == "LISA_REDIS" or name.startswith("LISA_REDIS__"):  # another server's credentials
+            monkeypatch.delenv(name)
     monkeypatch.setenv("LISA_REDIS_URL", server.url)
+    if {"LISA_CONFIG", "LISA_DURABILITY"} & os.environ.keys():
+        monkeypatch.setenv("LISA_DURABILITY", "none")  # this server has no replicas
     monkeypatch.setenv("LISA_PREFIX", Keys.of(None).prefix)
     try:
         yield

@@ -652,10 +652,13 @@ class TestPlugin:
     def test_each_test_begins_with_an_empty_server(
         self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings = {"prefix": "shop", "redis": {"url": "redis://localhost:1/0"}}
+        redis = {"url": "rediss://localhost:1/0", "tls-ca-file": "ca.pem"}
+        settings = {"prefix": "shop", "redis": redis, "durability": "replicas(1)"}
         configured = pytester.path / "producer.yml"
         configured.write_text(json.dumps({"lisa-delay-queue": settings}))
         monkeypatch.setenv("LISA_CONFIG", str(configured))
+        monkeypatch.setenv("LISA_REDIS__URL", "redis://localhost:1/1")
+        monkeypatch.setenv("LISA_REDIS__PASSWORD", "secret")
         self.run(pytester, SUITE, "-W", "error").assert_outcomes(passed=4)
 
     @pytest.mark.parametrize("runner", ["asyncio", "anyio"])
