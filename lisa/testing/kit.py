@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from lisa.admin import topics
 from lisa.admin.messages import LiveState, list_messages
 from lisa.consumer.base import BaseConsumer
-from lisa.core.model.clock import datetime_ms, duration_ms, ms_datetime
+from lisa.core.model.clock import datetime_ms, duration_ms, ms_datetime, option_duration
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.model.message import Message
@@ -65,8 +65,10 @@ class _Kit:
 
         They serve the consumer's groups, or a topic's only group if it names none. Its lifespan is
         entered before the first message, and left at the end. The handlers' timeouts do not apply,
-        and a batch handler gets the messages that are ready.
+        and a batch handler gets the messages that are ready. Raises ConfigError for anything else.
         """
+        if not isinstance(consumer, BaseConsumer):
+            raise ConfigError(f"attach takes a Consumer or an AsyncConsumer, not {consumer!r}")
         self._timeline.runs.attach(consumer)
 
     def follow(self, follower: Callable[[datetime], object]) -> None:
@@ -119,7 +121,7 @@ class _Kit:
 
     def _advance(
         self,
-        by: timedelta = NOTHING,
+        by: timedelta | str = NOTHING,
         *,
         days: float = 0,
         hours: float = 0,
@@ -129,9 +131,12 @@ class _Kit:
         """Move the clock forward and run everything that becomes due, each event at its own time.
 
         Events are due messages, retries, expired leases and ends of a ttl; what a handler sends is
-        an event, too. The durations add up; without any, only what is due now runs. Raises
-        LisaError, and ConfigError for a negative duration.
+        an event, too. The durations add up; without any, only what is due now runs. `by` may be
+        text, as in `"1h30m"`. Raises LisaError, and ConfigError for an invalid or negative
+        duration.
         """
+        if not isinstance(by, timedelta):
+            by = option_duration("by", by)
         total = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         if total < NOTHING:
             raise ConfigError(f"the clock cannot go back by {-total}")
@@ -147,12 +152,12 @@ class _Kit:
             raise ConfigError(f"{moment.isoformat()} names no time zone; use an aware datetime")
         return self._timeline.run_to(datetime_ms(moment))
 
-    def _run_until_idle(self, *, within: timedelta = A_YEAR) -> Flow[None]:
+    def _run_until_idle(self, *, within: timedelta | str = A_YEAR) -> Flow[None]:
         """Run all events until none is left; the clock stops at the last.
 
-        Raises LisaError, also if events are left after `within`.
+        Raises LisaError, also if events are left after `within`, and ConfigError.
         """
-        return self._timeline.run_until_idle(within)
+        return self._timeline.run_until_idle(option_duration("within", within))
 
     def _close(self) -> None:
         self._clock.close()

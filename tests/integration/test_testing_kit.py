@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -105,6 +105,21 @@ class TestClock:
             kit.advance(-SECOND)
         with pytest.raises(ConfigError, match="names no time zone"):
             kit.travel_to(datetime(2026, 3, 29))  # noqa: DTZ001  that is the mistake
+
+    def test_durations_are_also_text(self, kit: LisaTestKit) -> None:
+        start = kit.now
+        kit.advance("1d12h", hours=12)
+        assert kit.now - start == 2 * DAY
+        kit.producer.send("orders", 1, delay="2h")
+        with pytest.raises(LisaError, match="not idle after 1h"):
+            kit.run_until_idle(within="1h")
+        for call in (kit.advance, lambda text: kit.run_until_idle(within=text)):
+            with pytest.raises(ConfigError, match="10 has no unit"):
+                call("10")
+
+    def test_only_a_consumer_is_attached(self, kit: LisaTestKit) -> None:
+        with pytest.raises(ConfigError, match="attach takes a Consumer or an AsyncConsumer, not"):
+            kit.attach(cast("Consumer", print))
 
     def test_followers_see_each_instant(self, kit: LisaTestKit) -> None:
         seen: list[datetime] = []
