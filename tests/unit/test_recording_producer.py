@@ -102,6 +102,18 @@ def test_cancelled_and_moved_messages() -> None:
     assert producer.get("orders", ids[0]) is None
 
 
+def test_of_equal_messages_the_latest_is_moved() -> None:
+    producer = RecordingProducer()
+    for _ in range(2):
+        producer.send("orders", 1, id="a", delay=HOUR)
+        producer.cancel("orders", "a")
+    producer.send("orders", 1, id="a", delay=HOUR)
+    producer.reschedule("orders", "a", delay="2h")
+    assert [one.delay for one in producer.sent] == [HOUR, HOUR, 2 * HOUR]
+    producer.sent.clear()
+    assert producer.reschedule("orders", "a", delay="3h") == "rescheduled"
+
+
 def test_windows_and_wall_times_of_rescheduled_messages() -> None:
     producer = RecordingProducer()
     sent = producer.send("orders", 1, delay=HOUR, window="10-11", tz="Asia/Tokyo")
