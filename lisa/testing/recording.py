@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.durability import Replicas
 from lisa.core.model.keys import WINDOW_HEADER, Keys, check_id, check_topic
 from lisa.core.model.middleware import BaseMiddleware
+from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
@@ -148,7 +150,8 @@ class RecordingProducer(_Recording, Producer):
     sent: the messages in the order of sending; `reschedule` changes theirs in place.
     cancelled: the messages that were cancelled.
 
-    The methods take the same arguments, raise InvalidMessage for the same mistakes, and return the
+    It takes the arguments of a producer, of which only `zone` and `middleware` have an effect. The
+    methods take the same arguments, raise InvalidMessage for the same mistakes, and return the
     same results as those of `Producer`; a cancelled id is forgotten. Schedules are kept, but never
     tick: `sent` only has the messages of `run_schedule` and `backfill_schedule`.
     """
@@ -158,9 +161,16 @@ class RecordingProducer(_Recording, Producer):
     get = blocking(_Recording._get)  # noqa: SLF001  a flow of the class above
 
     def __init__(
-        self, *, zone: tzinfo | str | None = None, middleware: Iterable[BaseMiddleware] = ()
+        self,
+        server: str | Address | None = None,
+        *,
+        prefix: str | None = None,
+        zone: tzinfo | str | None = None,
+        patience: timedelta | str = PRODUCER_RETRY_TIME,
+        durability: Replicas | None = None,  # noqa: ARG002  nothing is replicated
+        middleware: Iterable[BaseMiddleware] = (),
     ) -> None:
-        super().__init__(zone=zone, middleware=middleware)
+        super().__init__(server, prefix=prefix, zone=zone, patience=patience, middleware=middleware)
         self._start()
 
     @staticmethod
@@ -176,9 +186,16 @@ class AsyncRecordingProducer(_Recording, AsyncProducer):
     get = awaiting(_Recording._get)  # noqa: SLF001  a flow of the class above
 
     def __init__(
-        self, *, zone: tzinfo | str | None = None, middleware: Iterable[BaseMiddleware] = ()
+        self,
+        server: str | Address | None = None,
+        *,
+        prefix: str | None = None,
+        zone: tzinfo | str | None = None,
+        patience: timedelta | str = PRODUCER_RETRY_TIME,
+        durability: Replicas | None = None,  # noqa: ARG002  nothing is replicated
+        middleware: Iterable[BaseMiddleware] = (),
     ) -> None:
-        super().__init__(zone=zone, middleware=middleware)
+        super().__init__(server, prefix=prefix, zone=zone, patience=patience, middleware=middleware)
         self._start()
 
     @staticmethod

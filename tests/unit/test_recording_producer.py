@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from lisa import DuplicateMessage, InvalidMessage, Outgoing, Producer, ScheduleChanged
+from lisa import (
+    ConfigError,
+    DuplicateMessage,
+    InvalidMessage,
+    Outgoing,
+    Producer,
+    ScheduleChanged,
+    replicas,
+)
 from lisa.testing import AsyncRecordingProducer, RecordingProducer, SentMessage
 
 HOUR = timedelta(hours=1)
@@ -100,6 +109,23 @@ def test_cancelled_and_moved_messages() -> None:
     assert found is not None
     assert (found.state, found.body, found.due) == ("waiting", 1, DUE)
     assert producer.get("orders", ids[0]) is None
+
+
+def test_a_class_of_producers_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    producer = RecordingProducer(
+        "redis://nowhere:1/0", prefix="shop", patience="3s", durability=replicas(1), zone="UTC"
+    )
+    producer.send("orders", 1, at=DUE.replace(tzinfo=None))
+    assert [one.due for one in producer.sent] == [DUE]
+    file = tmp_path / "producer.yml"
+    file.write_text("lisa-delay-queue: {prefix: shop, zone: UTC, durability: replicas(1)}")
+    monkeypatch.setenv("LISA_CONFIG", str(file))
+    for kind in (RecordingProducer, AsyncRecordingProducer):
+        assert kind.from_config().sent == []
+    with pytest.raises(ConfigError, match="is missing redis://"):
+        RecordingProducer("localhost")
 
 
 def test_of_equal_messages_the_latest_is_moved() -> None:
