@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as sf
 
+from lisa.admin.topics import set_options
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.fields import FieldTest
@@ -86,6 +87,10 @@ def setup(
         world.ack("lisa", [entries["acked"]])
         world.cancel(["b"])
         send("orders", {"order": 1}, id="twice", at=NOON)
+        store.drive(set_options(store, "orders", {"journal": False}))
+        send("orders", "no journal", id="unjournaled", at=NOON)
+        store.drive(set_options(store, "orders", {"journal": True}))
+        world.producer.reschedule("orders", "unjournaled", at=NOON - timedelta(hours=1))
         archive = frozen(spark, server, ["orders"], str(tmp_path_factory.mktemp("s") / "log"))
         # The following events are not archived.
         world.fail("lisa", [entries["flying"]], 3_600_000)
@@ -108,7 +113,7 @@ class TestArchiveAndQueue:
         } == {
             "archive": {"b", "twice"},
             "live": {"new", "twice"},
-            "both": {"a", "c", "text", "bytes", "acked", "flying"},
+            "both": {"a", "c", "text", "bytes", "acked", "flying", "unjournaled"},
         }
         moved = rows["a", "both"]
         assert (moved.state, moved.due) == ("waiting", naive(NOON + timedelta(days=1)))
@@ -124,6 +129,8 @@ class TestArchiveAndQueue:
         assert rows["b", "archive"].state == "cancelled"
         assert rows["c", "both"].headers == {"shop": "c"}
         assert bytes(rows["bytes", "both"].body) == b'{"order": 42}'
+        # The archive has neither its body nor its token.
+        assert rows["unjournaled", "both"].body_text == "no journal"
 
     def test_archive_only_and_queue_only(self, setup: Setup) -> None:
         assert setup.ids(archived=False) == {
@@ -135,6 +142,7 @@ class TestArchiveAndQueue:
             "flying",
             "twice",
             "new",
+            "unjournaled",
         }
         assert setup.ids(live=False) == {
             "a",
@@ -145,6 +153,7 @@ class TestArchiveAndQueue:
             "acked",
             "flying",
             "twice",
+            "unjournaled",
         }
         with pytest.raises(ConfigError, match="an archive, a server, or both"):
             setup.find(live=False, archived=False)

@@ -205,17 +205,24 @@ def _live(spark: SparkSession, server: Server, query: Query) -> DataFrame:
 
 def _together(live: DataFrame, archived: DataFrame) -> list[DataFrame]:
     """Live messages, completed with columns of the archive; and messages only in the archive."""
-    kept = ("sent_at", "updated_at", "late_us")
-    extra = archived.select(
-        *[sf.col(name).alias(f"a_{name}") for name in KEY],
-        *[sf.col(name).alias(f"a_{name}") for name in kept],
-    )
-    same = [sf.col(name).eqNullSafe(sf.col(f"a_{name}")) for name in KEY]
-    both = (
-        live.drop(*kept)
-        .join(extra, same, "left")
-        .withColumn("source", sf.when(sf.col("a_id").isNotNull(), "both").otherwise("live"))
-    )
-    both = both.withColumns({name: sf.col(f"a_{name}") for name in kept})
     columns = [name for name in COLUMNS if name != "body_json"]
-    return [both.select(*columns), archived.join(live, KEY, "left_anti").select(*columns)]
+    archived = archived.select(*[sf.col(name).alias(f"a_{name}") for name in columns])
+    # The token of a life whose send was not archived is unknown. Until that life ends, it is the
+    # one that is live.
+    is_unknown = sf.col("a_token").isNull() & ~sf.col("a_settled")
+    same = [
+        sf.col("topic") == sf.col("a_topic"),
+        sf.col("id") == sf.col("a_id"),
+        sf.col("token").eqNullSafe(sf.col("a_token")) | is_unknown,
+    ]
+    both = live.join(archived, same, "left").withColumns(
+        {
+            "source": sf.when(sf.col("a_id").isNotNull(), "both").otherwise("live"),
+            **{name: sf.col(f"a_{name}") for name in ("sent_at", "updated_at", "late_us")},
+        }
+    )
+    rest = archived.join(live, same, "left_anti")
+    return [
+        both.select(*columns),
+        rest.select(*[sf.col(f"a_{name}").alias(name) for name in columns]),
+    ]
