@@ -483,6 +483,29 @@ class TestHardCases:
         assert (1700000000000, 1700000005000, "trimmed: 4 events") in windows
         assert len(windows) == 2
 
+    def test_messages_that_the_server_has_need_no_envelope_and_no_ttl(
+        self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
+    ) -> None:
+        one = world("orders", "lisa")
+        one.store.drive(set_options(one.store, "orders", {"journal": False}))
+        one.send(["live", "ended", "lost"], delay=timedelta(hours=1))
+        one.store.drive(set_options(one.store, "orders", {"journal": True}))
+        for name in ("live", "ended", "lost"):
+            one.producer.reschedule("orders", name, delay=timedelta(hours=2))
+        one.send(["short"], ttl=timedelta(milliseconds=1))
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        one.store.drive(set_options(one.store, "orders", {"journal": False}))
+        one.cancel(["ended", "short"])
+        one.store.drive(set_options(one.store, "orders", {"journal": True}))
+        one.store.ask("DEL", one.store.keys.topic("orders").body("lost"))
+        wait_past(int(time.time() * 1000) + 10)
+        result = restore(spark, archive, server, f"{tmp_path}/out", dry_run=True)
+        assert listed(result) == {
+            "live": {"live": None},
+            "settled": {"ended": "tombstone: cancelled", "short": "tombstone: cancelled"},
+            "unrestorable": {"lost": "its envelope was never archived"},
+        }
+
     def test_restore_under_traffic(
         self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
     ) -> None:
