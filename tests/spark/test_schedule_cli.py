@@ -233,6 +233,24 @@ def test_a_csv_delivers_numbers_without_the_columns_of_other_parts(
     ]
 
 
+def test_durations_of_a_csv_are_text_or_milliseconds(
+    pipeline: Callable[..., Result], redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    source = tmp_path / "durations.csv"
+    source.write_text(
+        "id,delay,ttl,body\ntext,1h30m,30m,x\nnumber,5400000,1800000,x\nempty,1h,,x\n"
+        "wrong,1h,half an hour,x\n",
+        "utf-8",
+    )
+    done = pipeline("schedule", str(source), "--topic", TOPIC, "--redis", redis_url)
+    assert done.exit_code == 1
+    assert "refused orders wrong: ttl: not a duration: 'half an hour'" in done.output
+    dues: Any = dict(client.zrange(KEYS.waiting, 0, -1, withscores=True))
+    ends: Any = dict(client.zrange(KEYS.expiry, 0, -1, withscores=True))
+    assert dues[b"text"] == dues[b"number"] == dues[b"empty"] + 1_800_000
+    assert ends == {name: dues[name] + 1_800_000 for name in (b"text", b"number")}
+
+
 def test_quotes_commas_and_backslashes_in_a_csv(bodies_of: Callable[..., list[Any]]) -> None:
     texts = ['{"a": 1, "b": "x"}', 'say "hi", then go', "C:\\new, or C:\\", '"']
     written = io.StringIO()

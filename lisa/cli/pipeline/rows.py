@@ -192,8 +192,6 @@ def _column(table: DataFrame, name: str, wanted: str) -> Column:
         micros = sf.unix_micros(column.try_cast("timestamp"))
         up = ((micros + sf.pmod(-micros, sf.lit(1000))) / 1000).cast("bigint")
         return sf.coalesce(column.try_cast("bigint"), up)
-    if name in ("delay", "ttl"):
-        return column.try_cast("bigint")
     return column
 
 

@@ -79,10 +79,10 @@ def schedule(
     """Send each row of a DataFrame as a message. Idempotent, also after a failure.
 
     Columns: `body`; `due` (timestamp, or bigint of epoch milliseconds), `delay` (day-time interval,
-    or bigint of milliseconds) or `at_local` (text as in "2026-12-24T09:00", or timestamp_ntz) with
-    `tz`, else due now; optionally `id`, `ttl` (as `delay`), `headers` (map<string,string>), `retry`
-    (text as in "0,0,2m", or an array of delays), `late` (text as in "skip after 10m"), `window`
-    (text as in "mon-fri 9-17"), `topic`.
+    bigint of milliseconds, or text as in "1h30m") or `at_local` (text as in "2026-12-24T09:00", or
+    timestamp_ntz) with `tz`, else due now; optionally `id`, `ttl` (as `delay`), `headers`
+    (map<string,string>), `retry` (text as in "0,0,2m", or an array of delays), `late` (text as in
+    "skip after 10m"), `window` (text as in "mon-fri 9-17"), `topic`.
 
     topic: topic of all rows, unless they have a column `topic`.
     url, prefix: the server; by default LISA_REDIS_URL, else redis://localhost:6379/0.

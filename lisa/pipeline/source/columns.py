@@ -64,10 +64,13 @@ def _one_of(*kinds: type[DataType]) -> Callable[[DataType], bool]:
     return lambda kind: isinstance(kind, kinds)
 
 
+_is_duration = _one_of(_INTERVAL, *_INTEGERS, spark.StringType)
+_DURATION = "day-time interval, bigint of milliseconds, or string as in '1h30m'"
+
 COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     "body": (_is_body, "string, binary, or a struct, map or array of what JSON can hold"),
     "due": (_one_of(spark.TimestampType, *_INTEGERS), "timestamp, or bigint of epoch milliseconds"),
-    "delay": (_one_of(_INTERVAL, *_INTEGERS), "day-time interval, or bigint of milliseconds"),
+    "delay": (_is_duration, _DURATION),
     "at_local": (
         _one_of(spark.StringType, spark.TimestampNTZType),
         "string as in '2026-12-24T09:00', or timestamp_ntz",
@@ -75,7 +78,7 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     "tz": (_one_of(spark.StringType), "string, the name of a time zone"),
     "window": (_one_of(spark.StringType), "string as in 'mon-fri 9-17'"),
     "id": (_one_of(spark.StringType, *_INTEGERS), "string or bigint"),
-    "ttl": (_one_of(_INTERVAL, *_INTEGERS), "day-time interval, or bigint of milliseconds"),
+    "ttl": (_is_duration, _DURATION),
     "headers": (_is_headers, "map<string,string>"),
     "retry": (
         _is_retry,

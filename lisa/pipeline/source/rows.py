@@ -17,7 +17,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS, check_due_ms
+from lisa.core.model.clock import (
+    MAX_DUE_MS,
+    OLDEST_DUE_MS,
+    check_due_ms,
+    duration_ms,
+    parse_duration,
+)
 from lisa.core.model.envelope import encode_headers, encode_tail
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import MAX_ID_BYTES, check_id, check_topic
@@ -155,7 +161,9 @@ def _placed(
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
-    """Timestamps and intervals, rounded up; integers as they are."""
+    """Timestamps and intervals, rounded up; integers and text as they are."""
+    if _is_text(column.type):
+        return column
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", tz=column.type.tz))
     elif pa.types.is_duration(column.type):
@@ -188,8 +196,8 @@ def _due(ms: int | None) -> str:
     return str(check_due_ms(_not_null(ms)))
 
 
-def _delay(given: int | None) -> str:
-    ms = _not_null(given)
+def _delay(given: int | str | None) -> str:
+    ms = _duration_ms(_not_null(given))
     if ms < 0:
         raise InvalidMessage(f"delay {ms} ms is negative; use 0 for now")
     # The server's clock determines the due time; the local clock is accurate enough here.
@@ -198,12 +206,18 @@ def _delay(given: int | None) -> str:
     return f"+{ms}"
 
 
-def _ttl(ms: int | None) -> int | None:
-    if ms is None:
+def _ttl(given: int | str | None) -> int | None:
+    if given is None:
         return None
+    ms = _duration_ms(given)
     if ms <= 0:
         raise InvalidMessage(f"ttl {ms} ms is not positive; it counts from due")
     return min(ms, MAX_DUE_MS)
+
+
+@lru_cache(maxsize=1024)
+def _duration_ms(given: int | str) -> int:
+    return given if isinstance(given, int) else duration_ms(parse_duration(given, bare_ms=True))
 
 
 def _policy(retry: Any) -> str | None:
