@@ -478,6 +478,18 @@ def test_an_empty_archive_yields_a_page_with_hints(spark: SparkSession, tmp_path
     assert parquet.read_table(tmp_path / "tables" / "hourly.parquet").num_rows == 0
 
 
+def test_a_range_without_events_shows_what_is_to_come(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(spark=spark)
+    journal.send("orders", "later", BEGIN, BEGIN + timedelta(days=2))
+    found = report(journal, tmp_path, start=BEGIN + timedelta(days=1))
+    assert (found.events, found.to_come) == (0, 1)
+    page = page_of(found)
+    assert "The archive has no events in this range." in page
+    assert '<section id="forecast">' in page
+    assert '<section id="throughput">' not in page
+    assert 'href="#throughput"' not in page
+
+
 def test_topics_and_reasons_are_escaped(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(spark=spark)
     evil = '<script>alert(1)</script> style="}</style><script>" $x^2$ \x1b[31m\n& more'

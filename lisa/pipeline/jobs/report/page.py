@@ -74,15 +74,18 @@ def render(figures: Figures, archive: str) -> str:
 def _drawn(figures: Figures, sheet: Sheet) -> dict[str, Any]:
     """The plots of each section; those of topics by topic."""
     plots, ahead = TrafficPlots(figures, sheet), ForecastPlots(figures, sheet)
+    forecast = [
+        *(ahead.due(unit) for unit in ("minute", "hour", "day")),
+        *(ahead.crossing(one) for one in figures.crossings[:WARNED]),
+    ]
+    if figures.span is None:  # no events, only messages to come
+        return {"forecast": forecast}
     return {
         "throughput": [plots.throughput(), plots.other_outcomes()],
         "lateness": [plots.lateness(), plots.distribution()],
         "outcome": [plots.attempts(), plots.reasons()],
         "slowest": [plots.slowest(), plots.slowest_handling()],
-        "forecast": [
-            *(ahead.due(unit) for unit in ("minute", "hour", "day")),
-            *(ahead.crossing(one) for one in figures.crossings[:WARNED]),
-        ],
+        "forecast": forecast,
         "topics": {
             topic: [
                 plots.throughput(topic),
