@@ -264,6 +264,15 @@ class TestCommand:
         assert nothing.exit_code == 1, nothing.output
         assert "nothing found" in nothing.output
 
+    def test_a_condition_that_spark_refuses_is_one_line(
+        self, setup: Setup, processes: Processes
+    ) -> None:
+        command = ("search", "--redis", setup.server.url, "--where", "prio > 1")
+        refused = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL)
+        assert refused.wait(timeout=JVM_PATIENCE) == 2, refused.output
+        assert refused.output.strip().splitlines()[-1].startswith("lisa: condition 'prio > 1'")
+        assert "org.apache.spark" not in refused.output
+
     def test_usage(self, pipeline: Callable[..., Result]) -> None:
         for wrong, said in (
             (("--no-live",), "nothing to search"),

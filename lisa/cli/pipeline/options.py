@@ -43,6 +43,14 @@ def require_spark() -> None:
         ) from None
 
 
+def _silence_query_errors() -> None:
+    """Commands print one line for a query that Spark refuses; PySpark logs its plan and stack."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The values of the options that all jobs have."""
@@ -70,6 +78,7 @@ class JobOptions:
         example ServerUnavailable), that error is raised instead of Spark's.
         """
         require_spark()
+        _silence_query_errors()
         from lisa.pipeline.errors import unwrapped
         from lisa.pipeline.session import spark_session
         from lisa.pipeline.warm.attached import attached
