@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from lisa import Consumer, Manager, Producer
+from lisa.cli.pipeline.archive import _print_result
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
@@ -25,7 +26,7 @@ from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.jobs import archive_run
-from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.jobs.archive import ArchiveResult, archive
 from lisa.pipeline.jobs.archive_run import Progress
 from tests.servers import JVM_PATIENCE, wait_until
 from tests.spark.stories import Stories, entry
@@ -424,3 +425,14 @@ def test_invalid_arguments_are_refused(spark: SparkSession, redis_url: str, tmp_
         archive(spark, str(tmp_path), url=redis_url, once=True, on_gap="ignore")
     with pytest.raises(ConfigError, match="checkpoint"):
         archive(spark, "jdbc:postgresql://127.0.0.1/none", url=redis_url, once=True)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_printed_result_contains_no_password(
+    capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    where = "jdbc:postgresql://db/archive?user=lisa&password=secret"
+    _print_result(ArchiveResult("db", where, 3, 1, 0.5), as_json=as_json)
+    printed = capsys.readouterr().out
+    assert "jdbc:postgresql://db/archive" in printed
+    assert "secret" not in printed

@@ -170,14 +170,18 @@ def _print_batch(one: Progress) -> None:
 
 
 def _print_result(done: ArchiveResult, *, as_json: bool) -> None:
+    from lisa.pipeline.paths import without_password
+
     gaps: Sequence[str] = [gap.reason for gap in done.gaps]
+    where = without_password(done.where)
     if as_json:
-        print_json(asdict(done) | {"seconds": round(done.seconds, 3), "gaps": gaps})
+        seconds = round(done.seconds, 3)
+        print_json(asdict(done) | {"where": where, "seconds": seconds, "gaps": gaps})
         return
     recorded = f", {len(gaps)} gaps recorded" if gaps else ""
     click.echo(
         f"{done.events:,} events archived in {done.batches} batches ({done.seconds:,.1f} s)"
-        f"{recorded}: {done.where}"
+        f"{recorded}: {where}"
     )
 
 
