@@ -23,6 +23,7 @@ from lisa.pipeline.jobs.audit_verdicts import (
     judging_by_server,
 )
 from lisa.pipeline.jobs.lists import OutputFolder
+from lisa.pipeline.jobs.message_history import topics_in
 from lisa.pipeline.jobs.windows import Window, gap_windows
 from lisa.pipeline.server import Server, check_layout, now_ms
 
@@ -100,12 +101,14 @@ def audit(
     to: a new directory for the lists of missing and stuck messages, and `summary.json`.
     stage: called with a description of each stage.
 
-    Raises ConfigError for invalid arguments, ServerUnavailable if the server does not answer.
+    Raises ConfigError for invalid arguments and topics that the archive lacks, ServerUnavailable
+    if the server does not answer.
     """
     began = time.monotonic()
     folder = OutputFolder(spark, to) if to is not None else None
     scope = AuditScope(topics, start, end)
     archive = reopen()
+    topics_in(archive, topics)
     stage("reading the archive")
     rows = judge_by_archive(archive, scope)
     still_open = rows.where(sf.col("standing") == "open")

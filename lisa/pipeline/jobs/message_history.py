@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import topics_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs import journal_tail
 
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from lisa.pipeline.server import Server
 
 KEY = ["topic", "id"]
+
+
+def topics_in(archive: Archive, topics: Sequence[str] | None) -> list[str]:
+    """The given topics, by default all topics of the archive, sorted.
+
+    Raises ConfigError if the archive lacks one of them.
+    """
+    known = {*archive.topics(), *topics_of(archive.offsets())}
+    unknown = sorted({*(topics or ())} - known)
+    if unknown:
+        raise ConfigError(
+            f"the archive has no topic {', '.join(unknown)}; "
+            f"its topics are {', '.join(sorted(known)) or 'none'}"
+        )
+    return sorted({*(topics or known)})
 
 
 def selected(

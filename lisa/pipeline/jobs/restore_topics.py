@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lisa.admin.topics import counts as topic_counts
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import Topic, count_of, topics_of
+from lisa.core.model.sharding import Topic, count_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store import removal_mark
 from lisa.core.store.reshard import spread
@@ -17,6 +17,7 @@ from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.pipeline.jobs import journal_tail
 from lisa.pipeline.jobs.journal_tail import Remainder
+from lisa.pipeline.jobs.message_history import topics_in
 from lisa.pipeline.server import Server, check_layout, now_ms, started_ms
 
 if TYPE_CHECKING:
@@ -60,14 +61,7 @@ def prepare(
     its shard layout.
     """
     records = archive.topics()
-    known = sorted({*records, *topics_of(archive.offsets())})
-    unknown = sorted({*(topics or ())} - {*known})
-    if unknown:
-        raise ConfigError(
-            f"the archive has no topic {', '.join(unknown)}; "
-            f"its topics are {', '.join(known) or 'none'}"
-        )
-    names = sorted({*(topics or known)})
+    names = topics_in(archive, topics)
     remainders, groups = store.drive(journal_tail.find_remainders(store, archive, names)), {}
     journals = grouped((one.topic, one) for one in remainders)
     for topic in names:
