@@ -247,3 +247,6 @@ def test_the_command_retain(
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("1 messages and 1 events deleted")
     check(spark, where, [new])
+    eternal = pipeline("retain", "--archive", where, "--keep", "9999999d", *SMALL)
+    assert eternal.exit_code == 2
+    assert eternal.stderr.startswith("lisa: keep reaches back before the year 1")

@@ -57,13 +57,17 @@ def retain(
 
     An id that is live, or that was sent again and ended later, keeps all of its lives. Gaps remain
     recorded. The archive must not be written to meanwhile. Raises ConfigError if `keep` is not
-    positive, or if there is no archive.
+    positive or longer than the calendar, or if there is no archive.
     """
     if keep <= timedelta(0):
         raise ConfigError("keep must be positive: it is how long ended messages stay")
     began = time.monotonic()
+    try:
+        cutoff = datetime.now(UTC) - keep
+    except OverflowError:
+        raise ConfigError("keep reaches back before the year 1; use a shorter time") from None
     with closing(_remover(spark, where, properties or {})) as remover:
-        removed = remover.retain(datetime.now(UTC) - keep)
+        removed = remover.retain(cutoff)
     return ArchiveDeletion(*removed, seconds=time.monotonic() - began)
 
 
