@@ -321,6 +321,21 @@ def test_lines_of_a_csv_with_too_many_or_too_few_values_are_refused(
     assert client.zcard(KEYS.waiting) == 2
 
 
+def test_ended_messages_are_sent_again_with_keep_live(
+    pipeline: Callable[..., Result], redis_url: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "orders.csv"
+    source.write_text("id,body\nlive,x\nended,x\n", "utf-8")
+    command = ("schedule", str(source), "--topic", TOPIC, "--delay", "1h", "--redis", redis_url)
+    assert pipeline(*command).exit_code == 0
+    with Producer(redis_url) as producer:
+        assert producer.cancel(TOPIC, "ended")
+    again = pipeline(*command, "--on-duplicate", "keep_live", "--json")
+    assert again.exit_code == 0, again.output
+    (document,) = [json.loads(one) for one in again.stdout.splitlines()]
+    assert (document["accepted"], document["duplicate"], document["replaced"]) == (0, 1, 1)
+
+
 @pytest.mark.usefixtures("in_the_suites_session")
 @pytest.mark.parametrize(
     ("content", "arguments", "words"),

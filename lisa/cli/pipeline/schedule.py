@@ -112,7 +112,7 @@ COLUMN_OPTIONS = (
 )
 @click.option(
     "--on-duplicate",
-    type=click.Choice(["keep", "replace", "reject"]),
+    type=click.Choice(["keep", "keep_live", "replace", "reject"]),
     default="keep",
     show_default=True,
     help="What to do with an id that already exists.",

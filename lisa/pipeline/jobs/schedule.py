@@ -88,8 +88,8 @@ def schedule(
     url, prefix: the server; by default LISA_REDIS_URL, else redis://localhost:6379/0.
     job: required without a column `id`: ids are derived from this name and the rows. Repeating the
         job within `dedupe_for` adds nothing; equal rows of another job are other messages.
-    on_duplicate: what to do with an id that exists: "keep", "replace", or "reject" to refuse the
-        row.
+    on_duplicate: what to do with an id that exists: "keep", "keep_live" to keep only a message
+        that has not ended, "replace", or "reject" to refuse the row.
     batch: maximum number of rows per call; limited by the topic's groups (500 with one group).
     max_rate: maximum number of rows per second, over all tasks.
     dedupe_for: minimum time for which ids are deduplicated; raises the topics' option of this name.
