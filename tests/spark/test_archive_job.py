@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 
 from lisa import Consumer, Manager, Producer
 from lisa.cli.pipeline.archive import _print_result
+from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
@@ -65,6 +66,20 @@ def recorded(client: redis.Redis, topic: str) -> dict[str, list[str]]:
     """Archive name -> recorded entry id and number."""
     found: dict[bytes, bytes] = dict(client.hgetall(Keys().topic(topic).archived))  # type: ignore[arg-type]
     return {name.decode(): value.decode().split()[:2] for name, value in found.items()}
+
+
+def test_a_ttl_that_ends_after_the_year_9999(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    where = str(tmp_path / "archive")
+    client.hset(Keys().topic("orders").options, "journal", "1")
+    with Producer(redis_url) as producer:
+        producer.send("orders", "x", id="never", at=ms_datetime(MAX_DUE_MS), ttl="365d")
+    assert archive(spark, where, url=redis_url, once=True).events == 1
+    live = spark.read.format("lisa").options(url=redis_url).schema("expires timestamp").load()
+    for rows in (open_archive(spark, where).messages(), live):
+        (row,) = rows.select(sf.unix_millis("expires").alias("expires")).collect()
+        assert row.expires == MAX_DUE_MS
 
 
 def test_once_archives_everything_and_a_second_run_nothing(

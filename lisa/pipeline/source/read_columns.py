@@ -13,9 +13,11 @@ from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
+from lisa.core.model.clock import MAX_DUE_MS
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, MESSAGES_SCHEMA
 
@@ -77,8 +79,12 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def timestamps(milliseconds: pa.Array) -> pa.Array:
-    """Epoch milliseconds as times with the precision of Spark's."""
-    return milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+    """Epoch milliseconds as times with the precision of Spark's, at most the end of the year 9999.
+
+    A long ttl ends later, and Python knows no such time.
+    """
+    known = pc.min_element_wise(milliseconds, MAX_DUE_MS, skip_nulls=False)
+    return known.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
 
 
 def to_batch(schema: pa.Schema, columns: Mapping[str, Any], rows: int) -> pa.RecordBatch:
