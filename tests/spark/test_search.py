@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as sf
 
+from lisa import Producer
 from lisa.admin.topics import set_options
+from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.fields import FieldTest
@@ -219,6 +222,19 @@ class TestConditions:
             FieldTest.parse(wrong)
 
 
+@pytest.fixture
+def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of this process."""
+
+    def use(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield use
+    monkeypatch.undo()
+    time.tzset()
+
+
 class TestCommand:
     """`lisa pipeline search`, from an archive that the archive job wrote."""
 
@@ -273,6 +289,17 @@ class TestCommand:
         assert refused.output.strip().splitlines()[-1].startswith("lisa: condition 'prio > 1'")
         assert "org.apache.spark" not in refused.output
 
+    def test_a_time_that_is_in_the_year_10000_in_the_local_zone(
+        self, setup: Setup, pipeline: Callable[..., Result], local_zone: Callable[[str], None]
+    ) -> None:
+        with Producer(setup.server.url) as producer:
+            producer.send("never", "x", id="never", at=ms_datetime(MAX_DUE_MS))
+        local_zone("Asia/Tokyo")
+        found = pipeline("search", "--redis", setup.server.url, "--topic", "never", "--json")
+        assert found.exit_code == 0, found.output
+        (message,) = json.loads(found.stdout)["messages"]
+        assert message["due"] == "9999-12-31T23:59:59.999Z"
+
     def test_usage(self, pipeline: Callable[..., Result]) -> None:
         for wrong, said in (
             (("--no-live",), "nothing to search"),
@@ -291,9 +318,9 @@ def naive(moment: datetime) -> datetime:
 
 def test_a_row_as_json(setup: Setup) -> None:
     """The JSON output of the command."""
-    from lisa.cli.pipeline.search import _fields
+    from lisa.cli.pipeline.search import _fields, _in_ms
 
-    (row,) = setup.find(ids=["bytes"])
+    (row,) = _in_ms(setup.rows(ids=["bytes"])).collect()
     document = json.loads(json.dumps(_fields(row), default=str))
     assert document["body"] == "eyJvcmRlciI6IDQyfQ=="
     assert document["body_encoding"] == "base64"

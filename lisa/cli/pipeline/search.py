@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import Moment
-from lisa.cli.output import body_fields, print_json, print_table
+from lisa.cli.output import body_fields, iso, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.archives import ArchiveSource, archive_options
 from lisa.cli.pipeline.options import JobOptions, aware, id_option, job_options, topic_option
@@ -88,7 +88,7 @@ def search(
             server=Server(**connection) if live else None,
         )
         shown = found if out is None else _written(found, out, form)
-        some = shown.limit(limit + 1).collect()
+        some = _in_ms(shown.limit(limit + 1)).collect()
         shown.unpersist()  # other commands may use the session later
     _show(some[:limit], is_more=len(some) > limit, as_json=shared.json)
     if out is not None:
@@ -150,7 +150,7 @@ def _show(rows: list[Row], *, is_more: bool, as_json: bool) -> None:
         print_table(
             ["topic", "id", "state", "due", "attempts ", "source", "body"],
             [
-                (row.topic, row.id, row.state, _iso(row.due), row.attempts, row.source, _shown(row))
+                (row.topic, row.id, row.state, iso(row.due), row.attempts, row.source, _shown(row))
                 for row in rows
             ],
         )
@@ -168,11 +168,16 @@ def _shown(row: Row) -> str:
     return text if len(text) <= BODY_CHARACTERS else f"{text[: BODY_CHARACTERS - 1]}…"
 
 
-def _iso(moment: datetime | None) -> str | None:
-    if moment is None:
-        return None
-    # Spark returns naive local times.
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
+
+
+def _in_ms(found: DataFrame) -> DataFrame:
+    """Times as epoch milliseconds: Spark returns local times, which may be in the year 10000."""
+    from pyspark.sql import functions as sf
+
+    groups = sf.transform("groups", lambda one: one.withField("due", sf.unix_millis(one["due"])))
+    times = {name: sf.unix_millis(name) for name in TIMES}
+    return found.withColumns({"groups": groups, **times})
 
 
 def _fields(row: Row) -> dict[str, Any]:
@@ -185,12 +190,8 @@ def _fields(row: Row) -> dict[str, Any]:
     except InvalidMessage:  # marked as JSON or text but not valid
         decoded = body
     for group in found["groups"] or ():
-        group["due"] = _iso(group["due"])
-    dates = {
-        name: _iso(found[name])
-        for name in ("due", "expires", "sent_at", "updated_at", "settled_at")
-    }
-    return found | dates | body_fields(decoded)
+        group["due"] = iso(group["due"])
+    return found | {name: iso(found[name]) for name in TIMES} | body_fields(decoded)
 
 
 if __name__ == "__main__":
