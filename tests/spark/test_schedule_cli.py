@@ -245,8 +245,10 @@ def test_durations_of_a_csv_are_text_or_milliseconds(
     done = pipeline("schedule", str(source), "--topic", TOPIC, "--redis", redis_url)
     assert done.exit_code == 1
     assert "refused orders wrong: ttl: not a duration: 'half an hour'" in done.output
-    dues: Any = dict(client.zrange(KEYS.waiting, 0, -1, withscores=True))
-    ends: Any = dict(client.zrange(KEYS.expiry, 0, -1, withscores=True))
+    dues, ends = (
+        dict[Any, Any](client.zrange(key, 0, -1, withscores=True))  # type: ignore[arg-type]
+        for key in (KEYS.waiting, KEYS.expiry)
+    )
     assert dues[b"text"] == dues[b"number"] == dues[b"empty"] + 1_800_000
     assert ends == {name: dues[name] + 1_800_000 for name in (b"text", b"number")}
 
