@@ -160,3 +160,47 @@ def _add_schedule(plans: dict[str, TopicPlan], given: Mapping[str, Any]) -> None
 
 def _checked(names: Iterable[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_group(name) for name in names))  # type: ignore[arg-type]
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """The differences between two plans in their topics, as text."""
+    changes = []
+    for topic in sorted({*old.topics, *new.topics}):
+        if topic not in new.topics:
+            changes.append(f"topic {topic}: no longer configured; its messages and keys stay")
+            continue
+        before, after = old.topics.get(topic, TopicPlan()), new.topics[topic]
+        was, now = before.options or {}, after.options or {}
+        if topic not in old.topics:
+            changes.append(f"topic {topic}: new")
+        changes += [
+            f"topic {topic}: {name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
+            for name in sorted({*was, *now})
+            if was.get(name) != now.get(name)
+        ]
+        changes += [
+            f"topic {topic}: group {name} added"
+            for name in after.groups
+            if name not in before.groups
+        ]
+        changes += [
+            f"topic {topic}: group {name} no longer configured; "
+            "use `lisa topic group remove` to remove it"
+            for name in before.groups
+            if name not in after.groups
+        ]
+        changes += [
+            f"topic {topic}: schedule {name} "
+            + (
+                "no longer configured"
+                if name not in after.schedules
+                else "changed"
+                if name in before.schedules
+                else "added"
+            )
+            for name in sorted({*before.schedules, *after.schedules})
+            if before.schedules.get(name) != after.schedules.get(name)
+        ]
+        if before.batch != after.batch:
+            changes.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
+    return changes

@@ -27,7 +27,7 @@ from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.nodes import Nodes
-from lisa.manager.plan import Plan, TopicPlan
+from lisa.manager.plan import Plan, TopicPlan, differences
 from lisa.manager.schedule_declarer import declare
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_log import TopicLog
@@ -225,7 +225,7 @@ class Registry:
 
     def reconfigure(self, plan: Plan) -> list[str]:
         """Switch to another plan and return the differences as text."""
-        changes = _differences(self.plan, plan)
+        changes = differences(self.plan, plan)
         if (self.plan.schedules, self.plan.window) != (plan.schedules, plan.window):
             changes.append("the intervals of services, or count, changed: restart to apply them")
         with self._lock:
@@ -259,46 +259,3 @@ def _warn(plan: Plan) -> None:
         line = warning(topic, topic_plan.options or {})
         if line is not None:
             log.warning(line)
-
-
-def _differences(old: Plan, new: Plan) -> list[str]:
-    changes = []
-    for topic in sorted({*old.topics, *new.topics}):
-        if topic not in new.topics:
-            changes.append(f"topic {topic}: no longer configured; its messages and keys stay")
-            continue
-        before, after = old.topics.get(topic, TopicPlan()), new.topics[topic]
-        was, now = before.options or {}, after.options or {}
-        if topic not in old.topics:
-            changes.append(f"topic {topic}: new")
-        changes += [
-            f"topic {topic}: {name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
-            for name in sorted({*was, *now})
-            if was.get(name) != now.get(name)
-        ]
-        changes += [
-            f"topic {topic}: group {name} added"
-            for name in after.groups
-            if name not in before.groups
-        ]
-        changes += [
-            f"topic {topic}: group {name} no longer configured; "
-            "use `lisa topic group remove` to remove it"
-            for name in before.groups
-            if name not in after.groups
-        ]
-        changes += [
-            f"topic {topic}: schedule {name} "
-            + (
-                "no longer configured"
-                if name not in after.schedules
-                else "changed"
-                if name in before.schedules
-                else "added"
-            )
-            for name in sorted({*before.schedules, *after.schedules})
-            if before.schedules.get(name) != after.schedules.get(name)
-        ]
-        if before.batch != after.batch:
-            changes.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
-    return changes

@@ -9,8 +9,7 @@ import pytest
 
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.settings import ManagerSettings
-from lisa.manager.plan import Plan, Schedules, TopicPlan
-from lisa.manager.registry import _differences
+from lisa.manager.plan import Plan, Schedules, TopicPlan, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,7 +90,7 @@ def test_a_configuration_file_gives_the_same_plan(tmp_path: Path) -> None:
 def test_differences_are_described() -> None:
     old = plan({"a": {"ack_timeout": "1s", "group": "g"}, "gone": {}})
     new = plan({"a": {"ack_timeout": "2s", "capacity": 5, "group": "h"}, "b": {}})
-    assert _differences(old, new) == [
+    assert differences(old, new) == [
         "topic a: ack_timeout 1000 -> 2000",
         "topic a: capacity default -> 5",
         "topic a: group h added",
@@ -99,4 +98,4 @@ def test_differences_are_described() -> None:
         "topic b: new",
         "topic gone: no longer configured; its messages and keys stay",
     ]
-    assert _differences(new, new) == []
+    assert differences(new, new) == []
