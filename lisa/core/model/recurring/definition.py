@@ -11,16 +11,16 @@ import base64
 import hashlib
 from enum import StrEnum
 from functools import lru_cache
-from string import Template
 from typing import Any, Self
 
 import msgspec
 
-from lisa.core.model.clock import human, ms_datetime, zone_of
+from lisa.core.model.clock import human, zone_of
 from lisa.core.model.envelope import decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.core.model.recurring.grammar import CronPattern, parse_cron
+from lisa.core.model.recurring.template import check_template, filled, placeholders
 
 MIN_EVERY_MS = 1_000
 MIN_LATE_MS = 1_000
@@ -30,7 +30,6 @@ MOST_CAUGHT_UP = 100
 
 MOST_OCCURRENCES = 10**12
 
-PLACEHOLDERS = frozenset({"tick", "tick_ms", "previous", "previous_ms", "count"})
 SCHEDULE_HEADER, TICK_HEADER = "lisa-schedule", "lisa-tick"
 _LONGEST_NAME = 200
 
@@ -103,7 +102,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
             raise InvalidMessage(f"the header {min(reserved)!r} is set by the schedule")
         encode_headers(self.headers)
         if self.template:
-            _check_template(self)
+            check_template(self.kind, self.body)
         return self
 
     def _check_times(self) -> None:
@@ -155,7 +154,9 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
         headers = {**self.headers, SCHEDULE_HEADER: name, TICK_HEADER: str(tick_ms)}
         body = self.encoded_body
         if self.template:
-            body = _filled(self, body, tick_ms, previous_ms, count)
+            zone = zone_of(self.tz)
+            values = placeholders(zone, tick_ms, previous_ms, count)
+            body = filled(self.kind, body, values)
         return self.kind.encode() + encode_headers(headers) + body
 
 
@@ -254,52 +255,3 @@ def body_of(definition: ScheduleDefinition) -> Any:
 def pattern_of(cron: str) -> CronPattern:
     """The parsed pattern. Raises ConfigError."""
     return parse_cron(cron)
-
-
-def _check_template(definition: ScheduleDefinition) -> None:
-    if definition.kind == "b":
-        raise InvalidMessage("a template is text or JSON, not bytes")
-    template = Template(definition.body)
-    unknown = set(template.get_identifiers()) - PLACEHOLDERS
-    if unknown or not template.is_valid():
-        known = ", ".join(f"${{{name}}}" for name in sorted(PLACEHOLDERS))
-        raise InvalidMessage(
-            f"the template knows {known}, and $$ for a dollar sign; "
-            f"{'unknown: ' + min(unknown) if unknown else 'a $ stands alone'}"
-        )
-
-
-def _filled(
-    definition: ScheduleDefinition, body: bytes, tick_ms: int, previous_ms: int | None, count: int
-) -> bytes:
-    zone = zone_of(definition.tz)
-    values: dict[str, Any] = {
-        "tick": ms_datetime(tick_ms).astimezone(zone).isoformat(),
-        "tick_ms": tick_ms,
-        "previous": None
-        if previous_ms is None
-        else ms_datetime(previous_ms).astimezone(zone).isoformat(),
-        "previous_ms": previous_ms,
-        "count": count,
-    }
-    if definition.kind == "s":
-        return _text(body.decode(), values).encode()
-    return msgspec.json.encode(_substituted(msgspec.json.decode(body), values))
-
-
-def _substituted(value: Any, values: dict[str, Any]) -> Any:
-    """A JSON value with its texts filled in; a text that is one placeholder becomes its value."""
-    if isinstance(value, str):
-        if value.startswith("${") and value.endswith("}") and value[2:-1] in values:
-            return values[value[2:-1]]
-        return _text(value, values)
-    if isinstance(value, list):
-        return [_substituted(one, values) for one in value]
-    if isinstance(value, dict):
-        return {key: _substituted(one, values) for key, one in value.items()}
-    return value
-
-
-def _text(text: str, values: dict[str, Any]) -> str:
-    shown = {name: "" if value is None else value for name, value in values.items()}
-    return Template(text).substitute(shown)
