@@ -14,7 +14,6 @@ from lisa.consumer.delivery import Delivery
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
-from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
 from lisa.consumer.lifespan import LifespanRun
 from lisa.consumer.metrics import health_of, own_numbers
@@ -26,7 +25,7 @@ from lisa.consumer.readers import ReaderSet, end_reading, join_readers
 from lisa.consumer.settled import SettleWatch
 from lisa.consumer.settler import Settler
 from lisa.consumer.shared_readers import SharedReaders
-from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, give_back
+from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, end_handlers
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.slots import Slots
 from lisa.consumer.stream_reader import StreamReader
@@ -237,7 +236,8 @@ class Runtime:
             self._slots.wait_all_free(max(0.0, ends - waiting))
             if time.monotonic() - waiting > SHUTDOWN_CALLS_S:  # the server may be back
                 last = ShutdownCalls(self._store)
-            self._take_away(readers, last)
+            end_handlers(readers, last)
+            self._dispatcher.cancel_tasks()
             join_readers(readers.values(), last)
             self._settler.flush_now()
             self._heartbeat.last_look(readers)
@@ -253,27 +253,6 @@ class Runtime:
         self._dispatcher.close()
         if was_started:
             log.info("stopped")
-
-    def _take_away(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
-        """After the grace time, cancel `async def` handlers and release their deliveries.
-
-        Deliveries of other handlers are redelivered when their leases expire.
-        """
-        taken: dict[Subscription, list[Held]] = {}
-        for sub in subs:
-            running = sub.leases.running()
-            taken[sub] = cancelled = [one for one in running if one.task is not None]
-            for one in cancelled:
-                one.end()
-            if left := len(running) - len(cancelled):
-                log.warning(
-                    "topic %s: %d handlers did not finish in time; their messages will be "
-                    "redelivered when the leases expire",
-                    sub.shard,
-                    left,
-                )
-        give_back(taken, last)
-        self._dispatcher.cancel_tasks()
 
     def _drained(self, sub: Subscription) -> None:
         """Remove a closing subscription that no longer holds deliveries."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from lisa.consumer.inflight import Held
 from lisa.consumer.subscription import Subscription
 from lisa.core.store.store import SyncStore
+
+log = logging.getLogger("lisa.consumer")
 
 SHUTDOWN_CALLS_S = 2.0
 """How long all calls together may take once one has failed."""
@@ -44,6 +47,27 @@ class ShutdownCalls:
         if not is_taken and self.is_answered:
             self._ends = (time.monotonic() if self._has_nodes else began) + SHUTDOWN_CALLS_S
         return is_taken
+
+
+def end_handlers(subs: Iterable[Subscription], last: ShutdownCalls) -> None:
+    """After the grace time, cancel `async def` handlers and release their deliveries.
+
+    Deliveries of other handlers are redelivered when their leases expire.
+    """
+    taken: dict[Subscription, list[Held]] = {}
+    for sub in subs:
+        running = sub.leases.running()
+        taken[sub] = cancelled = [one for one in running if one.task is not None]
+        for one in cancelled:
+            one.end()
+        if left := len(running) - len(cancelled):
+            log.warning(
+                "topic %s: %d handlers did not finish in time; their messages will be "
+                "redelivered when the leases expire",
+                sub.shard,
+                left,
+            )
+    give_back(taken, last)
 
 
 def give_back(taken: Mapping[Subscription, Sequence[Held]], last: ShutdownCalls) -> None:
