@@ -87,12 +87,18 @@ class ServedCommand:
                 os.kill(self.pid, number)
 
 
+GRACE_S = 10.0
+"""How long a command has to end after the server was stopped, or after its client has gone; then it
+is killed."""
+
+
 class ServedCommands:
     """All commands by number, in the order in which their clients came."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
         self._all: dict[int, ServedCommand] = {}
+        self._kill_at: dict[ServedCommand, float] = {}
         self._last = 0
 
     def __iter__(self) -> Iterator[ServedCommand]:
@@ -116,6 +122,7 @@ class ServedCommands:
 
     def remove(self, command: ServedCommand) -> None:
         """Forget a command, and close its connection."""
+        self._kill_at.pop(command, None)
         self._all.pop(command.number, None)
         command.channel.close()
 
@@ -136,6 +143,23 @@ class ServedCommands:
             ):
                 return one, one.request, one.gateway
         return None
+
+    def end(self, command: ServedCommand, number: int) -> None:
+        """Send a signal to a running command, and kill it if it runs for `GRACE_S` after that."""
+        command.kill(number)
+        self._kill_at[command] = time.monotonic() + GRACE_S
+
+    def patience(self) -> float | None:
+        """The seconds until a command must be killed; None if none must."""
+        first = min(self._kill_at.values(), default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
+
+    def kill_overdue(self) -> None:
+        """Kill the commands whose time is up."""
+        now = time.monotonic()
+        for command in [one for one, at in self._kill_at.items() if at <= now]:
+            command.kill(signal.SIGKILL)
+            del self._kill_at[command]
 
     def kill_all(self, number: int) -> None:
         """Send a signal to all running commands."""

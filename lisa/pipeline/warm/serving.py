@@ -44,10 +44,6 @@ from lisa.pipeline.warm.protocol import (
     Waiting,
 )
 
-GRACE_S = 10.0
-"""How long a command has to end after the server was stopped, or after its client has gone; then it
-is killed."""
-
 _PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
@@ -78,7 +74,6 @@ class WarmServer:
         self._wake, self._waker = socket.socketpair()
         self._stops = 0
         self._is_stopping = False
-        self._kill_at: dict[ServedCommand, float] = {}
         self._keeper = KeeperProcess(
             lambda: self._listener.close(remove=False), master, settings, environment
         )
@@ -91,11 +86,11 @@ class WarmServer:
         self._watch()
         try:
             while not (self._is_stopping and not self._commands):
-                for key, _ in self._selector.select(self._patience()):
+                for key, _ in self._selector.select(self._commands.patience()):
                     key.data(key.fileobj)
                 self._reap()
                 self._stop_if_asked()
-                self._kill_overdue()
+                self._commands.kill_overdue()
                 while found := self._commands.next():
                     if self._fork(*found):
                         return True
@@ -118,10 +113,6 @@ class WarmServer:
 
     def _on_stop(self, *_: object) -> None:
         self._stops += 1
-
-    def _patience(self) -> float | None:
-        first = min(self._kill_at.values(), default=None)
-        return None if first is None else max(0.0, first - time.monotonic())
 
     # The keeper.
 
@@ -207,15 +198,13 @@ class WarmServer:
             return
         self._selector.unregister(command.channel.socket)
         command.state = CommandState.LOST
-        command.kill(signal.SIGTERM)
-        self._kill_at[command] = time.monotonic() + GRACE_S
+        self._commands.end(command, signal.SIGTERM)
 
     def _forget(self, command: ServedCommand) -> None:
         if command.state is not CommandState.LOST and command in self._commands:
             self._selector.unregister(command.channel.socket)
         if command.request is not None:
             self._keeper.tell(CloseGateway(command.number))
-        self._kill_at.pop(command, None)
         self._commands.remove(command)
 
     # Processes.
@@ -283,14 +272,7 @@ class WarmServer:
                 self._refuse(command, "it is stopping")
                 continue
             command.send(Stopping())
-            command.kill(signal.SIGINT)
-            self._kill_at[command] = time.monotonic() + GRACE_S
-
-    def _kill_overdue(self) -> None:
-        now = time.monotonic()
-        for command in [one for one, at in self._kill_at.items() if at <= now]:
-            command.kill(signal.SIGKILL)
-            del self._kill_at[command]
+            self._commands.end(command, signal.SIGINT)
 
     def _close(self) -> None:
         """End all processes; the JVM ends with the keeper."""
