@@ -45,6 +45,7 @@ LONGEST_FIRST = (
     "tests/cluster/",
     *SPARK,
     "tests/browser/",
+    "tests/integration/test_wheel.py",
     "tests/integration/test_s",
     "tests/gateway/",
 )
