@@ -28,6 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATIENCE = timedelta(seconds=3)
 """How long a command waits for an unresponsive server, by default."""
 
+_VARIABLES = ("LISA_CONFIG", "LISA_PATIENCE", "LISA_REDIS", "LISA_ZONE")
+"""The variables, besides those of the section `redis`, for which a command loads the settings."""
+
 
 @dataclass(slots=True)
 class Chosen:
@@ -51,9 +54,11 @@ class Chosen:
         from lisa.core.model.keys import Keys
         from lisa.core.redis.address import Address
 
-        environ = os.environ
-        in_sections = any(name.startswith("LISA_REDIS__") for name in environ)
-        if self.config or environ.get("LISA_CONFIG") or environ.get("LISA_PATIENCE") or in_sections:
+        is_configured = any(
+            (name in _VARIABLES or name.startswith("LISA_REDIS__")) and value.strip()
+            for name, value in os.environ.items()
+        )
+        if self.config or is_configured:
             # Loading a configuration takes longer than most commands, so only if there is one.
             from lisa.core.settings import ProducerSettings
 

@@ -8,7 +8,9 @@ import pytest
 
 from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.cli.options import Chosen
+from lisa.core.model.clock import parse_zone
 from lisa.core.redis.address import Address
+from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
 
 if TYPE_CHECKING:
@@ -65,3 +67,18 @@ def test_every_role_chooses_alike(
     assert choose(None, None) == (ELSEWHERE, "shop")
     monkeypatch.delenv("LISA_REDIS_URL")
     assert choose(None, None)[0] == "redis://section:1/0"
+
+
+@pytest.mark.parametrize("section", ["redis://section:1/0", '{"url": "redis://section:1/0"}'])
+def test_a_command_uses_the_settings_of_daemons(
+    section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LISA_REDIS_URL", "LISA_PREFIX", "LISA_CONFIG"):
+        monkeypatch.setenv(name, " ")
+    chosen = Chosen()
+    monkeypatch.setenv("LISA_REDIS", section)
+    assert chosen.server()[0].shown == ManagerSettings.load().redis.url == "redis://section:1/0"
+    monkeypatch.delenv("LISA_REDIS")
+    monkeypatch.setenv("LISA_ZONE", "UTC")
+    assert chosen.server()[0].shown == "redis://localhost:6379/0"
+    assert chosen.zone == parse_zone("UTC")

@@ -69,7 +69,7 @@ def read_sources(
 
     Raises ConfigError that names source, key and fix.
     """
-    chosen = path if path is not None else os.environ.get("LISA_CONFIG")
+    chosen = path if path is not None else os.environ.get("LISA_CONFIG", "").strip()
     return (
         Source(role, "options", names.normalise("options", overrides, roles)),
         Source(role, "environment", read_environment(os.environ, roles)),
