@@ -101,8 +101,11 @@ class HandlerRuns:
 
     def leave(self) -> Flow[None]:
         """Leave the lifespans that were entered, the last one first. Raises their errors."""
-        while self._attached:
-            yield from self._attached.pop().lifespan.leave()
+        if self._attached:
+            try:
+                yield from self._attached.pop().lifespan.leave()
+            finally:
+                yield from self.leave()
 
     def deliver(self, topic: str, group: str) -> Flow[int]:
         """Hand the next message, or batch, to its handlers; returns the number of messages.

@@ -453,6 +453,29 @@ class TestConsumers:
         with pytest.raises(ConnectionError, match="no database"):
             kit.advance()
 
+    def test_all_lifespans_are_left_though_one_fails(self, clock: ClockedServer) -> None:
+        left: list[str] = []
+
+        def attach(kit: LisaTestKit, topic: str) -> None:
+            @contextmanager
+            def lifespan() -> Iterator[None]:
+                yield
+                left.append(topic)
+                raise ConnectionError(topic)
+
+            consumer = Consumer(lifespan=lifespan)
+            consumer.on(topic, lambda _: None)
+            kit.attach(consumer)
+            kit.producer.send(topic, 1)
+
+        kit = LisaTestKit(clock)
+        for topic in ("first", "second"):
+            attach(kit, topic)
+        kit.advance()
+        with pytest.raises(ConnectionError):
+            kit.close()
+        assert left == ["second", "first"]
+
     def test_module_wide_receivers_and_functions(
         self, kit: LisaTestKit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
