@@ -256,6 +256,9 @@ def test_the_environment_alone(monkeypatch: pytest.MonkeyPatch, write: Write) ->
             "rediss://cache:6379/0",
             None,
         ),
+        ("{host: cache, ssl: 'true'}", "rediss://cache:6379/0", None),
+        ("{host: cache, ssl: {bundle: b}}", "rediss://cache:6379/0", None),
+        ("{host: cache, ssl: {enabled: 'false'}}", "redis://cache:6379/0", None),
         ("{url: 'redis://u:p@cache:1/2', timeout: 5000}", "redis://u:p@cache:1/2", None),
     ],
 )
@@ -298,6 +301,10 @@ def test_spring_only_settings_are_refused_unless_a_url_is_given(write: Write) ->
     assert ManagerSettings.load(cluster, redis="redis://x").redis.url == "redis://x"
     placeholder = write("spring: {redis: {host: '${HOST:x}'}}")
     assert "spring.redis.host is a placeholder" in refusal(ManagerSettings, placeholder)
+    unknown_tls = write("spring: {redis: {host: cache, ssl: '${TLS:true}'}}")
+    assert "spring.redis.ssl is a placeholder" in refusal(ManagerSettings, unknown_tls)
+    no_tls = write("spring: {redis: {host: cache, ssl: maybe}}")
+    assert "spring.redis.ssl is true or false, not 'maybe'" in refusal(ManagerSettings, no_tls)
 
 
 def test_secrets_are_not_shown(write: Write) -> None:

@@ -56,7 +56,7 @@ def spring_settings(source: str, section: dict[str, Any]) -> dict[str, str]:
                 f"{source}: spring.redis.{key} is not supported; "
                 f"set the servers in {ROOT}.redis.url"
             )
-    for key in ("host", "port", "password", "database", "url", "username"):
+    for key in ("host", "port", "password", "database", "url", "username", "ssl"):
         if "${" in str(values.get(key, "")):
             raise ConfigError(
                 f"{source}: spring.redis.{key} is a placeholder, which only Spring resolves; "
@@ -67,10 +67,19 @@ def spring_settings(source: str, section: dict[str, Any]) -> dict[str, str]:
         redis["url"] = str(values["url"])
     elif {"host", "port", "database", "ssl"} & values.keys():
         host = quote(str(values.get("host", "localhost")), safe=":[]")
-        scheme = "rediss" if values.get("ssl") is True else "redis"
+        scheme = "rediss" if _has_tls(source, values.get("ssl", False)) else "redis"
         port, database = values.get("port", 6379), values.get("database", 0)
         redis["url"] = f"{scheme}://{host}:{port}/{database}"
     return redis
+
+
+def _has_tls(source: str, ssl: Any) -> bool:
+    """Whether `spring.redis.ssl` is on: a boolean, its text, or a section, as in Spring Boot 3."""
+    given = ssl.get("enabled", "bundle" in ssl) if isinstance(ssl, dict) else ssl
+    text = str(given).strip().lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"{source}: spring.redis.ssl is true or false, not {given!r}")
+    return text == "true"
 
 
 def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
