@@ -70,6 +70,10 @@ class Intake:
         if self._collector:
             self._sub.give_back(self._collector.take())
 
+    def drop_unopened(self) -> None:
+        """Drop the unopened entries after their group was removed."""
+        self._stream.drop_unopened()
+
     def drop_all(self) -> None:
         """Drop all deliveries after their group was removed."""
         if self._collector:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from lisa.consumer.blocking_reads import is_about_group
 from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
+from lisa.consumer.joining import LOOK_AGAIN_S, Joining
 from lisa.consumer.member import Holder, Return
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.shared_reader import MOST_EACH
@@ -18,15 +19,12 @@ from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.delivery.opening import StreamRead
-from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
+from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry
 from lisa.core.redis import errors
 
 log = logging.getLogger("lisa.consumer")
-
-LOOK_AGAIN_S = 1.0
-"""How often a paused topic, or a topic without a group, is checked."""
 
 BUSY_S = 1.0
 """The shortest time that a busy topic is read on its own thread."""
@@ -59,6 +57,7 @@ class Reader:
         self.stream = stream
         self._intake = intake
         self.sub = sub
+        self._joining = Joining(sub, intake)
         self._failed = failed
         self._outages = outages
         self._error: BaseException | None = None
@@ -245,31 +244,10 @@ class Reader:
             self._group_removed(error)
 
     def _group_removed(self, error: BaseException) -> None:
-        sub = self.sub
         try:
-            was_lost = sub.membership.was_lost()
+            self._joining.end(error)
         except LisaError as another:
             self._wait_out(another)
-            return
-        self.stream.drop_unopened()
-        if was_lost:
-            sub.membership.reset()
-            self._intake.pause(FIRST_S)
-            return
-        sub.membership.end(error)
-        self._intake.drop_all()
-
-    def _await_group(self) -> None:
-        """Wait for a removed group to be declared again."""
-        member = self.sub.membership
-        self._intake.pause(LOOK_AGAIN_S)
-        if self.sub.closing.is_set():
-            return
-        if member.was_lost():
-            member.reset()
-            self._intake.pause(FIRST_S)
-        else:
-            member.rejoin()
 
     def _wait_out(self, error: BaseException) -> None:
         if not isinstance(error, LisaError):
@@ -288,9 +266,9 @@ class Reader:
         """Do one round of the work that the topic needs now. Raises LisaError, client errors."""
         sub = self.sub
         if not sub.group:
-            self._join()
+            self._joining.join()
         elif sub.membership.is_removed:
-            self._await_group()
+            self._joining.rejoin()
         elif sub.is_paused_here or sub.is_paused_topic:
             self._intake.release_unstarted()
             self._intake.pause(LOOK_AGAIN_S)
@@ -301,16 +279,3 @@ class Reader:
             self._must_read = False
             if self._busy_until and self.stream.last_count >= MOST_EACH:
                 self._busy_until = time.monotonic() + BUSY_S
-
-    def _join(self) -> None:
-        member = self.sub.membership
-        if member.is_former_shard():
-            self._intake.pause(LOOK_AGAIN_S)  # the heartbeat will close this subscription
-            return
-        if member.join():
-            return
-        member.ask_for_group()
-        backoff = Backoff(longest_s=LOOK_AGAIN_S)
-        while not self.sub.closing.is_set() and not member.has_groups():
-            self._thread.begin()
-            self._intake.pause(backoff.take())
