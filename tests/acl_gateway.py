@@ -166,7 +166,9 @@ def speak_as_earlier_systems(caller: Caller) -> None:
     caller.get(f"{CAMELLIA}/metrics", f"{CAMELLIA}/getTopicInfo?topic=old")
     job = {"topic": "job", "body": "b"}
     ids = [caller.post("/mykit/push", job | {"delay": ms}).json()["data"] for ms in (0, 60_000)]
-    caller.get("/mykit/get/job", f"/mykit/finish?id={ids[0]}", f"/mykit/delete?id={ids[1]}")
+    caller.get(
+        "/mykit/get/job?timeout=500", f"/mykit/finish?id={ids[0]}", f"/mykit/delete?id={ids[1]}"
+    )
     caller.get("/mykit/clearAll")
     due = str(time.time_ns() // 1_000_000)
     form = {"topic": "dq", "delayTime": due, "ttrTime": "60", "message": "{}"}

@@ -176,7 +176,9 @@ def test_only_an_operator_declares_a_group_by_pulling(guarded: Gateway) -> None:
     assert [one["name"] for one in groups] == ["first"]
 
 
-@pytest.mark.parametrize("path", ["/mykit/get/{}?group=evil", "/delay-queue/pop/{}?group=evil"])
+@pytest.mark.parametrize(
+    "path", ["/mykit/get/{}?group=evil&timeout=100", "/delay-queue/pop/{}?group=evil"]
+)
 def test_nor_does_anyone_else_by_a_compatible_api(guarded: Gateway, path: str) -> None:
     topic = f"mine.{new_topic()}"
     guarded.client.post(f"/v1/topics/{topic}/groups", json={"group": "first"})
