@@ -154,17 +154,26 @@ class ManagerSteps:
         Declares the groups that consumers join by name, and one on each topic without any. Raises
         LisaError, and ConfigError if a consumer without a group reads a topic with several groups.
         """
-        groups = {shard: self._store.drive(self._store.groups(shard)) for shard in shards}
+        groups = self._groups(shards)
         if missing := self._missing(groups, wanted):
             for topic, group in missing:
                 self._store.call(Declare(topic, group))
                 self._store.drive(spread(self._store, Topic(topic)))
-            groups = {shard: self._store.drive(self._store.groups(shard)) for shard in shards}
+            groups = self._groups(shards)
         asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
         commands = [one for questions in asked.values() for one in questions]
         replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
         views = [self._view(shard, names, replies) for shard, names in groups.items()]
         return DueWork.of(views, self._now_ms())
+
+    def _groups(self, shards: Sequence[Shard]) -> dict[Shard, tuple[str, ...]]:
+        """The groups declared on each shard, read in one round trip."""
+        asked = [("HKEYS", self._store.keys.topic(shard).groups) for shard in shards]
+        replies = self._store.drive(self._store.commands(asked)) if asked else ()
+        return {
+            shard: self._store.learn_groups(shard, reply)
+            for shard, reply in zip(shards, replies, strict=True)
+        }
 
     def _missing(
         self,
