@@ -446,7 +446,7 @@ def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) 
         for shard, last in written.items():
             assert store.drive(find_unread(store, shard, Mark("5-1", last), None)) is None, "no gap"
         split.into(2)
-        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(8)]
+        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(60)]  # some in each
     for shard in shards:
         first = store.ask("XRANGE", split.keys(shard).events, "-", "+", "COUNT", 1)
         assert number_of(first[0]) == written[shard] + 1
