@@ -22,7 +22,7 @@ test-all: WORKERS ?= 4
 help:
 	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
 	@echo "make check   lint, types, unit and contract tests on the embedded server: after each edit"
-	@echo "make test    lint, types and a test of every promise: ten minutes"
+	@echo "make test    lint, types and a test of every promise: eight minutes"
 	@echo "make test-all   adds all mutants, kill points, clusters, browsers and Spark jobs: half an hour"
 	@echo "make test-slow  the rest: torture with each persistence, clusters on Redis, every kill point"
 	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
