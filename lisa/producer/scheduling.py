@@ -158,8 +158,8 @@ class Scheduling(Sending):
         """Create the occurrences of past ticks from `start` to `end`, both included; due at once.
 
         Naive datetimes are in the producer's zone. Returns how many were created, and how many were
-        known already. Raises InvalidMessage if there is no such schedule or `end` is before
-        `start`, and TopicFull.
+        known already. Raises InvalidMessage if there is no such schedule, or if `end` is
+        before `start`; and TopicFull.
         """
         from lisa.core.store import schedules
 

@@ -150,9 +150,9 @@ class RecordingProducer(_Recording, Producer):
     sent: the messages in the order of sending; `reschedule` changes theirs in place.
     cancelled: the messages that were cancelled.
 
-    It takes the arguments of a producer, of which only `zone` and `middleware` have an effect. The
-    methods take the same arguments, raise InvalidMessage for the same mistakes, and return the
-    same results as those of `Producer`; a cancelled id is forgotten. Schedules are kept, but never
+    The constructor takes the same arguments as that of `Producer`; only `zone` and `middleware`
+    have an effect. Methods take the same arguments, raise InvalidMessage for the same mistakes, and
+    return the same results; a cancelled id is forgotten. Schedules are kept, but never
     tick: `sent` only has the messages of `run_schedule` and `backfill_schedule`.
     """
 

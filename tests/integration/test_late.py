@@ -91,7 +91,7 @@ def test_an_outage_ends_with_exact_counts(cast: Cast, redis_url: str, then: str,
 
 
 def test_an_id_of_another_program_does_not_occupy_a_manager(cast: Cast) -> None:
-    """The ids of messages are UTF-8; the manager tried to end any other one for ever."""
+    """Message ids are UTF-8. The manager kept trying to end other members of the ZSET."""
     cast.configure(late=f"{LATE},skip")
     for zset in (cast.keys.waiting, cast.keys.expiry):
         cast.store.ask("ZADD", zset, cast.now_ms() - 20 * MINUTE, b"\xff\xfe")

@@ -43,15 +43,35 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 
 _TEXT = (
-    "client_name", "encoding", "host", "lib_name", "lib_version", "password", "port",
-    "sentinel_password", "sentinel_username", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path",
-    "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "ssl_ocsp_expected_cert", "ssl_password",
-    "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "username",
-)  # fmt: skip
+    "client_name",
+    "encoding",
+    "host",
+    "lib_name",
+    "lib_version",
+    "password",
+    "port",
+    "sentinel_password",
+    "sentinel_username",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_ciphers",
+    "ssl_keyfile",
+    "ssl_ocsp_expected_cert",
+    "ssl_password",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "username",
+)
 _AS_IN_REDIS_PY = (
-    "legacy_responses", "retry_on_timeout", "socket_keepalive", "ssl_check_hostname",
-    "ssl_exclude_verify_flags", "ssl_include_verify_flags",
-)  # fmt: skip
+    "legacy_responses",
+    "retry_on_timeout",
+    "socket_keepalive",
+    "ssl_check_hostname",
+    "ssl_exclude_verify_flags",
+    "ssl_include_verify_flags",
+)
 _of_redis_py: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {

@@ -182,7 +182,7 @@ def backfill(
     """Create the occurrences of past ticks in a range, both ends included, due at their ticks.
 
     Returns how many were created, and how many were known already. Raises InvalidMessage if there
-    is no such schedule or the range ends before it begins, and TopicFull.
+    is no such schedule, or if the range ends before it begins; and TopicFull.
     """
     check_range(from_ms, to_ms)
     created = duplicates = 0

@@ -57,7 +57,7 @@ def retain(
 
     An id that is live, or that was sent again and ended later, keeps all of its lives. Gaps remain
     recorded. The archive must not be written to meanwhile. Raises ConfigError if `keep` is not
-    positive or longer than the calendar, or if there is no archive.
+    positive or reaches back before the year 1, or if there is no archive.
     """
     if keep <= timedelta(0):
         raise ConfigError("keep must be positive: it is how long ended messages stay")
