@@ -107,7 +107,7 @@ class Topic:
         }
 
     def now_ms(self) -> int:
-        return self.store.drive(self.store.server_time_us()) // 1_000
+        return self.store.drive(self.store.server_time_ms())
 
     def promote(self) -> int:
         return self.store.call(Promote(self.name)).moved

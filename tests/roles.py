@@ -59,7 +59,7 @@ class Cast:
         self.store.call(Configure(self.topic, dict(options)))
 
     def now_ms(self) -> int:
-        return self.store.drive(self.store.server_time_us()) // 1000
+        return self.store.drive(self.store.server_time_ms())
 
     def send(
         self,

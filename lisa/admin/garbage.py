@@ -160,7 +160,7 @@ def act(
     Skips messages that die after the start, so that a requeued message that dies again does not
     keep the loop running.
     """
-    now_ms = (yield from store.server_time_us()) // 1000 + 1
+    now_ms = (yield from store.server_time_ms()) + 1
     before_ms = selection.died_before_ms
     until = now_ms if before_ms is None else min(now_ms, before_ms)
     bounded = replace(selection, died_before_ms=until)

@@ -34,7 +34,7 @@ def consumers(
 ) -> Flow[list[RolePresence[ConsumerPresence]]]:
     """The consumers of the given topics, or of all registered topics."""
     names = list(topics) or (yield from store.topics())
-    now_us = yield from store.server_time_us()
+    now_ms = yield from store.server_time_ms()
     found: list[RolePresence[ConsumerPresence]] = []
     for some in chunks(names, TOPICS_PER_STEP):
         parts = yield from counted(store, some)
@@ -47,7 +47,7 @@ def consumers(
             for (topic, _), reply in zip(asked, replies, strict=True)
             for record in presence.records_in(reply or [], ConsumerPresence)
         )
-        found += [_seen(presence.whole(parts), now_us) for parts in records.values()]
+        found += [_seen(presence.whole(parts), now_ms) for parts in records.values()]
     return found
 
 
@@ -86,11 +86,11 @@ def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[I
 
 def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
     """All managers."""
-    now_us = yield from store.server_time_us()
+    now_ms = yield from store.server_time_ms()
     records = yield from presence.managers(store)
-    return [_seen(record, now_us) for record in records]
+    return [_seen(record, now_ms) for record in records]
 
 
-def _seen(record: P, now_us: int) -> RolePresence[P]:
-    silent_ms = max(0, now_us // 1000 - record.seen_ms)
+def _seen(record: P, now_ms: int) -> RolePresence[P]:
+    silent_ms = max(0, now_ms - record.seen_ms)
     return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER_MS)

@@ -65,7 +65,7 @@ def _selection(
 
     before = None
     if older_than is not None:
-        before = store.drive(store.server_time_us()) // 1000 - duration_ms(older_than)
+        before = store.drive(store.server_time_ms()) - duration_ms(older_than)
     return GarbageSelection(topic=topic, group=group, died_before_ms=before, reason=reason)
 
 
@@ -87,7 +87,7 @@ def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **fi
         fields = [_died(row_fields(row)) for row in rows]
         print_json({"topic": topic, "messages": fields, "cursor": rows.cursor})
         return
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     print_table(
         ["id", "group", "died", "at", "attempts ", "reason"],
         (

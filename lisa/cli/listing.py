@@ -71,7 +71,7 @@ def list_(
         fields = [row_fields(row) for row in rows]
         print_json({"topic": topic, "state": state, "messages": fields, "cursor": rows.cursor})
         return
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     columns = ["id", "due", "at", *SHOWN[state]]
     shown = ([_cells(row, now_ms)[name] for name in columns] for row in rows)
     print_table(columns, shown, drop=["at", "attempts", "group"])

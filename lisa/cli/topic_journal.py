@@ -28,7 +28,7 @@ def show_journal(chosen: Chosen, topic: str) -> None:
     if chosen.json:
         print_json(asdict(found))
         return
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     print_table(
         ["", ""],
         [

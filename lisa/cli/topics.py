@@ -45,7 +45,7 @@ def topics(chosen: Chosen) -> None:
 
     store = chosen.store()
     found = store.drive(counts(store, store.drive(store.topics())))
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     if chosen.json:
         print_json([counts_fields(one) for one in found])
         return
@@ -98,7 +98,7 @@ def show(chosen: Chosen, topic: str) -> None:
     store = store_with_topic(chosen, topic)
     found = store.drive(counts(store, [topic]))[0]
     options = store.drive(store.options(topic))
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     ramp = options.ramp and store.drive(ramp_state(store, topic, options.ramp, now_ms))
     p50, p99 = (lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
     if chosen.json:

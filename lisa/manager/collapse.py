@@ -42,7 +42,7 @@ def newer_occurrences(
         ticks.setdefault(found[one][1], {})[one] = int(found[one][2])
     newer: dict[str, Sequence[str] | None] = {}
     key = store.keys.topic(shard).waiting
-    now_ms = store.drive(store.server_time_us(key)) // 1000
+    now_ms = store.drive(store.server_time_ms(key))
     records = _records(store, topic_of(shard), list(ticks), now_ms)
     for name, own in ticks.items():
         newer |= _of_schedule(store, shard, name, own, record=records.get(name), now_ms=now_ms)

@@ -56,7 +56,7 @@ class GroupDeclarer:
         if self._store.drive(self._store.groups(topic)):
             return
         keys = self._store.keys.topic(topic)
-        now_ms = self._store.drive(self._store.server_time_us(keys.consumers)) // 1000
+        now_ms = self._store.drive(self._store.server_time_ms(keys.consumers))
         records = self._store.drive(presence.consumers(self._store, topic))
         waiting = [one.name for one in presence.alive(records, now_ms) if not one.group]
         if not waiting:

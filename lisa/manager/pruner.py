@@ -67,7 +67,7 @@ class Pruner:
         if len(shards) == 1:
             return set()  # the script decides for a single shard
         key = store.keys.topic(topic).archived
-        since_ms = store.drive(store.server_time_us(key)) // 1000 - ARCHIVE_HOLDS_MS
+        since_ms = store.drive(store.server_time_ms(key)) - ARCHIVE_HOLDS_MS
         replies = store.drive(
             store.commands([("HGETALL", store.keys.topic(shard).archived) for shard in shards])
         )

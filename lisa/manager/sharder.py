@@ -111,7 +111,7 @@ class Sharder:
                 self._store.call(Configure(topic, {mark: None}))
             return
         key = self._store.keys.topic(topic).options
-        now_ms = self._store.drive(self._store.server_time_us(key)) // 1000
+        now_ms = self._store.drive(self._store.server_time_ms(key))
         if since is None:
             self._store.call(Configure(topic, {mark: str(now_ms)}))
             since = str(now_ms)

@@ -170,9 +170,9 @@ class Sweeper:
 
     def managers(self) -> bool:
         """Delete the records of dead managers; returns whether there were any. Raises LisaError."""
-        now_us = self._store.drive(self._store.server_time_us(self._store.keys.managers))
+        now_ms = self._store.drive(self._store.server_time_ms(self._store.keys.managers))
         records = self._store.drive(presence.managers(self._store))
-        alive = presence.alive(records, now_us // 1000)
+        alive = presence.alive(records, now_ms)
         for record in records:
             if record not in alive:
                 self._store.drive(presence.leave_manager(self._store, record.name))
@@ -248,4 +248,4 @@ class Sweeper:
 
     def _now_ms(self, topic: str) -> int:
         key = self._store.keys.topic(topic).waiting
-        return self._store.drive(self._store.server_time_us(key)) // 1000
+        return self._store.drive(self._store.server_time_ms(key))

@@ -202,7 +202,7 @@ def test_the_handler_s_outcome_decides(
     found = bench.inspect(TOPIC, sent).group_states[0]
     assert found.reason == reason
     if isinstance(says, Retry):
-        now_ms = bench.store.drive(bench.store.server_time_us()) // 1000
+        now_ms = bench.store.drive(bench.store.server_time_ms())
         assert found.due_ms is not None
         assert 3_590_000 < found.due_ms - now_ms <= 3_600_000
 

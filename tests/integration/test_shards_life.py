@@ -325,7 +325,7 @@ def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
     consumer = Consumer(split.url, concurrency=2)
     consumer.on("orders", handled)
     sampler, minute = Sampler(split.store), 60_000
-    began_ms = split.store.drive(split.store.server_time_us()) // 1000 - 20 * minute
+    began_ms = split.store.drive(split.store.server_time_ms()) - 20 * minute
 
     def sample(after: int) -> None:
         for shard in split.layout.counted(ORDERS):

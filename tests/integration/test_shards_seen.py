@@ -143,7 +143,7 @@ def test_counts_are_sums(split: Split) -> None:
     make_ready(split)
     (found,) = store.drive(topics.counts(store, ["orders"]))
     assert (found.waiting, [one.ready for one in found.groups]) == (0, [N])
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     (ahead,) = store.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
     assert (

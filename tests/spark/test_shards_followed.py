@@ -110,7 +110,7 @@ class TestTrimming:
     def test_journals_do_not_wait_for_silent_archives(
         self, split: Split, whole: Journal, shards: list[Journal]
     ) -> None:
-        now_ms = split.store.drive(split.store.server_time_us()) // 1000
+        now_ms = split.store.drive(split.store.server_time_ms())
         gone_ms = now_ms - ARCHIVE_HOLDS_MS - 1
         for name, record in (("dead", f"1-1 10 {gone_ms}"), ("~trimmed", f"9 {now_ms}")):
             whole.client.hset(whole.keys.archived, name, record)

@@ -156,7 +156,7 @@ class TestStream:
             entries: Any = [
                 client.xrange(split.keys(shard_name).events) for shard_name in shard_names
             ]
-            now = split.store.drive(split.store.server_time_us()) // 1000
+            now = split.store.drive(split.store.server_time_ms())
             mark = Mark(entries[0][14][0].decode(), 15)
             client.hset(split.keys(shard_names[0]).archived, "cold", f"{mark.entry} 15 {now}")
             client.hset(

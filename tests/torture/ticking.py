@@ -39,7 +39,7 @@ def found(store: SyncStore, first: Mapping[str, int]) -> dict[str, Any]:
     keys = store.keys.topic(TICKS)
     bodies = store.connection.execute(("KEYS", keys.body("*")))
     ids = [one.decode().removeprefix(keys.body("")) for one in bodies]
-    now_ms = store.drive(store.server_time_us()) // 1000
+    now_ms = store.drive(store.server_time_ms())
     named: dict[str, Any] = {}
     for name, tick in first.items():
         record = store.drive(schedule_reads.get_record(store, TICKS, name))

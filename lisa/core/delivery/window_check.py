@@ -34,7 +34,7 @@ def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
     are then released.
     """
     keys = store.keys.topic(call.topic)
-    now_ms = (yield from store.server_time_us(keys.waiting)) // 1000
+    now_ms = yield from store.server_time_ms(keys.waiting)
     window: Command = ("HGET", keys.options, "window")
     bodies = list(call.id_keys(keys))
     topic_window, *heads = yield from store.commands(

@@ -140,7 +140,7 @@ def announce_manager(store: Store, presence: ManagerPresence) -> Flow[None]:
 
 
 def _announce(store: Store, key: str, presence: _P) -> Flow[bool]:
-    now_ms = (yield from store.server_time_us(key)) // 1000
+    now_ms = yield from store.server_time_ms(key)
     record = msgspec.json.encode(msgspec.structs.replace(presence, seen_ms=now_ms))
     return bool((yield from store.command("HSET", key, presence.name, record)))
 

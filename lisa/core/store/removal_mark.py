@@ -35,5 +35,5 @@ def age_ms(store: Store, topic: str, group: str) -> Flow[int | None]:
     mark = yield from store.command(*mark_command(store, topic, group))
     if mark is None or not mark.isdigit():
         return None
-    now_ms = (yield from store.server_time_us(store.keys.topic(topic).options)) // 1000
+    now_ms = yield from store.server_time_ms(store.keys.topic(topic).options)
     return max(0, now_ms - int(mark))

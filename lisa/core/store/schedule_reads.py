@@ -135,7 +135,7 @@ def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
 def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
     """The next ticks of a schedule, in epoch ms. Raises InvalidMessage if there is none."""
     record = known((yield from get_record(store, topic, name)), topic, name)
-    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
+    now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
     return upcoming(record, now_ms, count)
 
 

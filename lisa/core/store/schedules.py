@@ -256,7 +256,7 @@ def _change(
     while True:
         layout = store.known_layout(Topic(topic)) or PLAIN
         stored = yield from store.command("HGET", key, name)
-        now_ms = (yield from store.server_time_us(key)) // 1000
+        now_ms = yield from store.server_time_ms(key)
         record = None if stored is None else Record.decode(stored)
         step = change(record, now_ms, layout.is_split or is_full)
         if step is None:

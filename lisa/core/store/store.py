@@ -201,6 +201,10 @@ class Store(Router):
         )
         return int(seconds) * 1_000_000 + int(micros)
 
+    def server_time_ms(self, key: str = "") -> Flow[int]:
+        """Redis's clock in milliseconds; see `server_time_us`."""
+        return (yield from self.server_time_us(key)) // 1000
+
     def wake(self, topic: str) -> Flow[None]:
         """Wake the managers for a topic; on a cluster, through the topic's own node."""
         key = self.keys.topic(topic).consumers if self.has_nodes else ""

@@ -116,7 +116,7 @@ def _picked(values: list[str]) -> tuple[tuple[str, str], ...]:
 
 async def _now_ms(action: FormAction) -> int:
     store = action.visit.hub.store
-    return await store.drive(store.server_time_us()) // 1000
+    return await store.drive(store.server_time_ms())
 
 
 async def _selection(action: FormAction) -> garbage_flows.GarbageSelection:

@@ -71,7 +71,7 @@ async def _to_backfill(action: FormAction) -> tuple[str, int]:
     record = await _record(action)
     from_ms, to_ms = _range(action, record)
     store = action.visit.hub.store
-    now_ms = await store.drive(store.server_time_us()) // 1000
+    now_ms = await store.drive(store.server_time_ms())
     count = count_ticks(record, from_ms, min(to_ms, now_ms), MOST_BACKFILLED)
     if count > MOST_BACKFILLED:
         raise InvalidMessage(

@@ -67,7 +67,7 @@ async def show_list(visit: PageRequest) -> Response:
 
 
 def _listed(store: Store, topic: str, cursor: str) -> Flow[_Listed]:
-    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
+    now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
     total = yield from store.command("HLEN", store.keys.topic(topic).schedules)
     records, following = yield from schedule_reads.record_page(
         store, topic, cursor or None, PER_PAGE
@@ -107,7 +107,7 @@ async def show(visit: PageRequest) -> Response:
 
 
 def _one(store: Store, topic: str, name: str) -> Flow[_One]:
-    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
+    now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
     record = yield from schedule_reads.get_record(store, topic, name)
     if record is None:
         return _One(None, [], now_ms)

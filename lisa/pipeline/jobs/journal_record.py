@@ -43,7 +43,7 @@ class JournalRecord:
             return None
         self._store.drive(record_archived(self._store, self.name, marks))
         newest = max(mark.where[0] for mark in marks.values())
-        return max(0, self._store.drive(self._store.server_time_us()) // 1000 - newest)
+        return max(0, self._store.drive(self._store.server_time_ms()) - newest)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicRecord]:
         """Topic -> its present options and groups."""

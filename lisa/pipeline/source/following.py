@@ -243,7 +243,7 @@ def _reported(reply: bytes | None) -> Mark | None:
 
 def record_archived(store: Store, name: str, marks: Mapping[str, Mark]) -> Flow[None]:
     """Report an archive's progress: the manager may trim all events up to these marks."""
-    now_ms = (yield from store.server_time_us()) // 1000
+    now_ms = yield from store.server_time_ms()
     commands = [
         ("HSET", store.keys.topic(journal).archived, name, f"{mark.entry} {mark.number} {now_ms}")
         for journal, mark in marks.items()

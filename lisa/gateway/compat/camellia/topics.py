@@ -115,7 +115,7 @@ def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
 
 
 def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
-    now_ms = (yield from store.server_time_us()) // 1000
+    now_ms = yield from store.server_time_ms()
     layouts = yield from store.layouts(list(map(Topic, topics)))
     shards = [
         (topic, shard)
