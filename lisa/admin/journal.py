@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from lisa.admin.shards import counted
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, grouped, pairs
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
+from lisa.core.transitions.prune import archive_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +110,10 @@ def _journal(store: Store, topic: str) -> Flow[Journal]:
         written=written,
         lost=lost,
         failed=failed,
-        archives=tuple(archives_in(pairs(records or []), written)),
+        archives=tuple(
+            ArchiveProgress(name=name, behind=max(0, written - one.number), **one._asdict())
+            for name, one in archive_records(pairs(records or [])).items()
+        ),
     )
 
 
@@ -129,23 +131,3 @@ def _number(entries: list[Any] | None) -> int | None:
     flat = entries[0][1]
     fields = dict(zip(flat[::2], flat[1::2], strict=False))
     return int(fields[b"n"]) if b"n" in fields else None
-
-
-def archives_in(records: Mapping[bytes, bytes], written: int = 0) -> list[ArchiveProgress]:
-    """The archives in a journal's records; written: number of events ever written."""
-    found = []
-    for name, record in sorted((text(name), text(value)) for name, value in records.items()):
-        parts = RECORD.fullmatch(record)
-        if name.startswith(NOT_AN_ARCHIVE) or parts is None:
-            continue
-        entry, number, reported_ms = parts[1], int(parts[2]), int(parts[3])
-        found.append(
-            ArchiveProgress(
-                name=name,
-                entry=entry,
-                number=number,
-                reported_ms=reported_ms,
-                behind=max(0, written - number),
-            )
-        )
-    return found

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lisa.core.model.sharding import Shard, Topic, topic_of
 from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, RECORD, Prune
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.topic_log import TopicLog
 
@@ -71,14 +71,9 @@ class Pruner:
         replies = store.drive(
             store.commands([("HGETALL", store.keys.topic(shard).archived) for shard in shards])
         )
-        found: set[str] = set()
-        for reply in replies:
-            for name, record in pairs(reply).items():
-                fields = RECORD.fullmatch(text(record))
-                if (
-                    fields
-                    and int(fields[3]) > since_ms
-                    and not text(name).startswith(NOT_AN_ARCHIVE)
-                ):
-                    found.add(text(name))
-        return found
+        return {
+            name
+            for reply in replies
+            for name, record in archive_records(pairs(reply)).items()
+            if record.reported_ms > since_ms
+        }

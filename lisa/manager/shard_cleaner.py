@@ -25,7 +25,7 @@ from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.base import text
 from lisa.core.transitions.clear import Clear
 from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
+from lisa.core.transitions.prune import archive_records
 from lisa.manager.topic_log import TopicLog
 
 PAGE = 200
@@ -84,13 +84,8 @@ class ShardCleaner:
         keys = self._store.keys.topic(shard)
         if not self._store.ask("XLEN", keys.events):
             return True
-        found = [
-            RECORD.fullmatch(text(record))
-            for name, record in pairs(self._store.ask("HGETALL", keys.archived)).items()
-            if not text(name).startswith(NOT_AN_ARCHIVE)
-        ]
-        read = [int(one[2]) for one in found if one is not None]
-        return bool(read) and min(read) >= last
+        records = archive_records(pairs(self._store.ask("HGETALL", keys.archived)))
+        return bool(records) and min(one.number for one in records.values()) >= last
 
     def _merge_history(self, topic: Topic, shards: Sequence[Shard]) -> str:
         """Write the merged history of a topic and some shards to a new key; returns the key."""

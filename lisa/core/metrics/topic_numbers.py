@@ -16,19 +16,12 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
 from lisa.core.store.store import counters, pairs
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
+from lisa.core.transitions.prune import ArchiveRecord, archive_records
 
 _MAX_READY = TopicOptions().max_ready
 _LATE = "late:"
 NAMED_ARCHIVES = 20
 """Maximum number of archives of a journal with metrics."""
-
-
-class ArchiveRecord(NamedTuple):
-    """The last event that an archive has stored: entry and number."""
-
-    entry: str
-    number: int
 
 
 class TopicReplies(NamedTuple):
@@ -51,12 +44,8 @@ class TopicReplies(NamedTuple):
     @property
     def archives(self) -> dict[str, ArchiveRecord]:
         """The first archives by name, and the last event that each has stored."""
-        found = {}
-        for name, value in sorted(pairs(self.archived or []).items()):
-            fields = RECORD.fullmatch(text(value))
-            if fields is not None and not text(name).startswith(NOT_AN_ARCHIVE):
-                found[text(name)] = ArchiveRecord(fields[1], int(fields[2]))
-        return dict(islice(found.items(), NAMED_ARCHIVES))
+        records = archive_records(pairs(self.archived or []))
+        return dict(islice(records.items(), NAMED_ARCHIVES))
 
 
 class GroupReplies(NamedTuple):

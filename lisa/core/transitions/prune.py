@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition
+from lisa.core.transitions.base import Argument, Transition, text
 
 ARCHIVE_HOLDS_MS = 2 * 86_400_000
 """How long events are kept for an archive after its last report; allows for a nightly run."""
@@ -16,8 +16,25 @@ ARCHIVE_HOLDS_MS = 2 * 86_400_000
 NOT_AN_ARCHIVE = "~"
 """Prefix of the fields that are not archive records: what was trimmed, and when."""
 
-RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
-"""An archive's record: entry, number and time. Other values do not hold events back."""
+_RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
+
+
+class ArchiveRecord(NamedTuple):
+    """The last event that an archive has stored, and when it reported this, in epoch ms."""
+
+    entry: str
+    number: int
+    reported_ms: int
+
+
+def archive_records(archived: Mapping[bytes, bytes]) -> dict[str, ArchiveRecord]:
+    """The records of archives by name, sorted. Other values do not hold events back."""
+    found = {}
+    for name, value in sorted((text(name), text(value)) for name, value in archived.items()):
+        fields = _RECORD.fullmatch(value)
+        if fields is not None and not name.startswith(NOT_AN_ARCHIVE):
+            found[name] = ArchiveRecord(fields[1], int(fields[2]), int(fields[3]))
+    return found
 
 
 class Pruned(NamedTuple):

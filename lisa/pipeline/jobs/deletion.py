@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from lisa.admin.journal import archives_in
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import topics_of
 from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import STEPS_PER_CALL
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
@@ -161,7 +160,8 @@ def _read_by_all(
     """The position up to which this archive and all reporting archives have read a journal."""
     end = entry_number(offsets[journal][0]) if journal in offsets else (0, 0)
     since_ms = store.drive(now_ms(store)) - ARCHIVE_HOLDS_MS
-    for one in archives_in(pairs(store.ask("HGETALL", store.keys.topic(journal).archived))):
+    archived = store.ask("HGETALL", store.keys.topic(journal).archived)
+    for one in archive_records(pairs(archived)).values():
         if one.reported_ms > since_ms:
             end = min(end, entry_number(one.entry))
     return end
