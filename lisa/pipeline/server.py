@@ -57,14 +57,8 @@ def check_layout(store: Store) -> Flow[None]:
         yield from store.check_schema()
 
 
-def now_ms(store: Store) -> Flow[int]:
-    """The server's clock in epoch ms."""
-    micros = yield from store.server_time_us()
-    return micros // 1000
-
-
 def started_ms(store: Store) -> Flow[int]:
     """Start time of the server process in epoch ms, by its own clock, accurate to a second."""
     reply = yield from store.command("INFO", "server")
-    now = yield from now_ms(store)
+    now = yield from store.server_time_ms()
     return now - 1000 * int(info(reply).get("uptime_in_seconds", 0))

@@ -28,7 +28,7 @@ from lisa.pipeline.jobs.journal_record import JournalRecord
 from lisa.pipeline.jobs.restore import Restoration, restore
 from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
 from lisa.pipeline.jobs.restore_topics import rebuild
-from lisa.pipeline.server import Server, now_ms
+from lisa.pipeline.server import Server
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import JVM_PATIENCE, Processes, connect, flush, wait_until
 from tests.spark.worlds import SMALL, World, frozen, wait_past
@@ -397,7 +397,7 @@ class TestRepeatedTask:
             "group_states": [],
         }
         batch = pa.RecordBatch.from_pylist([row], schema=arrow_schema(PLAN_SCHEMA))
-        begun = small.store.drive(now_ms(small.store)) - late_ms
+        begun = small.store.drive(small.store.server_time_ms()) - late_ms
         (first,) = restoring(server, begun)(iter([batch]))
         assert first["outcome"].to_pylist() == ["restored"]
         monkeypatch.setattr(restore_tasks, "_attempt", lambda: 1)
@@ -421,7 +421,7 @@ def test_restored_messages_follow_their_wall_times_again(server: Server, small: 
         for name, due in dues.items()
     ]
     batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(PLAN_SCHEMA))
-    list(restoring(server, small.store.drive(now_ms(small.store)))(iter([batch])))
+    list(restoring(server, small.store.drive(small.store.server_time_ms()))(iter([batch])))
     keys = small.store.keys
     listed = small.store.ask("ZRANGE", keys.topic("orders").local, 0, -1, "WITHSCORES")
     assert listed == [b"waits", b"%d" % at.due_ms]

@@ -25,7 +25,7 @@ from lisa.pipeline.jobs.audit_verdicts import (
 from lisa.pipeline.jobs.lists import OutputFolder
 from lisa.pipeline.jobs.message_history import topics_in
 from lisa.pipeline.jobs.windows import Window, gap_windows
-from lisa.pipeline.server import Server, check_layout, now_ms
+from lisa.pipeline.server import Server, check_layout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def audit(
     else:
         with server.open() as store:
             store.drive(check_layout(store))
-            late_ms = store.drive(now_ms(store)) - duration_ms(stuck_after)
+            late_ms = store.drive(store.server_time_ms()) - duration_ms(stuck_after)
         stage("asking the server")
         # "missing" may be premature: the end may be in the journal of another shard, whose archived
         # part ends earlier.
@@ -200,7 +200,7 @@ def _gaps_behind(
     """Gaps between the archive's last events and the server's journals."""
     found = []
     with server.open() as store:
-        now = store.drive(now_ms(store))
+        now = store.drive(store.server_time_ms())
         topics = topics_of(archive.offsets())
         torn = {
             one.journal

@@ -18,7 +18,7 @@ from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
-from lisa.pipeline.server import Server, check_layout, now_ms
+from lisa.pipeline.server import Server, check_layout
 from lisa.pipeline.source.following import journals
 from lisa.pipeline.source.journal_range import read_pages
 
@@ -159,7 +159,7 @@ def _read_by_all(
 ) -> tuple[int, int]:
     """The position up to which this archive and all reporting archives have read a journal."""
     end = entry_number(offsets[journal][0]) if journal in offsets else (0, 0)
-    since_ms = store.drive(now_ms(store)) - ARCHIVE_HOLDS_MS
+    since_ms = store.drive(store.server_time_ms()) - ARCHIVE_HOLDS_MS
     archived = store.ask("HGETALL", store.keys.topic(journal).archived)
     for one in archive_records(pairs(archived)).values():
         if one.reported_ms > since_ms:

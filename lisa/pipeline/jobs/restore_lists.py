@@ -19,7 +19,7 @@ from lisa.pipeline.jobs.restore_tasks import (
     reviving,
 )
 from lisa.pipeline.jobs.restore_topics import Survey, shard_counts
-from lisa.pipeline.server import Server, now_ms
+from lisa.pipeline.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,7 +90,7 @@ class RestoreLists:
             parts.append(_listing(missing.withColumn("outcome", sf.lit("restored"))))
         else:
             with self._server.open() as store:
-                begun = store.drive(now_ms(store))
+                begun = store.drive(store.server_time_ms())
             parts.append(missing.mapInArrow(restoring(self._server, begun), LIST_SCHEMA))
         if self._fresh is not None and self._rest is not None:
             parts.append(_settled_since(selected(self._fresh, self._topics, self._ids), self._rest))

@@ -28,7 +28,6 @@ from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem, RestoreState
 from lisa.pipeline.jobs.lookup import Mapped, Row, inspected, known, mapped_by_topic
 from lisa.pipeline.jobs.restore_plan import judge
-from lisa.pipeline.server import now_ms
 
 if TYPE_CHECKING:
     from lisa.core.transitions.inspect import Inspection
@@ -156,7 +155,7 @@ def _attempt() -> int:
 def _check_memory(store: SyncStore, topic: str, begun_ms: int) -> None:
     """Raises LisaError if tombstones of restored messages may have expired."""
     memory_ms = duration_ms(store.drive(store.options(topic)).retention)
-    if store.drive(now_ms(store)) >= begun_ms + memory_ms:
+    if store.drive(store.server_time_ms()) >= begun_ms + memory_ms:
         raise LisaError(
             f"a task of this restore failed, and Spark repeats it after tombstones of topic "
             f"{topic!r} have expired (option retention); run restore again: it finds the messages "

@@ -18,7 +18,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.pipeline.jobs import journal_tail
 from lisa.pipeline.jobs.journal_tail import Remainder
 from lisa.pipeline.jobs.message_history import topics_in
-from lisa.pipeline.server import Server, check_layout, now_ms, started_ms
+from lisa.pipeline.server import Server, check_layout, started_ms
 
 if TYPE_CHECKING:
     from lisa.pipeline.archive import Archive
@@ -45,7 +45,7 @@ def survey(
     """Read the state of the server; unless `dry_run`, prepare its topics."""
     with server.open() as store:
         store.drive(check_layout(store) if dry_run else store.check_schema())
-        now = store.drive(now_ms(store))
+        now = store.drive(store.server_time_ms())
         started = store.drive(started_ms(store))
         journals = {*archive.topics(), *archive.offsets()}
         is_empty = not any(store.drive(_has_live_messages(store, journal)) for journal in journals)
