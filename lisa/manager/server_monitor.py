@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import NamedTuple
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis import errors
+from lisa.core.store.server_checks import info
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.base import text
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.server_clock import ServerClock
 
@@ -95,7 +94,7 @@ class ServerMonitor:
         Raises ConfigError if the server rejects the connection or has a newer data layout.
         """
         try:
-            info = text(self._probe.ask("INFO", "server"))
+            server = info(self._probe.ask("INFO", "server"))
             self._check_slots()
             known = not self._has_schema() or self._check_schema()
             promoted = self._run_id is None and self._was_promoted()
@@ -108,7 +107,7 @@ class ServerMonitor:
                 raise
             return None
         self.refusal = None
-        run_id, uptime = _field(info, "run_id"), float(_field(info, "uptime_in_seconds") or 0)
+        run_id, uptime = server.get("run_id", ""), float(server.get("uptime_in_seconds", 0))
         before, self._run_id = self._run_id, run_id
         last, self._answered = self._answered, time.monotonic()
         return ProbeResult(
@@ -168,8 +167,8 @@ class ServerMonitor:
 
     def _was_promoted(self) -> bool:
         """Whether the server has ever been a replica. Such servers have a second replication id."""
-        replication = text(self._probe.ask("INFO", "replication"))
-        return bool(_field(replication, "master_replid2").strip("0"))
+        replication = info(self._probe.ask("INFO", "replication"))
+        return bool(replication.get("master_replid2", "").strip("0"))
 
 
 class Node:
@@ -269,8 +268,3 @@ class Node:
             if not self.monitor.reachable.is_set():
                 self._stopped.wait(PROBE_INTERVAL_S / 4)
                 self._is_probe_due.set()
-
-
-def _field(info: str, name: str) -> str:
-    found = re.search(rf"^{name}:(\S*)", info, re.MULTILINE)
-    return found[1] if found else ""
