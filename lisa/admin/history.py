@@ -14,6 +14,7 @@ from lisa.admin.live import lateness_percentile, risen
 from lisa.admin.reading import ask_all
 from lisa.admin.shards import counted
 from lisa.admin.steps import Steps
+from lisa.admin.topics import total_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, chunks, counters, summed
 
@@ -57,9 +58,7 @@ class Interval:
         """The increase of a counter, for one group or all."""
         if group is not None:
             return self.counters.get(f"{counter}@{group}", 0)
-        head = f"{counter}@"
-        rise = sum(n for name, n in self.counters.items() if name.startswith(head))
-        return self.counters.get(counter, 0) + rise
+        return total_of(self.counters, counter)
 
     def per_s(self, counter: str, group: str | None = None) -> float:
         """The rate of a counter per second, for one group or all."""

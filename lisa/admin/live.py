@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lisa.admin import topics as topic_counts
-from lisa.admin.topics import TopicState
+from lisa.admin.topics import TopicState, total_of
 from lisa.core.model.keys import HIGHEST_LATENESS
 from lisa.core.model.lateness import EARLY, percentile
 from lisa.core.redis.flow import Flow
@@ -90,19 +90,14 @@ def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivit
     found = []
     for topic, now in sorted(after.topics.items()):
         then = before.topics.get(topic)
-
-        def rate(counter: str, now: TopicState = now, then: TopicState | None = then) -> float:
-            past = then.total(counter) if then else 0
-            return max(0, now.total(counter) - past) / seconds
-
         rises = risen(then.stats if then else {}, now.stats)
         found.append(
             TopicActivity(
                 counts=now,
-                in_per_s=rate("sent"),
-                out_per_s=rate("acked"),
-                retried_per_s=rate("retried"),
-                garbage_per_s=rate("garbage"),
+                in_per_s=total_of(rises, "sent") / seconds,
+                out_per_s=total_of(rises, "acked") / seconds,
+                retried_per_s=total_of(rises, "retried") / seconds,
+                garbage_per_s=total_of(rises, "garbage") / seconds,
                 p50_ms=lateness_percentile(rises, 0.5),
                 p99_ms=lateness_percentile(rises, 0.99),
                 early=lateness_buckets(rises).get(EARLY, 0),

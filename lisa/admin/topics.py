@@ -75,9 +75,12 @@ class TopicState:
 
     def total(self, counter: str) -> int:
         """The sum of one counter over all groups."""
-        head = f"{counter}@"
-        own = self.stats.get(counter, 0)
-        return own + sum(n for name, n in self.stats.items() if name.startswith(head))
+        return total_of(self.stats, counter)
+
+
+def total_of(counters: Mapping[str, int], counter: str) -> int:
+    """The sum of one counter over all groups."""
+    return sum(n for name, n in counters.items() if name.partition("@")[0] == counter)
 
 
 def exists(store: Store, topic: str) -> Flow[bool]:
