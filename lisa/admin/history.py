@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from lisa.admin.live import lateness_percentile, risen
 from lisa.admin.reading import ask_all
-from lisa.admin.shards import counted
+from lisa.admin.shards import counted, counted_pairs
 from lisa.admin.steps import Steps
 from lisa.admin.topics import total_of
 from lisa.core.redis.flow import Flow
@@ -117,8 +117,7 @@ def _samples(
 ) -> Flow[dict[str, list[dict[str, int] | None]]]:
     """The counters of each topic at each instant; None before a topic's first sample."""
     found: dict[str, list[dict[str, int] | None]] = {one: [None] * len(bounds) for one in topics}
-    parts = yield from counted(store, topics)
-    pairs = [(topic, shard) for topic in topics for shard in parts[topic]]
+    pairs = yield from counted_pairs(store, topics)
     for some in chunks(pairs, max(1, MOST_PER_STEP // max(1, len(bounds)))):
         samples = yield from ask_all(
             store,

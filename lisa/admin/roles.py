@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lisa.admin.reading import ask_all, pending_entries, stream_ids
-from lisa.admin.shards import counted, shards
+from lisa.admin.shards import counted_pairs, shards
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
@@ -37,8 +37,7 @@ def consumers(
     now_ms = yield from store.server_time_ms()
     found: list[RolePresence[ConsumerPresence]] = []
     for some in chunks(names, TOPICS_PER_STEP):
-        parts = yield from counted(store, some)
-        asked = [(topic, shard) for topic in some for shard in parts[topic]]
+        asked = yield from counted_pairs(store, some)
         replies = yield from ask_all(
             store, [("HGETALL", store.keys.topic(shard).consumers) for _, shard in asked]
         )

@@ -26,3 +26,9 @@ def counted(store: Store, topics: Sequence[str]) -> Flow[dict[str, list[Shard]]]
     names = list(map(Topic, topics))
     layouts = yield from store.layouts(names)
     return {topic: layout.counted(topic) for topic, layout in zip(names, layouts, strict=True)}
+
+
+def counted_pairs(store: Store, topics: Sequence[str]) -> Flow[list[tuple[str, Shard]]]:
+    """The shards of `counted`, each with its topic, in the order of the topics."""
+    parts = yield from counted(store, topics)
+    return [(topic, shard) for topic, shards in parts.items() for shard in shards]

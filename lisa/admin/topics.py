@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lisa.admin.reading import ask_all, stream_group, stream_ids
-from lisa.admin.shards import counted
+from lisa.admin.shards import counted, counted_pairs
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.options import OPTIONS, encode
 from lisa.core.model.sharding import Topic
@@ -245,8 +245,7 @@ def due_waiting(store: Store, states: Iterable[TopicState], now_ms: int) -> Flow
     names = [one.topic for one in states if (one.next_due_ms or now_ms) < now_ms]
     found: dict[str, int] = {}
     for some in chunks(names, TOPICS_PER_STEP):
-        parts = yield from counted(store, some)
-        asked = [(topic, shard) for topic in some for shard in parts[topic]]
+        asked = yield from counted_pairs(store, some)
         counts = yield from ask_all(
             store,
             [("ZCOUNT", store.keys.topic(one).waiting, "-inf", now_ms) for _, one in asked],

@@ -11,10 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from lisa.admin.reading import ask_all
-from lisa.admin.shards import counted
+from lisa.admin.shards import counted_pairs
 from lisa.admin.topics import TOPICS_PER_STEP
 from lisa.core.model.errors import LisaError
-from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import AsyncStore, Store, chunks, counters, summed
 from lisa.gateway.compat.camellia.clock import ServerTime
@@ -158,11 +157,10 @@ def _counters(store: Store) -> Flow[Counters]:
     found: Counters = {}
     topics = yield from store.topics()
     for some in chunks(topics, TOPICS_PER_STEP):
-        parts = yield from counted(store, some)
-        shards = [(topic, shard) for topic in some for shard in parts[topic]]
+        shards = yield from counted_pairs(store, some)
         commands = [("HGETALL", store.keys.topic(shard).stats) for _, shard in shards]
         replies = yield from ask_all(store, commands)
-        by_topic: dict[Topic, dict[str, int]] = {}
+        by_topic: dict[str, dict[str, int]] = {}
         for (topic, _), reply in zip(shards, replies, strict=True):
             by_topic[topic] = summed([by_topic.get(topic, {}), counters(reply or [])])
         for topic, stats in by_topic.items():
