@@ -21,7 +21,7 @@ from msgspec import Meta
 from lisa.admin.reading import ask_all
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.keys import DEFAULT_GROUP, check_group, check_topic
 from lisa.core.model.options import MIN_ACK_TIMEOUT, TopicOptions
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
@@ -35,9 +35,6 @@ FIELD = "push:"
 SECRET_HEAD = "whsec_"  # noqa: S105 - how Standard Webhooks marks a secret, not one itself
 SECRET_BYTES = (24, 64)
 """Lengths of the secret that Standard Webhooks allows."""
-
-DEFAULT_GROUP = "lisa"
-"""The group that is declared on a topic without groups, as by a manager."""
 
 MOST_CONCURRENCY = 1_000
 LEAST_TIMEOUT = timedelta(milliseconds=100)

@@ -13,12 +13,12 @@ from lisa.core.daemon.mailbox import STOPPING, Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.metrics.cache import METRICS
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import Keys
+from lisa.core.model.keys import DEFAULT_GROUP, Keys
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.manager.engine import Engine
 from lisa.manager.metrics import MetricsPage
-from lisa.manager.plan import DEFAULT_GROUP, Plan, Schedules
+from lisa.manager.plan import Plan, Schedules
 
 log = logging.getLogger(__name__)
 _SCHEDULES = Schedules()

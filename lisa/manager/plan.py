@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lisa.core.model import options as topic_options
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.keys import DEFAULT_GROUP, check_group, check_topic
 from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW
 
 if TYPE_CHECKING:
     from lisa.core.model.recurring.definition import ScheduleDefinition
     from lisa.core.settings import ManagerSettings
-
-DEFAULT_GROUP = "lisa"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

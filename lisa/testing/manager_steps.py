@@ -11,6 +11,7 @@ from typing import Any
 from lisa.core.delivery.group_resolution import find_group
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis.flow import Command
@@ -19,7 +20,6 @@ from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import head_command, head_ms
 from lisa.manager.expirer import Expirer
-from lisa.manager.plan import DEFAULT_GROUP
 from lisa.manager.promoter import Promoter
 from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.scheduler import Scheduler

@@ -13,7 +13,7 @@ import pytest
 
 from lisa.admin import push as admin
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import Keys
+from lisa.core.model.keys import DEFAULT_GROUP, Keys
 from lisa.core.model.options import TopicOptions
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
@@ -300,7 +300,7 @@ def test_damaged_limits_are_not_a_target(
 ) -> None:
     topic = new_topic("push")
     store.drive(admin.set_target(store, topic, URL))
-    field = admin.FIELD + admin.DEFAULT_GROUP
+    field = admin.FIELD + DEFAULT_GROUP
     with connect(redis_url) as client:
         key = f"lisa:{{{topic}}}:options"
         stored = json.loads(client.hget(key, field) or b"")

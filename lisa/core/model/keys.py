@@ -16,6 +16,9 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.sharding import Shard
 
 DEFAULT_PREFIX = "lisa"
+DEFAULT_GROUP = "lisa"
+"""The group that is declared on a topic if no group is named."""
+
 MAX_ID_BYTES = 256
 WINDOW_HEADER = "lisa-window"
 """The header with a message's own window: the first one, so that scripts find it quickly."""

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.explain import explain
 from lisa.core.settings.fields import DurabilityField, Duration, Names, Zone, checked
@@ -181,7 +181,7 @@ class ManagerSettings(DaemonSettings):
         default_factory=ManagerServerSettings, description="The manager's services."
     )
     default_group: Annotated[str, AfterValidator(check_group)] = Field(
-        default="lisa",
+        default=DEFAULT_GROUP,
         description="The group declared for a topic if neither its consumers nor the settings "
         "name one.",
     )
