@@ -12,7 +12,6 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import TopicInUse
 from lisa.core.model.sharding import REMOVED, Layout, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store import removal_mark
 from lisa.core.store.presence import GONE_AFTER
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import states_of
@@ -48,7 +47,7 @@ def delete(
             "managers have merged them, and delete it then"
         )
     purged = 0
-    for group in sorted(own.groups | removal_mark.marked(own.options)):
+    for group in own.all_groups:
         purged += (yield from groups.remove(store, topic, group, progress=progress)) or 0
     cancelled = yield from _cancel_waiting(store, topic)
     yield from _check_archives(store, topic)

@@ -18,8 +18,7 @@ from operator import itemgetter
 from lisa.core.model.sharding import REMOVED, Layout, Shard, Topic, own_shard, shard_suffix
 from lisa.core.model.stream import entry_ms
 from lisa.core.redis.flow import Command
-from lisa.core.store import removal_mark
-from lisa.core.store.reshard import ShardState, states_of
+from lisa.core.store.reshard import states_of
 from lisa.core.store.store import SyncStore, chunks, counters, pairs, summed
 from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.base import text
@@ -117,14 +116,10 @@ class ShardCleaner:
         self._store.ask("ZREM", self._store.keys.topics, *shards)
         seen = self._store.drive(states_of(self._store, shards))
         calls = [
-            Clear(shard, layout.number, _groups(one))
+            Clear(shard, layout.number, tuple(one.all_groups))
             for shard, one in zip(shards, seen, strict=True)
         ]
         return [self._store.call(one) for one in calls] == [True] * len(calls)
-
-
-def _groups(seen: ShardState) -> tuple[str, ...]:
-    return tuple(sorted(seen.groups.union(removal_mark.marked(seen.options))))
 
 
 def _together(streams: Sequence[Iterator[Sample]]) -> Iterator[tuple[int, Mapping[str, int]]]:

@@ -24,7 +24,6 @@ from lisa.core.model.sharding import (
     topic_of,
     topics_of,
 )
-from lisa.core.store import removal_mark
 from lisa.core.store.reshard import ShardState, renumber, spread, states_of
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
@@ -137,8 +136,7 @@ class Sharder:
 def _holding(keys: TopicKeys, seen: ShardState) -> list[str]:
     """The keys that hold messages."""
     # An interrupted removal leaves messages of groups that are no longer declared.
-    groups = removal_mark.marked(seen.options).union(seen.groups)
-    own = [keys.group(group) for group in sorted(groups)]
+    own = [keys.group(group) for group in seen.all_groups]
     return [keys.waiting, *(key for one in own for key in (one.entries, one.retry, one.garbage))]
 
 

@@ -28,7 +28,7 @@ from lisa.core.model.sharding import (
     topic_of,
 )
 from lisa.core.redis.flow import Flow
-from lisa.core.store import group_removal
+from lisa.core.store import group_removal, removal_mark
 from lisa.core.store.store import Store, pairs
 from lisa.core.transitions.base import Transition, text
 from lisa.core.transitions.configure import Configure
@@ -55,6 +55,11 @@ class ShardState(NamedTuple):
     def accepts(self) -> int:
         """The latest layout that the shard has seen; negative if the shard is closed."""
         return int(self.options.get("accepts", "0"))
+
+    @property
+    def all_groups(self) -> list[str]:
+        """The declared groups, and those whose removal has not ended, sorted."""
+        return sorted(self.groups | removal_mark.marked(self.options))
 
 
 def spread(store: Store, topic: Topic) -> Flow[Layout]:
