@@ -154,9 +154,9 @@ class Sweeper:
         return ended
 
     def _finish_removals(self, topic: str) -> None:
-        options = self._store.ask("HKEYS", self._store.keys.topic(topic).options)
+        groups = self._store.drive(removal_mark.being_removed(self._store, topic))
         allowance = group_removal.Allowance(MOST_CALLS, self._stopped)
-        for group in sorted(removal_mark.marked(options)):
+        for group in sorted(groups):
             flow = group_removal.finish(
                 self._store, Shard(topic), group, removal_mark.ABANDONED_MS, allowance=allowance
             )

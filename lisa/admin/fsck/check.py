@@ -164,9 +164,8 @@ class _Check:
             for group in (yield from self.store.groups(shard)):
                 declaring.setdefault(group, []).append(shard)
         # Read last, because a group is declared in its topic first.
-        keys = self.store.keys.topic(topic)
-        options = yield from self.store.command("HKEYS", keys.options)
-        known = removal_mark.marked(options).union((yield from self.store.groups(topic)))
+        known = yield from removal_mark.being_removed(self.store, topic)
+        known.update((yield from self.store.groups(topic)))
         return {group: found for group, found in declaring.items() if group not in known}
 
     def _undeclared(self, topic: str, group: str) -> Flow[None]:

@@ -121,8 +121,8 @@ class IdCheck:
         While a group is being removed, only its own keys contain its messages.
         """
         keys = self.store.keys.topic(topic)
-        options = yield from self.store.command("HKEYS", keys.options)
-        names = self.undeclared.get(topic, set()) | removal_mark.marked(options)
+        removed = yield from removal_mark.being_removed(self.store, topic)
+        names = self.undeclared.get(topic, set()) | removed
         owed: set[str] = set()
         for group in names:
             own = keys.group(group)

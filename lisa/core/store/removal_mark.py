@@ -25,6 +25,11 @@ def marked(fields: Iterable[bytes | str]) -> set[str]:
     return {name[len(PREFIX) :] for name in names if is_mark(name)}
 
 
+def being_removed(store: Store, topic: str) -> Flow[set[str]]:
+    """The groups of a topic or shard whose removal has not ended."""
+    return marked((yield from store.command("HKEYS", store.keys.topic(topic).options)))
+
+
 def mark_command(store: Store, topic: str, group: str) -> Command:
     """The command that reads a removal's mark; its reply is None if no removal is in progress."""
     return ("HGET", store.keys.topic(topic).options, PREFIX + group)
