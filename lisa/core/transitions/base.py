@@ -80,6 +80,8 @@ class Transition(ABC, Generic[T]):
 
     def refuse(self, reply: Sequence[Any]) -> None:
         """Raise the error for a reply other than OK."""
+        if reply[0] == b"WINDOW":
+            raise HasWindow(f"a message of topic {self.topic!r} has a window")
         raise AssertionError(f"{self.script} answered {reply!r}")
 
     def build(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.stream import Entry
-from lisa.core.transitions.base import Argument, HasWindow, OfGroup, Transition, text
+from lisa.core.transitions.base import Argument, OfGroup, Transition, text
 
 
 class Limits(NamedTuple):
@@ -75,11 +75,6 @@ class Open(OfGroup, Transition[Opened]):
             *[entry.entry for entry in self.entries],
             *(() if self.limits is None else _columns(self.limits)),
         ]
-
-    def refuse(self, reply: Sequence[Any]) -> None:
-        if reply[0] == b"WINDOW":
-            raise HasWindow(f"a message of topic {self.topic!r} has a window")
-        Transition.refuse(self, reply)
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply

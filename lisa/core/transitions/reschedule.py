@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, HasWindow, Recorded, Transition
+from lisa.core.transitions.base import Argument, ById, Recorded
 
 
 class Rescheduled(StrEnum):
@@ -49,11 +49,6 @@ class Reschedule(Recorded, ById[Rescheduled]):
     def args(self) -> Sequence[Argument]:
         placed = "1" if self.is_placed else ""
         return [placed, len(self.items), *(part for item in self.items for part in item)]
-
-    def refuse(self, reply: Sequence[Any]) -> None:
-        if reply[0] == b"WINDOW":
-            raise HasWindow(f"a message of topic {self.topic!r} has a window")
-        Transition.refuse(self, reply)
 
     def is_nowhere(self, result: Rescheduled) -> bool:
         return result is Rescheduled.UNKNOWN
