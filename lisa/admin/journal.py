@@ -7,6 +7,7 @@ from typing import Any
 
 from lisa.admin.reading import ask_all, entry_number
 from lisa.admin.shards import counted
+from lisa.core.model.stream import entry_fields
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, grouped, pairs
 from lisa.core.transitions.base import text
@@ -126,8 +127,5 @@ def forget(store: Store, topic: str, archive: str) -> Flow[bool]:
 
 
 def _number(entries: list[Any] | None) -> int | None:
-    if not entries:
-        return None
-    flat = entries[0][1]
-    fields = dict(zip(flat[::2], flat[1::2], strict=False))
-    return int(fields[b"n"]) if b"n" in fields else None
+    number = entry_fields(entries[0][1]).get(b"n") if entries else None
+    return None if number is None else int(number)

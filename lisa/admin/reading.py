@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.stream import entry_fields
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.paging import PAGE
@@ -110,7 +111,7 @@ def stream_ids(items: Sequence[Any]) -> list[tuple[str, bytes | None, bytes | No
     """Entry id, message id and due time of XRANGE items; None for missing fields."""
     found = []
     for entry, flat in items:
-        fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
+        fields = entry_fields(flat)
         found.append((entry.decode(), fields.get(b"id"), fields.get(b"due")))
     return found
 

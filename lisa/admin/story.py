@@ -16,6 +16,7 @@ from lisa.admin.shards import shards_of_id
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.sharding import Topic
+from lisa.core.model.stream import entry_fields
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
@@ -197,9 +198,7 @@ def _field(flat: Sequence[bytes], name: bytes) -> bytes | None:
 
 def _event(entry: str, flat: Sequence[bytes]) -> StoryEvent:
     fields = {
-        text(name): text(value)
-        for name, value in zip(flat[::2], flat[1::2], strict=False)
-        if name != b"envelope"
+        text(name): text(value) for name, value in entry_fields(flat).items() if name != b"envelope"
     }
     return StoryEvent(
         entry=entry,

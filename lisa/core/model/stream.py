@@ -60,7 +60,7 @@ def parse_entry(item: Sequence[Any]) -> Entry:
         message_id = flat[1].decode("utf-8", "replace")
         # tuple.__new__ takes half as long as the named tuple's constructor.
         return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, 0, b""))
-    fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
+    fields = entry_fields(flat)
     return Entry(
         entry.decode(),
         fields.get(b"id", b"").decode("utf-8", "replace"),
@@ -69,6 +69,11 @@ def parse_entry(item: Sequence[Any]) -> Entry:
         _number(fields.get(b"ack"), 0),
         fields.get(b"body", b""),
     )
+
+
+def entry_fields(flat: Sequence[bytes] | None) -> dict[bytes, bytes]:
+    """The fields of an entry by name; none if it was deleted."""
+    return dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
 
 
 def entry_ms(entry: bytes) -> int:

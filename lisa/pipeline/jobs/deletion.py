@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import topics_of
+from lisa.core.model.stream import entry_fields
 from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
@@ -143,7 +144,7 @@ def _erase_from_journals(
         end, doomed = _read_by_all(store, journal, offsets), []
         for items in read_pages(store, journal, "-", "+"):
             for entry, flat in items:
-                if dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id") not in wanted:
+                if entry_fields(flat).get(b"id") not in wanted:
                     continue
                 if entry_number(entry.decode()) <= end:
                     doomed.append(entry)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.sharding import shard_suffix, topic_of
+from lisa.core.model.stream import entry_fields
 from lisa.pipeline.source.read_columns import timestamps, to_batch
 
 if TYPE_CHECKING:
@@ -200,8 +201,7 @@ def _in_order(item: Item) -> list[bytes] | None:
     """The fields of an event with those of _HEAD first; None if the entry is not an event."""
     if number_of(item) is None:
         return None
-    flat = item[1]
-    fields = dict(zip(flat[::2], flat[1::2], strict=False))
+    fields = entry_fields(item[1])
     if not fields.get(b"id") or not fields.get(b"state"):
         return None
     ordered = [part for name in _HEAD for part in (name, fields.pop(name, b""))]
