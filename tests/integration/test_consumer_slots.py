@@ -101,24 +101,6 @@ async def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
 # Leases, slots, prefetching
 
 
-def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench) -> None:
-    bench.declare(TOPIC, ack_timeout="3s", retry_delays="0")  # a busy machine may stall
-    runs: list[int] = []
-
-    def handle(message: Message) -> None:
-        runs.append(message.attempt)
-        time.sleep(5)
-
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle)
-    [sent] = bench.send(TOPIC, [1])
-    with consumer, bench.manager(TOPIC):
-        wait_until(settled(bench, sent))
-    assert runs == [1]
-    assert bench.stat(TOPIC, "reclaimed") == 0
-    assert bench.stat(TOPIC, "acked_late") == 0
-
-
 def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
