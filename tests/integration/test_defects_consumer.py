@@ -145,7 +145,7 @@ def test_l14_nothing_is_acked_unheard_and_each_receiver_gets_its_own_topic(bench
         bench.declare(topic)
     [unheard] = bench.send("orders", [1])
     configured = Consumer.from_config(None, redis=bench.url, groups=[{"topic": "orders"}])
-    with pytest.raises(ConfigError, match="has no handler"):
+    with pytest.raises(ConfigError, match="topic 'orders' has no handler"):
         configured.start()
     assert bench.states("orders", unheard) == ["ready"]
     seen: list[tuple[str, int]] = []
