@@ -21,7 +21,7 @@ from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
 from tests.roles import Cast
-from tests.servers import ROOT, least, wait_until
+from tests.servers import least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -276,20 +276,6 @@ class TestDaemon:
         records = [json.loads(line) for line in process.output.splitlines()]
         assert {record["level"] for record in records} == {"info"}
 
-    def test_the_originals_file_works_unchanged(
-        self, cast: Cast, redis_url: str, processes: Processes
-    ) -> None:
-        daemon(processes, redis_url, "--config", str(ROOT / "configs" / "manager.yml"))
-        first, second = cast.on("mystream", "group-1"), cast.on("topic2", "group-2")
-        wait_until(lambda: cast.store.drive(cast.store.groups("topic2")) == ("group-2",))
-        assert cast.store.drive(cast.store.groups("mystream")) == ("group-1",)
-        options = cast.store.drive(cast.store.options("mystream"))
-        assert (options.ack_timeout, options.max_ready) == (timedelta(seconds=10), 10_000)
-        assert options.retry_delays.delays_ms == (20_000,) * 10
-        for one in (first, second):
-            one.send(delay_ms=100)
-            assert len(one.await_entries()) == 1
-
     def test_sighup_reads_the_options_again(
         self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
     ) -> None:
@@ -380,19 +366,6 @@ class TestDaemon:
         assert process.wait() == 2
         assert process.output.count("\n") == 1
         assert said in process.output
-
-    def test_a_bad_cron_field_is_refused_with_its_name(
-        self, processes: Processes, tmp_path: Path
-    ) -> None:
-        file = tmp_path / "manager.yml"
-        file.write_text(
-            "lisa-delay-queue:\n  manager-server:\n    crontab-clean-stream: '0 */1 * * * BAD'\n",
-            encoding="utf-8",
-        )
-        process = processes.start("-m", "lisa.cli.manager", "--config", str(file))
-        assert process.wait() == 2
-        assert process.output.count("\n") == 1
-        assert "crontab-clean-stream" in process.output
 
     def test_help_does_not_load_the_heavy_parts(self, processes: Processes) -> None:
         process = processes.start("-X", "importtime", "-m", "lisa.cli.manager", "--help")
