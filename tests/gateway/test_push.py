@@ -160,16 +160,6 @@ def test_other_statuses_follow_the_retry_policy(
     assert len(found.reason) < 300
 
 
-def test_a_failed_push_is_retried_until_it_succeeds(
-    api: httpx.Client, producer: Producer, target: Target, topic: str
-) -> None:
-    target.replies.append(Reply(500))
-    push(api, topic, target.url)
-    sent = producer.send(topic, 1)
-    wait_until(lambda: state(producer, topic, sent) == "acked")
-    assert len(target.received) == 2
-
-
 @pytest.mark.parametrize(
     ("status", "form"), [(429, "seconds"), (429, "date"), (503, "seconds"), (503, "date")]
 )
