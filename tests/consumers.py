@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.envelope import encode_envelope, new_id, new_token
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import Keys
 from lisa.core.model.options import encode
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.configure import Configure
@@ -21,9 +18,12 @@ from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
 from tests.rows import Item, enqueue
+from tests.servers import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from blinker import Signal
 
     from lisa.consumer import Consumer
     from lisa.core.model.message import Message
@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.store = SyncStore(Connection(Address(url)), Keys(), timedelta(seconds=2))
+        self.store = open_store(url, timedelta(seconds=2))
 
     def declare(self, topic: str, group: str = "lisa", **options: object) -> None:
         """Declare the topic's group and set its options."""
@@ -93,7 +93,7 @@ class Bench:
         ended = threading.Event()
 
         def work() -> None:
-            store = SyncStore(Connection(Address(self.url)), Keys(), timedelta(seconds=1))
+            store = open_store(self.url, timedelta(seconds=1))
             while not ended.wait(STEP_S):
                 for topic in topics:
                     with suppress(LisaError):
@@ -111,6 +111,17 @@ class Bench:
 
 def ignore(message: Message) -> None:
     """A handler that accepts anything."""
+
+
+def heard(signal: Signal) -> list[Message]:
+    """The messages of a signal from now on."""
+    found: list[Message] = []
+
+    def hear(_topic: str, *, message: Message) -> None:
+        found.append(message)
+
+    signal.connect(hear, weak=False)
+    return found
 
 
 def presences(bench: Bench, topic: str = "orders") -> list[presence.ConsumerPresence]:

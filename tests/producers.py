@@ -9,14 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from lisa.core.model.keys import Keys
 from lisa.core.model.stream import Entry
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
+from tests.servers import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -92,7 +90,7 @@ class Topic:
 
     def __init__(self, url: str, name: str = "orders") -> None:
         self.name = name
-        self.store = SyncStore(Connection(url_address(url)), Keys())
+        self.store = open_store(url)
         self.keys = self.store.keys.topic(name)
 
     def declare(self, *groups: str) -> None:
@@ -118,12 +116,6 @@ class Topic:
 
     def close(self) -> None:
         self.store.close()
-
-
-def url_address(url: str) -> Address:
-    from lisa.core.redis.address import Address
-
-    return Address(url)
 
 
 class LossyProxy:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
-from lisa.core.model.keys import Keys
 from lisa.core.model.stream import Entry, parse_read, read_command
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -26,7 +22,7 @@ from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from tests.rows import Item, enqueue
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +34,7 @@ class Cast:
     """Acts on one topic and group; `declare` declares the group."""
 
     def __init__(self, url: str, topic: str = "orders", group: str = "g") -> None:
-        self.store = SyncStore(Connection(Address(url)), Keys())
+        self.store = open_store(url)
         self.topic = topic
         self.group = group
         self.keys = self.store.keys.topic(topic)

@@ -18,6 +18,11 @@ from typing import TYPE_CHECKING
 import redis
 
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.testing.clocked_server import library
 
 if TYPE_CHECKING:
@@ -50,6 +55,11 @@ def no_clock() -> str | None:
 def connect(url: str) -> redis.Redis:
     """A plain client with bytes for replies, with the settings that Lisa uses."""
     return redis.Redis.from_url(url, legacy_responses=False)
+
+
+def open_store(url: str, patience: timedelta = PRODUCER_RETRY_TIME) -> SyncStore:
+    """A store on a server, to be closed by the caller."""
+    return SyncStore(Connection(Address(url)), Keys(), patience)
 
 
 def flush(url: str) -> str:

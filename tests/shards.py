@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lisa.admin import topics
-from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import Topic
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
+from lisa.core.redis.flow import Execute, Pause
+from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
+from tests.servers import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lisa.core.model.keys import TopicKeys
     from lisa.core.model.sharding import Layout
+    from lisa.core.redis.flow import Command, Flow
 
 ORDERS = Topic("orders")
 
@@ -25,7 +28,7 @@ class Split:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.store = SyncStore(Connection(Address(url)), Keys(), timedelta(seconds=5))
+        self.store = open_store(url, timedelta(seconds=5))
 
     def into(self, shards: int) -> Layout:
         self.store.drive(topics.set_options(self.store, "orders", {"shards": shards}))
@@ -52,3 +55,45 @@ class Split:
 
     def accepts(self, shard: str) -> int:
         return int(self.store.ask("HGET", self.keys(shard).options, "accepts") or 0)
+
+
+class Halting:
+    """A flow run in parts, so that it can be abandoned or interleaved with others."""
+
+    def __init__(self, flow: Flow[Any], split: Split) -> None:
+        self._flow = flow
+        self._connection = split.store.connection
+        self._step: Any = next(flow)
+
+    def run_until(self, halts: Callable[[Command], bool]) -> bool:
+        """Run up to the first matching command, which is not sent; true if the flow ended."""
+        with suppress(StopIteration):
+            while True:
+                if isinstance(self._step, Pause):
+                    self._step = self._flow.send(None)
+                    continue
+                many = not isinstance(self._step, Execute)
+                replies = []
+                for command in self._step.commands if many else [self._step.command]:
+                    if halts(command):
+                        return False
+                    replies += self._connection.execute_many([command])
+                if not many and isinstance(replies[0], Exception):
+                    self._step = self._flow.throw(replies[0])
+                else:
+                    self._step = self._flow.send(replies if many else replies[0])
+        return True
+
+
+def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
+    """Send the first `count` script calls of a flow, then stop; true if the flow ended."""
+    sent = 0
+
+    def halts(command: Command) -> bool:
+        nonlocal sent
+        sent += command[0] == "EVALSHA"
+        return sent > count
+
+    for name in loader.names():  # else loading adds calls
+        split.store.ask("SCRIPT", "LOAD", loader.load(name).source)
+    return Halting(flow, split).run_until(halts)

@@ -29,7 +29,7 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
 from tests.consumers import Bench
 from tests.gateways import Gateway
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.torture.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def test_the_gateway_responds_as_without_the_loss(bench: Bench, proxy: Proxy) ->
 
 
 def test_an_operator_s_call_survives_a_lost_reply(bench: Bench, proxy: Proxy) -> None:
-    store = SyncStore(Connection(Address(proxy.url("role"))), Keys())
+    store = open_store(proxy.url("role"))
     sent = bench.send(TOPIC, range(2))
     consumer = Consumer(bench.url)
     for delivery in consumer.pull(TOPIC, batch=2):

@@ -19,9 +19,6 @@ from lisa.admin.fsck import check
 from lisa.core.model.envelope import decode_envelope, encode_envelope, new_token
 from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import Shard, Topic
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.pull import Pull
@@ -33,7 +30,7 @@ from tests.contract.bench import Bench
 from tests.contract.samples import SAMPLES, comparable
 from tests.producers import Either
 from tests.roles import Cast, Services
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.shifted_server import ShiftedServer, missing
 from tests.torture.proxy import Proxy
 
@@ -59,7 +56,7 @@ class Lossy:
         self.cast = Cast(server.url, TOPIC, "lisa").declare(journal="1")
         self.proxy = Proxy(server.port, ("role",))
         self.url = self.proxy.url("role")
-        self.store = SyncStore(Connection(Address(self.url)), Keys())
+        self.store = open_store(self.url)
         for name in loader.names():  # else the lost reply may be that the script is missing
             self.cast.store.ask("SCRIPT", "LOAD", loader.load(name).source)
 

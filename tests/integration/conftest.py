@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lisa import Producer
 from tests import clusters
 from tests.consumers import Bench
+from tests.producers import Topic
 from tests.roles import Cast, Services
-from tests.servers import connect
+from tests.servers import connect, open_store
 from tests.shards import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import redis
+
+    from lisa.core.store.store import SyncStore
 
 
 @pytest.fixture
@@ -28,11 +32,31 @@ def cast(server: str) -> Iterator[Cast]:
 
 @pytest.fixture
 def bench(redis_url: str) -> Iterator[Bench]:
-    """A substitute for a manager, on one server; the group of `orders` is declared."""
+    """A substitute for a manager, on one server."""
     bench = Bench(redis_url)
-    bench.declare("orders")
     yield bench
     bench.store.close()
+
+
+@pytest.fixture
+def orders_declared(bench: Bench) -> None:
+    """The topic `orders` has the group `lisa`."""
+    bench.declare("orders")
+
+
+@pytest.fixture
+def producer(redis_url: str) -> Iterator[Producer]:
+    """A producer on one server."""
+    with Producer(redis_url) as producer:
+        yield producer
+
+
+@pytest.fixture
+def topic(redis_url: str) -> Iterator[Topic]:
+    """The topic `orders` on one server."""
+    topic = Topic(redis_url)
+    yield topic
+    topic.close()
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +91,15 @@ def raw(server: str) -> Iterator[redis.Redis]:
     """A plain client of the same server."""
     with connect(server) as client:
         yield client
+
+
+@pytest.fixture
+def store(server: str) -> Iterator[SyncStore]:
+    """A store on the same server, where the topic `orders` is registered."""
+    store = open_store(server)
+    store.drive(store.register(["orders"]))
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from lisa.core.store.server_checks import CheckResult
 from lisa.core.store.store import SyncStore
 from tests.acl_scenes import SCENES
 from tests.acl_stage import KEYS, PASSWORD, Stage
-from tests.servers import ROOT, connect
+from tests.servers import ROOT, connect, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,7 +189,7 @@ def test_probes_change_no_key(server: str, role: str) -> None:
 
 def test_the_doctor_agrees(stage_for: Callable[[str], Stage]) -> None:
     stage = stage_for("operator")
-    store = SyncStore(Connection(Address(stage.url)), Keys())
+    store = open_store(stage.url)
     by_name = {one.name: one for one in store.drive(examine(store))}
     assert by_name["rights"].verdict is CheckResult.OK
     assert by_name["commands"].verdict is CheckResult.OK

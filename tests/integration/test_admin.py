@@ -18,8 +18,6 @@ from lisa.admin.topics import counts, exists, set_options
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ConfigError, GroupRemoved, TopicInUse
 from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.server_checks import Check, CheckResult
 from lisa.core.store.store import SyncStore
@@ -32,21 +30,9 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 
 TOPIC = "orders"
-
-
-def open_store(url: str) -> SyncStore:
-    return SyncStore(Connection(Address(url)), Keys())
-
-
-@pytest.fixture
-def store(server: str) -> Iterator[SyncStore]:
-    store = open_store(server)
-    store.drive(store.register([TOPIC]))
-    yield store
-    store.close()
 
 
 def send(store: SyncStore, ids: list[str], due: str = "+0") -> None:

@@ -18,25 +18,19 @@ from lisa.consumer.pull import Puller
 from lisa.core.delivery.source import GroupSource, Taken
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.redis.flow import Pause
-from tests.consumers import Bench, presences, presences_running, settled
+from tests.consumers import Bench, heard, presences, presences_running, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lisa import AsyncDelivery, Batch, Message
     from lisa.core.redis.flow import Flow
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 place: ContextVar[str] = ContextVar("place", default="nowhere")
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    bench.declare(TOPIC)
-    yield bench
-    bench.store.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -359,13 +353,8 @@ async def test_pause_and_unsubscribe(bench: Bench) -> None:
 async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
     bench.configure(TOPIC, ack_timeout="1h", retry_delays="0s")
     ids = bench.send(TOPIC, range(6))
-    acked: list[str] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        acked.append(message.id)
-
     async with AsyncConsumer(bench.url) as consumer:
-        consumer.message_acked.connect(hear)
+        acked = heard(consumer.message_acked)
         found = await pulled(consumer, batch=5)
         assert [one.body for one in found] == [0, 1, 2, 3, 4]
         assert repr(found[0]) == f"<AsyncDelivery of {ids[0]!r} on 'orders', attempt 1>"
@@ -378,7 +367,7 @@ async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
         rest = await pulled(consumer, batch=5)
         assert {one.body for one in rest} == {4, 5}
         assert await pulled(consumer) == []
-    assert acked == [ids[0], ids[0]]
+    assert [message.id for message in acked] == [ids[0], ids[0]]
     assert presences(bench) == []
 
 

@@ -21,20 +21,13 @@ from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry
 from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
-from tests.consumers import Bench, state_of
+from tests.consumers import Bench, heard, state_of
 from tests.servers import flush, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
 
 
 # From due to handled
@@ -209,13 +202,8 @@ def test_the_handler_s_outcome_decides(
 
 def test_exhausted_attempts_end_in_garbage_with_a_signal(bench: Bench) -> None:
     bench.declare(TOPIC, retry_delays="0")
-    dead: list[Message] = []
     consumer = Consumer(bench.url)
-
-    def hear(topic: str, *, message: Message) -> None:
-        dead.append(message)
-
-    consumer.message_dead.connect(hear)
+    dead = heard(consumer.message_dead)
     consumer.on(TOPIC, lambda message: 1 / 0)
     [sent] = bench.send(TOPIC, [1])
     with consumer, bench.manager(TOPIC):
@@ -248,21 +236,16 @@ def test_all_receivers_run_and_one_failure_retries(bench: Bench) -> None:
 
 def test_an_expired_message_is_not_handed_out(bench: Bench) -> None:
     bench.declare(TOPIC)
-    expired: list[str] = []
     seen: list[str] = []
     consumer = Consumer(bench.url)
-
-    def hear(topic: str, *, message: Message) -> None:
-        expired.append(message.id)
-
-    consumer.message_expired.connect(hear)
+    expired = heard(consumer.message_expired)
     consumer.on(TOPIC, lambda message: seen.append(message.id))
     [sent] = bench.send(TOPIC, [1], ttl_ms=1)
     assert bench.states(TOPIC, sent) == ["ready"]
     time.sleep(0.02)
     with consumer:
         wait_until(lambda: expired)
-    assert (expired, seen) == ([sent], [])
+    assert ([message.id for message in expired], seen) == ([sent], [])
     assert bench.settled_as(TOPIC, sent) == "expired"
 
 
@@ -302,12 +285,7 @@ def test_a_foreign_body_is_moved_to_garbage_with_the_reason(
     bench.declare(TOPIC)
     consumer = Consumer(bench.url)
     seen: list[str] = []
-    dead: list[Message] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        dead.append(message)
-
-    consumer.message_dead.connect(hear)
+    dead = heard(consumer.message_dead)
     consumer.on(TOPIC, lambda message: seen.append(message.id))
     foreign, good = bench.send(TOPIC, [1, 2])
     bench.ask("SET", bench.store.keys.topic(TOPIC).body(foreign), written)

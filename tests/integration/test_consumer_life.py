@@ -25,16 +25,9 @@ from tests.servers import flush, wait_until
 from tests.shards import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TOPIC = Topic("orders")
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
 
 
 # Groups

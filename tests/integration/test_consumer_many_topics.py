@@ -47,13 +47,6 @@ SHORT_READ = timedelta(milliseconds=500)
 """Before topics that went back to their own threads are read together, one such read must end."""
 
 
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
-
-
 class Seen(list[tuple[str, Any]]):
     """The topics and bodies of handled messages."""
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lisa.core.model.message import Message
     from lisa.core.model.stream import Entry
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 
 

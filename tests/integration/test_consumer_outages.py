@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lisa.embedded import EmbeddedServer
     from tests.shards import Split
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = Topic("orders")
 SOCKET_TIMEOUT_S = 1.0
 GRACE = timedelta(milliseconds=500)

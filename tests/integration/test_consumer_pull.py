@@ -16,13 +16,14 @@ from lisa.consumer import AsyncConsumer, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from tests.consumers import Bench, presences
+from tests.consumers import Bench, heard, presences
 from tests.servers import flush, shortest_s, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.model.message import Message
+
+pytestmark = pytest.mark.usefixtures("orders_declared")
 
 TOPIC = "orders"
 WAIT = timedelta(seconds=10)
@@ -38,12 +39,7 @@ def consumer(bench: Bench) -> Iterator[Consumer]:
 def test_a_delivery_has_the_message_and_its_settling_methods(
     bench: Bench, consumer: Consumer
 ) -> None:
-    acked: list[str] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        acked.append(message.id)
-
-    consumer.message_acked.connect(hear)
+    acked = heard(consumer.message_acked)
     [sent] = bench.send(TOPIC, [{"order": 1}])
     [delivery] = consumer.pull(TOPIC)
     assert (delivery.id, delivery.topic, delivery.group) == (sent, TOPIC, "lisa")
@@ -53,7 +49,7 @@ def test_a_delivery_has_the_message_and_its_settling_methods(
     assert delivery.ack() == "acked"
     assert delivery.ack() == "repeated"
     assert bench.settled_as(TOPIC, sent) == "acked"
-    assert acked == [sent, sent]
+    assert [message.id for message in acked] == [sent, sent]
 
 
 def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(

@@ -23,18 +23,11 @@ from tests.consumers import Bench, ignore, presences, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lisa.core.redis.flow import Command
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
 
 
 class Order(msgspec.Struct):

@@ -18,20 +18,12 @@ from tests.consumers import Bench, presences, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from lisa.core.model.message import Message
     from tests.servers import Processes
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
 
 
 def test_l7_a_late_success_leaves_no_zombie(bench: Bench) -> None:

@@ -26,7 +26,7 @@ from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from tests.roles import Cast
-from tests.servers import connect, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,13 +47,6 @@ def cast(server: str) -> Iterator[Cast]:
 
 
 @pytest.fixture
-def foreign(server: str) -> Iterator[redis.Redis]:
-    """A plain client of the server."""
-    with connect(server) as client:
-        yield client
-
-
-@pytest.fixture
 def reclaimer(cast: Cast) -> Reclaimer:
     return Reclaimer(cast.store, ServerClock(), SignalQueue(cast.store), ORIGINAL_COUNT)
 
@@ -65,11 +58,11 @@ def promoter(cast: Cast) -> Promoter:
 
 
 def test_l3_a_pending_entry_that_was_trimmed_stops_nothing(
-    cast: Cast, foreign: redis.Redis, reclaimer: Reclaimer
+    cast: Cast, raw: redis.Redis, reclaimer: Reclaimer
 ) -> None:
     lost, behind = cast.send(), cast.send()
     entries = {entry.id: entry.entry for entry in cast.take()}
-    foreign.xdel(cast.own.ready, entries[lost])  # pending at the head of the list, and deleted
+    raw.xdel(cast.own.ready, entries[lost])  # pending at the head of the list, and deleted
     time.sleep(0.06)
     reclaimer.step(["orders"])
     assert cast.state(behind) == "retry"
@@ -79,9 +72,9 @@ def test_l3_a_pending_entry_that_was_trimmed_stops_nothing(
 
 
 def test_l4_a_pending_entry_of_another_form_stops_nothing(
-    cast: Cast, foreign: redis.Redis, reclaimer: Reclaimer
+    cast: Cast, raw: redis.Redis, reclaimer: Reclaimer
 ) -> None:
-    foreign.xadd(cast.own.ready, {"name": '{"body":"init message...remember lisa"}'})
+    raw.xadd(cast.own.ready, {"name": '{"body":"init message...remember lisa"}'})
     behind = cast.send()
     cast.read()
     time.sleep(0.06)
@@ -93,12 +86,12 @@ def test_l4_a_pending_entry_of_another_form_stops_nothing(
 
 
 def test_l5_one_topics_error_stops_no_topic_after_it(
-    server: str, cast: Cast, foreign: redis.Redis
+    server: str, cast: Cast, raw: redis.Redis
 ) -> None:
     broken, after = cast.on("aaa").declare(), cast.on("zzz").declare(ack_timeout="100")
     for key in (broken.keys.waiting, broken.own.ready, broken.keys.expiry):
-        foreign.delete(key)
-        foreign.set(key, "of the wrong type")
+        raw.delete(key)
+        raw.set(key, "of the wrong type")
     quick = timedelta(milliseconds=200)
     late = after.send(delay_ms=100)
     topics = {"aaa": {}, "zzz": {"garbage_keep": "1ms"}}
@@ -170,7 +163,7 @@ def test_l11_every_group_is_made_and_begins_with_the_first_message(
 
 
 def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
-    cast: Cast, foreign: redis.Redis
+    cast: Cast, raw: redis.Redis
 ) -> None:
     cast.configure(garbage_keep="60000", retry_delays="", retention="0")
     sent = cast.send({"n": 1}, ttl_ms=60_000, policy="")
@@ -182,7 +175,7 @@ def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
     cast.configure(garbage_keep="1")
     time.sleep(0.01)
     sweeper.step("orders")
-    left = {bytes(key).decode().removeprefix(cast.keys.root) for key in foreign.scan_iter()}
+    left = {bytes(key).decode().removeprefix(cast.keys.root) for key in raw.scan_iter()}
     assert {key for key in left if not key.startswith(("lisa:", "reply:"))} == {
         "options",
         "groups",
@@ -192,9 +185,9 @@ def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
 
 
 def test_l19_every_error_is_logged(
-    server: str, cast: Cast, foreign: redis.Redis, caplog: pytest.LogCaptureFixture
+    server: str, cast: Cast, raw: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    foreign.set(cast.keys.waiting, "of the wrong type")
+    raw.set(cast.keys.waiting, "of the wrong type")
     with Manager(server, topics=["orders"]):
         wait_until(lambda: "promoter: topic orders: " in caplog.text)
     told = [one for one in caplog.messages if one.startswith("promoter: topic orders")]
@@ -204,15 +197,15 @@ def test_l19_every_error_is_logged(
 
 @pytest.mark.parametrize("key", ["waiting", "retry"])
 def test_a_key_that_breaks_while_a_topic_is_idle_is_reported(
-    server: str, cast: Cast, foreign: redis.Redis, caplog: pytest.LogCaptureFixture, key: str
+    server: str, cast: Cast, raw: redis.Redis, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     caplog.set_level(logging.INFO, "lisa.manager")
     broken = {"waiting": cast.keys.waiting, "retry": cast.own.retry}[key]
     with Manager(server, topics=["orders"], move=timedelta(milliseconds=200)) as manager:
         wait_until(lambda: manager.health()["status"] == "ok")
-        foreign.set(broken, "of the wrong type")
+        raw.set(broken, "of the wrong type")
         wait_until(lambda: "promoter: topic orders: " in caplog.text)
-        foreign.delete(broken)
+        raw.delete(broken)
         wait_until(lambda: "promoter: topic orders works again" in caplog.text)
     told = [one for one in caplog.messages if one.startswith("promoter: topic orders: ")]
     assert len(told) == 1

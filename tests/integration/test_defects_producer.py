@@ -6,7 +6,6 @@ Each test would fail on the original's behaviour.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,6 @@ if TYPE_CHECKING:
 
 HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(redis_url: str) -> Iterator[Topic]:
-    played = Topic(redis_url)
-    yield played
-    played.close()
 
 
 def test_l1_every_way_to_say_when_is_heeded(producer: Producer, topic: Topic) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +16,7 @@ from lisa.admin import groups
 from lisa.admin.fsck import KINDS, CheckReport, check
 from lisa.core.model.envelope import encode_envelope, fence_of, new_token
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import GroupKeys, Keys, TopicKeys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
+from lisa.core.model.keys import GroupKeys, TopicKeys
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
@@ -30,24 +28,13 @@ from lisa.core.transitions.release import Release
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from tests.rows import Item, enqueue
+from tests.servers import open_store
 
 TOPIC = "orders"
 GROUP = "lisa"
 LATER = "+600000"
 SLOW_US = 5_000
 MOST_RUNS = 5
-
-
-def open_store(url: str) -> SyncStore:
-    return SyncStore(Connection(Address(url)), Keys())
-
-
-@pytest.fixture
-def store(server: str) -> Iterator[SyncStore]:
-    store = open_store(server)
-    store.drive(store.register([TOPIC]))
-    yield store
-    store.close()
 
 
 @pytest.fixture
@@ -58,13 +45,6 @@ def keys(store: SyncStore) -> TopicKeys:
 @pytest.fixture
 def own(keys: TopicKeys) -> GroupKeys:
     return keys.group(GROUP)
-
-
-@pytest.fixture
-def raw(server: str) -> Iterator[redis.Redis]:
-    """A plain client of the server."""
-    with redis.Redis.from_url(server, legacy_responses=False) as client:
-        yield client
 
 
 def send(store: SyncStore, *ids: str, due: str = "+0", ttl_ms: int | None = None) -> None:

@@ -16,8 +16,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
-from tests.integration.test_shards_life import Halting
-from tests.shards import ORDERS, Split
+from tests.shards import ORDERS, Halting, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

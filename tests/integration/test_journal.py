@@ -16,13 +16,11 @@ from lisa.admin.journal import journal
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import Shard
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.manager import engine
 from lisa.manager.pruner import Pruner
-from tests.servers import connect, wait_until
+from tests.servers import connect, open_store, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +38,7 @@ def events(url: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def store(redis_url: str) -> Iterator[SyncStore]:
-    store = SyncStore(Connection(Address(redis_url)), Keys())
+    store = open_store(redis_url)
     yield store
     store.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
+
 from lisa import Consumer, Producer
 from lisa.admin import live
 from lisa.core.metrics import topics as topic_metrics
@@ -12,6 +14,8 @@ from lisa.core.store.store import summed
 
 if TYPE_CHECKING:
     from tests.consumers import Bench
+
+pytestmark = pytest.mark.usefixtures("orders_declared")
 
 TOPIC = "orders"
 TEN_MINUTES_MS = 600_000

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lisa.consumer.lifespan import Lifespan
     from tests.servers import Processes
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 
 
@@ -49,14 +51,6 @@ class Story:
 
 
 KINDS: list[Callable[[Story], Lifespan]] = [lambda story: story.sync, lambda story: story.on_loop]
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    bench.declare(TOPIC)
-    yield bench
-    bench.store.close()
 
 
 def lisas_threads() -> set[threading.Thread]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,14 +20,14 @@ from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from lisa.manager.bulk_reads import PAGE
 from lisa.manager.promoter import SECOND_S
 from lisa.manager.reclaimer import CLOSEST_S
+from tests.consumers import heard
 from tests.roles import Services
 from tests.servers import least, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import redis
-    from blinker import Signal
 
     from lisa.manager.loop import Outcome
     from tests.roles import Cast
@@ -36,21 +36,11 @@ SLOW_S = 0.1  # half of the quickest round trip: the precision of the clock
 
 
 @pytest.fixture
-def heard() -> Iterator[dict[str, list[Message]]]:
-    """The arguments of the module-wide signals, by name."""
-    found: dict[str, list[Message]] = {"retrying": [], "dead": [], "expired": []}
-    kept: list[tuple[Signal, Any]] = []
-    for name, messages in found.items():
-        signal = getattr(signals.everywhere, name)
-
-        def receive(topic: str, *, message: Message, into: list[Message] = messages) -> None:
-            into.append(message)
-
-        signal.connect(receive)
-        kept.append((signal, receive))
-    yield found
-    for signal, receiver in kept:
-        signal.disconnect(receiver)
+def signalled() -> dict[str, list[Message]]:
+    """The messages of the module-wide signals, by name."""
+    return {
+        name: heard(getattr(signals.everywhere, name)) for name in ("retrying", "dead", "expired")
+    }
 
 
 def instant(outcomes: Sequence[Outcome]) -> float:
@@ -312,7 +302,7 @@ class TestPromoter:
         assert cast.state(due) == "ready"
 
     def test_expired_messages_end_at_once(
-        self, cast: Cast, kit: Services, heard: dict[str, list[Message]]
+        self, cast: Cast, kit: Services, signalled: dict[str, list[Message]]
     ) -> None:
         late = cast.send({"n": 1}, delay_ms=20, ttl_ms=1)
         fine = cast.send(delay_ms=20)
@@ -320,7 +310,7 @@ class TestPromoter:
         kit.promoter.step(["orders"])
         assert (cast.state(late), cast.state(fine)) == ("expired", "ready")
         assert kit.announcer.step() == 1
-        (message,) = heard["expired"]
+        (message,) = signalled["expired"]
         assert (message.id, message.body, message.group) == (late, {"n": 1}, "g")
 
     def test_one_topics_broken_key_concerns_that_topic_only(
@@ -349,7 +339,7 @@ class TestPromoter:
 
 class TestReclaimer:
     def test_takes_back_when_the_lease_ends_and_sleeps_until_then(
-        self, cast: Cast, kit: Services, heard: dict[str, list[Message]]
+        self, cast: Cast, kit: Services, signalled: dict[str, list[Message]]
     ) -> None:
         cast.configure(ack_timeout="700", retry_delays="60000")
         sent = cast.send({"n": 1})
@@ -366,14 +356,14 @@ class TestReclaimer:
         assert state.due_ms is not None
         assert before_ms + 60_000 <= state.due_ms <= cast.now_ms() + 60_001
         kit.announcer.step()
-        (message,) = heard["retrying"]
+        (message,) = signalled["retrying"]
         assert (message.id, message.body, message.attempt) == (sent, {"n": 1}, 1)
         assert (message.next_due_ms, message.reason) == (state.due_ms, "ack timeout")
         assert message.due_ms == entry.due_ms
-        assert heard["dead"] == []
+        assert signalled["dead"] == []
 
     def test_the_last_attempt_ends_in_garbage(
-        self, cast: Cast, kit: Services, heard: dict[str, list[Message]]
+        self, cast: Cast, kit: Services, signalled: dict[str, list[Message]]
     ) -> None:
         cast.configure(ack_timeout="10", retry_delays="")
         sent = cast.send()
@@ -382,7 +372,7 @@ class TestReclaimer:
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "garbage"
         kit.announcer.step()
-        assert [(one.id, one.due_ms) for one in heard["dead"]] == [(sent, entry.due_ms)]
+        assert [(one.id, one.due_ms) for one in signalled["dead"]] == [(sent, entry.due_ms)]
 
     @pytest.mark.parametrize(("topic_ms", "own_ms"), [(10, None), (3_600_000, 10)])
     def test_leases_that_end_together_are_taken_back_in_one_step(
@@ -686,8 +676,6 @@ class TestAnnouncer:
             wait_until(lambda: len(seen) == 2)
         finally:
             kit.announcer.stop()
-            for receiver in receivers:
-                signals.everywhere.retrying.disconnect(receiver, sender="orders")
         assert seen == [sent, sent]
         assert seen_by == ["lisa-announcer"]
         assert "boom" in caplog.text

@@ -25,11 +25,9 @@ TOPIC = "orders"
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    found = Bench(redis_url)
-    found.declare(TOPIC, retry_delays="0")
-    yield found
-    found.store.close()
+def bench(bench: Bench) -> Bench:
+    bench.declare(TOPIC, retry_delays="0")
+    return bench
 
 
 @pytest.fixture

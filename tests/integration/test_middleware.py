@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lisa import SendCall, SendOutcome
     from tests.servers import Processes
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 
 

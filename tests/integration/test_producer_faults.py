@@ -48,13 +48,6 @@ def behind_proxy(kind: str, proxy: LossyProxy) -> Iterator[Either]:
     either.close()
 
 
-@pytest.fixture
-def topic(redis_url: str) -> Iterator[Topic]:
-    played = Topic(redis_url)
-    yield played
-    played.close()
-
-
 def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
     """The call raises ServerUnavailable after its patience; returns the error's text."""
     started = time.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,6 @@ async def producer(redis_url: str) -> AsyncIterator[AsyncProducer]:
     async with AsyncProducer(redis_url) as made:
         await made.send("orders", "first", id="first", delay=HOUR)
         yield made
-
-
-@pytest.fixture
-def topic(redis_url: str) -> Iterator[Topic]:
-    played = Topic(redis_url)
-    yield played
-    played.close()
 
 
 def script_calls(client: redis.Redis) -> int:

@@ -22,8 +22,7 @@ from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
-from tests.integration.test_shards_life import Halting
-from tests.shards import ORDERS, Split
+from tests.shards import ORDERS, Halting, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,12 +27,6 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as producer:
-        yield producer
-
-
-@pytest.fixture
 def cast(redis_url: str) -> Iterator[Cast]:
     cast = Cast(redis_url).declare()
     yield cast

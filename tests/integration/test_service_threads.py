@@ -29,6 +29,8 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from lisa.core.model.message import Message
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 ERRORS = [AttributeError("'NoneType' object has no attribute 'x'"), SystemExit(1)]
 

@@ -12,14 +12,11 @@ import redis
 from lisa import AsyncProducer, Producer
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import Misplaced
-from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.manager.sharder import Sharder
+from tests.servers import open_store
 from tests.shards import ORDERS
 
 if TYPE_CHECKING:
@@ -98,7 +95,7 @@ def test_one_shard_s_refusal_says_nothing_about_a_shard_that_moves(split_here: S
     assert set(bodies.values()) == {LARGE, ""}
     envelopes = [encode_envelope("T" * 8, body) for body in bodies.values()]
     send = Enqueue("orders", "T" * 8, list(bodies), ["+60000"], envelopes, are_ids_new=True)
-    store = SyncStore(Connection(Address(split_here.url)), Keys(), SHORT)
+    store = open_store(split_here.url, SHORT)
     store.drive(store.layout(ORDERS))
     with pytest.raises(Misplaced):
         store.call_by_id(send)

@@ -21,10 +21,8 @@ from lisa.consumer import heartbeat
 from lisa.core.delivery.group_resolution import ask_for_group, join
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Shard, Topic
-from lisa.core.redis.flow import Execute, Pause
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
-from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -39,14 +37,14 @@ from lisa.pipeline.source.following import find_unread, record_archived
 from lisa.pipeline.source.marks import Mark
 from lisa.producer import Outgoing
 from tests.servers import wait_until
-from tests.shards import ORDERS, Split
+from tests.shards import ORDERS, Halting, Split, run_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from lisa.core.model.message import Message
-    from lisa.core.redis.flow import Command, Flow
+    from lisa.core.redis.flow import Flow
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)
@@ -558,48 +556,6 @@ def test_a_declaration_during_the_group_s_removal_is_withdrawn(split_here: Split
     assert spreading.run_until(lambda _: False)
     assert {store.drive(store.groups(one)) for one in shards} == {("audit",)}
     assert not any(store.ask("EXISTS", *split.keys(one).group("lisa")) for one in shards)
-
-
-class Halting:
-    """A flow run in parts, so that it can be abandoned or interleaved with others."""
-
-    def __init__(self, flow: Flow[Any], split: Split) -> None:
-        self._flow = flow
-        self._connection = split.store.connection
-        self._step: Any = next(flow)
-
-    def run_until(self, halts: Callable[[Command], bool]) -> bool:
-        """Run up to the first matching command, which is not sent; true if the flow ended."""
-        with suppress(StopIteration):
-            while True:
-                if isinstance(self._step, Pause):
-                    self._step = self._flow.send(None)
-                    continue
-                many = not isinstance(self._step, Execute)
-                replies = []
-                for command in self._step.commands if many else [self._step.command]:
-                    if halts(command):
-                        return False
-                    replies += self._connection.execute_many([command])
-                if not many and isinstance(replies[0], Exception):
-                    self._step = self._flow.throw(replies[0])
-                else:
-                    self._step = self._flow.send(replies if many else replies[0])
-        return True
-
-
-def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
-    """Send the first `count` script calls of a flow, then stop; true if the flow ended."""
-    sent = 0
-
-    def halts(command: Command) -> bool:
-        nonlocal sent
-        sent += command[0] == "EVALSHA"
-        return sent > count
-
-    for name in loader.names():  # else loading adds calls
-        split.store.ask("SCRIPT", "LOAD", loader.load(name).source)
-    return Halting(flow, split).run_until(halts)
 
 
 def test_a_shard_without_the_group_yet_is_not_joined_for_another_group(

@@ -38,6 +38,8 @@ from tests.servers import ROOT, flush, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("orders_declared")
+
 TOPIC = "orders"
 COMMON = {"messaging.system": "lisa", "messaging.destination.name": TOPIC}
 GROUP = {"messaging.consumer.group.name": "lisa"}
