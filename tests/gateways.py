@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from lisa import Producer
+
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of `http:` URLs: by default, each would load all certificates, which takes 18 ms."""
 
@@ -34,6 +36,12 @@ _ADDRESS = re.compile(r"lisa-gateway: (http://\S+/)")
 def new_topic(stem: str = "t") -> str:
     """A topic that no other test uses: gateways outlive single tests."""
     return f"{stem}-{secrets.token_hex(4)}"
+
+
+def state(producer: Producer, topic: str, message_id: str) -> str | None:
+    """The state of a message; None if it is unknown."""
+    found = producer.get(topic, message_id)
+    return found.state if found else None
 
 
 def declared_topic(client: httpx.Client) -> str:

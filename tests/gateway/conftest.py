@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa import Manager
+from lisa import Manager, Producer
+from tests.gateway.camellia_client import Queue, queue_with_group
+from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
 
 if TYPE_CHECKING:
@@ -44,3 +46,23 @@ def gateway(redis_url: str, manager: Manager) -> Iterator[Gateway]:
 def client(gateway: Gateway) -> httpx.Client:
     """A client of that gateway."""
     return gateway.client
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    """A native producer on the same server."""
+    with Producer(redis_url) as running:
+        yield running
+
+
+@pytest.fixture
+def queue(client: httpx.Client, redis_url: str) -> Queue:
+    """A new topic of Camellia's API with a declared group."""
+    return queue_with_group(client, redis_url)
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    """A web hook that receives pushes."""
+    with Target() as running:
+        yield running

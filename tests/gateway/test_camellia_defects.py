@@ -19,12 +19,8 @@ import httpx
 import pytest
 
 from lisa import Manager, Producer
-from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.settings import GatewaySettings
 from lisa.core.store.registration import IDLE_AFTER_MS
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.embedded import EmbeddedServer
@@ -40,10 +36,9 @@ from tests.gateway.camellia_client import (
     HEALTH,
     QUEUE,
     Queue,
-    queue_with_group,
 )
 from tests.gateways import NO_TLS, Gateway, new_topic
-from tests.servers import connect, wait_until
+from tests.servers import connect, open_store, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,12 +61,6 @@ tokens:
   - {name: worker, token: worker-worker-worker, scopes: [consume]}
   - {name: root, token: root-root-root-root}
 """
-
-
-@pytest.fixture
-def queue(client: httpx.Client, redis_url: str) -> Queue:
-    """A new topic with a declared group."""
-    return queue_with_group(client, redis_url)
 
 
 def now_ms(redis_: redis.Redis) -> int:
@@ -311,7 +300,7 @@ def test_c09_the_status_is_correct(queue: Queue) -> None:
         assert found["retry"] == attempt
 
 
-def test_c10_dead_messages_are_kept(queue: Queue, redis_url: str) -> None:
+def test_c10_dead_messages_are_kept(queue: Queue, producer: Producer, redis_url: str) -> None:
     """The message was dropped, and its body deleted five minutes later."""
     one = queue.send("precious", maxRetry=0)["msgId"]
     assert queue.pull()
@@ -319,16 +308,12 @@ def test_c10_dead_messages_are_kept(queue: Queue, redis_url: str) -> None:
     found = queue.get(one)
     assert found is not None
     assert (found["status"], found["msg"]) == (6, "precious")
-    with Producer(redis_url) as producer:
-        kept = producer.get(queue.topic, one)
-        assert kept is not None
-        assert (kept.state, kept.body, kept.reason) == (
-            "garbage",
-            "precious",
-            "ackMsg with ack=false",
-        )
-        with connect(redis_url) as client:
-            assert client.ttl(body_key(queue.topic, one)) == -1
+    assert queue.delete(one) == 404
+    kept = producer.get(queue.topic, one)
+    assert kept is not None
+    assert (kept.state, kept.body, kept.reason) == ("garbage", "precious", "ackMsg with ack=false")
+    with connect(redis_url) as client:
+        assert client.ttl(body_key(queue.topic, one)) == -1
 
 
 def test_c11_retries_can_have_delays(redis_url: str, manager: Manager, tmp_path: Path) -> None:
@@ -359,7 +344,7 @@ def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: st
     (pulled,) = queue.pull()
     assert queue.settle(pulled["msgId"], ack=True) == 200  # used just now, and empty
     idle = Queue(queue.client, new_topic())
-    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    store = open_store(redis_url)
 
     def listed() -> set[str]:
         data = queue.client.get(f"{QUEUE}/getTopicInfoList").json()["data"]

@@ -16,23 +16,16 @@ import pytest
 
 from lisa import Producer
 from lisa.gateway.compat.delay_queue import id_of, may_be_of
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import httpx
 
 OK = {"code": 0, "msg": "操作成功！"}  # noqa: RUF001  the original's very text
 ERROR = "系统异常，请联系管理员"  # noqa: RUF001  as above
-
-
-@pytest.fixture(scope="module")
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as one:
-        yield one
 
 
 def now_ms() -> int:
@@ -91,9 +84,7 @@ def test_a_job_is_pushed_popped_and_finished(client: httpx.Client, producer: Pro
     }
     assert pop(client, topic) is None
     assert finish(client, message_id) == OK
-    found = producer.get(topic, message_id)
-    assert found is not None
-    assert found.state == "acked"
+    assert state(producer, topic, message_id) == "acked"
     assert finish(client, message_id) == OK  # a call repeated after a lost response
 
 
@@ -265,9 +256,7 @@ def test_d6_push_returns_the_id_and_a_job_can_be_deleted(
     topic = new_topic()
     message_id = push(client, topic, delayTime=str(now_ms() + 60_000))
     assert client.post("/delay-queue/delete", data={"id": message_id}).json() == OK
-    found = producer.get(topic, message_id)
-    assert found is not None
-    assert found.state == "cancelled"
+    assert state(producer, topic, message_id) == "cancelled"
     assert client.post("/delay-queue/delete", data={"id": message_id}).json() == OK
     other = push(client, topic)
     assert popped(client, topic)["id"] == other
@@ -327,8 +316,7 @@ def test_a_late_finish_ends_the_job(client: httpx.Client, producer: Producer, br
     popped(client, topic)
 
     def is_back() -> bool:
-        found = producer.get(topic, message_id)
-        return found is not None and found.state in ("ready", "retry")
+        return state(producer, topic, message_id) in ("ready", "retry")
 
     wait_until(is_back)
     assert finish(client, message_id) == OK
@@ -341,9 +329,7 @@ def test_messages_from_other_apis_are_not_jobs(client: httpx.Client, producer: P
     producer.send(topic, 1, id=message_id, delay=timedelta(minutes=1))
     refusal(finish(client, message_id), "there is no job")
     refusal(client.post("/delay-queue/delete", data={"id": message_id}).json(), "there is no job")
-    found = producer.get(topic, message_id)
-    assert found is not None
-    assert found.state == "waiting"
+    assert state(producer, topic, message_id) == "waiting"
 
 
 @pytest.mark.parametrize("ttr", ["0", "999999999"])
@@ -370,9 +356,7 @@ def test_a_popped_message_from_another_api_can_be_finished(
     assert popped(client, topic)["id"] == message_id
     refusal(client.post("/delay-queue/delete", data={"id": message_id}).json(), "there is no job")
     assert finish(client, message_id) == OK
-    found = producer.get(topic, message_id)
-    assert found is not None
-    assert found.state == "acked"
+    assert state(producer, topic, message_id) == "acked"
 
 
 def test_a_head_request_pops_no_job(client: httpx.Client) -> None:

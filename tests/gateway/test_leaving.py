@@ -16,19 +16,12 @@ from tests.gateways import ACK_TIMEOUT_MS, Gateway, RawPull, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from lisa import Manager
     from lisa.embedded import EmbeddedServer
 
 START_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as producer:
-        yield producer
 
 
 def pulls(gateway: Gateway) -> int:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa import Consumer, Producer
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import httpx
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
     from lisa.embedded import EmbeddedServer
 
 FIELDS = {"success", "data", "message", "code", "includes", "excludes", "onlyData", "callback"}
-
-
-@pytest.fixture(scope="module")
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as one:
-        yield one
 
 
 def ok(answer: httpx.Response) -> Any:
@@ -62,11 +55,6 @@ def push(client: httpx.Client, topic: str, **more: Any) -> str:
 
 def get(client: httpx.Client, topic: str, timeout: int = 10_000) -> Any:
     return ok(client.get(f"/mykit/get/{topic}", params={"timeout": timeout}))
-
-
-def state(producer: Producer, topic: str, message_id: str) -> str | None:
-    found = producer.get(topic, message_id)
-    return found.state if found else None
 
 
 def test_a_job_is_pushed_handed_out_and_finished(client: httpx.Client, producer: Producer) -> None:

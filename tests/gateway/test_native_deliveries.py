@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.core.model.clock import OLDEST_DUE_MS
+from tests.gateway.native_client import pull, send, settle
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
 
@@ -16,27 +17,6 @@ if TYPE_CHECKING:
     import httpx
 
 DAY_MS = 86_400_000
-
-
-def send(client: httpx.Client, topic: str, **message: Any) -> str:
-    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
-    assert answer.status_code == 201, answer.text
-    found: str = answer.json()["id"]
-    return found
-
-
-def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]]:
-    answer = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000} | wanted)
-    assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["deliveries"]
-    return found
-
-
-def settle(
-    client: httpx.Client, topic: str, delivery: dict[str, Any], verb: str, **more: Any
-) -> httpx.Response:
-    path = f"/v1/topics/{topic}/messages/{delivery['id']}/{verb}"
-    return client.post(path, json={"receipt": delivery["receipt"]} | more)
 
 
 def settle_many(

@@ -9,6 +9,7 @@ import pytest
 
 from lisa import Consumer
 from lisa.gateway.api import OPERATIONS
+from tests.gateway.native_client import pages, pull, send
 from tests.gateways import declared_topic, new_topic
 from tests.servers import wait_until
 
@@ -18,20 +19,6 @@ if TYPE_CHECKING:
     from lisa import Message
 
 DAY_MS = 86_400_000
-
-
-def send(client: httpx.Client, topic: str, **message: Any) -> str:
-    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
-    assert answer.status_code == 201, answer.text
-    found: str = answer.json()["id"]
-    return found
-
-
-def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]]:
-    answer = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000} | wanted)
-    assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["deliveries"]
-    return found
 
 
 ODD_IDS = [
@@ -211,18 +198,6 @@ def test_an_invalid_due_time_is_rejected(client: httpx.Client, content: Any) -> 
     send(client, topic, id="x", delay_ms=DAY_MS)
     answer = client.patch(f"/v1/topics/{topic}/messages/x", json=content)
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
-
-
-def pages(client: httpx.Client, path: str, **query: Any) -> list[list[dict[str, Any]]]:
-    found, cursor = [], None
-    while True:
-        asked = query | ({} if cursor is None else {"cursor": cursor})
-        answer = client.get(path, params=asked)
-        assert answer.status_code == 200, answer.text
-        found.append(answer.json()["messages"])
-        cursor = answer.json()["cursor"]
-        if cursor is None:
-            return found
 
 
 def test_pages_hold_each_message_once_during_changes(client: httpx.Client) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import clusters
-from tests.gateway.test_native_deliveries import pull, send, settle
-from tests.gateway.test_native_messages import pages
+from tests.gateway.native_client import pages, pull, send, settle
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import pytest
 from lisa.core.model.options import TopicOptions
 from lisa.gateway.api.events import MOST_STREAMS
 from lisa.gateway.api.models.topics import OptionsAnswer, OptionsRequest
+from tests.gateway.native_client import pages, send
 from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
 
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from lisa import Manager
 
 DAY_MS = 86_400_000
-
-
-def send(client: httpx.Client, topic: str, **message: Any) -> None:
-    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
-    assert answer.status_code == 201, answer.text
 
 
 def test_a_topic_is_deleted_after_confirmation(client: httpx.Client) -> None:
@@ -113,15 +109,8 @@ def bury(client: httpx.Client, topic: str, *ids: str, reason: str = "no use") ->
 
 
 def garbage(client: httpx.Client, topic: str, **query: Any) -> list[str]:
-    found, cursor = [], None
-    while True:
-        asked = query | ({} if cursor is None else {"cursor": cursor})
-        answer = client.get(f"/v1/topics/{topic}/garbage", params=asked)
-        assert answer.status_code == 200, answer.text
-        found += [one["id"] for one in answer.json()["messages"]]
-        cursor = answer.json()["cursor"]
-        if cursor is None:
-            return found
+    found = pages(client, f"/v1/topics/{topic}/garbage", **query)
+    return [one["id"] for page in found for one in page]
 
 
 def test_a_topic_shows_counts_counters_and_options(client: httpx.Client) -> None:

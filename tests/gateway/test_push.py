@@ -14,8 +14,8 @@ import pytest
 
 from lisa import Manager, Producer
 from tests.gateway.push_targets import Reply, Target, is_signed
-from tests.gateways import Gateway, new_topic
-from tests.servers import connect, wait_until
+from tests.gateways import Gateway, new_topic, state
+from tests.servers import connect, open_store, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,18 +45,6 @@ def api(pusher: Gateway) -> httpx.Client:
     return pusher.client
 
 
-@pytest.fixture(scope="module")
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as one:
-        yield one
-
-
-@pytest.fixture
-def target() -> Iterator[Target]:
-    with Target() as running:
-        yield running
-
-
 @pytest.fixture
 def topic(producer: Producer, redis_url: str, api: httpx.Client) -> Iterator[str]:
     """A topic with short retries; its push targets are removed after the test."""
@@ -72,11 +60,6 @@ def push(api: httpx.Client, topic: str, url: str, **more: Any) -> dict[str, Any]
     assert answer.status_code in (200, 201), answer.text
     found: dict[str, Any] = answer.json()
     return found
-
-
-def state(producer: Producer, topic: str, message_id: str) -> str | None:
-    found = producer.get(topic, message_id)
-    return found.state if found else None
 
 
 def test_a_push_is_signed_and_carries_the_message(
@@ -403,15 +386,11 @@ def test_removing_a_group_removes_its_target(
     api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
     from lisa.admin import groups
-    from lisa.core.model.keys import Keys
-    from lisa.core.redis.address import Address
-    from lisa.core.redis.connection import Connection
-    from lisa.core.store.store import SyncStore
 
     push(api, topic, target.url, group="billing")
     producer.send(topic, 1)
     wait_until(lambda: target.received)
-    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    store = open_store(redis_url)
     try:
         store.drive(groups.remove(store, topic, "billing"))
         time.sleep(2.5)  # a gateway checks every two seconds

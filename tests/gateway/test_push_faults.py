@@ -12,17 +12,12 @@ import pytest
 
 from lisa import Manager, Producer
 from lisa.admin import push as admin
-from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S
 from tests.gateway.push_targets import Received, Reply, Target
-from tests.gateways import Gateway, new_topic
-from tests.servers import connect, wait_until
+from tests.gateways import Gateway, new_topic, state
+from tests.servers import connect, open_store, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from lisa.embedded import EmbeddedServer
@@ -33,28 +28,11 @@ lisa-delay-queue:
 """
 
 
-@pytest.fixture
-def target() -> Iterator[Target]:
-    with Target() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as one:
-        yield one
-
-
 def new_push_topic(redis_url: str, **options: str) -> str:
     topic = new_topic("push")
     with connect(redis_url) as client:
         client.hset(f"lisa:{{{topic}}}:options", mapping={"retry_delays": "50,50,50", **options})
     return topic
-
-
-def state(producer: Producer, topic: str, message_id: str) -> str | None:
-    found = producer.get(topic, message_id)
-    return found.state if found else None
 
 
 def test_two_gateways_share_a_target(
@@ -202,7 +180,7 @@ def test_a_damaged_topic_does_not_hide_other_targets(  # noqa: PLR0917  fixtures
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path, kind: str
 ) -> None:
     topic, damaged = new_push_topic(redis_url), new_topic("damaged")
-    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    store = open_store(redis_url)
     options = f"lisa:{{{damaged}}}:options"
     with connect(redis_url) as client:
         if kind == "no hash":

@@ -13,14 +13,12 @@ import pytest
 
 from lisa.admin import push as admin
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import DEFAULT_GROUP, Keys
+from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import TopicOptions
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore, pairs
 from lisa.gateway.push.signing import sign
 from tests.gateways import Gateway, new_topic
-from tests.servers import connect
+from tests.servers import connect, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +32,7 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
 @pytest.fixture
 def store(redis_url: str) -> Iterator[SyncStore]:
-    one = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    one = open_store(redis_url)
     yield one
     one.close()
 

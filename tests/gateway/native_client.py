@@ -1,0 +1,45 @@
+"""Calls of the native API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def send(client: httpx.Client, topic: str, **message: Any) -> str:
+    """Send a message; returns its id."""
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]]:
+    """Wait for up to five seconds by default; returns the deliveries."""
+    answer = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000} | wanted)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["deliveries"]
+    return found
+
+
+def settle(
+    client: httpx.Client, topic: str, delivery: dict[str, Any], verb: str, **more: Any
+) -> httpx.Response:
+    """Ack, retry, extend or release a delivery."""
+    path = f"/v1/topics/{topic}/messages/{delivery['id']}/{verb}"
+    return client.post(path, json={"receipt": delivery["receipt"]} | more)
+
+
+def pages(client: httpx.Client, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    """The messages on each page of a list."""
+    found, cursor = [], None
+    while True:
+        asked = query | ({} if cursor is None else {"cursor": cursor})
+        answer = client.get(path, params=asked)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["messages"])
+        cursor = answer.json()["cursor"]
+        if cursor is None:
+            return found
