@@ -366,10 +366,3 @@ class TestDaemon:
         assert process.wait() == 2
         assert process.output.count("\n") == 1
         assert said in process.output
-
-    def test_help_does_not_load_the_heavy_parts(self, processes: Processes) -> None:
-        process = processes.start("-X", "importtime", "-m", "lisa.cli.manager", "--help")
-        assert process.wait() == 0
-        assert "--handlers" in process.output
-        loaded = {line.rpartition("|")[2].strip() for line in process.output.splitlines()}
-        assert not loaded & {"redis", "apscheduler", "pydantic", "lisa.manager"}

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from lisa.cli.main import SECTIONS, LazyGroup, main
 from lisa.cli.output import body_fields, iso, printable, when
+from tests.servers import Processes
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
 HEAVY = ("redis", "rich", "pydantic", "apscheduler", "blinker", "yaml", "asyncio")
@@ -36,6 +37,20 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"), [("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")]
+)
+def test_the_help_of_a_role_imports_nothing_heavy(
+    processes: Processes, role: str, shown: str
+) -> None:
+    helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{role}", "--help")
+    assert helped.wait() == 0
+    assert shown in helped.output
+    imported = {line.rpartition("|")[2].strip() for line in helped.output.splitlines()}
+    assert not imported & {"redis", "pydantic", "apscheduler", f"lisa.{role}.daemon"}
+    assert f"lisa.{role}" not in imported
 
 
 def cpu_seconds(*arguments: str) -> float:

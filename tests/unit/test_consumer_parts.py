@@ -17,7 +17,7 @@ from lisa.consumer import Batch
 from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.batches import Collector
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.inflight import Held, Verdict, combined, verdict_of
+from lisa.consumer.inflight import Verdict, combined, verdict_of
 from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_sync
 from lisa.consumer.prefetch import MOST_AHEAD, Pace
 from lisa.consumer.receivers import HandlerPlan, Receiver
@@ -30,7 +30,6 @@ from lisa.core.delivery.opening import (
     from_entries,
     parse_state,
 )
-from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry, reason_of
@@ -38,15 +37,7 @@ from lisa.core.model.stream import Entry
 from lisa.core.redis.flow import adrive, drive
 from lisa.core.transitions.open import Opened
 from tests.servers import PATIENCE
-
-
-def held(name: str = "a", body: object = None) -> Held:
-    message = Message(id=name, topic="orders", group="lisa", body=body, due_ms=0)
-    return Held(f"{name}-1", message, encode_envelope("tokentok", body), 0, 0.0, 9e9)
-
-
-def no_wait(_awaitable: object) -> object:
-    raise AssertionError("nothing here is to be awaited")
+from tests.unit.deliveries import held, no_wait
 
 
 def of(*handlers: Any, batch: Any = None) -> HandlerPlan:

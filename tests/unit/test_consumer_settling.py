@@ -33,19 +33,15 @@ from lisa.core.model.signals import Signals
 from lisa.core.redis.flow import Execute
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Retried
+from tests.consumers import heard
 from tests.servers import wait_until
+from tests.unit.deliveries import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lisa.core.redis.flow import Flow
     from lisa.core.transitions.base import Transition
-    from tests.servers import Processes
-
-
-def held(name: str = "a", body: object = None) -> Held:
-    message = Message(id=name, topic="orders", group="lisa", body=body, due_ms=0)
-    return Held(f"{name}-1", message, encode_envelope("tokentok", body), 0, 0.0, 9e9)
 
 
 # Typed bodies
@@ -190,27 +186,18 @@ def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
 def test_acks_go_in_calls_of_the_batch_size_and_fire_after_the_answer() -> None:
     store = Script([Acked.ACKED, Acked.LATE], [Acked.STALE])
     settler, sub, signals = settler_for(store)
-    fired: list[str] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        fired.append(message.id)
-
-    signals.acked.connect(hear)
-    for name in "abc":
-        sub.leases.held[f"{name}-1"] = one = held(name)
-        sub.finish(one, None)
+    acked = heard(signals.acked)
+    finished(sub, "abc")
     assert not settler.flush()
     assert [len(cast("Ack", call).settlements) for call in store.calls] == [2, 1]
-    assert fired == ["a", "b"]
+    assert [message.id for message in acked] == ["a", "b"]
     assert sub.leases.held == {}
 
 
 def test_failed_calls_keep_their_order_and_are_retried() -> None:
     store = Script(ServerUnavailable("down"), [Acked.ACKED, Acked.ACKED])
     settler, sub, _ = settler_for(store)
-    for name in "ab":
-        sub.leases.held[f"{name}-1"] = one = held(name)
-        sub.finish(one, None)
+    finished(sub, "ab")
     assert settler.flush()
     settler._pauses[sub] = (math.inf, Backoff())
     assert settler.flush()  # still pausing: not called
@@ -490,8 +477,7 @@ def test_reader_and_settler_may_take_the_same_acks(
 
 def test_settlements_for_a_removed_group_are_dropped() -> None:
     settler, sub, _ = settler_for(Script(GroupRemoved("gone")))
-    sub.leases.held["a-1"] = one = held("a")
-    sub.finish(one, None)
+    finished(sub, "a")
     assert not settler.flush()
     assert sub.leases.held == {}
 
@@ -537,14 +523,6 @@ def test_twenty_failures_in_a_row_degrade_until_one_success() -> None:
     assert sub.state == "degraded"
     sub.finish(held(), None)
     assert sub.state == "running"
-
-
-def test_help_is_quick(processes: Processes) -> None:
-    help_text = processes.start("-X", "importtime", "-m", "lisa.cli.consumer", "--help")
-    assert help_text.wait() == 0
-    assert "TARGET" in help_text.output
-    imported = {line.rpartition("|")[2].strip() for line in help_text.output.splitlines()}
-    assert not imported & {"redis", "pydantic", "lisa.consumer", "apscheduler"}
 
 
 def test_a_failed_batch_is_one_failure_in_a_row() -> None:

@@ -23,9 +23,9 @@ from lisa import (
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome
 from lisa.consumer.invoke import on_batch, on_message_async, on_message_sync
-from lisa.core.model.envelope import encode_envelope
 from lisa.core.redis.flow import adrive, drive
 from lisa.testing import AsyncRecordingProducer, RecordingProducer
+from tests.unit.deliveries import held, no_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -100,19 +100,10 @@ class OnlyHandle(Middleware):
         return call_next(message)
 
 
-def held(body: object = 1, name: str = "a") -> Held:
-    message = Message(id=name, topic=TOPIC, group="lisa", body=body, due_ms=0)
-    return Held(f"{name}-1", message, encode_envelope("tokentok", body), 0, 0.0, 9e9)
-
-
 def handlers_with(*middleware: Middleware) -> Handlers:
     handlers = Handlers()
     handlers.use(middleware)
     return handlers
-
-
-def no_wait(_awaitable: object) -> object:
-    raise AssertionError("nothing here is to be awaited")
 
 
 def outcome_of(handlers: Handlers, one: Held) -> Outcome:
@@ -244,7 +235,7 @@ def test_a_handler_runs_inside_its_middleware() -> None:
     events: list[str] = []
     handlers = handlers_with(Traced("outer", events), Traced("inner", events))
     handlers.add(TOPIC, lambda message: events.append(f"handler {message.body}"))
-    assert outcome_of(handlers, held()) is None
+    assert outcome_of(handlers, held(body=1)) is None
     assert events == ["outer handles 1", "inner handles 1", "handler 1"]
 
 
@@ -255,7 +246,7 @@ def test_middleware_sees_failures_and_they_keep_their_meaning() -> None:
     events: list[str] = []
     handlers = handlers_with(Traced("a", events))
     handlers.add(TOPIC, fails)
-    outcome = outcome_of(handlers, held())
+    outcome = outcome_of(handlers, held(body=1))
     assert outcome is not None
     assert "broken" in outcome.reason
     assert events == ["a handles 1", "a sees broken"]
@@ -270,8 +261,11 @@ def test_middleware_can_discard_skip_and_refuse_by_its_result() -> None:
 
     handlers = handlers_with(Decides())
     handlers.add(TOPIC, lambda _: pytest.fail("the handler was called"))
-    assert outcome_of(handlers, held("skip")) is None
-    discarded, refused = outcome_of(handlers, held("discard")), outcome_of(handlers, held("refuse"))
+    assert outcome_of(handlers, held(body="skip")) is None
+    discarded, refused = (
+        outcome_of(handlers, held(body="discard")),
+        outcome_of(handlers, held(body="refuse")),
+    )
     assert discarded is not None
     assert discarded.is_discard
     assert discarded.reason == "not wanted"
@@ -291,7 +285,7 @@ def test_the_body_is_decoded_before_and_may_be_replaced() -> None:
     seen: list[object] = []
     handlers = handlers_with(Doubles())
     handlers.add(TOPIC, lambda message: seen.append(message.body), model=Order)
-    assert outcome_of(handlers, held({"order": 21})) is None
+    assert outcome_of(handlers, held(body={"order": 21})) is None
     assert seen == [Order(42)]
 
 
@@ -307,8 +301,8 @@ async def test_async_handlers_run_inside_the_async_form() -> None:
     handlers.add(TOPIC, handler)
     plan = handlers.plan(TOPIC)
     assert plan.is_async
-    assert await on_message_async(plan, held()) is None
-    assert await on_message_async(plan, held(2)) is not None
+    assert await on_message_async(plan, held(body=1)) is None
+    assert await on_message_async(plan, held(body=2)) is not None
     assert events == [
         *("a handles 1", "b handles 1", "handler"),
         *("a handles 2", "b handles 2", "b sees broken", "a sees broken"),
@@ -322,7 +316,7 @@ def test_batch_handlers_run_inside_the_batch_form_and_fail_messages() -> None:
     events: list[str] = []
     handlers = handlers_with(Traced("a", events))
     handlers.add(TOPIC, handler, batch=10)
-    outcomes = drive(on_batch(handlers.plan(TOPIC), [held(1, "a"), held(2, "b")]), no_wait)
+    outcomes = drive(on_batch(handlers.plan(TOPIC), [held("a", 1), held("b", 2)]), no_wait)
     assert [one is None for one in outcomes] == [True, False]
     assert events == ["a handles 2"]
 
@@ -335,7 +329,7 @@ async def test_async_batch_handlers_run_inside_the_async_batch_form() -> None:
     events: list[str] = []
     handlers = handlers_with(Traced("a", events))
     handlers.add(TOPIC, handler, batch=10)
-    outcomes = await adrive(on_batch(handlers.plan(TOPIC), [held()]), None)
+    outcomes = await adrive(on_batch(handlers.plan(TOPIC), [held(body=1)]), None)
     assert [one is None for one in outcomes] == [False]
     assert events == ["a handles 1"]
 
@@ -349,7 +343,7 @@ def test_receivers_of_the_signal_run_inside_middleware_and_each_handler_has_its_
 
     handlers.signals.received.connect(receiver, sender=TOPIC)
     handlers.add(TOPIC, lambda _: events.append("handler"))
-    assert outcome_of(handlers, held()) is None
+    assert outcome_of(handlers, held(body=1)) is None
     assert sorted(events) == ["a handles 1", "a handles 1", "handler", "receiver orders 1"]
 
 
@@ -358,7 +352,7 @@ def test_middleware_that_is_added_later_applies_to_earlier_handlers() -> None:
     handlers = Handlers()
     handlers.add(TOPIC, lambda _: None)
     handlers.use([Traced("a", events)])
-    outcome_of(handlers, held())
+    outcome_of(handlers, held(body=1))
     assert events == ["a handles 1"]
 
 
@@ -392,7 +386,9 @@ def test_a_missing_form_is_refused_when_the_handler_is_registered() -> None:
     plan = handlers.plan(TOPIC)
     with pytest.raises(ConfigError, match="an_async_receiver needs the method handle_async of"):
         plan.check()
-    outcome = on_message_sync(plan, held(), lambda _: None)  # it was connected after the start
+    outcome = on_message_sync(
+        plan, held(body=1), lambda _: None
+    )  # it was connected after the start
     assert outcome is not None
     assert "needs the method handle_async" in outcome.reason
     early = Handlers()

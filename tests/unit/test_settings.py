@@ -1,10 +1,7 @@
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -24,38 +21,14 @@ from lisa.core.settings import (
 )
 from lisa.core.settings.names import fields, kebab, sections
 from lisa.core.settings.schedules import ScheduleSettings
+from tests.unit.settings_files import Write, refusal
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-Write = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LISA_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def written(text: str) -> Path:
-        path = tmp_path / "lisa.yml"
-        path.write_text(dedent(text), encoding="utf-8")
-        return path
-
-    return written
 
 
 ALL_KEYS = {
     kebab(inner) for name in fields(ROLES) for inner in (name, *fields(sections(ROLES, name)))
 }
-
-
-def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        role.load(path, **overrides)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 # The files of the original ------------------------------------------------------------------------

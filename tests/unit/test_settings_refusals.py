@@ -1,39 +1,9 @@
-import os
-from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from lisa.core.model.errors import ConfigError
-from lisa.core.settings import ConsumerSettings, ManagerSettings, RoleSettings
-
-Write = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LISA_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def written(text: str) -> Path:
-        path = tmp_path / "lisa.yml"
-        path.write_text(dedent(text), encoding="utf-8")
-        return path
-
-    return written
-
-
-def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        role.load(path, **overrides)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+from lisa.core.settings import ConsumerSettings, ManagerSettings
+from tests.unit.settings_files import Write, refusal
 
 
 @pytest.mark.parametrize(
