@@ -100,12 +100,15 @@ def test_an_id_that_looks_like_an_option_follows_two_dashes(lisa: Lisa) -> None:
     assert lisa("cancel", "orders", "--", "-mine").stdout.split() == ["-mine", "cancelled"]
 
 
-def test_send_as_json_tells_the_outcome(ask: Callable[..., Any]) -> None:
-    send = ("send", "orders", "x", "--id", "a", "--delay", "1h")
-    assert ask(*send) == {"topic": "orders", "id": "a", "outcome": "accepted"}
-    assert ask(*send)["outcome"] == "duplicate"
-    assert ask(*send, "--on-duplicate", "replace")["outcome"] == "replaced"
-    assert ask(*send, "--on-duplicate", "reject", code=1)["outcome"] == "rejected"
+def test_a_send_tells_the_outcome(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    send, options = ("send", "orders"), ("--id", "a", "--delay", "1h")
+    assert ask(*send, "1", *options) == {"topic": "orders", "id": "a", "outcome": "accepted"}
+    assert ask(*send, "2", *options)["outcome"] == "duplicate"
+    assert ask(*send, "3", *options, "--on-duplicate", "replace")["outcome"] == "replaced"
+    reject = (*send, "4", *options, "--on-duplicate", "reject")
+    assert ask(*reject, code=1)["outcome"] == "rejected"
+    assert "known" in lisa(*reject, code=1).stderr
+    assert ask("get", "orders", "a")["body"] == 3
 
 
 def test_late_policies_and_ramps(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
@@ -183,16 +186,6 @@ def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert ask("list", "orders", "--due-before", "2040-01-01T00:00:00Z")["messages"] == []
 
 
-def test_duplicates(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    lisa("send", "orders", "1", "--id", "a", "--delay", "1h")
-    assert (
-        "known"
-        in lisa("send", "orders", "2", "--id", "a", "--on-duplicate", "reject", code=1).stderr
-    )
-    lisa("send", "orders", "2", "--id", "a", "--on-duplicate", "replace", "--delay", "1h")
-    assert ask("get", "orders", "a")["body"] == 2
-
-
 def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "bodies"
     path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8")
@@ -203,6 +196,8 @@ def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path)
     assert len(rows) == 5
     bodies = [ask("get", "orders", row["id"])["body"] for row in rows]
     assert bodies == ["a", "b", {"n": 1}, "plain", 3]
+    refused = lisa("send", "orders", "--file", str(tmp_path / "missing"), "--json", code=2)
+    assert refused.stderr.count("\n") == 1
 
 
 def test_a_full_topic(lisa: Lisa) -> None:

@@ -239,16 +239,6 @@ def test_an_interrupted_command_leaves_one_line(redis_url: str, processes: Proce
         connection.close()
 
 
-@pytest.mark.parametrize("path", ["bodies", "missing"])
-def test_a_file_of_messages(path: str, redis_url: str, tmp_path: Path) -> None:
-    (tmp_path / "bodies").write_text("1\n2\n", encoding="utf-8")
-    sent = lisa(redis_url, "send", "orders", "--file", str(tmp_path / path), "--json")
-    if path == "missing":
-        assert (sent.returncode, sent.stderr.count("\n")) == (2, 1)
-    else:
-        assert json.loads(sent.stdout)["accepted"] == 2
-
-
 @pytest.mark.parametrize("program", ["main", "manager", "consumer", "gateway"])
 def test_a_password_on_the_command_line_causes_a_warning(program: str) -> None:
     def said(url: str) -> list[str]:

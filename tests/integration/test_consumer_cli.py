@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.consumers import Bench, presences, presences_running, settled
-from tests.servers import ROOT, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.servers import Process, Processes
 
 TOPIC = "orders"
@@ -43,13 +41,6 @@ async def handle(message):
     await asyncio.sleep(0.5)
     print(f"handled {message.body}")
 """
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
 
 
 def start(processes: Processes, *arguments: str, env: dict[str, str] | None = None) -> Process:
@@ -134,24 +125,6 @@ def test_several_groups_end_it_with_exit_code_2(
     chosen = start(processes, "--redis", bench.url, "--group", "b", "shop")
     bench.send(TOPIC, [1])
     chosen.wait_for("handled orders b 1")
-
-
-def test_the_originals_file_works_with_a_two_line_module(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
-    module = TWO_LINES.replace('connect_via("orders")', "connect")
-    (tmp_path / "shop.py").write_text(module)
-    config = ROOT / "configs" / "consumer.yml"
-    process = start(processes, "--config", str(config), "shop", env={"LISA_REDIS_URL": bench.url})
-    wait_until(presences_running(bench, "mystream"))
-    wait_until(presences_running(bench, "topic2"))
-    assert presences(bench, "mystream")[0].name.startswith("consumer-1-")
-    bench.send("mystream", ["one"])
-    bench.send("topic2", ["two"])
-    with bench.manager("mystream", "topic2"):
-        process.wait_for("handled mystream group-1 one")
-        process.wait_for("handled topic2 group-2 two")
-    assert process.stop() == 0
 
 
 def test_a_server_given_in_code_is_kept(bench: Bench, processes: Processes, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+import redis
 
 from lisa import Producer
-from tests.servers import ROOT, Process, Processes
+from lisa.core.model.keys import Keys
+from tests.servers import ROOT, Process, Processes, wait_until
 
 CONFIGS = ROOT / "configs"
 TOPICS = ("mystream", "topic2")
@@ -25,9 +28,10 @@ for topic in ("mystream", "topic2"): message_received.connect(show, sender=topic
 
 
 @pytest.mark.parametrize("first", ["manager", "consumer", "producer"])
-def test_three_roles_from_the_original_files(
+def test_three_roles_from_the_original_files(  # noqa: PLR0917  fixtures
     first: str,
     redis_url: str,
+    client: redis.Redis,
     processes: Processes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -58,6 +62,12 @@ def test_three_roles_from_the_original_files(
     running: list[Process] = []
     for role in sorted(["manager", "consumer", "producer"], key=lambda role: role != first):
         start(role)
-    for topic in TOPICS:
+    for number, topic in enumerate(TOPICS, 1):
         running[0].wait_for(f"{topic} got {first} now")
         running[0].wait_for(f"{topic} got {first} later")
+        record, name = Keys().topic(topic).consumers, b"consumer-%d-" % number
+        wait_until(partial(has_one_consumer, client, record, name))
+
+
+def has_one_consumer(client: redis.Redis, record: str, name: bytes) -> bool:
+    return [one.startswith(name) for one in client.hkeys(record)] == [True]
