@@ -39,18 +39,14 @@ from tests.servers import connect, no_clock, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lisa.core.store.inspection import FoundMessage
+    from lisa.core.store.schedule_reads import ScheduleInfo
     from tests.shards import Split
 
 pytestmark = pytest.mark.timeout(120)
 
 TOPIC = "orders"
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def producer(redis_url: str) -> Iterator[Producer]:
-    with Producer(redis_url) as producer:
-        yield producer
 
 
 @pytest.fixture
@@ -72,6 +68,18 @@ def manager(url: str) -> Iterator[Manager]:
 
 def ids_waiting(cast: Cast) -> list[str]:
     return sorted(one.decode() for one in cast.store.ask("ZRANGE", cast.keys.waiting, 0, -1))
+
+
+def schedule_of(producer: Producer, name: str) -> ScheduleInfo:
+    found = producer.get_schedule(TOPIC, name)
+    assert found is not None
+    return found
+
+
+def message_of(producer: Producer, message_id: str) -> FoundMessage:
+    found = producer.get(TOPIC, message_id)
+    assert found is not None
+    return found
 
 
 def ticks_of(ids: list[str]) -> list[int]:
@@ -170,8 +178,7 @@ def test_an_edit_moves_the_pending_occurrence(cast: Cast, producer: Producer) ->
     (first,) = ids_waiting(cast)
     assert producer.schedule("s", topic=TOPIC, body=2, cron="0 9 * * *")
     assert ids_waiting(cast) == [first]
-    found = producer.get(TOPIC, first)
-    assert found is not None
+    found = message_of(producer, first)
     assert found.body == 2
     assert producer.schedule("s", topic=TOPIC, body=2, cron="0 10 * * *")
     (second,) = ids_waiting(cast)
@@ -187,8 +194,7 @@ def test_an_edit_of_another_version_is_refused(producer: Producer) -> None:
     with pytest.raises(ScheduleChanged, match="has version 1, not 0"):
         producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=0)
     assert producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=1)
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     assert found.version == 2
 
 
@@ -198,8 +204,7 @@ def test_an_occurrence_can_be_cancelled_and_rescheduled(cast: Cast, producer: Pr
     assert producer.reschedule(TOPIC, first, delay="2h") == "rescheduled"
     assert producer.cancel(TOPIC, first) == "cancelled"
     assert ids_waiting(cast) == []
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     assert found.next is not None
 
 
@@ -208,8 +213,7 @@ def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
     pending = ids_waiting(cast)
     assert producer.pause_schedule(TOPIC, "s")
     assert not producer.pause_schedule(TOPIC, "s")
-    paused = producer.get_schedule(TOPIC, "s")
-    assert paused is not None
+    paused = schedule_of(producer, "s")
     assert (paused.is_paused, paused.next, ids_waiting(cast)) == (True, None, [])
     # An edit does not resume it.
     assert producer.schedule("s", topic=TOPIC, body=2, every="1h")
@@ -233,8 +237,7 @@ def test_an_occurrence_that_a_jitter_delays_is_removed(
 ) -> None:
     options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
     producer.schedule("s", body=["${count}", "${previous}"], template=True, jitter="30d", **options)
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     first = found.next_ms or 0
     wait_until(lambda: cast.now_ms() > first)
     cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first))
@@ -244,8 +247,7 @@ def test_an_occurrence_that_a_jitter_delays_is_removed(
     if method == "pause_schedule":
         producer.resume_schedule(TOPIC, "s")
         cast.store.drive(tick_all(cast.store, TOPIC, ["s"], cast.now_ms() + 1_000))
-        message = producer.get(TOPIC, ids_waiting(cast)[0])
-        assert message is not None
+        message = message_of(producer, ids_waiting(cast)[0])
         assert message.body == [1, None]
 
 
@@ -366,8 +368,7 @@ def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> No
     """Without a manager no tick is handled; the first one handles those that were missed."""
     for policy in ("one", "all", "none"):
         producer.schedule(policy, topic=TOPIC, body=1, every="1s", catch_up=policy, max_late="1h")
-    record = producer.get_schedule(TOPIC, "all")
-    assert record is not None
+    record = schedule_of(producer, "all")
     assert record.next_ms is not None
     wait_until(lambda: cast.now_ms() > (record.next_ms or 0) + 2_500)
     with manager(cast.store.connection.address.url):
@@ -381,8 +382,7 @@ def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
 ) -> None:
     cast.configure(capacity="3")
     producer.schedule("s", topic=TOPIC, body=1, every="1h", catch_up="all", overlap=overlap)
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     first = found.next_ms or 0
     at_ms = first + 8 * 3_600_000 + 1_800_000
     created: list[int] = []
@@ -404,13 +404,11 @@ def test_a_schedule_of_a_full_topic_can_be_changed(
     options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
     assert producer.schedule("s", body=1, **options)
     assert len(ids_waiting(cast)) == 0
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     tick = found.next_ms or 0
     wait_until(lambda: cast.now_ms() > tick)
     assert producer.schedule("s", body=2, **options)
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     assert found.next_ms == tick  # it comes once there is room
     assert producer.pause_schedule(TOPIC, "s")
     assert producer.resume_schedule(TOPIC, "s")
@@ -439,8 +437,7 @@ def test_an_edit_keeps_the_tick_that_waits_for_an_earlier_occurrence(
     producer.schedule("s", body=1, **options)
 
     def next_ms() -> int:
-        found = producer.get_schedule(TOPIC, "s")
-        assert found is not None
+        found = schedule_of(producer, "s")
         return found.next_ms or 0
 
     first = next_ms()
@@ -465,8 +462,7 @@ def test_one_call_creates_few_large_occurrences(cast: Cast, producer: Producer) 
     before = calls()
     assert producer.backfill_schedule(TOPIC, "s", start, start + timedelta(hours=9)) == (10, 0)
     assert calls() == before + 3
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     first, waiting = found.next_ms or 0, len(ids_waiting(cast))
     at_ms = first + 8 * 3_600_000 + 1_800_000
     while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
@@ -533,8 +529,7 @@ def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, c
         (done,) = store.drive(tick_all(store, TOPIC, ["s"], datetime_ms(first)))
         assert isinstance(done, ScheduleOutcome)
         assert done.outcomes == "a"
-        found = producer.get(TOPIC, f"s@{datetime_ms(first)}")
-        assert found is not None
+        found = message_of(producer, f"s@{datetime_ms(first)}")
         assert found.body == (1 if change == "pause" else 2)
 
 
@@ -554,8 +549,7 @@ def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
         assert isinstance(done, ScheduleOutcome)
         assert (done.state, done.outcomes) == ("done", "")
         assert split.copies() == []
-        found = producer.get_schedule(TOPIC, "s")
-        assert found is not None
+        found = schedule_of(producer, "s")
         assert found.next_ms == first + 4 * 3_600_000
 
 
@@ -593,8 +587,7 @@ def test_pending_occurrences_move_when_the_time_zone_data_changes(
     assert cast.store.ask("HGET", cast.keys.options, "zones") == b"2026a"
     moved = [one for one in ids_waiting(cast) if one.startswith("s@")]
     assert ticks_of(moved) == ticks_of([right])
-    late = producer.get_schedule(TOPIC, "late")
-    assert late is not None
+    late = schedule_of(producer, "late")
     assert late.next_ms == ticks_of([right])[0]
     # Older data, or the same, changes nothing.
     with monkeypatch.context() as old:
@@ -630,16 +623,13 @@ def test_the_version_of_the_time_zone_data() -> None:
 def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer, overlap: str) -> None:
     """No manager runs, so the tick is still to be handled when the definition changes."""
     producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap=overlap)
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     tick = found.next_ms or 0
     wait_until(lambda: cast.now_ms() > tick)
     producer.schedule("s", topic=TOPIC, body=2, every="1h", overlap=overlap)
-    first = producer.get(TOPIC, f"s@{tick}")
-    assert first is not None
+    first = message_of(producer, f"s@{tick}")
     assert first.body == 1
-    found = producer.get_schedule(TOPIC, "s")
-    assert found is not None
+    found = schedule_of(producer, "s")
     assert found.next_ms == tick - 1000 + 3_600_000
 
 
@@ -754,8 +744,7 @@ def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     producer.pause_schedule(TOPIC, "a")
     declare(a="2", b="2")
     assert bodies() == {"a": {"nestedKey": "2"}, "b": "changed", "mine": "mine"}
-    paused = producer.get_schedule(TOPIC, "a")
-    assert paused is not None
+    paused = schedule_of(producer, "a")
     assert paused.is_paused
     declare()
     assert bodies() == {"b": "changed", "mine": "mine"}
@@ -803,8 +792,7 @@ def test_a_manager_in_code_declares_schedules(
                 wait_until(lambda: [one.name for one in producer.schedules("syncs")] == ["sync"])
 
     declared(daily, sync)
-    found = producer.get_schedule(TOPIC, "daily")
-    assert found is not None
+    found = schedule_of(producer, "daily")
     assert found.definition.tz == "Asia/Tokyo"
     declared(daily)
     assert producer.get_schedule(TOPIC, "daily") == found

@@ -68,6 +68,15 @@ async def async_kit(clock: ClockedServer) -> AsyncIterator[AsyncLisaTestKit]:
         yield made
 
 
+def attach(
+    kit: LisaTestKit, topic: str, handler: Callable[[Message], object], **options: Any
+) -> None:
+    """Handle a topic's messages."""
+    consumer = Consumer()
+    consumer.on(topic, handler, **options)
+    kit.attach(consumer)
+
+
 class TestClock:
     def test_time_expiry_and_idle_times_move_together(self, clock: ClockedServer) -> None:
         start = datetime(2027, 3, 28, 0, 59, 59, 999_000, tzinfo=UTC)
@@ -123,9 +132,7 @@ class TestClock:
 
     def test_followers_see_each_instant(self, kit: LisaTestKit) -> None:
         seen: list[datetime] = []
-        consumer = Consumer()
-        consumer.on("orders", lambda _: seen.append(datetime.now(UTC)))
-        kit.attach(consumer)
+        attach(kit, "orders", lambda _: seen.append(datetime.now(UTC)))
         start = kit.now
         with time_machine.travel(start, tick=False) as traveller:
             kit.follow(traveller.move_to)
@@ -205,9 +212,8 @@ class TestDelivery:
         assert kit.waiting() == []
 
     def test_a_handlers_own_pauses(self, kit: LisaTestKit) -> None:
-        consumer, start = Consumer(), kit.now
-        consumer.on("orders", lambda _: False, retry="3s,2h")
-        kit.attach(consumer)
+        start = kit.now
+        attach(kit, "orders", lambda _: False, retry="3s,2h")
         kit.producer.send("orders", 1)
         kit.run_until_idle()
         assert [(one.at - start, one.outcome) for one in kit.attempts()] == [
@@ -280,9 +286,7 @@ class TestDelivery:
         assert [one.state if one else None for one in found] == ["skipped", "acked"]
 
     def test_a_ramp_promotes_a_backlog_at_its_instants(self, kit: LisaTestKit) -> None:
-        consumer = Consumer()
-        consumer.on("orders", lambda _: None)
-        kit.attach(consumer)
+        attach(kit, "orders", lambda _: None)
         kit.configure("orders", ramp="1/m")
         start = kit.now
         for n in range(3):
@@ -294,9 +298,7 @@ class TestDelivery:
         assert len(waited) == 3
 
     def test_a_ttl_ends_a_retry(self, kit: LisaTestKit) -> None:
-        consumer = Consumer()
-        consumer.on("orders", lambda _: False)
-        kit.attach(consumer)
+        attach(kit, "orders", lambda _: False)
         kit.configure("orders", retry_delays="2h,2h")
         sent = kit.producer.send("orders", 1, ttl=HOUR)
         kit.advance(HOUR + SECOND)
@@ -530,34 +532,26 @@ class TestConsumers:
 class TestMistakes:
     def test_an_endless_loop_ends(self, kit: LisaTestKit, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("lisa.testing.timeline.MOST_AT_ONCE", 10)
-        consumer = Consumer()
-        consumer.on("orders", lambda _: kit.producer.send("orders", 1))
-        kit.attach(consumer)
+        attach(kit, "orders", lambda _: kit.producer.send("orders", 1))
         kit.producer.send("orders", 1)
         with pytest.raises(LisaError, match=r"more than 10 messages .* topic 'orders'"):
             kit.advance()
 
     def test_never_idle(self, kit: LisaTestKit) -> None:
-        consumer = Consumer()
-        consumer.on("daily", lambda _: kit.producer.send("daily", 1, delay=DAY))
-        kit.attach(consumer)
+        attach(kit, "daily", lambda _: kit.producer.send("daily", 1, delay=DAY))
         kit.producer.send("daily", 1, delay=DAY)
         with pytest.raises(LisaError, match="not idle after 3d"):
             kit.run_until_idle(within=3 * DAY)
 
     def test_a_handler_cannot_move_the_clock(self, kit: LisaTestKit) -> None:
-        consumer = Consumer()
-        consumer.on("orders", lambda _: kit.advance(DAY))
-        kit.attach(consumer)
+        attach(kit, "orders", lambda _: kit.advance(DAY))
         kit.producer.send("orders", 1, retry=[])
         kit.advance()
         (dead,) = kit.garbage()
         assert "a handler cannot move the clock" in (dead.reason or "")
 
     def test_a_failed_test_is_no_failed_attempt(self, kit: LisaTestKit) -> None:
-        consumer = Consumer()
-        consumer.on("orders", lambda one: pytest.fail(f"must not be handled: {one.body}"))
-        kit.attach(consumer)
+        attach(kit, "orders", lambda one: pytest.fail(f"must not be handled: {one.body}"))
         kit.producer.send("orders", 42)
         with pytest.raises(pytest.fail.Exception, match="must not be handled: 42"):
             kit.advance()
