@@ -16,6 +16,7 @@ from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import AsyncDelivery
 from lisa.consumer.lifespan import StartScope
 from lisa.consumer.tasks import AppLoop
+from lisa.core.daemon.forks import not_inherited
 from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import LisaError
 
@@ -190,6 +191,7 @@ def _until_sigterm(end: Callable[[], Any]) -> Iterator[None]:
 
     loop.add_signal_handler(signal.SIGTERM, hear)
     try:
-        yield
+        with not_inherited({signal.SIGTERM: signal.SIG_DFL}):
+            yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)

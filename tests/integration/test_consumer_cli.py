@@ -42,6 +42,20 @@ async def handle(message):
     print(f"handled {message.body}")
 """
 
+FORKS = """
+import multiprocessing, time
+from lisa import AsyncConsumer, Consumer
+consumer = {consumer}()
+@consumer.on("orders")
+def handle(message):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[60], daemon=True)
+    child.start()
+    child.terminate()
+    child.join(5)
+    child.kill()
+    print(f"handled {{message.body}}, child ended with {{child.exitcode}}")
+"""
+
 
 def start(processes: Processes, *arguments: str, env: dict[str, str] | None = None) -> Process:
     return processes.start("-m", "lisa.cli.consumer", *arguments, env=env)
@@ -82,6 +96,21 @@ def test_an_asyncio_consumer_finishes_its_handlers_and_exits_with_0(
     assert "Traceback" not in process.output
     assert bench.settled_as(TOPIC, sent) == "acked"
     assert presences(bench) == []
+
+
+@pytest.mark.parametrize("consumer", ["Consumer", "AsyncConsumer"])
+def test_a_child_that_a_handler_forked_ends_at_sigterm(
+    bench: Bench, processes: Processes, tmp_path: Path, consumer: str
+) -> None:
+    """`multiprocessing.Pool` terminates such children. The consumer itself keeps running."""
+    bench.declare(TOPIC)
+    (tmp_path / "shop.py").write_text(FORKS.format(consumer=consumer))
+    process = start(processes, "--redis", bench.url, "shop")
+    for body in (1, 2):
+        bench.send(TOPIC, [body])
+        process.wait_for(f"handled {body}, child ended with {-signal.SIGTERM}")
+    assert "stopping" not in process.output
+    assert process.stop() == 0
 
 
 @pytest.mark.parametrize(

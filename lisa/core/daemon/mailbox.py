@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from lisa.core.daemon.forks import not_inherited
+
 T = TypeVar("T")
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -52,7 +54,8 @@ class Mailbox(Generic[T]):
         fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         before = {one: signal.signal(one, lambda number, _: handle(number)) for one in numbers}
         try:
-            yield
+            with not_inherited(before):
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
