@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from lisa.core.model.callables import call_error, function_name
+from lisa.core.model.callables import call_error, check_runs, function_name
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.retry_policy import RetryPolicy
@@ -17,7 +17,7 @@ LARGEST_BATCH = 10_000
 
 
 def check_signature(topic: str, handler: object, argument: str) -> None:
-    """Raise ConfigError if a handler is not callable with one positional argument."""
+    """Raise ConfigError if a handler cannot be called with one argument, or is a generator."""
     if not callable(handler):
         raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
     if error := call_error(handler, argument):
@@ -27,6 +27,7 @@ def check_signature(topic: str, handler: object, argument: str) -> None:
             f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
             "other arguments defaults or bind them with functools.partial"
         )
+    check_runs(handler)
 
 
 def is_async_handler(function: Callable[..., Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, NamedTuple
 
 from lisa.consumer.batches import Batch
@@ -22,6 +23,7 @@ Wait = Callable[[Awaitable[Any]], Any]
 """Waits on a thread for an awaitable that runs on the event loop."""
 
 NO_RECEIVER = Verdict("this topic no longer has a receiver")
+NOT_RUN = Verdict("the handler returned a generator, whose code has not run")
 
 
 class _Waiting(NamedTuple):
@@ -46,8 +48,7 @@ def on_message(plan: HandlerPlan, held: Held) -> Flow[Outcome]:
             result = receiver.call(held)
             if result is not None and inspect.isawaitable(result):
                 result = yield _Waiting(result)
-            if result is False:
-                worst = combined(worst, RETURNED_FALSE)
+            worst = combined(worst, _outcome_of(result))
         except asyncio.CancelledError as error:
             return verdict_of(error)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a handler is a failure too
@@ -67,7 +68,7 @@ def on_message_sync(plan: HandlerPlan, held: Held, wait: Wait) -> Outcome:
             result = wait(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return _judged(error)
-    return RETURNED_FALSE if result is False else None
+    return _outcome_of(result)
 
 
 async def on_message_async(plan: HandlerPlan, held: Held) -> Outcome:
@@ -82,7 +83,7 @@ async def on_message_async(plan: HandlerPlan, held: Held) -> Outcome:
         return verdict_of(error)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return _judged(error)
-    return RETURNED_FALSE if result is False else None
+    return _outcome_of(result)
 
 
 def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
@@ -126,6 +127,15 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
             result = yield _Waiting(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return verdict_of(error)
+    return _outcome_of(result)
+
+
+def _outcome_of(result: object) -> Outcome:
+    """The outcome of a handler that returned."""
+    if result is None:
+        return None
+    if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+        return NOT_RUN
     return RETURNED_FALSE if result is False else None
 
 

@@ -82,6 +82,26 @@ def test_exceptions_whose_own_code_fails_are_failures(bench: Bench, concurrency:
         wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_returns_a_generator_has_not_handled_its_message(
+    bench: Bench, batch: int | None, *, is_async: bool
+) -> None:
+    """As with a decorator that hides the generator function."""
+
+    async def handle_async(_: object) -> object:
+        return handle(_)
+
+    def handle(_: object) -> object:
+        return (number for number in range(3))
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+
+
 def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
     class Order(BaseModel):
         number: int

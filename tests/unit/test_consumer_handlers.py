@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -55,6 +55,19 @@ def needs_a_keyword(message: Message, *, user: object) -> None: ...
 def of_a_signal(topic: str, *, message: object) -> None: ...
 
 
+def generator(*_: object, **__: object) -> Iterator[None]:
+    yield
+
+
+async def asynchronous_generator(*_: object, **__: object) -> AsyncIterator[None]:
+    yield
+
+
+class CalledAsGenerator:
+    def __call__(self, *_: object, **__: object) -> Iterator[None]:
+        yield
+
+
 ACCEPTED = [
     print,
     [].append,
@@ -95,6 +108,10 @@ def test_handlers_of_one_argument_are_accepted(
         (needs_a_keyword, "missing a required"),
         (of_a_signal, "missing a required"),
         (functools.partial(takes_two, 1, 2), "too many positional arguments"),
+        (generator, "generator contains yield"),
+        (asynchronous_generator, "contains yield"),
+        (functools.partial(generator), "contains yield"),
+        (CalledAsGenerator(), "CalledAsGenerator contains yield"),
     ],
 )
 def test_other_handlers_are_refused_when_they_are_registered(
@@ -144,6 +161,8 @@ def test_receivers_of_signals_take_the_topic_and_the_message(receiver: Callable[
         (keyword_only, "too many positional arguments"),
         (takes_two, "multiple values for argument 'message'"),
         (5, "not callable: 5"),
+        (generator, "contains yield"),
+        (asynchronous_generator, "contains yield"),
     ],
 )
 @pytest.mark.parametrize("name", ["received", "acked", "retrying", "dead", "expired"])

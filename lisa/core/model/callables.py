@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from lisa.core.model.errors import ConfigError
+
 
 def function_name(function: Callable[..., Any]) -> str:
     """A function's name for log lines and errors, such as `shop.handlers.cancel_unpaid`."""
@@ -14,6 +16,16 @@ def function_name(function: Callable[..., Any]) -> str:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return ".".join(filter(None, (named.__module__, named.__qualname__)))
+
+
+def check_runs(function: Callable[..., Any]) -> None:
+    """Raise ConfigError if a call of a function does not run its code, as that of a generator."""
+    for one in (function, getattr(function, "__call__", None)):  # noqa: B004  an object's own code
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise ConfigError(
+                f"{function_name(function)} contains yield: a call would return a generator and "
+                "not run its code; remove the yield"
+            )
 
 
 def call_error(function: Callable[..., Any], *args: object, **kwargs: object) -> str | None:

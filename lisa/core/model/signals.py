@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from blinker import ANY, Signal
 
-from lisa.core.model.callables import call_error, function_name
+from lisa.core.model.callables import call_error, check_runs, function_name
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 
@@ -24,7 +24,10 @@ class MessageSignal(Signal):
     """A signal whose receivers are called as `f(topic, *, message)`."""
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = True) -> F:  # noqa: FBT001, FBT002  as in blinker
-        """Connect a receiver. Raises ConfigError unless it takes the topic and `message`."""
+        """Connect a receiver. Raises ConfigError unless it takes the topic and `message`.
+
+        Raises it for a generator function, too.
+        """
         if not callable(receiver):
             raise ConfigError(f"the receiver of a signal is not callable: {receiver!r}")
         if error := call_error(receiver, "topic", message=None):
@@ -33,6 +36,7 @@ class MessageSignal(Signal):
                 f"the receiver {name} of a signal must take the topic and the message: {error}; "
                 f"define it as {name.rpartition('.')[2]}(topic, *, message)"
             )
+        check_runs(receiver)
         return super().connect(receiver, sender, weak)
 
 
