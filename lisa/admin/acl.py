@@ -26,8 +26,8 @@ _ALWAYS = ("EVALSHA", "SCRIPT|LOAD", "SELECT")
 _CLUSTER = ("ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS")
 """Commands of redis-py's cluster client and of `lisa doctor`."""
 _DURABILITY = ("WAIT", "WAITAOF")
-_DURABLE = ("producer", "gateway")
-"""Roles with the setting `durability`, which waits for replicas."""
+_DURABLE = ("producer", "gateway", "operator")
+"""Roles that heed the setting `durability`, which waits for replicas."""
 
 
 @dataclass(frozen=True, slots=True)

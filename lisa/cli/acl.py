@@ -33,7 +33,7 @@ _USER = re.compile(r"[^\s\x00]{1,128}\Z")
 @click.option(
     "--durability",
     is_flag=True,
-    help="Include the commands that a producer or gateway needs to wait for replicas.",
+    help="Include the commands that a producer, gateway or operator needs to wait for replicas.",
 )
 @common
 def acl(

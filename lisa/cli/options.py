@@ -14,6 +14,7 @@ import click
 from lisa.cli.rights import warn_of_password
 
 if TYPE_CHECKING:
+    from lisa.core.model.durability import Replicas
     from lisa.core.redis.address import Address
     from lisa.core.store.store import SyncStore
     from lisa.producer import Producer
@@ -28,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATIENCE = timedelta(seconds=3)
 """How long a command waits for an unresponsive server, by default."""
 
-_VARIABLES = ("LISA_CONFIG", "LISA_PATIENCE", "LISA_REDIS", "LISA_ZONE")
+_VARIABLES = ("LISA_CONFIG", "LISA_DURABILITY", "LISA_PATIENCE", "LISA_REDIS", "LISA_ZONE")
 """The variables, besides those of the section `redis`, for which a command loads the settings."""
 
 
@@ -46,11 +47,15 @@ class Chosen:
     json: bool = False
     zone: tzinfo | None = None
     patience: timedelta = PATIENCE
+    durability: Replicas | None = None
     words: tuple[str, ...] = ()
     warns: bool = True
 
     def server(self) -> tuple[Address, str]:
-        """Return the address and the prefix; set `zone` and `patience`. Raises ConfigError."""
+        """Return the address and the prefix; set `zone`, `patience` and `durability`.
+
+        Raises ConfigError.
+        """
         from lisa.core.model.keys import Keys
         from lisa.core.redis.address import Address
 
@@ -63,7 +68,7 @@ class Chosen:
             from lisa.core.settings import ProducerSettings
 
             settings = ProducerSettings.load(self.config, redis=self.redis, prefix=self.prefix)
-            self.zone = settings.zone
+            self.zone, self.durability = settings.zone, settings.durability
             if "patience" in settings.model_fields_set:
                 self.patience = settings.patience
             return Address.from_settings(settings.redis), settings.prefix
@@ -82,7 +87,13 @@ class Chosen:
         click.get_current_context().call_on_close(
             lambda: server_checks.log.setLevel(logging.NOTSET)
         )
-        producer = Producer(address, prefix=prefix, zone=self.zone, patience=self.patience)
+        producer = Producer(
+            address,
+            prefix=prefix,
+            zone=self.zone,
+            patience=self.patience,
+            durability=self.durability,
+        )
         click.get_current_context().call_on_close(producer.close)
         return producer
 

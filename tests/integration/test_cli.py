@@ -151,6 +151,22 @@ def test_patience_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     assert "patience" in result.output
 
 
+@pytest.mark.parametrize("command", [["send", "orders", "42"], ["cancel", "orders", "a"]])
+def test_durability_comes_from_the_environment_or_a_file(
+    lisa: Lisa, redis_url: str, tmp_path: Path, command: list[str]
+) -> None:
+    lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
+    path = tmp_path / "producer.yml"
+    path.write_text("lisa-delay-queue: {durability: replicas(1), patience: 0s}\n")
+    for environment in (
+        {"LISA_DURABILITY": "replicas(1)", "LISA_PATIENCE": "0s"},
+        {"LISA_CONFIG": str(path)},
+    ):
+        result = CliRunner(env=environment).invoke(main, [*command, "--redis", redis_url])
+        assert result.exit_code == 3, result.output  # the test's server has no replica
+        assert "replica" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "body", "encoding"),
     [

@@ -231,7 +231,7 @@ def test_a_cluster_client_needs_more_commands() -> None:
 
 @pytest.mark.parametrize("role", acl.ROLES)
 def test_waiting_for_replicas_needs_a_permission(role: str) -> None:
-    waits = role in ("producer", "gateway")
+    waits = role in ("producer", "gateway", "operator")
     assert "+wait" not in lisa(role).split()
     assert ("+wait" in lisa(role, "--durability").split()) == waits
     assert "waitaof" not in lisa(role, "--durability")  # not known whether the server has it
