@@ -10,9 +10,10 @@ import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.durability import Replicas
+from lisa.core.model.envelope import HEAD_BYTES, decode_envelope
 from lisa.core.model.keys import WINDOW_HEADER, Keys, check_id, check_topic
 from lisa.core.model.middleware import BaseMiddleware
-from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
@@ -28,6 +29,8 @@ from lisa.testing.recorded_schedules import AsyncRecordedStore, RecordedStore
 from lisa.testing.records import SentMessage, delay_of, sent_by
 
 T = TypeVar("T")
+
+MAX_BODY_BYTES = TopicOptions().max_body_bytes
 
 
 class _Recording(Sending):
@@ -63,6 +66,7 @@ class _Recording(Sending):
 
     def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
         if isinstance(call, Enqueue):
+            _check_sizes(call)
             return _answer([self._accept(call, one) for one in sent_by(call, call.dues)])
         if isinstance(call, Cancel):
             return _answer([self._end(call.topic, one) for one in call.ids])
@@ -136,6 +140,15 @@ class _Recording(Sending):
                 headers=one.headers,
             )
         )
+
+
+def _check_sizes(call: Enqueue) -> None:
+    """Raise InvalidMessage for a body larger than a topic allows by default."""
+    for number, envelope in enumerate(call.envelopes, 1):
+        if len(envelope) - HEAD_BYTES > MAX_BODY_BYTES:
+            size = len(decode_envelope(envelope).body)
+            if size > MAX_BODY_BYTES:
+                call.refuse([b"LARGE", number, size, MAX_BODY_BYTES])
 
 
 def _answer(result: T) -> Flow[T]:

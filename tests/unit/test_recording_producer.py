@@ -19,6 +19,7 @@ from lisa import (
     ScheduleChanged,
     replicas,
 )
+from lisa.core.model.options import TopicOptions
 from lisa.testing import AsyncRecordingProducer, RecordingProducer, SentMessage
 
 HOUR = timedelta(hours=1)
@@ -70,6 +71,19 @@ def test_mistakes_are_refused_as_by_a_producer() -> None:
     with pytest.raises(InvalidMessage):
         producer.send("orders", object())
     assert producer.sent == []
+
+
+def test_a_body_larger_than_a_topic_allows_is_refused() -> None:
+    producer = RecordingProducer()
+    most = TopicOptions().max_body_bytes
+    producer.send("orders", b"x" * most, headers={"a": "b"})
+    for call in (
+        lambda: producer.send("orders", b"x" * (most + 1), id="a"),
+        lambda: producer.send_many("orders", [b"x" * (most + 1), b"x"]),
+    ):
+        with pytest.raises(InvalidMessage, match=f"has {most + 1} bytes.*at most {most}"):
+            call()
+    assert len(producer.sent) == 1
 
 
 def test_many_messages_and_streams() -> None:
