@@ -29,7 +29,7 @@ from lisa.core.transitions.inspect import Inspect
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.testing.clocked_server import ClockedServer
 from lisa.testing.records import Attempt, SentMessage
-from lisa.testing.timeline import Timeline
+from lisa.testing.timeline import BEYOND_END, Timeline
 
 T = TypeVar("T")
 
@@ -137,7 +137,10 @@ class _Kit:
         """
         if not isinstance(by, timedelta):
             by = option_duration("by", by)
-        total = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        try:
+            total = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        except OverflowError:
+            raise ConfigError(BEYOND_END) from None
         if total < NOTHING:
             raise ConfigError(f"the clock cannot go back by {-total}")
         return self._timeline.run_to(self._timeline.now_ms + duration_ms(total))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from lisa.core.model.clock import duration_ms, human, ms_datetime
+from lisa.core.model.clock import MAX_DUE_MS, duration_ms, human, ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.sharding import Shard, own_shard, topics_of
 from lisa.core.redis.flow import Flow
@@ -18,6 +18,9 @@ from lisa.testing.producer_watch import ProducerWatch
 
 MOST_AT_ONCE = 10_000
 """The most messages that are handled at one instant; more are taken for an endless loop."""
+
+
+BEYOND_END = "the clock cannot go beyond the year 9999"
 
 
 class Timeline:
@@ -47,6 +50,8 @@ class Timeline:
                 f"the clock shows {ms_datetime(self.now_ms)} and cannot go back to "
                 f"{ms_datetime(target_ms)}, because messages were sent"
             )
+        if target_ms > MAX_DUE_MS:
+            raise ConfigError(BEYOND_END)
         yield from self._run(target_ms)
         self._set(target_ms)
 

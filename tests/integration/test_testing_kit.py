@@ -115,6 +115,15 @@ class TestClock:
         with pytest.raises(ConfigError, match="names no time zone"):
             kit.travel_to(datetime(2026, 3, 29))  # noqa: DTZ001  that is the mistake
 
+    def test_it_ends_with_the_year_9999(self, kit: LisaTestKit) -> None:
+        start = kit.now
+        for days in (3_000_000, 1e12, float("inf")):
+            with pytest.raises(ConfigError, match="beyond the year 9999"):
+                kit.advance(days=days)
+        with pytest.raises(ConfigError, match="beyond the year 9999"):
+            kit.travel_to(datetime.max.replace(tzinfo=UTC))
+        assert kit.now == start
+
     def test_durations_are_also_text(self, kit: LisaTestKit) -> None:
         start = kit.now
         kit.advance("1d12h", hours=12)
