@@ -112,7 +112,7 @@ def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(
         str(refused),
     )
     assert run.wait(timeout=JVM_PATIENCE) == 1, run.output
-    assert "refused orders 009: due: value is null" in run.output
+    assert "refused orders 009: cannot be read: due=soon" in run.output
     found_dues: Any = client.zrange(KEYS.waiting, 0, -1, withscores=True)
     assert dict(found_dues) == {b"007": 4102444800001, b"008": 4102444800123}
     with Producer(redis_url) as producer:
@@ -120,7 +120,8 @@ def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(
         assert found is not None
         assert found.body == {"name": "Ann"}
     (lines,) = [file.read_text("utf-8") for file in refused.iterdir()]
-    assert json.loads(lines)["id"] == "009"
+    (refusal,) = map(json.loads, lines.splitlines())
+    assert (refusal["id"], refusal["row"]["_corrupt_record"]) == ("009", "due=soon")
 
 
 def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
@@ -300,7 +301,7 @@ def test_a_value_that_does_not_fit_its_declared_type_is_refused(
     arguments = ("--topic", TOPIC, "--job", "j", "--redis", redis_url, "--schema", "order long")
     result = pipeline("schedule", str(source), *arguments)
     assert result.exit_code == 1, result.output
-    assert "refused orders" in result.output
+    assert "order=forty" in result.output
     assert client.zcard(KEYS.waiting) == 1
 
 
@@ -317,6 +318,7 @@ def test_lines_of_a_csv_with_too_many_or_too_few_values_are_refused(
     arguments = ("--topic", TOPIC, "--job", "j", "--redis", redis_url, *options)
     result = pipeline("schedule", str(source), *arguments)
     assert result.exit_code == 1, result.output
+    assert "2,b, c,60000" in result.output
     assert client.zcard(KEYS.waiting) == 1
     again = pipeline("schedule", str(source), *arguments, "--read-option", "multiLine=true")
     assert again.exit_code == 1, again.output

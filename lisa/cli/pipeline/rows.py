@@ -14,9 +14,9 @@ from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
 from lisa.pipeline.paths import absolute
+from lisa.pipeline.source.columns import CORRUPT
 
 ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-CORRUPT = "_corrupt_record"
 TIMES = frozenset({"due", "delay", "at_local"})
 NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
 """Parts of a message that a column becomes only if an option names it."""
@@ -77,9 +77,14 @@ def _typed(table: DataFrame, schema: str) -> DataFrame:
             columns.append(column)
             continue
         converted = column.try_cast(declared[name])
-        misfit = sf.when(column.isNotNull() & converted.isNull(), column).otherwise(misfit)
+        misfit = sf.coalesce(misfit, _misfit(name, column, converted))
         columns.append(converted.alias(name))
     return table.select(*columns, misfit.alias(CORRUPT))
+
+
+def _misfit(name: str, text: Column, converted: Column) -> Column:
+    """`name=text` where a text could not be converted, else null."""
+    return sf.when(text.isNotNull() & converted.isNull(), sf.concat(sf.lit(f"{name}="), text))
 
 
 def _names(table: DataFrame) -> list[str]:
@@ -106,18 +111,18 @@ def as_messages(
     """
     made: list[Column] = []
     used: set[str] = {CORRUPT}
+    misfits: list[Column] = []
     for name, wanted in named.items():
         if name == "body":
             continue
         if wanted is None:
-            if name not in table.columns or name in NAMED_ONLY:
-                continue
-            if name == "topic" and all_to is not None:
-                continue
-            if name in TIMES and any(named[other] is not None for other in TIMES):
+            if name not in table.columns or not _is_implied(name, named, all_to):
                 continue
             wanted = name  # noqa: PLW2901
-        made.append(_column(table, name, wanted).alias(name))
+        column = _column(table, name, wanted)
+        if name == "due" and _is_text(table, wanted):
+            misfits.append(_misfit(name, sf.col(f"`{wanted}`"), column))
+        made.append(column.alias(name))
         used.add(wanted)
     body = named["body"] or ("body" if "body" in table.columns else None)
     if body is None or body == "*":
@@ -125,8 +130,20 @@ def as_messages(
     else:
         content = _existing(table, "body", body)
     if CORRUPT in table.columns:
-        content = sf.when(sf.col(CORRUPT).isNull(), content)  # null bodies are refused
+        content = sf.when(sf.col(CORRUPT).isNull(), content)  # its values may not be of their types
+        misfits = [sf.col(CORRUPT), *misfits]
+    if misfits:
+        made.append(sf.coalesce(*misfits).alias(CORRUPT))
     return table.select(*made, content.alias("body"))
+
+
+def _is_implied(name: str, named: dict[str, str | None], all_to: str | None) -> bool:
+    """Whether a column with a part's name becomes this part although no option names it."""
+    if name == "topic":
+        return all_to is None
+    if name in NAMED_ONLY:
+        return False
+    return name not in TIMES or all(named[other] is None for other in TIMES)
 
 
 def _whole_row(table: DataFrame, without: set[str], *, infer: bool) -> Column:
@@ -156,7 +173,7 @@ Leading zeros are part of an identifier, and not of a number."""
 
 def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
     """Column -> its type, for text columns whose values are all numbers or all Booleans."""
-    texts = [name for name in names if table.schema[name].dataType.simpleString() == "string"]
+    texts = [name for name in names if _is_text(table, name)]
     tests = [
         sf.bool_and(sf.col(f"`{name}`").rlike(form)) for name in texts for form in _FORMS.values()
     ]
@@ -181,11 +198,15 @@ def _existing(table: DataFrame, name: str, wanted: str) -> Column:
     return sf.col(f"`{wanted}`")
 
 
+def _is_text(table: DataFrame, name: str) -> bool:
+    return table.schema[name].dataType == StringType()
+
+
 def _column(table: DataFrame, name: str, wanted: str) -> Column:
     if wanted not in table.columns and name in ("delay", "ttl", *_CONSTANTS):
         return _constant(name, wanted, _names(table))
     column = _existing(table, name, wanted)
-    if table.schema[wanted].dataType.simpleString() != "string":
+    if not _is_text(table, wanted):
         return column
     if name == "due":
         # Epoch milliseconds, or a time; microseconds are rounded up, so that no message is early.

@@ -12,6 +12,9 @@ from lisa.core.model.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+CORRUPT = "_corrupt_record"
+"""Spark's name for the column with what a reader could not read of a row; such rows are refused."""
+
 _INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 _INTERVAL = spark.DayTimeIntervalType
 _PLAIN = (
@@ -86,6 +89,7 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     ),
     "late": (_one_of(spark.StringType), "string as in 'skip after 10m'"),
     "topic": (_one_of(spark.StringType), "string"),
+    CORRUPT: (_one_of(spark.StringType), "string, what could not be read of the row"),
 }
 """Column -> test of its type, and a description of the allowed types."""
 

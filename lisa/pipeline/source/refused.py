@@ -1,4 +1,4 @@
-"""Writes refused rows and their reasons to a file."""
+"""Finds rows that Spark could not read, and writes refused rows and their reasons to a file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import pyarrow as pa
 
 from lisa.core.model.errors import LisaError
 from lisa.pipeline.source import files
+from lisa.pipeline.source.columns import CORRUPT
 from lisa.pipeline.source.outcome import REASONS, TaskResult
 
 RETURNED_BYTES = 4 << 20
 """Maximum size of the refused rows that one task returns to the driver."""
+
+
+def corrupt_rows(batch: pa.RecordBatch) -> dict[int, str]:
+    """Row number -> reason, for the rows that Spark could not read."""
+    if CORRUPT not in batch.schema.names:
+        return {}
+    texts = enumerate(batch.column(CORRUPT).to_pylist())
+    return {number: f"cannot be read: {text[:200]}" for number, text in texts if text is not None}
 
 
 class Refused:

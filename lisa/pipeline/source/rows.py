@@ -30,17 +30,16 @@ from lisa.core.model.keys import MAX_ID_BYTES, check_id, check_topic
 from lisa.core.model.late import message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.pipeline.source.placing import CALENDAR_COLUMNS, REFUSED, Placing
+from lisa.pipeline.source.refused import corrupt_rows
 
 T = TypeVar("T")
-
-_PLACING = {"at_local", "tz", "window"}
 
 
 class _Conversion:
     """Converts the columns of a batch. refused: row number -> why a value of it is not valid."""
 
-    def __init__(self) -> None:
-        self.refused: dict[int, str] = {}
+    def __init__(self, refused: dict[int, str]) -> None:
+        self.refused = refused
 
     def each(
         self, name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]
@@ -96,14 +95,12 @@ class MessageColumns:
 
 def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     """Convert one Arrow batch of checked columns. json_text: text bodies contain JSON."""
-    conversion = _Conversion()
+    conversion = _Conversion(corrupt_rows(batch))
     each = conversion.each
-    names = batch.schema.names
-    columns = {name: batch.column(name) for name in names}
-    n = batch.num_rows
-    nothing: list[None] = [None] * n
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    nothing: list[None] = [None] * batch.num_rows
 
-    dues = _dues(columns, n, conversion)
+    dues = _dues(columns, batch.num_rows, conversion)
     ttls: Sequence[int | None] = nothing
     if "ttl" in columns:
         ttls = each("ttl", _ttl, None, _milliseconds(columns["ttl"]).to_pylist())
@@ -139,8 +136,7 @@ def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> l
             return texts
         return conversion.each("due", _due, "0", milliseconds.to_pylist())
     if "delay" in columns:
-        delays = _milliseconds(columns["delay"]).to_pylist()
-        return conversion.each("delay", _delay, "+0", delays)
+        return conversion.each("delay", _delay, "+0", _milliseconds(columns["delay"]).to_pylist())
     return ["+0"] * n
 
 
@@ -150,7 +146,9 @@ def _placed(
     """Due times, the same before windows moved them, and headers of rows placed by a calendar."""
     is_local = "at_local" in columns
     placing = Placing(is_local=is_local)
-    named = {name: columns[name].to_pylist() for name in columns.keys() & _PLACING}
+    named = {
+        name: columns[name].to_pylist() for name in columns.keys() & {"at_local", "tz", "window"}
+    }
     given = columns["headers"].to_pylist() if "headers" in columns else ()
     rows = placing.rows([None] * len(dues) if is_local else dues, named, given)
     name = "at_local" if is_local else "window"
