@@ -63,7 +63,7 @@ class ProducerWatch:
         dues = [dated(due, now_ms) for due in call.dues]
         self.topics.add(topic_of(call.topic))
         outcomes = yield from _write(producer, replace(call, dues=dues), ids)
-        for message, outcome in zip(sent_by(call, call.dues, now_ms), outcomes, strict=True):
+        for message, outcome in zip(sent_by(call, now_ms), outcomes, strict=True):
             if outcome in (Sent.ACCEPTED, Sent.REPLACED):
                 self.sent.append(message)
         return outcomes

@@ -61,13 +61,13 @@ class _Recording(Sending):
         call = Enqueue(
             topic, "", [one.id], [str(one.due_ms)], [one.envelope], [one.ttl_ms], [one.policy]
         )
-        (message,) = sent_by(call, call.dues)
+        (message,) = sent_by(call)
         return self._accept(call, message) is Sent.ACCEPTED
 
     def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
         if isinstance(call, Enqueue):
             _check_sizes(call)
-            return _answer([self._accept(call, one) for one in sent_by(call, call.dues)])
+            return _answer([self._accept(call, one) for one in sent_by(call)])
         if isinstance(call, Cancel):
             return _answer([self._end(call.topic, one) for one in call.ids])
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,13 +51,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def sent_by(call: Enqueue, dues: Sequence[str], now_ms: int | None = None) -> Iterator[SentMessage]:
+def sent_by(call: Enqueue, now_ms: int | None = None) -> Iterator[SentMessage]:
     """The messages of a call with the due times that were given for them, at `now_ms` if known."""
     count = len(call.ids)
     nothing = [None] * count
     columns = zip(
         call.ids,
-        dues if len(dues) == count else list(dues) * count,
+        call.dues if len(call.dues) == count else [*call.dues] * count,
         call.envelopes,
         call.ttls_ms or nothing,
         call.policies or nothing,
