@@ -82,9 +82,10 @@ class RestoreLists:
         parts = []
         ended = None if self._survey.is_empty else self._ended(reopen, missing)
         if ended is not None:
-            settled = missing.join(ended, _same(missing, ended), "left_semi")
+            same = [missing[name].eqNullSafe(ended[name]) for name in ("topic", "id", "token")]
+            settled = missing.join(ended, same, "left_semi")
             parts.append(_listed(settled, "settled", sf.lit("settled while the job ran")))
-            missing = missing.join(ended, _same(missing, ended), "left_anti")
+            missing = missing.join(ended, same, "left_anti")
         parts.append(_listing(self._plan.where(sf.col("outcome") != PLANNED)))
         if dry_run:
             parts.append(_listing(missing.withColumn("outcome", sf.lit("restored"))))
@@ -167,7 +168,3 @@ def _listed(rows: DataFrame, outcome: str, reason: Column) -> DataFrame:
 
 def _listing(rows: DataFrame) -> DataFrame:
     return rows.select(*LIST_SCHEMA.names)
-
-
-def _same(left: DataFrame, right: DataFrame) -> list[Column]:
-    return [left[name].eqNullSafe(right[name]) for name in ("topic", "id", "token")]
