@@ -72,7 +72,7 @@ def commit(spark: SparkSession, where: Path, log: DataFrame, messages: DataFrame
     number = new_number()
     root = f"{HIDDEN}/staging/{number}"
     staged = write_files(rows, folder, root, by_day=True)
-    files = place_files(folder, staged, root, MESSAGES, str(number))
+    files = place_files(folder, staged, root, MESSAGES, number)
     save(folder, FoldState(number, tables.state.number, tables.state.offsets))
     tables.messages.commit(files, {STATE: number}, replace_undated=True)
 

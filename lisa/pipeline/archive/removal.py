@@ -140,6 +140,6 @@ class FileRemover:
         kept = kept.hint("rebalance", sf.col("day"))
         staged = write_files(kept.sortWithinPartitions(*order), self._folder, root, by_day=True)
         count = sum(one["num_records"] for one in olds) - sum(one.rows for one in staged)
-        files = place_files(self._folder, staged, root, table.name, str(number))
+        files = place_files(self._folder, staged, root, table.name, number)
         self._folder.delete(root)
         return files, [one["path"] for one in olds], count

@@ -138,7 +138,7 @@ class FileWriter:
         root = staging(number)
         reader = tables.spark.read.schema(LOG_SCHEMA)
         found = summarize(reader.parquet(self._folder.url(root)))
-        files = place_files(self._folder, staged, root, LOG, str(number))
+        files = place_files(self._folder, staged, root, LOG, number)
         self._commit_log(files, number, found, {query: batch})
         self._folder.delete(root)
         return found.events, found.gaps
@@ -151,7 +151,7 @@ class FileWriter:
             return tables.log.row_count()
         staged = self._stage(old.log().sortWithinPartitions("day", "topic", "at", "seq"), number)
         count = sum(one.rows for one in staged)
-        files = place_files(self._folder, staged, staging(number), LOG, str(number))
+        files = place_files(self._folder, staged, staging(number), LOG, number)
         tables.state = msgspec.structs.replace(tables.state, topics=known.topics)
         found = BatchSummary((), count, known.offsets, known.gaps)
         self._commit_log(files, number, found, known.queries)
@@ -214,7 +214,7 @@ class FileWriter:
         began, number = time.monotonic(), new_number()
         folder = live_folder(number)
         messages, live = write_fold(tables, staging(number), folder)
-        files = place_files(self._folder, messages, staging(number), MESSAGES, str(number))
+        files = place_files(self._folder, messages, staging(number), MESSAGES, number)
         fold = FoldState(
             number=number,
             log=tables.state.number,

@@ -86,16 +86,16 @@ def write_files(
 
 
 def place_files(
-    folder: Folder, staged: Sequence[StagedFile], root: str, table: str, prefix: str
+    folder: Folder, staged: Sequence[StagedFile], root: str, table: str, number: int
 ) -> list[WrittenFile]:
-    """Move files of `write_files` from `root` to a table's directory; their names get a prefix.
+    """Move files of `write_files` from `root` to a table's directory, with names from `number`.
 
     Each file keeps its directory `day=...`.
     """
     made = []
-    for number, one in enumerate(staged):
+    for index, one in enumerate(staged):
         day = one.path.removeprefix(f"{root}/day=").partition("/")[0]
-        path = f"day={day}/{prefix}-{number:04}.parquet"
+        path = f"day={day}/{number}-{index:04}.parquet"
         folder.rename(one.path, f"{table}/{path}")
         made.append(WrittenFile(path, one.size, None if day == NO_DAY else day, one.stats))
     return made
