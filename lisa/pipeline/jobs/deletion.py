@@ -66,7 +66,7 @@ def retain(
         cutoff = datetime.now(UTC) - keep
     except OverflowError:
         raise ConfigError("keep reaches back before the year 1; use a shorter time") from None
-    with closing(_remover(spark, where, properties or {})) as remover:
+    with closing(_remover(spark, where, properties)) as remover:
         removed = remover.retain(cutoff)
     return ArchiveDeletion(*removed, seconds=time.monotonic() - began)
 
@@ -97,7 +97,7 @@ def erase(
         with server.open() as store:
             store.drive(check_layout(store))
             _check_not_live(store, owners, list(ids))
-    with closing(_remover(spark, where, properties or {})) as remover:
+    with closing(_remover(spark, where, properties)) as remover:
         removed = remover.erase(ids, topics)
     deleted = unread = 0
     if server is not None and owners:
@@ -107,13 +107,13 @@ def erase(
 
 
 def _remover(
-    spark: SparkSession, where: str, properties: Mapping[str, str]
+    spark: SparkSession, where: str, properties: Mapping[str, str] | None
 ) -> FileRemover | JdbcWriter:
     if where.startswith("jdbc:"):
         from lisa.pipeline.archive.jdbc import JdbcWriter
 
         open_archive(spark, where, properties)  # the writer would create the tables
-        return JdbcWriter(spark, where, properties)
+        return JdbcWriter(spark, where, properties or {})
     from lisa.pipeline.archive.removal import FileRemover
 
     return FileRemover(spark, where)

@@ -14,9 +14,7 @@ from pyspark.sql import functions as sf
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lists import OutputFolder
 from lisa.pipeline.jobs.restore_lists import RestoreLists
-from lisa.pipeline.jobs.restore_tasks import (
-    LIST_SCHEMA,
-)
+from lisa.pipeline.jobs.restore_tasks import LIST_SCHEMA
 from lisa.pipeline.jobs.restore_topics import Survey, survey
 from lisa.pipeline.jobs.windows import Window, gap_windows
 from lisa.pipeline.server import Server
@@ -35,6 +33,9 @@ OUTCOMES = {
     "revived": "live on this server, but ended according to the archive",
 }
 """Outcome of a message -> explanation."""
+
+FIRST_LINES = 5
+"""Number of rows of each list in the result; the directory has all rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +155,3 @@ def _result(
     del summary["first"]
     folder.write_summary(summary)
     return result
-
-
-FIRST_LINES = 5
-"""Number of rows of each list in the result; the directory has all rows."""
