@@ -161,10 +161,10 @@ class ServedCommands:
             command.kill(signal.SIGKILL)
             del self._kill_at[command]
 
-    def kill_all(self, number: int) -> None:
-        """Send a signal to all running commands."""
+    def kill_all(self) -> None:
+        """Kill all running commands."""
         for command in self.running:
-            command.kill(number)
+            command.kill(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

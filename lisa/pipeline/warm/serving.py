@@ -260,7 +260,7 @@ class WarmServer:
 
     def _stop_if_asked(self) -> None:
         if self._stops > 1:
-            self._commands.kill_all(signal.SIGKILL)
+            self._commands.kill_all()
         if not self._stops or self._is_stopping:
             return
         self._is_stopping = True
@@ -277,7 +277,7 @@ class WarmServer:
     def _close(self) -> None:
         """End all processes; the JVM ends with the keeper."""
         self._listener.close(remove=True)
-        self._commands.kill_all(signal.SIGKILL)
+        self._commands.kill_all()
         for command in self._commands:
             command.channel.close()
         self._keeper.end(self._wake, lambda: self._stops > 1)
