@@ -136,7 +136,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if found is None:
             return None
         if found.gap is not None:
-            _handle_gap(found.gap, fail=self._options.fail_on_gap)
+            self._handle_gap(found.gap)
             if found.older:
                 store.drive(raise_last_id(store, journal, found.begin))
         return found if self._fence is None else self._fenced(found, self._fence.get(journal))
@@ -244,12 +244,17 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             for piece in add_range(store, one.journal, one.begin, one.end, events):
                 if isinstance(piece, JournalGap):
-                    _handle_gap(piece, fail=self._options.fail_on_gap)
+                    self._handle_gap(piece)
                     yield gap_batch(piece, schema)
                 else:
                     yield piece
         if len(events):
             yield events.take()
+
+    def _handle_gap(self, gap: JournalGap) -> None:
+        if self._options.fail_on_gap:
+            raise LisaError(f"{gap.describe()}. {ADVICE}")
+        _log.warning("%s", gap.describe())
 
     def commit(self, end: Offset) -> None:
         """Report this reader's progress to the journal, if option `archive` is set."""
@@ -288,9 +293,3 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         beside = [one for one in self._known_journals() if topic_of(one) == topic_of(journal)]
         return any(self._store.drive(archived(self._store, beside, self._options.archive)))
-
-
-def _handle_gap(gap: JournalGap, *, fail: bool) -> None:
-    if fail:
-        raise LisaError(f"{gap.describe()}. {ADVICE}")
-    _log.warning("%s", gap.describe())
