@@ -7,13 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
 
-from lisa.core.model.clock import human, ms_datetime
+from lisa.core.model.clock import human, ms_datetime, utc_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,10 +100,7 @@ def distance(ms: int | None, now_ms: int) -> str:
 
 def iso(ms: int | None) -> str | None:
     """An instant for JSON: ISO 8601 in UTC with milliseconds."""
-    if ms is None:
-        return None
-    moment: datetime = ms_datetime(ms).astimezone(UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if ms is None else utc_text(ms_datetime(ms))
 
 
 def number(value: float | None, digits: int = 1) -> str:

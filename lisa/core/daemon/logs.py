@@ -13,6 +13,8 @@ from typing import Literal, TextIO
 
 import msgspec
 
+from lisa.core.model.clock import utc_text
+
 LogFormat = Literal["text", "json"]
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
@@ -44,8 +46,7 @@ def configure(
 
 
 def _moment(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text(datetime.fromtimestamp(record.created, UTC))
 
 
 class _Text(logging.Formatter):

@@ -143,6 +143,11 @@ def ms_datetime(ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=ms)
 
 
+def utc_text(moment: datetime) -> str:
+    """A UTC datetime in ISO 8601 with milliseconds: `2026-01-31T16:00:00.000Z`."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def check_due_ms(value: object) -> int:
     """Validate a due time in epoch milliseconds and return it, at most `MAX_DUE_MS`.
 

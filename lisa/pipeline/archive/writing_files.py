@@ -14,6 +14,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import Observation
 from pyspark.sql import functions as sf
 
+from lisa.core.model.clock import utc_text
 from lisa.core.model.errors import LisaError
 
 if TYPE_CHECKING:
@@ -137,5 +138,5 @@ def _statistics(footer: pq.FileMetaData) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     """Times are whole milliseconds in all tables, so that this does not round."""
     if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc_text(value)
     return value

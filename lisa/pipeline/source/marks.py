@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from lisa.admin.reading import entry_number
-from lisa.core.model.clock import ms_datetime
+from lisa.core.model.clock import ms_datetime, utc_text
 from lisa.core.model.sharding import shard_suffix, topic_of
 
 _LARGEST = 2**63 - 1  # largest sequence number in Spark's bigint; Redis allows larger ones
@@ -97,7 +97,7 @@ def _shown(entry: str) -> str:
         at = ms_datetime(entry_number(entry)[0])
     except OverflowError:
         return entry
-    return f"{entry} ({at.isoformat(timespec='milliseconds').replace('+00:00', 'Z')})"
+    return f"{entry} ({utc_text(at)})"
 
 
 def after(entry: str) -> str:
