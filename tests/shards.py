@@ -6,7 +6,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lisa.admin import topics
+from lisa import Producer
+from lisa.admin import groups, topics
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Execute, Pause
 from lisa.core.transitions import loader
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lisa.core.redis.flow import Command, Flow
 
 ORDERS = Topic("orders")
+SENT = 12
 
 
 class Split:
@@ -55,6 +57,15 @@ class Split:
 
     def accepts(self, shard: str) -> int:
         return int(self.store.ask("HGET", self.keys(shard).options, "accepts") or 0)
+
+    def send_all(self) -> None:
+        """Send `SENT` messages that are due."""
+        with Producer(self.url) as producer:
+            producer.send_many("orders", range(SENT))
+
+    def owed(self) -> int:
+        """How many messages the group `lisa` has not settled, in all shards."""
+        return self.store.drive(groups.unsettled_in_all(self.store, "orders", "lisa"))
 
 
 class Halting:

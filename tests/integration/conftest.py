@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Producer
+from lisa.admin import groups
 from tests import clusters
 from tests.consumers import Bench
 from tests.producers import Topic
@@ -84,6 +85,14 @@ def split_here(redis_url: str) -> Iterator[Split]:
     made = Split(redis_url)
     yield made
     made.store.close()
+
+
+@pytest.fixture
+def split_in_two_groups(split_here: Split) -> Split:
+    """The same with the groups `lisa` and `audit`."""
+    for group in ("lisa", "audit"):
+        split_here.store.drive(groups.add(split_here.store, "orders", group))
+    return split_here
 
 
 @pytest.fixture

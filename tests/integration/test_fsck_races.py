@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from lisa import Producer
 from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.cli.main import main
@@ -16,7 +15,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
-from tests.shards import ORDERS, Halting, Split
+from tests.shards import ORDERS, SENT, Halting, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,15 +23,10 @@ if TYPE_CHECKING:
     from lisa.admin.fsck import CheckReport
     from lisa.core.redis.flow import Command
 
-N = 12
-
 
 @pytest.fixture
-def here(split_here: Split) -> Split:
-    """A topic with two groups; fsck reports `lisa`."""
-    for group in ("lisa", "audit"):
-        split_here.store.drive(groups.add(split_here.store, "orders", group))
-    return split_here
+def here(split_in_two_groups: Split) -> Split:
+    return split_in_two_groups
 
 
 class Repair:
@@ -64,17 +58,8 @@ def calls(script: str, shard: str) -> Callable[[Command], bool]:
     return lambda one: one[:2] == ("EVALSHA", name) and {"lisa", shard} <= set(one)
 
 
-def send(here: Split) -> None:
-    with Producer(here.url) as producer:
-        producer.send_many("orders", range(N))
-
-
 def declared(here: Split) -> tuple[str, ...]:
     return here.store.drive(here.store.groups("orders"))
-
-
-def owed(here: Split) -> int:
-    return here.store.drive(groups.unsettled_in_all(here.store, "orders", "lisa"))
 
 
 def lose_declaration(here: Split) -> None:
@@ -89,7 +74,7 @@ def lose_stream(here: Split) -> None:
 def test_a_group_that_is_removed_before_its_repair_stays_removed(
     here: Split, lose: Callable[[Split], None]
 ) -> None:
-    send(here)
+    here.send_all()
     lose(here)
     repair = Repair(here)
     repair.until("declare")
@@ -104,18 +89,18 @@ def test_a_group_that_is_removed_before_its_repair_stays_removed(
 def test_a_removal_that_begins_before_the_repair_continues(
     here: Split, lose: Callable[[Split], None]
 ) -> None:
-    send(here)
+    here.send_all()
     lose(here)
     repair = Repair(here)
     repair.until("declare")
     here.store.call(Undeclare("orders", "lisa"))
     assert repair.finish() == []
     assert declared(here) == ("audit",)
-    assert owed(here) == N
+    assert here.owed() == SENT
 
 
 def test_a_removal_that_another_takes_up_is_no_finding(here: Split) -> None:
-    send(here)
+    here.send_all()
     here.store.call(Undeclare("orders", "lisa"))
     here.store.call(Configure("orders", {"removing:lisa": "1"}))
     repair = Repair(here)
@@ -136,10 +121,10 @@ def test_a_group_declared_again_is_not_removed_as_a_leftover(
     other = Split(here.url).store
     other.drive(groups.add(other, "orders", "lisa"))
     if is_given:
-        send(here)
+        here.send_all()
     assert repair.finish() == []
     assert declared(here) == ("audit", "lisa")
-    assert owed(here) == N * is_given
+    assert here.owed() == SENT * is_given
     assert not here.store.ask("HEXISTS", here.keys("orders").options, "removing:lisa")
 
 
@@ -148,13 +133,13 @@ def test_a_repair_keeps_messages_sent_meanwhile(here: Split) -> None:
     repair = Repair(here)
     repair.until("undeclare")
     here.store.call(Declare("orders", "lisa"))
-    send(here)
+    here.send_all()
     lose_declaration(here)
     assert repair.finish() == []
-    assert owed(here) == N
+    assert here.owed() == SENT
     assert here.store.drive(check(here.store, ["orders"], repair=True)).ok
     assert declared(here) == ("audit", "lisa")
-    assert owed(here) == N
+    assert here.owed() == SENT
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -163,7 +148,7 @@ def test_a_stray_group_declared_again_keeps_its_messages(
     here: Split, shards: int, moment: str
 ) -> None:
     here.into(shards)
-    send(here)
+    here.send_all()
     lose_stream(here)
     lose_declaration(here)
     repair = Repair(here)
@@ -177,7 +162,7 @@ def test_a_stray_group_declared_again_keeps_its_messages(
     assert {here.store.drive(here.store.groups(one)) for one in here.layout.counted(ORDERS)} == {
         ("audit", "lisa")
     }
-    assert owed(here) == N
+    assert here.owed() == SENT
 
 
 @pytest.fixture
@@ -200,7 +185,7 @@ def weak(here: Split) -> Iterator[Split]:
 def test_a_refused_repair_is_reported_and_the_others_are_made(
     here: Split, weak: Split, lose: Callable[[Split], None], kind: str, said: str
 ) -> None:
-    send(here)
+    here.send_all()
     lose(here)
     here.store.ask("HSET", here.keys("orders").policy, "gone", "0")
     report = weak.store.drive(check(weak.store, ["orders"], repair=True))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa import Producer
 from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.core.model.errors import RemovalUnfinished
@@ -22,22 +21,17 @@ from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
-from tests.shards import ORDERS, Halting, Split
+from tests.shards import ORDERS, SENT, Halting, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lisa.core.redis.flow import Command
 
-N = 12
-
 
 @pytest.fixture
-def split(split_here: Split) -> Split:
-    """A topic with two groups; the tests remove `lisa`."""
-    for group in ("lisa", "audit"):
-        split_here.store.drive(groups.add(split_here.store, "orders", group))
-    return split_here
+def split(split_in_two_groups: Split) -> Split:
+    return split_in_two_groups
 
 
 def declared(split: Split) -> dict[str, tuple[str, ...]]:
@@ -49,20 +43,11 @@ def are_all(split: Split, *names: str) -> bool:
     return set(declared(split).values()) == {names}
 
 
-def owed(split: Split) -> int:
-    return split.store.drive(groups.unsettled_in_all(split.store, "orders", "lisa"))
-
-
-def send(split: Split) -> None:
-    with Producer(split.url) as producer:
-        producer.send_many("orders", range(N))
-
-
 def add_anew(split: Split) -> None:
     """Declare the group again, as another operator would, and send messages."""
     other = Split(split.url)
     assert other.store.drive(groups.add(other.store, "orders", "lisa")) is True
-    send(split)
+    split.send_all()
 
 
 def marks(split: Split) -> list[str]:
@@ -103,7 +88,7 @@ def test_a_late_removal_takes_nothing_from_a_group_declared_again(split: Split) 
     add_anew(split)
     assert is_over or late.run_until(lambda _: False)
     assert are_all(split, "audit", "lisa")
-    assert owed(split) == N
+    assert split.owed() == SENT
 
 
 def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> None:
@@ -127,13 +112,13 @@ def test_a_group_declared_again_before_a_shard_is_reached_keeps_its_messages(
     assert removing.run_until(lambda _: False)
     sweep(split)
     assert are_all(split, "audit", "lisa")
-    assert (owed(split), marks(split)) == (N, [])
+    assert (split.owed(), marks(split)) == (SENT, [])
 
 
 @pytest.mark.parametrize("shards", [2, 5])
 def test_a_removal_reports_that_its_group_was_declared_again(split: Split, shards: int) -> None:
     split.into(shards)
-    send(split)
+    split.send_all()
     removing = Halting(groups.remove(split.store, "orders", "lisa"), split)
     last = split.layout.current(ORDERS)[-1]
     assert not removing.run_until(first_undeclares(last))
@@ -147,7 +132,7 @@ def test_a_removal_reports_that_its_group_was_declared_again(split: Split, shard
 
 def test_a_topic_s_mark_is_renewed_while_its_shards_settle(split: Split) -> None:
     split.into(2)
-    send(split)
+    split.send_all()
     first = split.layout.current(ORDERS)[0]
     own = split.keys(first).group("lisa")
     removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
@@ -160,7 +145,7 @@ def test_a_topic_s_mark_is_renewed_while_its_shards_settle(split: Split) -> None
 
 
 def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Split) -> None:
-    send(split)
+    split.send_all()
     for n in range(20):
         split.store.call(Declare("orders", f"g{n}"))
     bodies = split.keys("orders").body("")
@@ -172,16 +157,16 @@ def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Spli
         return False
 
     assert Halting(group_removal.remove(split.store, ORDERS, "lisa"), split).run_until(counts)
-    assert sum(sizes) == N
+    assert sum(sizes) == SENT
     assert max(sizes) * 21 * Purge.steps <= STEPS_PER_CALL
 
 
 def test_a_mark_beside_a_declared_group_removes_nothing(split: Split) -> None:
-    send(split)
+    split.send_all()
     split.store.call(Configure("orders", {"removing:lisa": "1700000000000"}))
     sweep(split)
     assert are_all(split, "audit", "lisa")
-    assert (owed(split), marks(split)) == (N, [])
+    assert (split.owed(), marks(split)) == (SENT, [])
 
 
 def half_told(split: Split, *, again: bool) -> None:
@@ -209,7 +194,7 @@ def test_a_group_that_only_shards_know_of_is_found_and_taken_away(split: Split) 
     split.into(2)
     half_told(split, again=False)
     assert not are_all(split, "audit")
-    send(split)
+    split.send_all()
     store = split.store
     found = store.drive(check(store, ["orders"]))
     assert found.kinds == {"stray-group": 1}
@@ -223,9 +208,9 @@ def test_a_topic_without_any_group_is_not_mended_by_taking_those_of_its_shards(
     split: Split,
 ) -> None:
     split.into(2)
-    send(split)
+    split.send_all()
     split.store.ask("DEL", split.keys("orders").groups)
     report = split.store.drive(check(split.store, ["orders"], repair=True))
     assert report.kinds["stray-group"] == 2
     assert not report.ok
-    assert owed(split) == N
+    assert split.owed() == SENT
