@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -70,4 +71,5 @@ def test_three_roles_from_the_original_files(  # noqa: PLR0917  fixtures
 
 
 def has_one_consumer(client: redis.Redis, record: str, name: bytes) -> bool:
-    return [one.startswith(name) for one in client.hkeys(record)] == [True]
+    found: Any = client.hkeys(record)
+    return [one.startswith(name) for one in found] == [True]

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -37,7 +38,7 @@ from tests.roles import Cast, Services
 from tests.servers import connect, no_clock, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from lisa.core.store.inspection import FoundMessage
     from lisa.core.store.schedule_reads import ScheduleInfo
@@ -178,8 +179,7 @@ def test_an_edit_moves_the_pending_occurrence(cast: Cast, producer: Producer) ->
     (first,) = ids_waiting(cast)
     assert producer.schedule("s", topic=TOPIC, body=2, cron="0 9 * * *")
     assert ids_waiting(cast) == [first]
-    found = message_of(producer, first)
-    assert found.body == 2
+    assert message_of(producer, first).body == 2
     assert producer.schedule("s", topic=TOPIC, body=2, cron="0 10 * * *")
     (second,) = ids_waiting(cast)
     assert second != first
@@ -194,8 +194,7 @@ def test_an_edit_of_another_version_is_refused(producer: Producer) -> None:
     with pytest.raises(ScheduleChanged, match="has version 1, not 0"):
         producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=0)
     assert producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=1)
-    found = schedule_of(producer, "s")
-    assert found.version == 2
+    assert schedule_of(producer, "s").version == 2
 
 
 def test_an_occurrence_can_be_cancelled_and_rescheduled(cast: Cast, producer: Producer) -> None:
@@ -204,8 +203,7 @@ def test_an_occurrence_can_be_cancelled_and_rescheduled(cast: Cast, producer: Pr
     assert producer.reschedule(TOPIC, first, delay="2h") == "rescheduled"
     assert producer.cancel(TOPIC, first) == "cancelled"
     assert ids_waiting(cast) == []
-    found = schedule_of(producer, "s")
-    assert found.next is not None
+    assert schedule_of(producer, "s").next is not None
 
 
 def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
@@ -237,8 +235,7 @@ def test_an_occurrence_that_a_jitter_delays_is_removed(
 ) -> None:
     options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
     producer.schedule("s", body=["${count}", "${previous}"], template=True, jitter="30d", **options)
-    found = schedule_of(producer, "s")
-    first = found.next_ms or 0
+    first = schedule_of(producer, "s").next_ms or 0
     wait_until(lambda: cast.now_ms() > first)
     cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first))
     assert f"s@{first}" in ids_waiting(cast)
@@ -382,8 +379,7 @@ def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
 ) -> None:
     cast.configure(capacity="3")
     producer.schedule("s", topic=TOPIC, body=1, every="1h", catch_up="all", overlap=overlap)
-    found = schedule_of(producer, "s")
-    first = found.next_ms or 0
+    first = schedule_of(producer, "s").next_ms or 0
     at_ms = first + 8 * 3_600_000 + 1_800_000
     created: list[int] = []
     while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
@@ -462,8 +458,7 @@ def test_one_call_creates_few_large_occurrences(cast: Cast, producer: Producer) 
     before = calls()
     assert producer.backfill_schedule(TOPIC, "s", start, start + timedelta(hours=9)) == (10, 0)
     assert calls() == before + 3
-    found = schedule_of(producer, "s")
-    first, waiting = found.next_ms or 0, len(ids_waiting(cast))
+    first, waiting = schedule_of(producer, "s").next_ms or 0, len(ids_waiting(cast))
     at_ms = first + 8 * 3_600_000 + 1_800_000
     while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
         cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
@@ -529,8 +524,9 @@ def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, c
         (done,) = store.drive(tick_all(store, TOPIC, ["s"], datetime_ms(first)))
         assert isinstance(done, ScheduleOutcome)
         assert done.outcomes == "a"
-        found = message_of(producer, f"s@{datetime_ms(first)}")
-        assert found.body == (1 if change == "pause" else 2)
+        assert message_of(producer, f"s@{datetime_ms(first)}").body == (
+            1 if change == "pause" else 2
+        )
 
 
 def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
@@ -549,8 +545,7 @@ def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
         assert isinstance(done, ScheduleOutcome)
         assert (done.state, done.outcomes) == ("done", "")
         assert split.copies() == []
-        found = schedule_of(producer, "s")
-        assert found.next_ms == first + 4 * 3_600_000
+        assert schedule_of(producer, "s").next_ms == first + 4 * 3_600_000
 
 
 def test_fsck_and_the_deletion_of_a_topic_know_schedules(cast: Cast, producer: Producer) -> None:
@@ -629,8 +624,7 @@ def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer, ove
     producer.schedule("s", topic=TOPIC, body=2, every="1h", overlap=overlap)
     first = message_of(producer, f"s@{tick}")
     assert first.body == 1
-    found = schedule_of(producer, "s")
-    assert found.next_ms == tick - 1000 + 3_600_000
+    assert schedule_of(producer, "s").next_ms == tick - 1000 + 3_600_000
 
 
 def test_a_search_lists_topics_with_schedules_again(cast: Cast, producer: Producer) -> None:
@@ -716,19 +710,24 @@ def test_a_plain_client_finds_the_keys(redis_url: str, producer: Producer) -> No
         assert client.exists(f"lisa:{{orders}}:body:s@{tick}")
 
 
+def declare_in_file(registry: Registry, url: str, bodies: Mapping[str, object]) -> None:
+    """Let a manager read a file with hourly schedules, which may not name the topic any more."""
+    entries = [
+        {"name": name, "topic": TOPIC, "every": "1h", "body": body} for name, body in bodies.items()
+    ]
+    settings = ManagerSettings.load(redis=url, schedules=entries)
+    registry.reconfigure(Plan.from_settings(settings))
+    registry.step()
+
+
 def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     redis_url: str, cast: Cast, producer: Producer
 ) -> None:
     registry = Registry(cast.store, Plan(), lambda _: None)
 
     def declare(**bodies: str) -> None:
-        entries = [
-            {"name": name, "topic": TOPIC, "every": "1h", "body": {"nestedKey": body}}
-            for name, body in bodies.items()
-        ]
-        settings = ManagerSettings.load(redis=redis_url, schedules=entries)
-        registry.reconfigure(Plan.from_settings(settings))  # which may not name the topic any more
-        registry.step()
+        entries = {name: {"nestedKey": body} for name, body in bodies.items()}
+        declare_in_file(registry, redis_url, entries)
         assert registry.topic_errors.of(TOPIC) is None
 
     def bodies() -> dict[str, object]:
@@ -756,21 +755,13 @@ def test_a_declared_schedule_that_fails_does_not_stop_the_others(
 ) -> None:
     registry = Registry(cast.store, Plan(), lambda _: None)
 
-    def declare(**bodies: str) -> None:
-        entries = [
-            {"name": name, "topic": TOPIC, "every": "1h", "body": body}
-            for name, body in bodies.items()
-        ]
-        settings = ManagerSettings.load(redis=redis_url, schedules=entries)
-        registry.reconfigure(Plan.from_settings(settings))
-        registry.step()
-
+    declare = partial(declare_in_file, registry, redis_url)
     cast.configure(max_body_bytes="100")
-    declare(a="x" * 101, b="1", c="1")
+    declare({"a": "x" * 101, "b": "1", "c": "1"})
     assert [one.name for one in producer.schedules(TOPIC)] == ["b", "c"]
     assert "schedule a: the body" in str(registry.topic_errors.of(TOPIC))
     cast.store.ask("HSET", cast.keys.schedules, "b", "junk")
-    declare(a="1")
+    declare({"a": "1"})
     assert [one.name for one in producer.schedules(TOPIC)] == ["a"]
     assert "schedule b: the record" in str(registry.topic_errors.of(TOPIC))
     cast.store.ask("HDEL", cast.keys.schedules, "b")
