@@ -304,7 +304,8 @@ def test_cross_site_writes_are_rejected(gateway: Gateway) -> None:
     path = f"/v1/topics/{new_topic()}/messages"
 
     def status(headers: dict[str, str]) -> int:
-        return gateway.client.post(path, json={"body": 1}, headers=headers).status_code
+        form = {"Content-Type": "application/x-www-form-urlencoded"} | headers
+        return gateway.client.post(path, content='{"body": 1}', headers=form).status_code
 
     own = gateway.url
     assert status({"Origin": "http://evil.example"}) == 403
@@ -312,6 +313,7 @@ def test_cross_site_writes_are_rejected(gateway: Gateway) -> None:
     assert status({"Origin": "http://["}) == 403
     assert status({"Sec-Fetch-Site": "cross-site"}) == 403
     assert status({"Sec-Fetch-Site": "same-site"}) == 403
+    assert gateway.client.get(path).status_code == 404
     assert status({"Origin": own, "Sec-Fetch-Site": "same-origin"}) == 201
     assert status({}) == 201
 
