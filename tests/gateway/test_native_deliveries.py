@@ -10,7 +10,7 @@ import pytest
 
 from lisa.core.model.clock import OLDEST_DUE_MS
 from tests.gateway.native_client import pull, send, settle
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def test_a_pull_takes_at_most_what_it_wants(client: httpx.Client) -> None:
 
 
 def test_a_pull_needs_no_body(client: httpx.Client) -> None:
-    topic = new_topic()
-    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    topic = declared_topic(client)
     send(client, topic)
     answer = client.post(f"/v1/topics/{topic}/pull")
     assert (answer.status_code, len(answer.json()["deliveries"])) == (200, 1)

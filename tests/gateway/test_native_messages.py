@@ -85,9 +85,8 @@ def test_a_dead_message_is_shown_with_its_traceback(client: httpx.Client, redis_
 
 
 def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
-    topic = new_topic()
+    topic = declared_topic(client)
     path = f"/v1/topics/{topic}/messages/x"
-    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
     send(client, topic, id="x", delay_ms=DAY_MS, headers={"a": "b"})
     waiting = client.get(path).json()
     assert waiting["state"] == "waiting"
@@ -221,9 +220,8 @@ def test_pages_hold_each_message_once_during_changes(client: httpx.Client) -> No
 
 
 def test_lists_by_state_and_due_time(client: httpx.Client) -> None:
-    topic = new_topic()
+    topic = declared_topic(client)
     path = f"/v1/topics/{topic}/messages"
-    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
     for n in range(5):
         send(client, topic, id=f"now-{n}")
     send(client, topic, id="near", due_ms=4_000_000_000_000)

@@ -223,9 +223,8 @@ def test_invalid_options_are_rejected(client: httpx.Client, content: Any, said: 
 
 
 def test_a_paused_topic_delivers_nothing(client: httpx.Client) -> None:
-    topic = new_topic()
+    topic = declared_topic(client)
     path = f"/v1/topics/{topic}"
-    client.post(f"{path}/groups", json={"group": "g"})
     assert client.post(f"{path}/pause").json() == {"paused": True, "changed": True}
     assert client.post(f"{path}/pause").json() == {"paused": True, "changed": False}
     send(client, topic)
@@ -315,8 +314,7 @@ def test_invalid_garbage_requests_are_rejected(
 
 
 def test_consumers_and_managers_are_listed(client: httpx.Client, manager: Manager) -> None:
-    topic = new_topic()
-    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    topic = declared_topic(client)
     client.post(f"/v1/topics/{topic}/pull", json={})
     (consumer,) = client.get("/v1/consumers", params={"topic": topic}).json()["consumers"]
     assert consumer["name"].startswith("gateway-")

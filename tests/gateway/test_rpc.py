@@ -66,6 +66,13 @@ def refusal(call: Any, request: Any, **options: Any) -> grpc.RpcError:
     return caught.value
 
 
+def topic_with_group(stub: Any) -> str:
+    """A new topic with the group `g`."""
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    return topic
+
+
 # The description ----------------------------------------------------------------------------------
 
 
@@ -193,8 +200,7 @@ def test_waiting_messages(stub: Any) -> None:
 
 
 def test_many_deliveries_are_settled_in_one_call(stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     messages = [{"id": str(n), "body_json": "1"} for n in range(4)]
     stub.SendMessages(pb.SendMessagesRequest(topic=topic, messages=messages))
     found: list[Any] = []
@@ -260,8 +266,7 @@ def test_an_idempotency_key_recognises_a_repeated_send(stub: Any) -> None:
 
 
 def test_garbage(stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     for name in ("a", "b"):
         message = {"id": name, "body_json": "1"}
         stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
@@ -277,8 +282,7 @@ def test_garbage(stub: Any) -> None:
 
 
 def test_topics(stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     changed = {"ack_timeout": "30s", "journal": "true", "capacity": "5", "retry_delays": "0s,2m"}
     options = stub.SetOptions(pb.SetOptionsRequest(topic=topic, options=changed)).options
     assert {name: options[name] for name in changed} == changed
@@ -301,8 +305,7 @@ def test_topics(stub: Any) -> None:
 
 
 def test_a_topic_is_watched(stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     events = stub.WatchTopic(pb.TopicRequest(topic=topic), timeout=TIMEOUT_S)
     assert next(events).waiting == 0
     message = {"body_json": "1", "delay_ms": 3_600_000}
@@ -329,8 +332,7 @@ def test_push_targets(stub: Any) -> None:
 
 
 def test_roles(stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     stub.Pull(pb.PullRequest(topic=topic))
     (consumer,) = stub.ListConsumers(pb.ListConsumersRequest(topic=topic)).consumers
     assert (consumer.topic, consumer.alive) == (topic, True)
@@ -384,8 +386,7 @@ def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
 
 
 def test_a_cancelled_pull_releases_its_messages(gateway: Gateway, stub: Any) -> None:
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    topic = topic_with_group(stub)
     pulled = stub.Pull.future(pb.PullRequest(topic=topic, wait_ms=30_000, ack_timeout_ms=60_000))
     wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] >= 1)
     pulled.cancel()
