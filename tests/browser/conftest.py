@@ -22,6 +22,7 @@ import pytest
 from lisa import Consumer, Manager, Producer
 from lisa.embedded import EmbeddedServer
 from tests.gateways import NO_TLS, Gateway
+from tests.roles import Cast
 from tests.servers import ROOT, connect, wait_until
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ def site() -> Iterator[Site]:
     """A separate site for this file; its page allows actions."""
     with running_site("--allow-actions") as running:
         yield running
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    """The topic `orders` with its group, on another server than that of the site."""
+    cast = Cast(redis_url, group="lisa").declare()
+    yield cast
+    cast.store.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,22 +18,12 @@ from tests.browser.conftest import now_ms
 from tests.roles import Cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
 DASH = "\N{EN DASH}"
 HOUR = HistorySpan.HOUR.step_ms * 60
 MINUTE = HistorySpan.HOUR.step_ms
 NOW = 1_800_000_030_000  # half a minute into a minute
-
-
-@pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    """The topic `orders` with its group."""
-    cast = Cast(redis_url, group="lisa").declare()
-    yield cast
-    cast.store.close()
 
 
 def sample(client: redis.Redis, ms: int, **counters: int) -> None:

@@ -17,8 +17,6 @@ from tests.roles import Cast
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
     from tests.browser.conftest import Site
@@ -42,14 +40,6 @@ if TYPE_CHECKING:
 )
 def test_the_kind_of_a_reason_omits_what_varies(reason: str | None, kind: str) -> None:
     assert kind_of(reason) == kind
-
-
-@pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    """The topic `orders` with its group."""
-    cast = Cast(redis_url, group="lisa").declare()
-    yield cast
-    cast.store.close()
 
 
 def die(client: redis.Redis, group: str, ids: dict[str, int], reason: str = "") -> None:

@@ -23,7 +23,6 @@ from tests.roles import Cast
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import redis
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Site
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    """The topic `orders` with its group."""
-    cast = Cast(redis_url, group="lisa").declare()
-    yield cast
-    cast.store.close()
 
 
 def every_page(
