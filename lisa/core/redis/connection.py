@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import redis
@@ -14,6 +12,7 @@ import redis
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import make_async_client, make_client
 from lisa.core.redis.exchange import aexchange, exchange, packed
+from lisa.core.redis.failover import interrupt
 from lisa.core.redis.flow import Command
 
 
@@ -128,13 +127,9 @@ class Connection(_Opener):
         """Shut down all connections to one cluster node, so that waiting calls fail immediately."""
         if self._open is None:
             return
-        # redis-py cannot interrupt a read from another thread.
         pool = self._open.client(self._open.named(node)).connection_pool
         for connection in pool.busy():
-            sock = connection._sock  # noqa: SLF001
-            if sock is not None:
-                with suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            interrupt(connection)
 
     def close(self) -> None:
         """Close all sockets; the next command reconnects."""

@@ -118,12 +118,17 @@ class _Watch:
         if loop is not None:
             with suppress(RuntimeError):  # the loop and its connections are closed
                 loop.call_soon_threadsafe(_abort, connection)
-            return
-        sock = connection._sock  # noqa: SLF001  redis-py cannot interrupt a blocked read
-        if sock is not None:
-            with suppress(OSError):
-                # Not SSLSocket.shutdown, which removes the TLS session from the reading thread.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        else:
+            interrupt(connection)
+
+
+def interrupt(connection: Any) -> None:
+    """End the calls of other threads on a blocking connection with an error."""
+    sock = connection._sock  # noqa: SLF001  redis-py cannot interrupt a blocked read
+    if sock is not None:
+        with suppress(OSError):
+            # Not SSLSocket.shutdown, which removes the TLS session from the reading thread.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _abort(connection: Any) -> None:
