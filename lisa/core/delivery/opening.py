@@ -157,9 +157,7 @@ class Opening:
         entries = keys.group(call.group).entries
         most = BYTES_PER_CALL // len(call.entries)
         commands: list[Command] = [
-            ("TIME",),
-            ("HEXISTS", keys.groups, call.group),
-            ("HMGET", keys.options, *_STATE),
+            *state_commands(keys, call.group),
             ("EXISTS", keys.expiry),
             ("HMGET", entries, *[entry.id for entry in call.entries]),
             *_reads_of(list(call.id_keys(keys)), most),
