@@ -54,17 +54,8 @@ class SendOptions(TypedDict, total=False):
 
 _OPTIONS = frozenset(SendOptions.__annotations__)
 _DUES = ("delay", "at", "at_ms", "at_local")
-_DIFFERENCES = (
-    *_DUES,
-    "tz",
-    "fold",
-    "business_days",
-    "window",
-    "ttl",
-    "retry",
-    "late",
-    "headers",
-)
+_DIFFERENCES = _OPTIONS - {"on_duplicate"}
+"""The options that `Outgoing` has, too."""
 
 
 class _Body(msgspec.Struct, frozen=True):
