@@ -145,17 +145,20 @@ class HandlerPlan(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether the topic has no handler."""
-        return not self.receivers and self.batch is None
+        return not self._all
+
+    @property
+    def _all(self) -> tuple[Receiver | Listener, ...]:
+        return (*self.receivers, self.batch) if self.batch else self.receivers
 
     @property
     def is_async(self) -> bool:
         """Whether all handlers are `async def`, so that no thread is needed."""
-        every = (*self.receivers, self.batch) if self.batch else self.receivers
+        every = self._all
         return bool(every) and all(one.is_async for one in every)
 
     @property
     def timeout_s(self) -> float:
         """The shortest timeout of all handlers in seconds; 1 h if none has a timeout."""
-        every = (*self.receivers, self.batch) if self.batch else self.receivers
-        asked = [one.timeout_s for one in every if one.timeout_s is not None]
+        asked = [one.timeout_s for one in self._all if one.timeout_s is not None]
         return min(asked, default=DEFAULT_TIMEOUT.total_seconds())
