@@ -7,7 +7,7 @@ from typing import Any
 
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
-from lisa.admin.probes import refused
+from lisa.admin.probes import TOPIC, refused, rules
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
@@ -144,7 +144,7 @@ def _commands(store: Store) -> Flow[Check]:
 
 def _ranges(store: Store) -> Flow[Check]:
     """Try an exclusive stream range; COMMAND INFO does not show this feature."""
-    key = store.keys.topic("lisa.doctor").group("lisa").ready
+    key = store.keys.topic(TOPIC).group("lisa").ready
     reply = yield from _try(store, ("XRANGE", key, "(0-1", "+", "COUNT", 1))
     if isinstance(reply, LisaError) and "nvalid stream ID" in str(reply):
         return Check.fail("stream ranges", "no exclusive ranges", f"use {SUPPORTED}")
@@ -159,8 +159,7 @@ def _permissions(store: Store) -> Flow[Check]:
         return Check.fail(
             "rights",
             f"refused: {', '.join(lacking)}",
-            f"grant the rights of `lisa acl {ROLE}`: {' '.join(f'+{x}' for x in lacking)}"
-            f" on ~{store.keys.prefix}:* and &{store.keys.wake}",
+            f"grant the rights of `lisa acl {ROLE}`: {rules(store, lacking)}",
         )
     return Check.ok("rights", f"all {len(rights)} of the {ROLE}")
 
@@ -168,7 +167,7 @@ def _permissions(store: Store) -> Flow[Check]:
 def _keys(store: Store) -> Flow[Check]:
     """Run a script that reads a topic's keys, which needs rights on scripts and on the keys."""
     try:
-        yield from store.run(Inspect("lisa.doctor", ["none"]))
+        yield from store.run(Inspect(TOPIC, ["none"]))
     except ServerUnavailable:
         raise
     except LisaError as error:

@@ -19,7 +19,9 @@ _NOT_PROBED = frozenset(
 role also works without them.
 """
 
-_TOPIC = "lisa.doctor"
+TOPIC = "lisa.doctor"
+"""The name of a topic that does not exist."""
+
 _BARE: dict[str, tuple[str | int, ...]] = {
     "time": (),
     "ping": (),
@@ -56,7 +58,7 @@ def probe(store: Store, right: str) -> Command | None:
     """A command that needs this right and changes nothing; None if there is none."""
     if right in _NOT_PROBED:
         return None
-    key = store.keys.topic(_TOPIC).policy
+    key = store.keys.topic(TOPIC).policy
     arguments = _BARE | {
         **{name: (key, *rest) for name, rest in _ON_A_KEY.items()},
         "msetnx": (key, "", key),  # a value is missing
@@ -80,6 +82,12 @@ def refused(store: Store, rights: Sequence[str]) -> Flow[list[str]]:
     ]
 
 
+def rules(store: Store, rights: Sequence[str]) -> str:
+    """Rights as an ACL has them, with the keys and the channel that they are needed on."""
+    granted = " ".join(f"+{one}" for one in rights)
+    return f"{granted} on ~{store.keys.prefix}:* and &{store.keys.wake}"
+
+
 def check(store: Store, role: str) -> Flow[None]:
     """Check the rights that a role cannot work without.
 
@@ -90,7 +98,6 @@ def check(store: Store, role: str) -> Flow[None]:
     lacking = yield from refused(store, needed)
     if lacking:
         raise ConfigError(
-            f"{store.where} does not permit this user {' '.join(f'+{one}' for one in lacking)} on "
-            f"~{store.keys.prefix}:* and &{store.keys.wake}: `lisa acl {role}` prints the rights "
-            f"of the {role}"
+            f"{store.where} does not permit this user {rules(store, lacking)}: `lisa acl {role}` "
+            f"prints the rights of the {role}"
         )
