@@ -130,5 +130,5 @@ def _inspected(store: SyncStore, shard: str, ids: Sequence[str]) -> dict[str, In
     seen: dict[str, Inspection] = {}
     for some in chunks(ids, store.batch_size(shard, Inspect)):
         call = Inspect(topic_of(shard), some, bodies=False)
-        seen |= zip(some, store.drive(store.run_by_id(call)), strict=True)
+        seen |= zip(some, store.call_by_id(call), strict=True)
     return seen

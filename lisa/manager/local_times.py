@@ -102,7 +102,7 @@ class LocalTimes:
         self, topic: str, listed: Sequence[tuple[str, int]], window: str, now_ms: int
     ) -> None:
         call = Inspect(topic, [member.partition(LISTED)[0] for member, _ in listed])
-        found = self._store.drive(self._store.run_by_id(call))
+        found = self._store.call_by_id(call)
         members, items = list[str](), list[tuple[str, str]]()
         for (member, listed_ms), message_id, seen in zip(listed, call.ids, found, strict=True):
             due_ms = _moved(seen, member, listed_ms, window, now_ms)
@@ -111,7 +111,7 @@ class LocalTimes:
                 items.append((message_id, f"{due_ms}@{listed_ms}"))
         if not items:
             return
-        outcomes = self._store.drive(self._store.run_by_id(Reschedule(topic, items)))
+        outcomes = self._store.call_by_id(Reschedule(topic, items))
         key = self._list(topic)
         for member, (message_id, due), outcome in zip(members, items, outcomes, strict=True):
             if outcome is Rescheduled.RESCHEDULED:

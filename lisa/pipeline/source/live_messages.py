@@ -169,7 +169,7 @@ def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:
     """Look up ids in all states of the part."""
     ids, _ = readable([one.encode("utf-8", "replace") for one in part.ids or ()])
     for some in chunks(ids, store.batch_size(part.topic, Inspect)):
-        seen = store.drive(store.run(Inspect(part.topic, some, bodies=False)))
+        seen = store.call(Inspect(part.topic, some, bodies=False))
         for one, inspection in zip(some, seen, strict=True):
             if inspection.waiting_due_ms is not None and "waiting" in part.states:
                 yield LiveMessages("waiting", None, [one], [inspection.waiting_due_ms])
