@@ -12,13 +12,12 @@ import msgspec
 
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.group_resolution import is_emptied
-from lisa.core.delivery.opening import microseconds
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import own_shard
 from lisa.core.redis.flow import Command
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.store import SyncStore, microseconds, pairs
 from lisa.core.transitions.forget import Forget
 
 

@@ -16,7 +16,6 @@ from lisa.consumer.settler import Settler
 from lisa.core.delivery.opening import (
     PlainState,
     StreamRead,
-    microseconds,
     parse_state,
     state_commands,
     were_added_since,
@@ -26,7 +25,7 @@ from lisa.core.model.stream import Entry, parse_reads, read_all_command, read_co
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.flow import Command
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, microseconds
 
 LONGEST = timedelta(seconds=1)
 """The longest read. A request to end it may be lost, and its topics would wait for its end."""

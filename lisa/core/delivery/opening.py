@@ -17,7 +17,7 @@ from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, microseconds
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.open import Open, Opened
 
@@ -189,8 +189,3 @@ def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
     if len(bodies) == 1:
         return [("GET", bodies[0])]
     return [("GETRANGE", body, 0, most) for body in bodies]
-
-
-def microseconds(clock: Sequence[bytes]) -> int:
-    """The reply of TIME in microseconds."""
-    return int(clock[0]) * 1_000_000 + int(clock[1])

@@ -18,7 +18,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Aside, Flow, any_runs
 from lisa.core.store.presence import ManagerPresence, alive, records_in
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, microseconds
 
 OVERDUE = timedelta(seconds=3)
 """A running manager promotes within milliseconds; one that starts needs a second."""
@@ -100,8 +100,7 @@ def overdue_without_manager(
     dues = [float(head[1]) for head in heads if isinstance(head, list) and head]
     if not dues:
         return None
-    seconds, micros = yield from store.command_once("TIME")
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    now_ms = microseconds((yield from store.command_once("TIME"))) // 1000
     if now_ms - min(dues) < duration_ms(overdue):
         return None
     records = yield from store.command_once("HGETALL", store.keys.managers)

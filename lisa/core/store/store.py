@@ -72,6 +72,11 @@ def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+def microseconds(clock: Sequence[bytes]) -> int:
+    """The reply of TIME in microseconds."""
+    return int(clock[0]) * 1_000_000 + int(clock[1])
+
+
 def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
     """A topic's counters from an HGETALL reply; ignores values that are not numbers."""
     return {text(name): int(n) for name, n in pairs(flat).items() if n.isdigit()}
@@ -196,10 +201,9 @@ class Store(Router):
 
     def server_time_us(self, key: str = "") -> Flow[int]:
         """Redis's clock in microseconds; on a cluster the clock of the node that holds `key`."""
-        seconds, micros = yield from (
-            self._beside(key, "TIME") if key and self.has_nodes else self.command("TIME")
-        )
-        return int(seconds) * 1_000_000 + int(micros)
+        is_beside = key and self.has_nodes
+        flow = self._beside(key, "TIME") if is_beside else self.command("TIME")
+        return microseconds((yield from flow))
 
     def server_time_ms(self, key: str = "") -> Flow[int]:
         """Redis's clock in milliseconds; see `server_time_us`."""
