@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lisa.admin.reading import ask_all, entry_number
+from lisa.admin.reading import ask_all
 from lisa.admin.shards import counted
-from lisa.core.model.stream import entry_fields
+from lisa.core.model.stream import entry_fields, entry_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, grouped, pairs
-from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import archive_records
 
 
@@ -107,7 +106,7 @@ def _journal(store: Store, topic: str) -> Flow[Journal]:
         events=length or 0,
         first=_number(oldest),
         last=last,
-        since_ms=entry_number(text(oldest[0][0]))[0] if oldest else None,
+        since_ms=entry_ms(oldest[0][0]) if oldest else None,
         written=written,
         lost=lost,
         failed=failed,

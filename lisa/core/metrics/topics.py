@@ -21,6 +21,7 @@ from lisa.core.metrics.topic_numbers import (
 )
 from lisa.core.model.options import RAMP_LATE_MS
 from lisa.core.model.sharding import Topic
+from lisa.core.model.stream import entry_ms
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import presence
@@ -183,7 +184,7 @@ def _oldest_unread(
     ]
     replies = (yield from _ask(store, asked)) if asked else []
     return {
-        (topic, name): int(text(reply[0][0]).partition("-")[0])
+        (topic, name): entry_ms(reply[0][0])
         for (topic, name, _), reply in zip(lines, replies, strict=True)
         if reply
     }
