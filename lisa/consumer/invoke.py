@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from types import AsyncGeneratorType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from lisa.consumer.batches import Batch
@@ -23,7 +23,7 @@ Wait = Callable[[Awaitable[Any]], Any]
 """Waits on a thread for an awaitable that runs on the event loop."""
 
 NO_RECEIVER = Verdict("this topic no longer has a receiver")
-NOT_RUN = Verdict("the handler returned a generator, whose code has not run")
+NOT_RUN = Verdict("the handler returned a generator or a coroutine, whose code has not run")
 
 
 class _Waiting(NamedTuple):
@@ -134,7 +134,7 @@ def _outcome_of(result: object) -> Outcome:
     """The outcome of a handler that returned."""
     if result is None:
         return None
-    if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+    if isinstance(result, (GeneratorType, AsyncGeneratorType, CoroutineType)):
         return NOT_RUN
     return RETURNED_FALSE if result is False else None
 

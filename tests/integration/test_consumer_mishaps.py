@@ -23,7 +23,8 @@ from tests.consumers import Bench, ignore, presences, presences_running, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
+    from typing import Any
 
     from lisa.consumer.inflight import Held
     from lisa.core.model.message import Message
@@ -100,6 +101,32 @@ def test_a_handler_that_returns_a_generator_has_not_handled_its_message(
     bench.send(TOPIC, [1])
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_coroutine_that_is_not_awaited_has_not_handled_its_message(
+    bench: Bench, batch: int | None, *, is_async: bool
+) -> None:
+    """As with `return call_next(message)` without `await` in a middleware."""
+    made: list[Coroutine[Any, Any, None]] = []
+
+    async def work() -> None: ...
+
+    async def handle_async(_: object) -> object:
+        made.append(work())
+        return made[-1]
+
+    def handle(_: object) -> object:
+        return handle_async(_)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+    for one in made:
+        one.close()
 
 
 def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
