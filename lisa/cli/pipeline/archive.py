@@ -99,7 +99,7 @@ def archive(
     if compact_only and source.is_database:
         raise click.UsageError("--compact is only for archives in files, not in a database")
     # Each batch prints a line.
-    session = shared.session("pipeline archive", source.settings(), progress=compact_only)
+    session = shared.session("archive", source.settings(), progress=compact_only)
     with _stopping() as stop, session as spark:
         if compact_only:
             _compact(spark, where, keep, as_json=shared.json)

@@ -21,7 +21,7 @@ def convert(shared: JobOptions, where: str) -> None:
     """
     if where.startswith("jdbc:"):
         raise click.UsageError("an archive in a database needs no conversion")
-    with shared.session("pipeline convert") as spark:
+    with shared.session("convert") as spark:
         from lisa.pipeline.archive.conversion import convert as run_job
 
         events = run_job(spark, where)

@@ -34,7 +34,7 @@ def erase(
     Exit code 1 if the journal has events of these messages that are not archived yet.
     """
     connection = shared.connection()
-    with shared.session("pipeline erase", source.settings()) as spark:
+    with shared.session("erase", source.settings()) as spark:
         from lisa.pipeline.jobs.deletion import erase as run_job
         from lisa.pipeline.server import Server
 

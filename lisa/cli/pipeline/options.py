@@ -86,9 +86,7 @@ class JobOptions:
         together = {**(settings or {}), **self.spark_conf}
         with (
             unwrapped(),
-            progress_lines(
-                f"lisa pipeline {name.removeprefix('pipeline ')}", shown=progress and not self.json
-            ) as lines,
+            progress_lines(f"lisa pipeline {name}", shown=progress and not self.json) as lines,
         ):
             warm = attached()
             if warm is not None:
@@ -96,7 +94,7 @@ class JobOptions:
                 lines.stages = warm.stages
             else:
                 spark = spark_session(
-                    app=f"lisa {name}",
+                    app=f"lisa pipeline {name}",
                     master=self.master,
                     settings=together,
                     environment=self.environment,

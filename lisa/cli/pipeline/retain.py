@@ -29,7 +29,7 @@ def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> Non
     Keeps live messages and the records of gaps. Stop `lisa pipeline archive` first. If the command
     is interrupted, run it again.
     """
-    with shared.session("pipeline retain", source.settings()) as spark:
+    with shared.session("retain", source.settings()) as spark:
         from lisa.pipeline.jobs.deletion import retain as run_job
 
         done = run_job(spark, str(source.where), keep, properties=source.properties)

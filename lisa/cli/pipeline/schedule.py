@@ -167,7 +167,7 @@ def schedule(
     connection = shared.connection()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
-    with shared.session("pipeline schedule") as spark, _progress_bar() as progress:
+    with shared.session("schedule") as spark, _progress_bar() as progress:
         from lisa.cli.pipeline.rows import as_messages, format_of, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
