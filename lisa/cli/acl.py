@@ -62,14 +62,14 @@ def acl(
     if nopass and password_file is not None:
         raise click.UsageError("--nopass and --password-file exclude each other")
     names = rights.check_roles(roles)
-    users = {user: names} if user else {f"{chosen.server()[1]}-{one}": [one] for one in names}
+    keys = Keys(chosen.server()[1])
+    users = {user: names} if user else {f"{keys.prefix}-{one}": [one] for one in names}
     for name in users:
         if not _USER.match(name):
             raise click.UsageError(f"{name!r} is not a valid user name: it must not contain spaces")
     password = "" if nopass else _password(password_file)
     if password and len(users) > 1:
         raise click.UsageError("a password needs a single user: give one ROLE, or --user")
-    keys = Keys(chosen.server()[1])
     newer = _newer(chosen)
     found = []
     for name, some in users.items():
