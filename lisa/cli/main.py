@@ -168,8 +168,7 @@ def _fail(code: int, line: str) -> None:
 )
 @click.version_option(package_name="lisa-delay-queue", prog_name="lisa")
 @common_options
-@click.pass_context
-def main(ctx: click.Context) -> None:
+def main() -> None:
     """Delayed messages on Redis Streams: never early, within milliseconds, never lost.
 
     The server is --redis, else LISA_REDIS_URL, else the server in the file LISA_CONFIG, else
@@ -178,7 +177,6 @@ def main(ctx: click.Context) -> None:
     Exit codes: 0 success; 1 negative answer (unknown id, not cancelled, failed check); 2 usage or
     configuration error; 3 server unavailable.
     """
-    ctx.ensure_object(Chosen)
 
 
 if __name__ == "__main__":
