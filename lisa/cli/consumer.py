@@ -95,14 +95,11 @@ def _run_one(
     from lisa.core.daemon.processes import end_with_parent
     from lisa.core.metrics.numbers import of_process
     from lisa.core.metrics.sharing import leave_numbers
-    from lisa.core.model.errors import ConfigError
 
     if parent_pipe is not None:
         end_with_parent(parent_pipe)
     import_handlers(settings.handlers)
-    if settings.target is None:
-        raise ConfigError("no target: write lisa-consumer pkg.module, or pkg.module:name")
-    consumer = load(settings.target)
+    consumer = load(_target(settings))
     consumer.configure(settings, flags)
     _warn_of_another_server(settings, consumer.server[0])
     if group is not None:
@@ -119,6 +116,14 @@ def _run_one(
         running = consumer.run()
         if running is not None:
             _run_on_loop(running)
+
+
+def _target(settings: ConsumerSettings) -> str:
+    from lisa.core.model.errors import ConfigError
+
+    if settings.target is None:
+        raise ConfigError("no target: write lisa-consumer pkg.module, or pkg.module:name")
+    return settings.target
 
 
 def _run_on_loop(running: Coroutine[Any, Any, None]) -> None:
@@ -147,10 +152,8 @@ def _warn_of_another_server(settings: ConsumerSettings, used: Address) -> None:
 def _run_processes(settings: ConsumerSettings) -> int:
     from lisa.core.daemon.processes import ChildProcesses
     from lisa.core.metrics.sharing import Shared
-    from lisa.core.model.errors import ConfigError
 
-    if settings.target is None:
-        raise ConfigError("no target: write lisa-consumer pkg.module, or pkg.module:name")
+    _target(settings)  # reports a missing one before any process starts
     command = [sys.executable, "-m", "lisa.cli.consumer", *sys.argv[1:]]
     with ExitStack() as stack:
         if settings.http is not None:
