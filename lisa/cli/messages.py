@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import Chosen, check_zone, common, due_options, local_options
 from lisa.cli.output import body_fields, iso, print_json, print_table, printable, when
-from lisa.core.model.clock import human
+from lisa.core.model.clock import duration_ms, human
 
 if TYPE_CHECKING:
     from lisa.core.store.inspection import FoundInGroup, FoundMessage
@@ -39,14 +38,13 @@ def get(chosen: Chosen, topic: str, message_id: str) -> None:
 
 
 def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:
-    idle = in_group.idle
     return {
         "state": str(in_group.state),
         "due": iso(in_group.due_ms),
         "due_ms": in_group.due_ms,
         "attempts": in_group.attempts,
         "consumer": in_group.consumer,
-        "idle_ms": None if idle is None else idle // timedelta(milliseconds=1),
+        "idle_ms": None if in_group.idle is None else duration_ms(in_group.idle),
         "reason": in_group.reason,
         "traceback": in_group.traceback,
     }
@@ -65,7 +63,7 @@ def _document(found: FoundMessage) -> dict[str, Any]:
 
 def _show(found: FoundMessage) -> None:
     now_ms = time.time_ns() // 1_000_000
-    idle = None if found.idle is None else human(found.idle // timedelta(milliseconds=1))
+    idle = None if found.idle is None else human(duration_ms(found.idle))
     rows: list[tuple[str, object]] = [
         ("id", found.id),
         ("topic", found.topic),
