@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lisa.cli.options import Chosen, common
+from lisa.cli.options import Chosen, common, read_text_file
 from lisa.cli.output import print_json
 
 _USER = re.compile(r"[^\s\x00]{1,128}\Z")
@@ -88,10 +88,7 @@ def _password(path: Path | None) -> str | None:
         return None
     from lisa.core.model.errors import ConfigError
 
-    try:
-        found = path.read_text("utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    found = read_text_file(path).rstrip("\r\n")
     if not found:
         raise ConfigError(f"{path} is empty: write the password to it, or use --nopass")
     return found

@@ -200,6 +200,16 @@ class Moment(_MomentType):
             self.fail(f"{value!r} is not an ISO time; write 2026-01-31T17:00:00+01:00", param, ctx)
 
 
+def read_text_file(path: Path) -> str:
+    """The content of a text file that an option names. Raises ConfigError."""
+    from lisa.core.model.errors import ConfigError
+
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
 def check_zone(chosen: Chosen, at: datetime | None, tz: str | None) -> None:
     """Raise UsageError if --at has no time zone and no default is configured."""
     if at is not None and at.utcoffset() is None and tz is None and chosen.zone is None:

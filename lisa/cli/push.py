@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from lisa.cli.options import Chosen, Duration, common
+from lisa.cli.options import Chosen, Duration, common, read_text_file
 from lisa.cli.output import fail, print_json, print_table
 from lisa.core.model.clock import human
 
@@ -65,7 +65,7 @@ def push(
         return
     from lisa.admin.push import set_target
 
-    secret = None if secret_file is None else secret_file.read_text("utf-8").strip()
+    secret = None if secret_file is None else read_text_file(secret_file).strip()
     store = chosen.store()
     done = store.drive(
         set_target(

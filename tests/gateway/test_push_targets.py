@@ -230,6 +230,7 @@ def test_the_command_line_does_the_same(redis_url: str, store: SyncStore, tmp_pa
         (URL, "--concurrency", "5000"),
         (URL, "--new-secret", "--secret-file", __file__),
         (URL, "--secret-file", __file__),
+        (URL, "--secret-file", sys.executable),
     ],
 )
 def test_the_command_line_reports_errors_in_one_line(

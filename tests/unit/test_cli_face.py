@@ -101,6 +101,9 @@ def test_the_help_page_names_every_command() -> None:
     assert [name for name in COMMANDS if f"\n  {name} " not in said] == []
 
 
+JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -127,6 +130,9 @@ def test_the_help_page_names_every_command() -> None:
         (["--redis", "http://localhost", "topics"], "not a server address"),
         (["--prefix", "{}", "topics"], "prefix"),
         (["--config", "/nowhere.yml", "topics"], "/nowhere.yml"),
+        (["acl", "producer", "--password-file", sys.executable], "cannot read"),
+        (["topic", "push", "a", "http://x", "--secret-file", sys.executable], "cannot read"),
+        (["pipeline", "retain", *JDBC, "--password-file", sys.executable], "cannot read"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lisa.cli.options import together
+from lisa.cli.options import read_text_file, together
 from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def archive_options(
         ) -> Any:
             properties = {} if user is None else {"user": user}
             if password_file is not None:
-                first_line = password_file.read_text("utf-8").partition("\n")[0]
+                first_line = read_text_file(password_file).partition("\n")[0]
                 properties["password"] = first_line.rstrip("\r")
             return command(*args, source=ArchiveSource(where, driver_jar, properties), **rest)
 
