@@ -34,8 +34,6 @@ from lisa.gateway.pull_broker import TooManyPulls
 
 log = logging.getLogger("lisa.gateway")
 
-RETRY_AFTER_S = "1"
-
 
 class ErrorResponse(Exception):
     """An error response. `kind` is the last part of `type`, which programs can check."""
@@ -73,20 +71,20 @@ class ErrorResponse(Exception):
         return Response(content, self.status, self.headers, "application/problem+json")
 
 
-_RETRY_LATER = {"Retry-After": RETRY_AFTER_S}
-_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lisa"'}
+RETRY_LATER = {"Retry-After": "1"}
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lisa"'}
 
 # The first matching class decides.
 _KINDS: tuple[tuple[type[Exception], int, str, Mapping[str, str]], ...] = (
-    (Unauthorized, 401, "unauthorized", _CHALLENGE),
+    (Unauthorized, 401, "unauthorized", CHALLENGE),
     (Forbidden, 403, "forbidden", {}),
-    (TooManyPulls, 503, "crowded", _RETRY_LATER),
+    (TooManyPulls, 503, "crowded", RETRY_LATER),
     (DuplicateMessage, 409, "duplicate", {}),
-    (TopicFull, 429, "topic-full", _RETRY_LATER),
+    (TopicFull, 429, "topic-full", RETRY_LATER),
     (GroupRemoved, 404, "unknown-group", {}),
     (TopicInUse, 409, "in-use", {}),
     (ScheduleChanged, 409, "schedule-changed", {}),
-    (RemovalUnfinished, 409, "removal-unfinished", _RETRY_LATER),
+    (RemovalUnfinished, 409, "removal-unfinished", RETRY_LATER),
     (TooManyGroups, 409, "too-many-groups", {}),
     (InvalidMessage, 400, "invalid", {}),
     (ConfigError, 400, "refused", {}),
@@ -104,7 +102,7 @@ def problem_of(error: Exception) -> ErrorResponse:
             503,
             "server-full",
             "Redis is out of memory and rejects new messages until some are handled",
-            headers=_RETRY_LATER,
+            headers=RETRY_LATER,
         )
     if isinstance(error, NotReplicated):
         log.warning("a write was not confirmed by enough replicas: %s", error)
@@ -113,14 +111,14 @@ def problem_of(error: Exception) -> ErrorResponse:
             "not-replicated",
             "the write was accepted, but not confirmed by the configured number of replicas; "
             "repeating the request with the same id is safe",
-            headers=_RETRY_LATER,
+            headers=RETRY_LATER,
             ids=list(error.ids),
         )
     if _is_outage(error):
         # The log has the details; the response must not expose the server's address.
         _outages.warn("a request failed because Redis is unavailable: %s", error)
         return ErrorResponse(
-            503, "server-unavailable", "Redis does not respond", headers=_RETRY_LATER
+            503, "server-unavailable", "Redis does not respond", headers=RETRY_LATER
         )
     for error_type, status, kind, headers in _KINDS:
         if isinstance(error, error_type):

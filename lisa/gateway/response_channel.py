@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import Message, Scope, Send
 
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse
+from lisa.gateway.problems import RETRY_LATER, ErrorResponse
 from lisa.gateway.request_metrics import RequestOutcome, face_of, is_pull, set_failure_reason
 
 LARGE_BYTES = 64 * 1024
@@ -106,7 +106,7 @@ class ResponseChannel:
 def full(reason: str, detail: str) -> ErrorResponse:
     """The problem at a limit; `reason` is its metric label."""
     set_failure_reason(reason)
-    return ErrorResponse(503, "crowded", detail, headers={"Retry-After": RETRY_AFTER_S})
+    return ErrorResponse(503, "crowded", detail, headers=RETRY_LATER)
 
 
 def full_of_bytes() -> ErrorResponse:

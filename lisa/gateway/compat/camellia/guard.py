@@ -16,7 +16,7 @@ from lisa.gateway.compat.camellia import wire
 from lisa.gateway.compat.camellia.health import ServiceState
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
-from lisa.gateway.problems import RETRY_AFTER_S, BoundedWarnings
+from lisa.gateway.problems import CHALLENGE, RETRY_LATER, BoundedWarnings
 from lisa.gateway.pull_broker import TooManyPulls
 
 log = logging.getLogger("lisa.gateway.camellia")
@@ -70,8 +70,7 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
     if isinstance(error, ClientDisconnected):
         return Response(status_code=499)  # no client reads it
     if isinstance(error, Unauthorized):
-        challenge = {"WWW-Authenticate": 'Bearer realm="lisa"'}
-        return wire.answer(401, status=401, headers=challenge, msg=str(error))
+        return wire.answer(401, status=401, headers=CHALLENGE, msg=str(error))
     if isinstance(error, Forbidden):
         return wire.answer(403, status=403, msg=str(error))
     path = request.url.path
@@ -81,8 +80,7 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
     if isinstance(error, (ServerUnavailable, TooManyPulls)):
         _refusals.warn("%s: %s", path, error)
         # On 503 the SDK stops using this server for a while.
-        later = {"Retry-After": RETRY_AFTER_S}
-        return wire.answer(wire.UNKNOWN, status=503, headers=later, msg=None)
+        return wire.answer(wire.UNKNOWN, status=503, headers=RETRY_LATER, msg=None)
     if isinstance(error, SeveralGroups):
         reason = (
             f"topic {error.topic!r} has several groups: name one under groups in the gateway's YAML"
