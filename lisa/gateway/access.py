@@ -84,14 +84,20 @@ class Token:
             return scope in (None, Scope.READ) or "*" in self.topics
         return self.sees(topic)
 
+    def require(self, scope: Scope | None, topic: str | None) -> None:
+        """Raises Forbidden unless the token allows a scope on a topic, as in `allows`."""
+        if not self.allows(scope, topic):
+            of = f" on topic {topic!r}" if topic else ""
+            wanted = f"scope {scope}{of}" if scope else f"topic {topic!r}"
+            raise Forbidden(f"token {self.name!r} does not allow {wanted}")
+
     def sees(self, topic: str) -> bool:
         """Whether a topic matches the token's patterns."""
         return any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
 
     def allowed_topic(self, topic: str) -> str:
         """A topic that the token may see. Raises InvalidMessage or Forbidden."""
-        if not self.sees(check_topic(topic)):
-            raise Forbidden(f"token {self.name!r} does not allow topic {topic!r}")
+        self.require(None, check_topic(topic))
         return topic
 
 

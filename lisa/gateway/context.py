@@ -27,7 +27,6 @@ from lisa.core.store.runner import caller
 from lisa.gateway.access import (
     EVERYTHING,
     Access,
-    Forbidden,
     Scope,
     Token,
     is_forwarded,
@@ -210,10 +209,7 @@ class GatewayContext:
         token = self.token(connection, compat=compat)
         if topic is not None:
             check_topic(topic)
-        if not token.allows(scope, topic):
-            of = f" on topic {topic!r}" if topic else ""
-            wanted = f"scope {scope}{of}" if scope else f"topic {topic!r}"
-            raise Forbidden(f"token {token.name!r} does not allow {wanted}")
+        token.require(scope, topic)
         return token
 
     def add_service(self, work: Service, name: str) -> None:

@@ -48,8 +48,7 @@ async def act(visit: PageRequest) -> Response:
     known = VERBS.get(verb)
     if known is None:
         raise ErrorResponse(400, "form", f"unknown action {verb!r}")
-    if not visit.token.allows(known.scope, topic):
-        raise Forbidden(f"token {visit.token.name!r} does not allow scope {known.scope} on {topic}")
+    visit.token.require(known.scope, topic)
     if known.warning is not None and fields.get("sure") != "yes":
         # Messages that die after the question is shown are excluded.
         until = str(await _now_ms(action) + 1)
@@ -217,9 +216,8 @@ async def _again(action: FormAction) -> Done:
 
 
 async def _edit(action: FormAction) -> Done:
-    topic, token = action.topic, action.visit.token
-    if not token.allows(Scope.PRODUCE, topic):
-        raise Forbidden(f"token {token.name!r} does not allow scope {Scope.PRODUCE} on {topic}")
+    topic = action.topic
+    action.visit.token.require(Scope.PRODUCE, topic)
     body = action.fields.get("body", "")
     return Done("edit", await resending.edit(action.visit.hub, topic, action.id(), body))
 

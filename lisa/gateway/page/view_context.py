@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from lisa.core.model.errors import ServerUnavailable
-from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
+from lisa.gateway.access import Scope, Token, Unauthorized
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
@@ -51,8 +51,7 @@ class PageRequest:
             if not access.is_open:
                 raise Unauthorized("log in first")
             found = access.identify(None)
-        if not found.grants(Scope.READ):
-            raise Forbidden(f"token {found.name!r} does not allow scope {Scope.READ}")
+        found.require(Scope.READ, None)
         return found
 
     async def check_session(self) -> None:
