@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lisa.cli.listing import ListedRows, page_options, row_fields
 from lisa.cli.options import Chosen, Duration, common, together
 from lisa.cli.output import (
     body_fields,
@@ -72,13 +73,11 @@ def _selection(
 @garbage.command("list")
 @click.argument("topic")
 @_filters
-@click.option("--cursor", help="Cursor printed with the previous page.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@page_options
 @common
 def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **filters: Any) -> None:
     """List dead messages with their reasons, oldest first."""
     from lisa.admin.garbage import listed
-    from lisa.cli.listing import ListedRows, row_fields
 
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)

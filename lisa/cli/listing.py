@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Chosen, Moment, common
+from lisa.cli.options import Chosen, Moment, common, together
 from lisa.cli.output import distance, iso, local, print_json, print_table
 from lisa.cli.topic_output import store_with_topic
 from lisa.core.model.clock import datetime_ms
@@ -31,6 +31,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
 ROWS_PER_STEP = 1_000
 
 
+page_options = together(
+    click.option("--cursor", help="Cursor printed with the previous page."),
+    click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True),
+)
+
+
 @click.command("list")
 @click.argument("topic")
 @click.option("--state", type=click.Choice(list(SHOWN)), default="waiting", show_default=True)
@@ -41,8 +47,7 @@ ROWS_PER_STEP = 1_000
     metavar="ISO",
     help="Only messages due before this time (garbage: dead before it).",
 )
-@click.option("--cursor", help="Cursor printed with the previous page.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@page_options
 @common
 def list_(
     chosen: Chosen,
