@@ -42,8 +42,8 @@ def one_line(error: BaseException) -> str:
 def unwrapped() -> Iterator[None]:
     """Raise Lisa's errors unchanged, and Spark's own errors as a LisaError of one line.
 
-    Raises ConfigError for errors that Spark finds before it runs a query, such as a missing file,
-    table or column.
+    Raises ConfigError for errors of the input: a missing file, table or column, an invalid option
+    of a reader, or a condition that divides by zero or compares text with a number.
     """
     try:
         yield
@@ -58,8 +58,26 @@ def unwrapped() -> Iterator[None]:
             raise LisaError(f"the archive's table failed: {one_line(error)}") from error
         if not kind.startswith(("pyspark.", "py4j.")):
             raise
-        from pyspark.errors import AnalysisException, ParseException
-
-        if isinstance(error, (AnalysisException, ParseException)):
+        if isinstance(error, _input_errors()):
             raise errors.ConfigError(one_line(error)) from error
         raise LisaError(f"Spark failed: {one_line(error)}") from error
+
+
+def _input_errors() -> tuple[type[Exception], ...]:
+    from pyspark.errors import (
+        AnalysisException,
+        ArithmeticException,
+        DateTimeException,
+        IllegalArgumentException,
+        NumberFormatException,
+        ParseException,
+    )
+
+    return (
+        AnalysisException,
+        ArithmeticException,
+        DateTimeException,
+        IllegalArgumentException,
+        NumberFormatException,
+        ParseException,
+    )

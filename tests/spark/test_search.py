@@ -289,6 +289,17 @@ class TestCommand:
         assert refused.output.strip().splitlines()[-1].startswith("lisa: condition 'prio > 1'")
         assert "org.apache.spark" not in refused.output
 
+    @pytest.mark.parametrize("condition", ["1 / attempts > 1", "id = 5", "date(id) > '2026-01-01'"])
+    def test_a_condition_that_fails_on_a_row_is_wrong_input(
+        self, setup: Setup, pipeline: Callable[..., Result], condition: str
+    ) -> None:
+        with Producer(setup.server.url) as producer:
+            producer.send("odd", "x", id="odd", delay="1h")
+        words = ("--redis", setup.server.url, "--topic", "odd", "--where", condition)
+        found = pipeline("search", *words)
+        assert found.exit_code == 2, found.output
+        assert found.output.strip().splitlines()[-1].startswith("lisa: ")
+
     def test_a_time_that_is_in_the_year_10000_in_the_local_zone(
         self, setup: Setup, pipeline: Callable[..., Result], local_zone: Callable[[str], None]
     ) -> None:
