@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from lisa.core.redis.address import Address
@@ -148,7 +149,7 @@ class TestSweeper:
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 40)
+        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 0)
         cast.send()
         cast.take(consumer="holds")
         for name in ("idle", "alive"):
@@ -157,8 +158,11 @@ class TestSweeper:
         self.announce(cast, "idle", group="g")
         self.announce(cast, "never-read", group="g")
         self.announce(cast, "waits", group="")
-        time.sleep(0.06)
-        self.announce(cast, "alive", group="g")
+        later_ms = cast.now_ms() + MINUTE_MS
+        record = presence.ConsumerPresence(
+            name="alive", topic="orders", group="g", seen_ms=later_ms
+        )
+        cast.store.ask("HSET", cast.keys.consumers, "alive", msgspec.json.encode(record))
         kit.sweeper.step("orders")
         known = cast.store.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
         assert sorted(info[1] for info in known) == [b"alive", b"holds"]
@@ -266,10 +270,10 @@ class TestSweeper:
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = cast.store
-        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 40)
+        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 0)
         store.drive(presence.announce_manager(store, presence.ManagerPresence(name="old")))
-        time.sleep(0.06)
-        store.drive(presence.announce_manager(store, presence.ManagerPresence(name="new")))
+        record = presence.ManagerPresence(name="new", seen_ms=cast.now_ms() + MINUTE_MS)
+        store.ask("HSET", store.keys.managers, "new", msgspec.json.encode(record))
         kit.sweeper.managers()
         assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
 
