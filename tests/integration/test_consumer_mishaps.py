@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import BaseModel, model_validator
 
-from lisa import Retry
+from lisa import Discard, Retry
 from lisa.consumer import Batch, Consumer
 from lisa.consumer.leases import Leases
 from lisa.consumer.subscription import Subscription
@@ -23,7 +23,7 @@ from tests.consumers import Bench, ignore, presences, presences_running, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
     from typing import Any
 
     from lisa.consumer.inflight import Held
@@ -127,6 +127,27 @@ def test_a_coroutine_that_is_not_awaited_has_not_handled_its_message(
         wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
     for one in made:
         one.close()
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_retry_and_a_discard_may_be_returned(
+    bench: Bench, batch: int | None, *, is_async: bool
+) -> None:
+    outcomes: Iterator[Exception] = iter([Retry("later", delay="1ms"), Discard("unwanted")])
+
+    async def handle_async(_: object) -> Exception:
+        return next(outcomes)
+
+    def handle(_: object) -> Exception:
+        return next(outcomes)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    bench.send(TOPIC, [1])
+    with bench.manager(TOPIC), consumer:
+        wait_until(lambda: bench.stat(TOPIC, "garbage") == 1)
+    assert bench.stat(TOPIC, "retried") == 1
 
 
 def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
