@@ -140,6 +140,8 @@ def test_an_id_is_erased_in_the_given_topics_only(spark: SparkSession, tmp_path:
     ]
     FileWriter(spark, str(tmp_path)).write(frame(spark, events), 0, "q")
     erase(spark, str(tmp_path), ["a"], topics=["orders"], server=None)
+    with pytest.raises(ConfigError, match="the archive has no topic order; its topics"):
+        erase(spark, str(tmp_path), ["b"], topics=["order", "orders"], server=None)
     found = open_archive(spark, str(tmp_path)).messages().select("topic", "id").collect()
     assert sorted(map(tuple, found)) == [("orders", "b"), ("parcels", "a"), ("parcels", "b")]
 

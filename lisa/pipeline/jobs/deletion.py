@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import topics_of
 from lisa.core.model.stream import entry_fields
 from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import STEPS_PER_CALL
@@ -19,6 +18,7 @@ from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
+from lisa.pipeline.jobs.message_history import topics_in
 from lisa.pipeline.server import Server, check_layout
 from lisa.pipeline.source.following import journals
 from lisa.pipeline.source.journal_range import read_pages
@@ -87,12 +87,13 @@ def erase(
     alone. The archive must not be written to meanwhile. If the result has `unread` entries, run
     the archive once and repeat the erasure.
 
-    Raises ConfigError if there is no archive, or if one of the messages is live on the server.
+    Raises ConfigError if there is no archive, if it lacks one of the topics, or if one of the
+    messages is live on the server.
     """
     began = time.monotonic()
     archive = open_archive(spark, where, properties)
     offsets = archive.offsets()
-    owners = topics or sorted({*archive.topics(), *topics_of(offsets)})
+    owners = topics_in(archive, topics)
     if server is not None:
         with server.open() as store:
             store.drive(check_layout(store))
