@@ -390,6 +390,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"every": "1m", "jitter": "1m", "overlap": "replace_unstarted"},
         "jitter=1m is not shorter than every=1m",
     ),
+    "every": ({"every": "0s"}, "every=0 is too short"),
     "max_late": ({"every": "1m", "max_late": "999ms"}, "max_late=999ms is too short"),
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),

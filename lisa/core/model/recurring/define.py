@@ -74,9 +74,12 @@ def define(
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late = options.get("retry"), options.get("late")
+    every_ms = _ms("every", options.get("every"))
+    if every_ms == 0 and options.get("cron") is None:  # 0 means none in a record
+        raise InvalidMessage("every=0 is too short; it is at least 1s")
     return ScheduleDefinition(
         cron=_pattern(options.get("cron")),
-        every_ms=_ms("every", options.get("every")) or 0,
+        every_ms=every_ms or 0,
         tz=name,
         dst=_choice("dst", Dst, options.get("dst", Dst.VIXIE)),
         start_ms=_instant("start", options.get("start"), name),
