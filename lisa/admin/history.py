@@ -16,7 +16,8 @@ from lisa.admin.shards import counted, counted_pairs
 from lisa.admin.steps import Steps
 from lisa.admin.topics import total_of
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, chunks, counters, summed
+from lisa.core.store.replies import counters, summed
+from lisa.core.store.store import Store, chunks
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

@@ -9,7 +9,8 @@ from lisa.admin.reading import ask_all
 from lisa.admin.shards import counted
 from lisa.core.model.stream import entry_fields, entry_ms
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, grouped, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import Store, grouped
 from lisa.core.transitions.prune import archive_records
 
 

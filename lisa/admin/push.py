@@ -25,8 +25,9 @@ from lisa.core.model.keys import DEFAULT_GROUP, check_group, check_topic
 from lisa.core.model.options import MIN_ACK_TIMEOUT, TopicOptions
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
+from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store, chunks, pairs
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare

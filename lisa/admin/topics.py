@@ -14,8 +14,9 @@ from lisa.core.model.options import OPTIONS, encode
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
+from lisa.core.store.replies import counters, summed
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store, chunks, counters, grouped, summed
+from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 

@@ -17,7 +17,8 @@ from lisa.core.model.sharding import own_shard
 from lisa.core.redis.flow import Command
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
-from lisa.core.store.store import SyncStore, microseconds, pairs
+from lisa.core.store.replies import microseconds, pairs
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.forget import Forget
 
 

@@ -25,7 +25,8 @@ from lisa.core.model.stream import Entry, parse_reads, read_all_command, read_co
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.flow import Command
-from lisa.core.store.store import SyncStore, microseconds
+from lisa.core.store.replies import microseconds
+from lisa.core.store.store import SyncStore
 
 LONGEST = timedelta(seconds=1)
 """The longest read. A request to end it may be lost, and its topics would wait for its end."""

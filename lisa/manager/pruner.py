@@ -10,7 +10,8 @@ import logging
 from collections.abc import Sequence
 
 from lisa.core.model.sharding import Shard, Topic, topic_of
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
 from lisa.manager.bulk_reads import ask_all

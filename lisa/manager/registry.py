@@ -20,8 +20,9 @@ from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import is_shard_name
 from lisa.core.model.options import warning
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
+from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import SyncStore, chunks, pairs
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.stream import entry_ms
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.manager.bulk_reads import ask_all
 

@@ -18,8 +18,9 @@ from operator import itemgetter
 from lisa.core.model.sharding import REMOVED, Layout, Shard, Topic, own_shard, shard_suffix
 from lisa.core.model.stream import entry_ms
 from lisa.core.redis.flow import Command
+from lisa.core.store.replies import counters, pairs, summed
 from lisa.core.store.reshard import states_of
-from lisa.core.store.store import SyncStore, chunks, counters, pairs, summed
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.base import text
 from lisa.core.transitions.clear import Clear

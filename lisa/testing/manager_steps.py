@@ -15,8 +15,9 @@ from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis.flow import Command
+from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import head_command, head_ms
 from lisa.manager.expirer import Expirer

@@ -15,7 +15,8 @@ from lisa.admin import push as admin
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import TopicOptions
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import SyncStore
 from lisa.gateway.push.signing import sign
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, open_store

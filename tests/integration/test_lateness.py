@@ -10,7 +10,7 @@ import pytest
 from lisa import Consumer, Producer
 from lisa.admin import live
 from lisa.core.metrics import topics as topic_metrics
-from lisa.core.store.store import summed
+from lisa.core.store.replies import summed
 
 if TYPE_CHECKING:
     from tests.consumers import Bench

@@ -17,7 +17,8 @@ from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store.store import Store, microseconds
+from lisa.core.store.replies import microseconds
+from lisa.core.store.store import Store
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.open import Open, Opened
 

@@ -14,7 +14,7 @@ from lisa.core.model.late import Ramp
 from lisa.core.model.lateness import EARLY, FORMER, LETTERS, bucket_counts, total_ms
 from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
-from lisa.core.store.store import counters, pairs
+from lisa.core.store.replies import counters, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import ArchiveRecord, archive_records
 

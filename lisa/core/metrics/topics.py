@@ -25,7 +25,8 @@ from lisa.core.model.stream import entry_ms
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import presence
-from lisa.core.store.store import Store, chunks, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
 
 NAMED_TOPICS = 1_000

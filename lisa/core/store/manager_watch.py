@@ -18,7 +18,8 @@ from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Aside, Flow, any_runs
 from lisa.core.store.presence import ManagerPresence, alive, records_in
-from lisa.core.store.store import Store, microseconds
+from lisa.core.store.replies import microseconds
+from lisa.core.store.store import Store
 
 OVERDUE = timedelta(seconds=3)
 """A running manager promotes within milliseconds; one that starts needs a second."""

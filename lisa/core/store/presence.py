@@ -17,7 +17,8 @@ import msgspec
 
 from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import Store
 
 BEAT = timedelta(seconds=5)
 """How often a role renews its record."""

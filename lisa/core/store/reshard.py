@@ -29,7 +29,8 @@ from lisa.core.model.sharding import (
 )
 from lisa.core.redis.flow import Flow
 from lisa.core.store import group_removal, removal_mark
-from lisa.core.store.store import Store, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import Store
 from lisa.core.transitions.base import Transition, text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare

@@ -7,18 +7,19 @@ and `AsyncStore` run the flows on their connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import HIGHEST_LATENESS, Keys, is_shard_name
+from lisa.core.model.keys import Keys, is_shard_name
 from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, topics_of
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Chain, Flow, adrive, drive
 from lisa.core.store.registration import TopicRegistration
+from lisa.core.store.replies import counters, microseconds, pairs
 from lisa.core.store.routing import Router
 from lisa.core.store.server_checks import check_for_roles, is_seen
 from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
@@ -63,36 +64,6 @@ def grouped(items: Iterable[tuple[K, S]]) -> dict[K, list[S]]:
     for key, value in items:
         found.setdefault(key, []).append(value)
     return found
-
-
-def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """A hash reply as a dict, from either protocol's form."""
-    if isinstance(flat, dict):
-        return flat
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def microseconds(clock: Sequence[bytes]) -> int:
-    """The reply of TIME in microseconds."""
-    return int(clock[0]) * 1_000_000 + int(clock[1])
-
-
-def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
-    """A topic's counters from an HGETALL reply; ignores values that are not numbers."""
-    return {text(name): int(n) for name, n in pairs(flat).items() if n.isdigit()}
-
-
-def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of several counters by name, such as those of a topic's shards.
-
-    Of a group's highest lateness, the maximum.
-    """
-    total: dict[str, int] = {}
-    for part in parts:
-        for name, n in part.items():
-            known = total.get(name, 0)
-            total[name] = max(known, n) if name.startswith(HIGHEST_LATENESS) else known + n
-    return total
 
 
 class Store(Router):

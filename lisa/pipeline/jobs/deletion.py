@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.stream import entry_fields
-from lisa.core.store.store import SyncStore, chunks, pairs
+from lisa.core.store.replies import pairs
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
 from lisa.pipeline.archive import open_archive

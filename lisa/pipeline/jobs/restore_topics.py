@@ -10,8 +10,9 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Topic, count_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store import removal_mark
+from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store, SyncStore, grouped, pairs
+from lisa.core.store.store import Store, SyncStore, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare

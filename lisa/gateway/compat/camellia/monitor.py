@@ -15,7 +15,8 @@ from lisa.admin.shards import counted_pairs
 from lisa.admin.topics import TOPICS_PER_STEP
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import AsyncStore, Store, chunks, counters, summed
+from lisa.core.store.replies import counters, summed
+from lisa.core.store.store import AsyncStore, Store, chunks
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg
 from lisa.gateway.waiter import HandedOut
