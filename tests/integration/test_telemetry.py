@@ -25,6 +25,7 @@ from lisa import (
     Message,
     Outgoing,
     Producer,
+    Retry,
     TopicFull,
 )
 from lisa.core.model.envelope import decode_envelope
@@ -196,35 +197,36 @@ def test_the_metrics_count_sends_deliveries_and_durations(bench: Bench, recorded
 def test_each_attempt_links_to_the_send_and_says_what_failed(
     bench: Bench, recorded: Recorded
 ) -> None:
-    def handler(message: Message) -> bool | None:
+    def handler(message: Message) -> object:
         if message.attempt == 1:
             raise ValueError("broken")
-        return False if message.attempt == 2 else None
+        return {2: False, 3: Retry()}.get(message.attempt)
 
     bench.configure(TOPIC, retry_delays="0,0,0")
     with Producer(bench.url, middleware=recorded.middleware) as producer:
         sent = producer.send(TOPIC, 1)
     handle_all(bench, recorded, handler, sent)
     attempts = recorded.spans("process")
-    assert [linked(one) for one in attempts] == [[identity(recorded.one("send"))]] * 3
+    assert [linked(one) for one in attempts] == [[identity(recorded.one("send"))]] * 4
     assert [attributes(one)["messaging.lisa.message.delivery_attempt"] for one in attempts] == [
-        *(1, 2, 3)
+        *(1, 2, 3, 4)
     ]
     assert [attributes(one).get("error.type") for one in attempts] == [
-        *("ValueError", "returned_false", None)
+        *("ValueError", "returned_false", "Retry", None)
     ]
     failed = attempts[0]
     assert failed.status.status_code is StatusCode.ERROR
     assert [one.name for one in failed.events] == ["exception"]
-    assert attempts[2].status.status_code is StatusCode.UNSET
-    assert len(recorded.spans("retry")) == 2
+    assert attempts[2].status.description == "the handler returned Retry"
+    assert attempts[3].status.status_code is StatusCode.UNSET
+    assert len(recorded.spans("retry")) == 3
     assert len(recorded.points("lisa.message.lateness")) == 1
     (consumed,) = recorded.points("messaging.client.consumed.messages")
-    assert (consumed.value, "error.type" in consumed.attributes) == (3, False)
+    assert (consumed.value, "error.type" in consumed.attributes) == (4, False)
     kinds = [
         one.attributes.get("error.type") for one in recorded.points("messaging.process.duration")
     ]
-    assert sorted(map(str, kinds)) == ["None", "ValueError", "returned_false"]
+    assert sorted(map(str, kinds)) == ["None", "Retry", "ValueError", "returned_false"]
 
 
 def test_the_context_survives_a_reclaim(bench: Bench, recorded: Recorded) -> None:
