@@ -64,20 +64,13 @@ def unwrapped() -> Iterator[None]:
 
 
 def _input_errors() -> tuple[type[Exception], ...]:
-    from pyspark.errors import (
-        AnalysisException,
-        ArithmeticException,
-        DateTimeException,
-        IllegalArgumentException,
-        NumberFormatException,
-        ParseException,
-    )
+    from pyspark import errors as spark
 
     return (
-        AnalysisException,
-        ArithmeticException,
-        DateTimeException,
-        IllegalArgumentException,
-        NumberFormatException,
-        ParseException,
+        spark.AnalysisException,
+        spark.ArithmeticException,
+        spark.DateTimeException,
+        spark.IllegalArgumentException,
+        spark.NumberFormatException,
+        spark.ParseException,
     )
