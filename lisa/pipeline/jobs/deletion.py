@@ -88,8 +88,8 @@ def erase(
     alone. The archive must not be written to meanwhile. If the result has `unread` entries, run
     the archive once and repeat the erasure.
 
-    Raises ConfigError if there is no archive, if it lacks one of the topics, or if one of the
-    messages is live on the server.
+    Raises ConfigError if the archive does not exist or has no such topic, or if one of the messages
+    is live on the server.
     """
     began = time.monotonic()
     archive = open_archive(spark, where, properties)
