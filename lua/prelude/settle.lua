@@ -34,16 +34,16 @@ end
 local HAS_MSETEX = (redis.VALKEY_VERSION_NUM or 0) >= 0x090100
   or not redis.VALKEY_VERSION_NUM and (redis.REDIS_VERSION_NUM or 0) >= 0x080400
 
--- Expiry is given as a point in time; for a duration the server would compute one per key. Falls back
--- to SET if the user may not run MSETEX: an incomplete settlement would lose the tombstones.
-local function set_all(keys, values, expire_at)
+-- Sets keys, given as {key, value, key, value, ...}, until a point in time: for a duration the server
+-- would compute one per key. Falls back to SET if the user may not run MSETEX: an incomplete
+-- settlement would lose the tombstones.
+local function set_all(set, expire_at)
+  local size = #set
   if HAS_MSETEX then
-    local both = {}
-    for i, key in ipairs(keys) do both[2 * i - 1], both[2 * i] = key, values[i] end
-    both[#both + 1], both[#both + 2] = 'PXAT', expire_at
-    if type(redis.pcall('MSETEX', #keys, unpack(both))) ~= 'table' then return end
+    set[size + 1], set[size + 2] = 'PXAT', expire_at
+    if type(redis.pcall('MSETEX', size / 2, unpack(set))) ~= 'table' then return end
   end
-  for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
+  for k = 1, size, 2 do call('SET', set[k], set[k + 1], 'PXAT', expire_at) end
 end
 
 -- Tombstones last for the topic's retention, or for `dedupe_for` if the send token begins with '~'
@@ -51,19 +51,17 @@ end
 local function keep_tombstones(dones, tombstones)
   local settings = settling_options()
   local retention = tonumber(settings[2] or DEFAULT.retention)
-  local keys, values, lasting_keys, lasting = {}, {}, {}, {}
+  local stones, lasting = {}, {}
   for i, stone in ipairs(tombstones) do
-    if string.byte(stone) == 126 then
-      lasting_keys[#lasting_keys + 1], lasting[#lasting + 1] = dones[i], stone
-    else
-      keys[#keys + 1], values[#values + 1] = dones[i], stone
-    end
+    local kept = string.byte(stone) == 126 and lasting or stones
+    kept[#kept + 1] = dones[i]
+    kept[#kept + 1] = stone
   end
   local _, now = clock()
-  if #keys > 0 and retention > 0 then set_all(keys, values, int(now + retention)) end
+  if #stones > 0 and retention > 0 then set_all(stones, int(now + retention)) end
   if #lasting > 0 then
     local span = math.max(retention, tonumber(settings[3] or DEFAULT.dedupe_for))
-    set_all(lasting_keys, lasting, int(now + span))
+    set_all(lasting, int(now + span))
     call('HSET', OPTIONS, 'lasting', int(now + span)) -- a draining shard is kept until then
   end
 end
