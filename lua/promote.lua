@@ -12,8 +12,8 @@
 -- ARGV  maximum messages to move in this call
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
---       messages promoted from waiting so far (0 if paused), {the ids to expect next, as many as moved,
---       at most 8}, id to end, ...}; {'GROUPS', ...}.
+--       messages promoted from waiting so far (0 if paused), {the ids to expect next, half as many
+--       again as moved, at most 24}, id to end, ...}; {'GROUPS', ...}.
 --       With several groups, the overdue retries of a full group affect neither the next due time
 --       nor the cut-short flag: they wait for room. Ids past their ttl, or too late for a late
 --       policy, are not moved: only a script that has their bodies' keys may end them (expire).
@@ -225,7 +225,8 @@ if ramp and #leaving > 0 then
 end
 
 local next_ids, next_due = {}, nil
-local first = call('ZRANGE', WAITING, 0, carries and math.min(math.max(moved, 1), 8) - 1 or 0, 'WITHSCORES')
+local next_count = carries and math.max(1, math.min(math.floor(1.5 * moved), 24)) or 1
+local first = call('ZRANGE', WAITING, 0, next_count - 1, 'WITHSCORES')
 if first[1] then next_due = tonumber(first[2]) end
 -- What the ramp holds back is due for the next call once its budget allows for a message, and not
 -- before 20 ms have passed, or calls for single messages would cost more than they move.

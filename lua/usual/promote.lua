@@ -15,12 +15,12 @@ if GROUP_COUNT == 1 then
     local last = math.max(1, 2 * (#KEYS - ID_KEYS) - 1)
     local found = call('ZRANGE', WAITING, 0, last, 'WITHSCORES')
     if found[2 * last + 2] and tonumber(found[2 * last + 2]) <= now then
-      found = call('ZRANGE', WAITING, 0, limit + 7, 'WITHSCORES')
+      found = call('ZRANGE', WAITING, 0, limit + 23, 'WITHSCORES')
     end
     local is_late = found[2] and now - tonumber(found[2]) >= MIN_LATE_MS
     local due = 0
     while due < limit and found[2 * due + 1] and tonumber(found[2 * due + 2]) <= now do due = due + 1 end
-    local next_due, next_count = found[2 * due + 2] or '', math.min(math.max(due, 1), 8)
+    local next_due, next_count = found[2 * due + 2] or '', math.max(1, math.min(math.floor(1.5 * due), 24))
     local next_ids = {unpack(found, 1, next_count)}
     for k = 1, next_count do next_ids[k] = found[2 * (due + k) - 1] end
     local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
