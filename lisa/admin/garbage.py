@@ -73,24 +73,38 @@ def listed(
 
     most: stop after examining this many messages; the cursor continues from there.
     """
+    has_filter = selection.reason is not None or selection.kind is not None
     rows: list[Row] = []
     looked = 0
     while len(rows) < limit and (most is None or looked < most):
-        step = min(PAGE, limit - len(rows))
-        page = yield from list_messages(
-            store,
-            selection.topic,
-            LiveState.GARBAGE,
-            group=selection.group,
-            cursor=cursor,
-            due_before_ms=selection.died_before_ms,
-            limit=step,
-        )
-        rows += [row for row in page.rows if selection.matches(row.reason)]
+        left = limit - len(rows)
+        # Whole pages with a filter: few of many messages may match.
+        step = PAGE if has_filter else min(PAGE, left)
+        page, found = yield from _page(store, selection, cursor, step)
+        while len(found) > left:  # read less again, so that the cursor follows the last of them
+            step = page.rows.index(found[left - 1]) + 1
+            page, found = yield from _page(store, selection, cursor, step)
+        rows += found
         cursor, looked = page.cursor, looked + step
         if cursor is None:
             break
     return MessagePage(tuple(rows), cursor)
+
+
+def _page(
+    store: Store, selection: GarbageSelection, cursor: str | None, limit: int
+) -> Flow[tuple[MessagePage, list[Row]]]:
+    """A page of dead messages, and those of them that match."""
+    page = yield from list_messages(
+        store,
+        selection.topic,
+        LiveState.GARBAGE,
+        group=selection.group,
+        cursor=cursor,
+        due_before_ms=selection.died_before_ms,
+        limit=limit,
+    )
+    return page, [row for row in page.rows if selection.matches(row.reason)]
 
 
 def matching(store: Store, selection: GarbageSelection) -> Flow[int]:

@@ -334,6 +334,28 @@ def test_a_message_that_dies_again_meanwhile_is_not_taken_twice(store: SyncStore
     assert store.drive(garbage.matching(store, selection)) == 20
 
 
+def test_the_last_of_few_matches_among_much_garbage_is_found_page_by_page(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[int] = []
+
+    def counted(*given: Any, limit: int, **options: Any) -> Any:
+        pages.append(limit)
+        return list_messages(*given, limit=limit, **options)
+
+    monkeypatch.setattr(garbage, "list_messages", counted)
+    store.call(Declare(TOPIC, "a"))
+    send(store, [f"m{n:03d}" for n in range(600)])
+    for _ in range(3):
+        die(store, "a", 200)
+    wanted = garbage.GarbageSelection(topic=TOPIC, reason="reason m0")  # the first hundred
+    first = store.drive(garbage.listed(store, wanted, limit=99))
+    rest = store.drive(garbage.listed(store, wanted, cursor=first.cursor, limit=2))
+    assert [row.id for row in first.rows + rest.rows] == [f"m{n:03d}" for n in range(100)]
+    assert rest.cursor is None
+    assert len(pages) < 10
+
+
 # Live
 
 
