@@ -175,20 +175,45 @@ def act(
     keep the loop running.
     """
     now_ms = (yield from store.server_time_ms()) + 1
+    later = yield from _dated_later(store, selection, now_ms)
     before_ms = selection.died_before_ms
     until = now_ms if before_ms is None else min(now_ms, before_ms)
     bounded = replace(selection, died_before_ms=until)
     step = PAGE if rate is None else max(1, min(PAGE, rate // STEPS_PER_S))
-    done, cursor = 0, None
+    done, cursor, rest = 0, None, chunks(later, step)
+    is_last = False
     while True:
-        found = yield from listed(store, bounded, cursor=cursor, limit=step)
-        by_group = grouped((row.group or "", row.id) for row in found.rows)
-        for group, ids in by_group.items():
+        if not is_last:
+            found = yield from listed(store, bounded, cursor=cursor, limit=step)
+            dead: Sequence[tuple[str, str]] = [(row.group or "", row.id) for row in found.rows]
+            cursor = found.cursor
+            is_last = cursor is None
+        elif not (dead := next(rest, ())):
+            return done
+        for group, ids in grouped(dead).items():
             done += sum((yield from action(store, selection.topic, group, ids)))
             if progress is not None:
                 progress(done)
-        cursor = found.cursor
-        if cursor is None:
-            return done
-        if rate is not None:
-            yield Pause(len(found.rows) / rate)
+        if rate is not None and (later or not is_last):
+            yield Pause(len(dead) / rate)
+
+
+def _dated_later(
+    store: Store, selection: GarbageSelection, from_ms: int
+) -> Flow[list[tuple[str, str]]]:
+    """Group and id of the selected messages whose time of death is still to come.
+
+    They died before the server's clock was set back.
+    """
+    found: list[tuple[str, str]] = []
+    names = yield from shards(store, selection.topic)
+    for group in (yield from selected_groups(store, selection.topic, selection.group)):
+        keys = [store.keys.topic(shard).group(group).garbage for shard in names]
+        left = sum((yield from store.commands([("ZCOUNT", key, from_ms, "+inf") for key in keys])))
+        own = replace(selection, group=group)
+        cursor: str | None = f"{group}/{from_ms}:"
+        while left > 0 and cursor is not None:  # no longer: others may die meanwhile
+            page = yield from listed(store, own, cursor=cursor, limit=PAGE, most=PAGE)
+            found += [(group, row.id) for row in page.rows]
+            cursor, left = page.cursor, left - PAGE
+    return found

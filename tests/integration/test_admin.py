@@ -313,6 +313,28 @@ def test_all_garbage_page_by_page_by_age_and_reason(store: SyncStore) -> None:
     assert len(store.ask("KEYS", keys.bodies_pattern())) == 10, "bodies of both groups' dead go"
 
 
+def test_garbage_dated_later_than_now_is_taken_once(store: SyncStore) -> None:
+    """The server's clock was set back after most messages died."""
+    store.call(Declare(TOPIC, "a"))
+    send(store, [f"m{n}" for n in range(250)])
+    die(store, "a", 250)
+    dead = store.keys.topic(TOPIC).group("a").garbage
+    later_ms = store.drive(store.server_time_ms()) + 60_000
+    store.ask("ZADD", dead, *[part for n in range(240) for part in (later_ms, f"m{n}")])
+
+    def requeue_and_die(store: Any, topic: str, group: str, ids: Any) -> Any:
+        done = yield from garbage.requeue(store, topic, group, ids)
+        yield from store.command("ZREM", store.keys.topic(topic).group(group).retry, *ids)
+        yield from store.command("ZADD", dead, *[x for one in ids for x in (later_ms - 1, one)])
+        return done
+
+    everything = garbage.GarbageSelection(topic=TOPIC)
+    assert store.drive(garbage.act(store, everything, requeue_and_die)) == 250
+    early = garbage.GarbageSelection(topic=TOPIC, died_before_ms=later_ms - 1)
+    assert store.drive(garbage.act(store, early, garbage.purge)) == 0
+    assert store.drive(garbage.act(store, everything, garbage.purge)) == 250
+
+
 def test_a_message_that_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
     """Requeueing all messages ends even if each dies again immediately."""
     store.call(Declare(TOPIC, "a"))
