@@ -47,6 +47,7 @@ class Engine:
         self._nodes = Nodes(store, self._clock, self._node_changed, self._resume)
         self._stopped = threading.Event()
         self._started_ms = 0
+        self._is_announced = False
         self._services = TopicServices(
             store, plan, self._nodes, self._clock, is_over=self._stopped.is_set
         )
@@ -216,4 +217,8 @@ class Engine:
             started_ms=self._started_ms,
             topics=self._services.registry.topic_count,
         )
-        self.store.drive(presence.announce_manager(self.store, me))
+        is_new = self.store.drive(presence.announce_manager(self.store, me))
+        if is_new and self._is_announced:
+            # The server lost its data, and another role wrote the schema again before a probe.
+            self._services.declare_again()
+        self._is_announced = True

@@ -143,9 +143,14 @@ class TopicServices:
         else:
             self._reclaimer.hold(now, result.gap_s, node)
 
-    def declare_again(self, node: str) -> None:
-        """Declare the topics of a node that restarted or was emptied, and finish its reshards."""
-        self.registry.declare_again(lambda topic: self._nodes.node_of(topic) == node)
+    def declare_again(self, node: str | None = None) -> None:
+        """Declare the topics of a node that restarted or was emptied, and finish its reshards.
+
+        Without a node, those of all nodes.
+        """
+        self.registry.declare_again(
+            lambda topic: node is None or self._nodes.node_of(topic) == node
+        )
         self.reshards.is_check_due.set()
 
     def list_again(self) -> None:

@@ -17,6 +17,7 @@ from lisa.core.model.envelope import new_id
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence
+from lisa.core.store.store import SCHEMA_VERSION
 from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
@@ -188,6 +189,19 @@ class TestInThisProcess:
             wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
             cast.send(delay_ms=50)
             assert len(cast.await_entries()) == 1
+
+    def test_topics_are_declared_again_although_another_role_wrote_the_schema_first(
+        self, cast: Cast, redis_url: str, client: redis.Redis
+    ) -> None:
+        with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
+            wait_until(lambda: client.hlen(cast.store.keys.managers) == 1)
+            wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
+            with client.pipeline(transaction=True) as together:
+                together.flushall()
+                together.set(cast.store.keys.schema, SCHEMA_VERSION)
+                together.execute()
+            wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
+            wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
 
     def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
         from lisa.core.transitions.undeclare import Undeclare

@@ -135,9 +135,12 @@ def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
     )
 
 
-def announce_manager(store: Store, presence: ManagerPresence) -> Flow[None]:
-    """Write or renew a manager's record, with Redis's current time as `seen_ms`."""
-    yield from _announce(store, store.keys.managers, presence)
+def announce_manager(store: Store, presence: ManagerPresence) -> Flow[bool]:
+    """Write or renew a manager's record, with Redis's current time as `seen_ms`.
+
+    Returns True if the record is new.
+    """
+    return (yield from _announce(store, store.keys.managers, presence))
 
 
 def _announce(store: Store, key: str, presence: _P) -> Flow[bool]:
