@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -363,3 +364,35 @@ def test_children_are_stopped_once(processes: Processes, tmp_path: Path) -> None
     parent = processes.start("-c", program)
     assert parent.wait() == 2
     assert "1 stops" in parent.output
+
+
+SHORT_OF_PROCESSES = """
+import errno, os, signal, subprocess, sys
+from lisa.core.daemon import processes
+
+starts, real = [], subprocess.Popen
+
+def start(*arguments, **options):
+    starts.append(1)
+    if len(starts) == 3:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return real(*arguments, **options)
+
+subprocess.Popen, processes.FIRST_RESTART_S = start, 0.1
+sys.exit(processes.ChildProcesses(2, [sys.executable, "child.py"]).run())
+"""
+
+
+def test_a_child_that_cannot_be_restarted_costs_no_other_child(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """The machine has no process left for the restart; the other child works on."""
+    child = "import os, signal; os.write(1, b'child %d\\n' % os.getpid()); signal.pause()"
+    (tmp_path / "child.py").write_text(child, encoding="utf-8")
+    parent = processes.start("-c", SHORT_OF_PROCESSES)
+    first, second = re.findall(r"child (\d+)", parent.wait_for("child ", times=2))
+    os.kill(int(first), signal.SIGKILL)
+    parent.wait_for("cannot start a process")
+    parent.wait_for("child ", times=3)
+    assert runs(int(second))
+    assert parent.stop() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -37,12 +38,17 @@ class Mailbox(Generic[T]):
         with suppress(BlockingIOError):  # a full pipe wakes the reader anyway
             os.write(self._waker, b"\0")
 
-    def get(self) -> T:
-        """Wait for the next item."""
+    def get(self, within_s: float | None = None) -> T:
+        """Wait for the next item. Raises `queue.Empty` if none comes within the given time."""
+        ends = None if within_s is None else time.monotonic() + within_s
         while True:
-            with suppress(Empty):
+            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            try:
                 return self._queue.get_nowait()
-            select.select([self._wake], [], [])
+            except Empty:
+                if left_s == 0:
+                    raise
+            select.select([self._wake], [], [], left_s)
             with suppress(BlockingIOError):
                 os.read(self._wake, 4096)
 

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import Empty
 from typing import Any
 
 from lisa.core.daemon.mailbox import Mailbox
@@ -25,7 +26,7 @@ STABLE_AFTER_S = 10.0
 """A child that ran longer is restarted after the first pause again."""
 
 Event = tuple[str, int]
-"""("signal", number), ("start", slot) or ("ended", slot)."""
+"""("signal", number), ("ended", slot), or ("start", slot) when a pause has passed."""
 
 
 class ChildProcesses:
@@ -43,6 +44,7 @@ class ChildProcesses:
         self._events: Mailbox[Event] = Mailbox()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
+        self._restarts: dict[int, float] = {}  # when to start another child, by `time.monotonic`
         self._backoff = [Backoff(FIRST_RESTART_S, LONGEST_RESTART_S) for _ in range(size)]
         self._parent_pipe, self._held_end = os.pipe()
 
@@ -66,12 +68,12 @@ class ChildProcesses:
     def _watch(self) -> int:
         stopping, code = False, 0
         while self._children:
-            kind, value = self._events.get()
+            kind, value = self._next_event()
             if kind == "signal":
                 self._signal_all(signal.SIGKILL if stopping else signal.SIGTERM)
                 stopping = True
             elif kind == "start" and not stopping:
-                self._start(value)
+                self._start_again(value)
             elif kind == "ended" and self._exit_code(value) == EXIT_CONFIG:
                 if not stopping:  # a second signal would cut the grace period of handlers short
                     self._signal_all(signal.SIGTERM)
@@ -85,6 +87,16 @@ class ChildProcesses:
                     del self._children[slot]
         return code
 
+    def _next_event(self) -> Event:
+        slot = min(self._restarts, key=self._restarts.__getitem__, default=None)
+        if slot is None:
+            return self._events.get()
+        try:
+            return self._events.get(self._restarts[slot] - time.monotonic())
+        except Empty:
+            del self._restarts[slot]
+            return "start", slot
+
     def _exit_code(self, slot: int) -> int:
         child = self._children.get(slot)
         return child.poll() or 0 if child else 0
@@ -96,9 +108,14 @@ class ChildProcesses:
             pass_fds=(self._parent_pipe, *self._keeps),
             process_group=0,
         )
+        try:
+            threading.Thread(target=self._wait_for, args=(slot, child), daemon=True).start()
+        except RuntimeError:  # at the thread limit
+            child.kill()
+            child.wait()
+            raise
         self._children[slot] = child
         self._started[slot] = time.monotonic()
-        threading.Thread(target=self._wait_for, args=(slot, child), daemon=True).start()
 
     def _wait_for(self, slot: int, child: subprocess.Popen[bytes]) -> None:
         child.wait()
@@ -109,16 +126,27 @@ class ChildProcesses:
         lived = time.monotonic() - self._started[slot]
         if lived > STABLE_AFTER_S:
             self._backoff[slot].reset()
-        pause = self._backoff[slot].take()
+        pause = self._pause(slot)
         log.error(
             "process %d ended with code %d; another one starts in %g s",
             child.pid,
             child.returncode,
             pause,
         )
-        timer = threading.Timer(pause, self._events.post, [("start", slot)])
-        timer.daemon = True
-        timer.start()
+
+    def _start_again(self, slot: int) -> None:
+        """Start another child; try again later if the machine is short of memory or processes."""
+        try:
+            self._start(slot)
+        except (OSError, RuntimeError) as error:
+            pause = self._pause(slot)
+            log.warning("cannot start a process: %s; trying again in %g s", error, pause)
+
+    def _pause(self, slot: int) -> float:
+        """Schedule the next start in a slot; returns the seconds until then."""
+        pause = self._backoff[slot].take()
+        self._restarts[slot] = time.monotonic() + pause
+        return pause
 
     def _signal_all(self, number: signal.Signals) -> None:
         for child in list(self._children.values()):
