@@ -96,8 +96,8 @@ ROLES = {
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",
-        (*_SENDING, *_SETTLING, "clear", "configure", "purge", "read", "requeue", "set_layout",
-         "undeclare"),
+        (*_SENDING, *_SETTLING, "clear", "configure", "mend", "purge", "read", "requeue",
+         "set_layout", "undeclare"),
         (*_READING, *_OPENING, "DEL", "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
     ),

@@ -12,12 +12,14 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import TopicInUse
 from lisa.core.model.sharding import REMOVED, Layout, Topic
 from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import START, member_page, readable
 from lisa.core.store.presence import GONE_AFTER
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import states_of
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.clear import Clear
+from lisa.core.transitions.mend import Mend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,7 @@ def delete(
     for group in own.all_groups:
         purged += (yield from groups.remove(store, topic, group, progress=progress)) or 0
     cancelled = yield from _cancel_waiting(store, topic)
+    yield from _drop_orphans(store, topic)
     yield from _check_archives(store, topic)
     (own,) = yield from states_of(store, Layout().current(Topic(topic)))
     if not (yield from store.run(Clear(topic, own.accepts, is_whole_topic=True))):
@@ -85,6 +88,19 @@ def _cancel_waiting(store: Store, topic: str) -> Flow[int]:
         cursor = page.cursor
         if cursor is None:
             return total
+
+
+def _drop_orphans(store: Store, topic: str) -> Flow[None]:
+    """Delete waiting ids that have no message, which only evictions and other programs leave."""
+    key = store.keys.topic(topic).waiting
+    cursor = None if (yield from store.command("ZCARD", key)) else START
+    while cursor != START:
+        cursor, members = yield from member_page(store, "ZSCAN", key, cursor or START)
+        ids, foreign = readable(members)
+        for some in chunks(ids, store.batch_size(topic, Mend)):
+            yield from store.run(Mend(topic, some))
+        if foreign:
+            yield from store.command("ZREM", key, *foreign)
 
 
 def _check_archives(store: Store, topic: str) -> Flow[None]:

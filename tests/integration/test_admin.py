@@ -99,6 +99,16 @@ def test_a_deleted_topic_leaves_only_the_records_of_its_ids(store: SyncStore, se
     assert (found.waiting, found.groups, found.total("sent")) == (1, (), 1)
 
 
+def test_a_topic_whose_waiting_ids_have_no_messages_is_deleted(store: SyncStore) -> None:
+    """Another program added an id that is not UTF-8, and deleted a body."""
+    send(store, ["gone", "w"], due="+60000000")
+    keys = store.keys.topic(TOPIC)
+    store.ask("DEL", keys.body("gone"))
+    store.ask("ZADD", keys.waiting, 4_000_000_000_000, b"\xff")
+    assert store.drive(delete(store, TOPIC)).cancelled == 1
+    assert not store.drive(exists(store, TOPIC))
+
+
 def test_a_deletion_settles_what_an_interrupted_removal_of_a_group_left(
     store: SyncStore, server: str
 ) -> None:
