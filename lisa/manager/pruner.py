@@ -15,6 +15,7 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
 from lisa.manager.bulk_reads import ask_all
+from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicLog
 
 MOST_CALLS = 1000
@@ -24,10 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class Pruner:
-    """Trims the journals of topics."""
+    """Trims the journals of topics.
 
-    def __init__(self, store: SyncStore) -> None:
+    clock: the server's. When it is set forward, archives do not count as stopped because of that.
+    """
+
+    def __init__(self, store: SyncStore, clock: ServerClock | None = None) -> None:
         self._store = store
+        self._clock = clock or ServerClock()
         self._reporting: dict[Topic, frozenset[str]] = {}
         """Reporting archives by topic, cached until the next `pick`."""
 
@@ -44,10 +49,13 @@ class Pruner:
         lost = 0
         records = self._store.ask("HKEYS", self._store.keys.topic(shard).archived)
         archives = [name for name in map(text, records) if not name.startswith(NOT_AN_ARCHIVE)]
-        if not self._reporting_on(topic_of(shard)).issubset(archives):
+        if archives and not self._store.has_nodes:  # the clock is that of one node
+            self._clock.sample(self._store)
+        hold_ms = ARCHIVE_HOLDS_MS + self._clock.forward_ms
+        if not self._reporting_on(topic_of(shard), hold_ms).issubset(archives):
             return
         for _ in range(MOST_CALLS):
-            done = self._store.call(Prune(shard, archives))
+            done = self._store.call(Prune(shard, archives, hold_ms))
             lost += done.lost
             if not done.more:
                 break
@@ -56,19 +64,19 @@ class Pruner:
                 "deleted %d unarchived events, because the journal is full (journal_max)", lost
             )
 
-    def _reporting_on(self, topic: Topic) -> frozenset[str]:
+    def _reporting_on(self, topic: Topic, hold_ms: int) -> frozenset[str]:
         """The archives that reported recently on any shard of a topic; empty for a single shard."""
         if topic not in self._reporting:
-            self._reporting[topic] = frozenset(self._read_reporting(topic))
+            self._reporting[topic] = frozenset(self._read_reporting(topic, hold_ms))
         return self._reporting[topic]
 
-    def _read_reporting(self, topic: Topic) -> set[str]:
+    def _read_reporting(self, topic: Topic, hold_ms: int) -> set[str]:
         store = self._store
         shards = store.drive(store.layout(topic)).counted(topic)
         if len(shards) == 1:
             return set()  # the script decides for a single shard
         key = store.keys.topic(topic).archived
-        since_ms = store.drive(store.server_time_ms(key)) - ARCHIVE_HOLDS_MS
+        since_ms = store.drive(store.server_time_ms(key)) - hold_ms
         replies = store.drive(
             store.commands([("HGETALL", store.keys.topic(shard).archived) for shard in shards])
         )

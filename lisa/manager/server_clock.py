@@ -78,6 +78,11 @@ class ServerClock:
         """Whether this process saw the clock being set forward within the last seconds."""
         return time.monotonic() - self._set_forward < within_s
 
+    @property
+    def forward_ms(self) -> int:
+        """How far this process saw the clock being set forward, less how far back; at least 0."""
+        return max(0, sum(step.by_ms for step in self.steps))
+
     def latest_ms(self) -> int | None:
         """The latest server time at which a call sent now can arrive, in epoch milliseconds.
 

@@ -65,7 +65,7 @@ class TopicServices:
         self.idle = IdleTopics(self._activated)
         self.registry = Registry(store, plan, self._add, nodes)
         self.trimmer = Trimmer(store)
-        self.pruner = Pruner(store)
+        self.pruner = Pruner(store, clock)
         self.sampler = Sampler(store)
         self.sharder = Sharder(store)
         self.reshards = ReshardQueue(self.sharder, nodes)

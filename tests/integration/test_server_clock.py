@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Consumer, Manager, Message
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.sharding import Shard
 from lisa.core.transitions.open import Open
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.core.transitions.pull import Pull
+from lisa.manager.pruner import Pruner
 from lisa.manager.reclaimer import CLOSEST_S, POLL_S
 from lisa.manager.server_clock import STEP_S
 from tests.roles import Cast, Services
@@ -257,6 +261,26 @@ class TestSweeper:
             second = cast.send()
             wait_until(lambda: second in handled, timeout=timedelta(seconds=BUSY_S))
             wait_until(lambda: cast.store.ask("HLEN", cast.keys.consumers) == 1)
+
+
+def test_a_step_forward_prunes_no_event_that_a_nightly_archive_has_not_read(
+    shifted: ShiftedServer, cast: Cast, kit: Services
+) -> None:
+    pruner, events = Pruner(cast.store, kit.clock), cast.keys.events
+    for number in range(1, 301):
+        cast.store.ask("XADD", events, f"1-{number}", "n", number)
+    cast.configure(journal_max="100")
+
+    def report(at_ms: int) -> None:
+        cast.store.ask("HSET", cast.keys.archived, "nightly", f"1-1 1 {at_ms}")
+
+    report(cast.now_ms())
+    shifted.step(timedelta(days=3))
+    pruner.step(Shard("orders"))
+    assert cast.store.ask("XLEN", events) == 300
+    report(cast.now_ms() - ARCHIVE_HOLDS_MS - duration_ms(timedelta(days=4)))
+    pruner.step(Shard("orders"))
+    assert cast.store.ask("XLEN", events) < 300, "an archive that has stopped keeps no events"
 
 
 def test_opened_leases_follow_too(shifted: ShiftedServer, cast: Cast, kit: Services) -> None:
