@@ -6,10 +6,14 @@ counters get no new sample; readers carry the last one forward.
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.stream import entry_ms
+from lisa.core.redis.flow import Command
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
@@ -22,6 +26,10 @@ MINUTES_KEPT_MS = 7 * DAY_MS
 HOURS_KEPT_MS = 90 * DAY_MS
 PAGE = 200
 MOST_PAGES = 100
+AHEAD_MS = HOUR_MS
+"""Samples further ahead of the clock were taken before it was set back."""
+COPY_LIVES_MS = HOUR_MS
+"""Expiry of a copy that a manager did not finish."""
 
 
 class Sampler:
@@ -60,7 +68,10 @@ class Sampler:
             self._last[topic] = reply
             return False
         written = False
-        last = self._store.ask("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
+        last = self._latest(keys.history)
+        if last and entry_ms(last[0][0]) > minute_ms + AHEAD_MS:
+            self._drop_later(keys.history, minute_ms)
+            last = self._latest(keys.history)
         known = bool(last) and pairs(last[0][1]) == stats
         if not known and not (last and entry_ms(last[0][0]) >= minute_ms):
             # In a fixed order, the server stores the field names once for many samples.
@@ -69,11 +80,27 @@ class Sampler:
         if known or written:
             self._last[topic] = reply
         if minute_ms % HOUR_MS == 0:
-            self._thin(keys.history, minute_ms)
+            self._thin(keys.history, _certain_ms(minute_ms))
         return written
 
+    def _latest(self, history: str) -> Any:
+        return self._store.ask("XREVRANGE", history, "+", "-", "COUNT", 1)
+
+    def _drop_later(self, history: str, now_ms: int) -> None:
+        """Replace a history by its samples up to now: a stream accepts no lower ids."""
+        copy, start = f"{history}:{secrets.token_hex(8)}", "-"
+        while page := self._store.ask("XRANGE", history, start, now_ms, "COUNT", PAGE):
+            commands: list[Command] = [("XADD", copy, entry, *fields) for entry, fields in page]
+            self._store.drive(self._store.commands([*commands, ("PEXPIRE", copy, COPY_LIVES_MS)]))
+            start = f"({text(page[-1][0])}"
+        if start == "-":
+            self._store.ask("UNLINK", history)
+        else:
+            self._store.ask("PERSIST", copy)
+            self._store.ask("RENAME", copy, history)
+
     def _add(self, history: str, minute_ms: int, fields: list[bytes]) -> bool:
-        oldest = minute_ms - HOURS_KEPT_MS
+        oldest = _certain_ms(minute_ms) - HOURS_KEPT_MS
         try:
             self._store.ask("XADD", history, "MINID", "~", f"{oldest}-0", f"{minute_ms}-0", *fields)
         except LisaError as error:
@@ -96,3 +123,8 @@ class Sampler:
                 return
             # The page's last hour may continue in the next page, so read its sample again.
             start = text(page[-1][0])
+
+
+def _certain_ms(now_ms: int) -> int:
+    """The earlier of the server's time and this machine's: what is deleted cannot be restored."""
+    return min(now_ms, int(time.time() * 1_000))

@@ -308,7 +308,7 @@ class TestSweeper:
 
 
 class TestSampler:
-    NOON = 1_900_000_800_000 - 1_900_000_800_000 % DAY_MS
+    NOON = 1_700_000_000_000 - 1_700_000_000_000 % DAY_MS
 
     def test_several_managers_write_one_sample_a_minute(self, cast: Cast, kit: Services) -> None:
         cast.send()
@@ -365,3 +365,21 @@ class TestSampler:
         recent = [at(days=6) + minute * MINUTE_MS for minute in range(3)]
         assert [ms for ms in kept if ms > at(days=90)] == [*hours, *recent, self.NOON]
         assert HOUR_MS * 24 == DAY_MS
+
+    def test_a_clock_that_was_ahead_for_a_while_costs_no_history(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        noon = cast.now_ms() // HOUR_MS * HOUR_MS - HOUR_MS
+        usual = [noon + minute * MINUTE_MS for minute in range(3)]
+        for ms in (*usual, noon + 8 * DAY_MS, noon + 3 * MINUTE_MS):
+            cast.send()
+            assert kit.sampler.step("orders", ms)
+        entries = cast.store.ask("XRANGE", cast.keys.history, "-", "+")
+        assert [int(entry.split(b"-")[0]) for entry, _ in entries] == [
+            *usual,
+            noon + 3 * MINUTE_MS,
+        ]
+        assert cast.store.ask("PTTL", cast.keys.history) == -1
+        assert [fields[fields.index(b"sent") + 1] for _, fields in entries] == [
+            b"1", b"2", b"3", b"5",
+        ]  # fmt: skip
