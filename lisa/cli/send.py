@@ -18,7 +18,7 @@ from lisa.cli.options import (
     due_options,
 )
 from lisa.cli.output import console, print_json, print_table
-from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.errors import InvalidMessage, LisaError
 
 if TYPE_CHECKING:
     from lisa.producer import Producer
@@ -146,20 +146,44 @@ def _send_file(
                 done = 0
                 for count, line in enumerate(source, 1):
                     done += len(line)
-                    yield parse_body(line.rstrip(b"\r\n"), kind)
+                    yield _parse_line(line, count, kind)
                     if count % 500 == 0:
                         bar.update(task, completed=done, sent=count)
 
-            report = producer.send_many(topic, bodies(lines), **options)
-    counts = {
-        "accepted": report.accepted,
-        "duplicate": report.duplicate,
-        "replaced": report.replaced,
-        "rejected": report.rejected,
-    }
+            counts = _send_lines(producer, topic, bodies(lines), options)
     if chosen.json:
         print_json({"topic": topic, **counts})
     else:
         print_table(["outcome", "messages "], counts.items())
-    if report.rejected:
+    if counts["rejected"]:
         raise click.exceptions.Exit(1)
+
+
+def _parse_line(line: bytes, number: int, kind: str | None) -> Any:
+    try:
+        return parse_body(line.rstrip(b"\r\n"), kind)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"line {number}: {error}") from None
+
+
+def _send_lines(
+    producer: Producer, topic: str, bodies: Iterable[Any], options: dict[str, Any]
+) -> dict[str, int]:
+    """Send the bodies of all lines; returns the number of each outcome.
+
+    An error says how many lines were sent before.
+    """
+    from lisa.producer.calls import pieces
+
+    counts = dict.fromkeys(("accepted", "duplicate", "replaced", "rejected"), 0)
+    producer.send_many(topic, [], **options)  # checks the options before lines are read
+    try:
+        for piece in pieces(bodies):
+            report = producer.send_many(topic, piece, **options)
+            for name in counts:
+                counts[name] += getattr(report, name)
+    except LisaError as error:
+        if sent := sum(counts.values()) + error.sent:
+            error.args = (f"{error}; the first {sent} lines were sent",)
+        raise
+    return counts

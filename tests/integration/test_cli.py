@@ -216,6 +216,21 @@ def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path)
     assert refused.stderr.count("\n") == 1
 
 
+def test_a_file_that_is_sent_in_part(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    """The error says from which line to go on; sending the file again would repeat the others."""
+    lisa("topic", "set", "orders", "capacity=1300")
+    later = ("send", "orders", "--file", "-", "--delay", "1h")
+    said = lisa(*later, code=1, stdin="1\n" * 2_000).stderr
+    sent = ask("topic", "show", "orders")["waiting"]
+    assert 1_000 <= sent <= 1_300
+    assert f"; the first {sent} lines were sent\n" in said
+    lisa("topic", "set", "orders", "capacity=unlimited")
+    lines = "1\n" * 700 + "{\n"
+    said = lisa(*later, "--json-body", code=2, stdin=lines).stderr
+    assert "line 701: the body is not JSON" in said
+    assert f"; the first {ask('topic', 'show', 'orders')['waiting'] - sent} lines" in said
+
+
 def test_a_full_topic(lisa: Lisa) -> None:
     lisa("topic", "set", "orders", "capacity=1")
     lisa("send", "orders", "x", "--delay", "1h")
