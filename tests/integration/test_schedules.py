@@ -322,6 +322,16 @@ def test_the_occurrence_before_missed_ticks(
     assert previous == ({sixth: first} if has_begun else {fifth: None, sixth: fifth})
 
 
+def test_a_backfill_that_fills_the_topic_says_what_it_created(
+    cast: Cast, producer: Producer
+) -> None:
+    cast.configure(capacity="150")
+    producer.schedule("s", topic=TOPIC, body="b", cron="* * * * *")
+    end = datetime.now(UTC)
+    with pytest.raises(TopicFull, match="created nothing more; 100 occurrences were"):
+        producer.backfill_schedule(TOPIC, "s", end - timedelta(hours=5), end)
+
+
 def test_a_backfill_is_due_at_once_despite_a_jitter(cast: Cast, producer: Producer) -> None:
     producer.schedule("s", topic=TOPIC, body=1, cron="* * * * *", jitter="30d")
     (pending,) = ids_waiting(cast)

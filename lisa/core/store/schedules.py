@@ -204,7 +204,12 @@ def backfill(
                 return None
             return _extra(record, zip(ticks, [tick_before(record, ticks[0]), *ticks], strict=False))
 
-        done = yield from _change(store, topic, name, change, has_jitter=False)
+        try:
+            done = yield from _change(store, topic, name, change, has_jitter=False)
+        except TopicFull as error:
+            if not created:
+                raise
+            raise TopicFull(f"{error} more; {created} occurrences were created before") from None
         if done is None:
             return created, duplicates
         created += done.outcomes.count("a")
