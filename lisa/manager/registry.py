@@ -137,6 +137,12 @@ class Registry:
                 if not self._store.has_nodes:
                     raise
                 failed = error
+        self._declare_all()
+        if failed is not None:
+            raise failed
+
+    def _declare_all(self) -> None:
+        """Declare the topics that are still undeclared. Raises LisaError."""
         with self._lock:
             undeclared = sorted(self._undeclared)
         if undeclared:
@@ -144,16 +150,18 @@ class Registry:
         for topic in undeclared:
             if self._nodes is not None and not self._nodes.answers(topic):
                 continue
+            plan = self.plan
             try:
-                self._declare(topic, self.plan.topics.get(topic, TopicPlan()))
+                self._declare(topic, plan.topics.get(topic, TopicPlan()))
             except LisaError as error:
                 self.topic_errors.failed(topic, error)
                 continue
             self.topic_errors.passed(topic)
             with self._lock:
-                self._undeclared.discard(topic)
-        if failed is not None:
-            raise failed
+                if self.plan is plan:
+                    self._undeclared.discard(topic)
+                else:  # another plan came meanwhile, and may have been declared by another thread
+                    self._undeclared.add(topic)
 
     def _read_groups(self, topics: Sequence[str]) -> None:
         """Read the groups of new topics, many in one round trip."""

@@ -32,7 +32,7 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Any, Self
 
     import redis
 
@@ -117,6 +117,24 @@ class TestRegistry:
         made.step()
         assert cast.store.drive(cast.store.options("a")).max_ready == 6
         assert cast.store.drive(cast.store.groups("b")) == ("x",)
+
+    def test_a_reload_while_a_topic_is_declared_is_not_lost(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = registry(cast, a={"max_ready": 5})
+        newer = replace(made.plan, topics=registry(cast, a={"max_ready": 6}).plan.topics)
+        call = cast.store.call
+
+        def reload_meanwhile(transition: Any) -> Any:
+            result = call(transition)
+            if isinstance(transition, Configure) and made.plan is not newer:
+                made.reconfigure(newer)
+            return result
+
+        monkeypatch.setattr(cast.store, "call", reload_meanwhile)
+        made.step()
+        made.step()
+        assert cast.store.drive(cast.store.options("a")).max_ready == 6
 
     def test_what_a_reload_does_not_apply_is_told(self, cast: Cast) -> None:
         made = registry(cast, a={"max_ready": 5})
