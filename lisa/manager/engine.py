@@ -81,7 +81,8 @@ class Engine:
         jobs.add("refresh", REFRESH, lambda: services.refresh(jobs.topic_errors["refresh"]))
         jobs.add("schedules", REFRESH, services.find_schedules)
         jobs.add("idle", REFRESH, lambda: services.idle.retire(self.store))
-        jobs.add("search", SEARCH, services.registry.search)
+        # On the search's own thread: a manager that stops waits for its jobs.
+        jobs.add("search", SEARCH, self._search.schedule)
         jobs.add("presence", presence.BEAT, self._beat)
         return jobs
 

@@ -1,4 +1,7 @@
-"""Search for topics at the start, and after each outage or gap, when announcements may be lost."""
+"""Search for topics at the start, every six hours, and after each outage or gap.
+
+Announcements may be lost meanwhile.
+"""
 
 from __future__ import annotations
 

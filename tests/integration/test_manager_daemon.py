@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +23,7 @@ from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
 from tests.roles import Cast
-from tests.servers import least, wait_until
+from tests.servers import PATIENCE, least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,6 +220,29 @@ class TestInThisProcess:
         client.set(cast.store.keys.schema, "99")
         with pytest.raises(ConfigError, match="schema 99"):
             Manager(redis_url).start()
+
+    def test_it_stops_without_waiting_for_a_search_of_all_keys(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        searches, is_searching, ends = itertools.count(), threading.Event(), threading.Event()
+
+        def search(_: object) -> None:
+            if next(searches):  # not the one at the start
+                is_searching.set()
+                ends.wait(PATIENCE.total_seconds())
+
+        monkeypatch.setattr("lisa.manager.engine.SEARCH", timedelta(milliseconds=100))
+        monkeypatch.setattr("lisa.manager.registry.Registry.search", search)
+        manager = Manager(redis_url).start()
+        try:
+            assert is_searching.wait(PATIENCE.total_seconds())
+            stopping = threading.Thread(target=manager.stop)
+            stopping.start()
+            stopping.join(PATIENCE.total_seconds() / 2)
+            assert not stopping.is_alive()
+        finally:
+            ends.set()
+            manager.stop()
 
     def test_it_starts_once(self, redis_url: str) -> None:
         manager = Manager(redis_url)
