@@ -161,8 +161,10 @@ def _checked(names: Iterable[object]) -> tuple[str, ...]:
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """The differences between two plans in their topics, as text."""
+    """The differences between two plans in their topics and the default group, as text."""
     changes = []
+    if old.default_group != new.default_group:
+        changes.append(f"default-group {old.default_group} -> {new.default_group}")
     for topic in sorted({*old.topics, *new.topics}):
         if topic not in new.topics:
             changes.append(f"topic {topic}: no longer configured; its messages and keys stay")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -99,3 +100,4 @@ def test_differences_are_described() -> None:
         "topic gone: no longer configured; its messages and keys stay",
     ]
     assert differences(new, new) == []
+    assert differences(new, replace(new, default_group="h")) == ["default-group lisa -> h"]
