@@ -16,6 +16,7 @@ from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.sharding import Shard
 from lisa.core.store import group_removal, presence, removal_mark
+from lisa.core.store.paging import readable
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.replies import pairs
@@ -200,8 +201,10 @@ class Sweeper:
         before_ms, purged = min(now_ms, int(time.time() * 1e3)) - keep_ms, 0
         for _ in range(MOST_PAGES):
             found = self._store.ask("ZRANGEBYSCORE", garbage, "-inf", before_ms, "LIMIT", 0, PAGE)
-            ids = [text(message_id) for message_id in found]
-            count = 0
+            ids, foreign = readable(found)
+            if foreign:  # another program wrote them; no message has them
+                self._store.ask("ZREM", garbage, *foreign)
+            count = len(foreign)
             for some in chunks(ids, self._store.batch_size(topic, Purge)):
                 done = self._store.call(Purge(topic, group, some, before_ms))
                 count += done.count(True)

@@ -194,6 +194,17 @@ class TestSweeper:
         assert (cast.state(old), cast.state(young)) == ("purged", "garbage")
         assert cast.store.ask("EXISTS", cast.keys.body(old)) == 0
 
+    def test_members_that_are_no_ids_do_not_stop_the_purge(self, cast: Cast, kit: Services) -> None:
+        """Another program wrote a page of them that is older than the dead message."""
+        foreign = [part for n in range(250) for part in (1, b"\xff%d" % n)]
+        cast.store.ask("ZADD", cast.own.garbage, *foreign)
+        old = cast.send()
+        cast.discard(cast.take()[0])
+        cast.store.ask("ZADD", cast.own.garbage, 2, old)
+        kit.sweeper.step("orders")
+        assert cast.state(old) == "purged"
+        assert cast.store.ask("ZCARD", cast.own.garbage) == 0
+
     def test_unregisters_an_idle_topic_and_only_that(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:
