@@ -130,6 +130,8 @@ class LazyGroup(click.Group):
             _fail(1, f"lisa: {file}{error.strerror or error}")
         except LisaError as error:
             _fail(_code(error), f"lisa: {error}")
+        except UnicodeEncodeError as error:  # an argument that is not text
+            _fail(2, f"lisa: {error.object[:80]!r} is not UTF-8 text")
         sys.exit(code if isinstance(code, int) else 0)
 
 

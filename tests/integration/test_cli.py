@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -256,6 +257,15 @@ def test_unknown_objects_give_a_negative_result(lisa: Lisa, ask: Callable[..., A
         "not declared" in lisa("list", "orders", "--state", "retry", "--group", "h", code=1).stderr
     )
     assert "not a cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("garbage", "requeue"), ("schedules", "show"), ("topic", "journal", "forget")]
+)
+def test_an_argument_that_is_not_text(lisa: Lisa, cast: Cast, command: tuple[str, ...]) -> None:
+    cast.declare()
+    said = lisa(*command, "orders", os.fsdecode(b"\xff"), code=2).stderr
+    assert said == "lisa: '\\udcff' is not UTF-8 text\n"
 
 
 def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
