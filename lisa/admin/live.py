@@ -85,8 +85,13 @@ def risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivity]:
-    """The activity between two snapshots, for each topic of `after`, sorted by name."""
-    seconds = max(1e-6, (after.at_us - before.at_us) / 1e6)
+    """The activity between two snapshots, for each topic of `after`, sorted by name.
+
+    Without rates if the server's clock was set back meanwhile: how long it took is unknown.
+    """
+    seconds = (after.at_us - before.at_us) / 1e6
+    if seconds <= 0:
+        before, seconds = after, 1.0
     found = []
     for topic, now in sorted(after.topics.items()):
         then = before.topics.get(topic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -389,6 +390,14 @@ def test_the_last_of_few_matches_among_much_garbage_is_found_page_by_page(
 
 
 # Live
+
+
+def test_no_rates_of_an_interval_in_which_the_clock_was_set_back(store: SyncStore) -> None:
+    before = store.drive(live.look(store))
+    send(store, ["m"])
+    after = replace(store.drive(live.look(store)), at_us=before.at_us - 1)
+    (found,) = live.activity(before, after)
+    assert (found.in_per_s, found.counts.waiting) == (0.0, 1)
 
 
 def test_rates_and_lateness_of_an_interval(store: SyncStore) -> None:
