@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa import Manager
+from lisa.admin import live
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import GroupRemoved, ServerUnavailable
 from lisa.core.model.sharding import Topic
@@ -532,6 +534,28 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
     monkeypatch.setattr(pull_presence, "GROUP_KEPT_S", 0.0)
     hub.broker._presence.announce_again(topic)
     assert await seen_after_pull("audit") == {"audit": 1}
+
+
+async def test_the_web_page_has_rates_after_the_clock_was_set_back(
+    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lisa.gateway.page.snapshot_cache import SnapshotCache
+
+    look, ahead_us = live.look, 3_600_000_000
+
+    def shifted(store: Any, *topics: Any) -> Any:
+        found = yield from look(store, *topics)
+        return replace(found, at_us=found.at_us + ahead_us)
+
+    monkeypatch.setattr(live, "look", shifted)
+    await hub.sender.offer(topic, Outgoing("x"))
+    cache = SnapshotCache(hub)
+    await cache.current()
+    ahead_us = 0
+    for _ in range(2):
+        cache.clear()
+        snapshot = await cache.current()
+    assert snapshot.lines[topic].activity is not None
 
 
 async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
