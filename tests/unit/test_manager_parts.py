@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from lisa.core.daemon import logs
-from lisa.core.daemon.status import HEALTH, StatusServer, health_page
+from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.model.backoff import FIRST_S, LONGEST_S
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard
@@ -426,6 +426,16 @@ class TestStatus:
             assert fetch(server.port, "/healthz", "POST")[0] == 501
             report["status"] = "failing"
             assert fetch(server.port, "/healthz")[0] == 503
+
+    def test_an_unexpected_error_of_a_page_is_logged_and_answered(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail() -> StatusResponse:
+            raise ValueError("broken page")
+
+        with StatusServer("127.0.0.1:0", {"/metrics": fail}) as server:
+            assert fetch(server.port, "/metrics") == (500, b"unexpected error; see the log\n")
+        assert "broken page" in caplog.text
 
     def test_an_address_in_use_raises_a_clear_error(self) -> None:
         with StatusServer("127.0.0.1:0", {}) as server:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from lisa.core.daemon.threads import unforeseen
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
 
@@ -100,6 +101,14 @@ class _Server(http.server.ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
+def _made(make: Callable[[], StatusResponse]) -> StatusResponse:
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001  logged; the server would close the connection
+        unforeseen("status page", error)
+        return StatusResponse(500, "text/plain", b"unexpected error; see the log\n")
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = SLOW_CLIENT_S
     server: _Server
@@ -109,7 +118,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         make = self.server.pages.get(self.path.partition("?")[0])
-        page = make() if make else StatusResponse(404, "text/plain", b"no such page\n")
+        page = _made(make) if make else StatusResponse(404, "text/plain", b"no such page\n")
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
