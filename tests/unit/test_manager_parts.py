@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import threading
 import time
 import urllib.error
@@ -483,6 +484,14 @@ class TestLogs:
             "orders",
         )
         assert "ValueError: boom" in record["error"]
+
+    def test_json_logs_keep_lines_with_bytes_that_are_not_text(self) -> None:
+        stream = io.StringIO()
+        logs.configure("json", "debug", stream=stream)
+        name = os.fsdecode(b"caf\xe9")
+        logging.getLogger("lisa.x").warning("no file %s", name, extra={"names": [name]})
+        record = json.loads(stream.getvalue())
+        assert (record["message"], record["names"]) == (f"no file {name}", [name])
 
     @pytest.mark.parametrize("form", ["text", "json"])
     def test_passwords_in_urls_are_never_written(self, form: logs.LogFormat) -> None:

@@ -5,6 +5,7 @@ Credentials in URLs are removed from every line.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -74,4 +75,7 @@ class _Json(logging.Formatter):
                 content[name] = redacted(value) if isinstance(value, str) else value
         if record.exc_info:
             content["error"] = redacted(self.formatException(record.exc_info))
-        return _encode(content).decode()
+        try:
+            return _encode(content).decode()
+        except UnicodeEncodeError:  # lone surrogates, as in names of files that are not UTF-8
+            return json.dumps(content, default=str)
