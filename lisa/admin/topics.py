@@ -9,6 +9,7 @@ from typing import Any
 
 from lisa.admin.reading import ask_all, stream_group, stream_ids
 from lisa.admin.shards import counted, counted_pairs
+from lisa.core.model.clock import score_ms
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.options import OPTIONS, encode
 from lisa.core.model.sharding import Topic
@@ -164,7 +165,7 @@ def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
             _group_counts(name, [next(replies) for _ in range(5)]) for name in named[topic]
         )
         dues = [group.next_retry_ms for group in groups if group.next_retry_ms is not None]
-        dues += [int(float(first[1]))] if first else []
+        dues += [score_ms(first[1])] if first else []
         found.append(
             TopicState(
                 topic=topic,
@@ -209,7 +210,7 @@ def _group_counts(name: str, replies: list[Any]) -> GroupCounts:
         in_flight=in_flight,
         retry=retry or 0,
         garbage=garbage or 0,
-        next_retry_ms=int(float(first[1])) if first else None,
+        next_retry_ms=score_ms(first[1]) if first else None,
         intact=None not in replies,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lisa.core.model.clock import score_ms
 from lisa.core.redis.flow import Command
 from lisa.core.store.store import SyncStore, chunks
 
@@ -31,7 +32,7 @@ def head_command(zset: str) -> tuple[str | int, ...]:
 
 def head_ms(reply: Any) -> int | None:
     """The score in the reply to `head_command`; None for an empty ZSET or an error."""
-    return int(float(reply[1])) if isinstance(reply, list) and reply else None
+    return score_ms(reply[1]) if isinstance(reply, list) and reply else None
 
 
 def int_or(reply: Any, default: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lisa.admin import topics
 from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.message import Message
@@ -153,6 +154,18 @@ class TestPromoter:
         broken, _ = kit.promoter.step(["orders", "fine"])
         assert isinstance(broken, LisaError)
         assert fine.state(sent) == "ready"
+
+    @pytest.mark.parametrize("score", ["+inf", "-inf"])
+    def test_an_infinite_due_time_concerns_that_topic_only(
+        self, cast: Cast, kit: Services, raw: redis.Redis, score: str
+    ) -> None:
+        raw.execute_command("ZADD", cast.keys.waiting, score, "of another program")
+        fine = cast.on("fine").declare()
+        fine.send(delay_ms=60_000)
+        assert cast.store.drive(topics.counts(cast.store, ["orders"]))[0].next_due_ms is not None
+        outcomes = kit.promoter.step(["orders", "fine"])
+        assert not [one for one in outcomes if isinstance(one, Exception)]
+        assert "fine" in kit.promoter.poll(["orders", "fine"])
 
     def test_a_full_group_does_not_block_others(self, cast: Cast, kit: Services) -> None:
         cast.configure(max_ready="10")

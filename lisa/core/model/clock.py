@@ -8,6 +8,7 @@ Every invalid value raises `InvalidMessage`, which is also a `ValueError`. The s
 to a `ConfigError` that names the file and the key.
 """
 
+import math
 import operator
 import re
 import time
@@ -141,6 +142,17 @@ def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:
 def ms_datetime(ms: int) -> datetime:
     """The aware UTC datetime of epoch milliseconds, exact."""
     return EPOCH + timedelta(milliseconds=ms)
+
+
+def score_ms(score: bytes | str) -> int:
+    """A score of a ZSET of due times, in epoch milliseconds.
+
+    Infinite scores, which only other programs write, count as the last and the first instant.
+    """
+    number = float(score)
+    if math.isinf(number):
+        return MAX_DUE_MS if number > 0 else 0
+    return int(number)
 
 
 def utc_text(moment: datetime) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.clock import score_ms
 from lisa.core.transitions.base import Argument, ById, OfIds, text
 
 
@@ -51,7 +52,7 @@ class Inspection(NamedTuple):
 
 
 def _number(value: bytes) -> int | None:
-    return int(float(value)) if value else None
+    return score_ms(value) if value else None
 
 
 def _group_state(row: Sequence[Any]) -> GroupState:

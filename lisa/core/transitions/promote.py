@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.clock import score_ms
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import LARGEST_BATCH
 from lisa.core.transitions.base import Argument, Transition, exact_text, text
@@ -59,7 +60,7 @@ class Promote(Transition[Promoted]):
         return Promoted(
             moved,
             tuple(text(full).split(",")) if full else (),
-            int(next_due) if next_due else None,
+            score_ms(next_due) if next_due else None,
             int(now),
             bool(paused),
             bool(cut),
