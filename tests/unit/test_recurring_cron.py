@@ -78,6 +78,7 @@ OCPS = [
     # Quartz: six or seven fields with `?`; Sunday is 1.
     ("0 0 0 ? * 1", ["2025-07-06 00:00:00"]),
     ("0 0 0 ? * 2-6", ["2025-07-02 00:00:00", "2025-07-03 00:00:00"]),
+    ("0 0 0 ? * SAT-SUN", ["2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
     ("0 0/20 9 * * ?", ["2025-07-01 09:00:00", "2025-07-01 09:20:00", "2025-07-01 09:40:00"]),
     ("0 0 0 ? * 6#3", ["2025-07-18 00:00:00", "2025-08-15 00:00:00"]),
     ("0 0 0 ? * L", ["2025-07-05 00:00:00", "2025-07-12 00:00:00"]),
@@ -91,7 +92,7 @@ def test_the_ticks_of_a_pattern(cron: str, expected: list[str]) -> None:
 
 
 REFUSED = [
-    ("", "write five fields"),
+    ("", "has 0 fields"),
     ("* * * *", "has 4 fields"),
     ("* * * * * * * *", "has 8 fields"),
     ("@reboot", "use one of @yearly"),
@@ -100,12 +101,13 @@ REFUSED = [
     ("* * 0 * *", "outside 1-31"),
     ("* * * 13 *", "outside 1-12"),
     ("* * * * 8", "outside 0-7"),
-    ("* * * * FRU", "use 0-7 or SUN-SAT"),
+    ("* * * * FRU", "did you mean FRI"),
+    ("* * * * X", "use 0-7 or SUN-SAT"),
     ("0/10 * * * *", "write 0-59/10"),
     ("* 5/15 * * *", "write 5-23/15"),
     ("/10 * * * *", "'' is not a value"),
     ("*/0 * * * *", "not a positive number"),
-    ("30-10 * * * *", "ends before it begins"),
+    ("30-10 * * * *", "ends before it begins; write 30-59,0-10"),
     ("0 0 +1 * *", "'\\+1' is not a value"),
     ("0 0 1-15W * *", "W follows a single day"),
     ("0 0 1,15W * *", "W follows a single day"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Self
 
 import msgspec
@@ -19,7 +18,7 @@ from lisa.core.model.clock import human, zone_of
 from lisa.core.model.envelope import decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
-from lisa.core.model.recurring.grammar import CronPattern, parse_cron
+from lisa.core.model.recurring.grammar import parse_cron
 from lisa.core.model.recurring.template import check_template, filled, placeholders
 
 MIN_EVERY_MS = 1_000
@@ -111,7 +110,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
         zone_of(self.tz)
         if self.cron:
             try:
-                pattern_of(self.cron)
+                parse_cron(self.cron)
             except ConfigError as error:
                 raise InvalidMessage(str(error)) from None
         elif self.every_ms < MIN_EVERY_MS:
@@ -249,9 +248,3 @@ def body_of(definition: ScheduleDefinition) -> Any:
     if definition.kind == "b":
         return definition.encoded_body
     return decode_body(definition.kind, definition.encoded_body)
-
-
-@lru_cache(maxsize=4096)
-def pattern_of(cron: str) -> CronPattern:
-    """The parsed pattern. Raises ConfigError."""
-    return parse_cron(cron)

@@ -7,9 +7,11 @@ is 1, and a step may follow a single number (`0/15`).
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lisa.core.model.errors import ConfigError
 
@@ -43,7 +45,6 @@ class CronPattern:
         across daylight saving changes.
     """
 
-    text: str
     seconds: tuple[int, ...]
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -63,7 +64,7 @@ class CronPattern:
 class _Field:
     """The values that one field allows.
 
-    allows_bare_step: whether a step may follow a single number.
+    has_quartz_forms: see `parse_fields`.
     """
 
     name: str
@@ -71,7 +72,7 @@ class _Field:
     high: int
     names: tuple[str, ...] = ()
     names_from: int = 0
-    allows_bare_step: bool = False
+    has_quartz_forms: bool = False
 
     def refuse(self, text: str, why: str) -> ConfigError:
         return ConfigError(f"cron field {self.name} {text!r}: {why}")
@@ -80,8 +81,10 @@ class _Field:
         if item in self.names:
             return self.names.index(item) + self.names_from
         if not re.fullmatch(r"[0-9]{1,4}", item):
+            near = difflib.get_close_matches(item, self.names, n=1, cutoff=0.3)
             names = f" or {self.names[0]}-{self.names[-1]}" if self.names else ""
-            raise self.refuse(whole, f"{item!r} is not a value; use {self.low}-{self.high}{names}")
+            hint = f"did you mean {near[0]}?" if near else f"use {self.low}-{self.high}{names}"
+            raise self.refuse(whole, f"{item!r} is not a value; {hint}")
         if not self.low <= int(item) <= self.high:
             raise self.refuse(whole, f"{item} is outside {self.low}-{self.high}")
         return int(item)
@@ -103,12 +106,16 @@ class _Field:
         first = last = self.number(first_text, whole)
         if dash:
             last = self.number(last_text, whole)
-            if last < first and self.high == 7 and last == 0:
-                last = 7  # SAT-SUN
+            if last < first and self.high == 7 and last == self.names_from:
+                last += 7  # SAT-SUN
             if last < first:
-                raise self.refuse(whole, f"the range {body} ends before it begins; write two")
+                raise self.refuse(
+                    whole,
+                    f"the range {body} ends before it begins; write "
+                    f"{first_text}-{self.high},{self.low}-{last_text}",
+                )
         elif slash:
-            if not self.allows_bare_step:
+            if not self.has_quartz_forms:
                 raise self.refuse(
                     whole, f"a step follows * or a range; write {first}-{self.high}/{step}"
                 )
@@ -116,30 +123,32 @@ class _Field:
         return range(first, last + 1, step)
 
 
+@lru_cache(maxsize=4096)
 def parse_cron(text: str) -> CronPattern:
     """Parse a pattern. Raises ConfigError that names the field, the value and the fix."""
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"not a cron pattern: {text!r}; write five fields, as in '0 9 * * 1-5'")
-    written = " ".join(text.split())
-    if written.startswith("@"):
-        if written.lower() not in NICKNAMES:
-            known = ", ".join(NICKNAMES)
-            raise ConfigError(f"cron {written!r} is not known; use one of {known}")
-        parts = NICKNAMES[written.lower()].split()
-    else:
-        parts = written.upper().split()
+    if text.startswith("@"):
+        if text.lower() not in NICKNAMES:
+            raise ConfigError(f"cron {text!r} is not known; use one of {', '.join(NICKNAMES)}")
+        text = NICKNAMES[text.lower()]
+    parts = text.split()
+    is_quartz = len(parts) > 5 and "?" in (parts[3], parts[5])
+    return parse_fields(parts, is_quartz=is_quartz, has_quartz_forms=is_quartz)
+
+
+def parse_fields(parts: Sequence[str], *, is_quartz: bool, has_quartz_forms: bool) -> CronPattern:
+    """Parse the five, six or seven fields of a pattern. Raises ConfigError.
+
+    is_quartz: whether Sunday is 1; otherwise it is 0 or 7.
+    has_quartz_forms: whether a step may follow a single number, and `L` as the day of week is
+        Saturday.
+    """
     if len(parts) not in (5, 6, 7):
         raise ConfigError(
-            f"cron {written!r} has {len(parts)} fields; write 5 (crontab), 6 (seconds first) "
-            "or 7 (with a year)"
+            f"cron {' '.join(parts)!r} has {len(parts)} fields; write 5 (crontab), 6 (seconds "
+            "first) or 7 (with a year)"
         )
-    if len(parts) == 5:
-        return _parse(written, ["0", *parts, "*"], is_quartz=False)
-    return _parse(written, [*parts, "*"][:7], is_quartz="?" in (parts[3], parts[5]))
-
-
-def _parse(text: str, parts: Sequence[str], *, is_quartz: bool) -> CronPattern:
-    second, minute, hour, day_text, month, week_text, year = parts
+    parts = ["0", *parts, "*"] if len(parts) == 5 else [*parts, "*"][:7]
+    second, minute, hour, day_text, month, week_text, year = map(str.upper, parts)
     for name, part in zip(("second", "minute", "hour", "month", "year"), (second, minute, hour,
                           month, year), strict=True):  # fmt: skip
         if "?" in part:
@@ -150,7 +159,7 @@ def _parse(text: str, parts: Sequence[str], *, is_quartz: bool) -> CronPattern:
     week_text = "*" if week_text == "?" else week_text
 
     def field(name: str, low: int, high: int, *names: str, names_from: int = 0) -> _Field:
-        return _Field(name, low, high, names, names_from, is_quartz)
+        return _Field(name, low, high, names, names_from, has_quartz_forms)
 
     months = frozenset(field("month", 1, 12, *_MONTHS, names_from=1).values(month))
     days = _Days(field("day-of-month", 1, 31), day_text)
@@ -164,7 +173,6 @@ def _parse(text: str, parts: Sequence[str], *, is_quartz: bool) -> CronPattern:
     days.check(months, is_alone=needs_both)
     years = field("year", FIRST_YEAR, LAST_YEAR).values(year)
     return CronPattern(
-        text=text,
         seconds=tuple(field("second", 0, 59).values(second)),
         minutes=tuple(field("minute", 0, 59).values(minute)),
         hours=tuple(field("hour", 0, 23).values(hour)),
@@ -224,7 +232,7 @@ def _weekdays(field: _Field, text: str) -> tuple[frozenset[int], frozenset[tuple
             if number not in ("1", "2", "3", "4", "5", "L"):
                 raise field.refuse(text, "write 1 to 5 or L after #, the week of the month")
             nth.add((weekday(field.number(day, text)), LAST if number == "L" else int(number)))
-        elif item == "L" and field.names_from:
+        elif item == "L" and field.has_quartz_forms:
             plain.add(6)  # Quartz: the last day of the week, Saturday
         elif item.endswith("L"):
             nth.add((weekday(field.number(item[:-1], text)), LAST))

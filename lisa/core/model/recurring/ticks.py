@@ -17,8 +17,8 @@ from lisa.core.model.recurring.definition import (
     Overlap,
     Record,
     ScheduleDefinition,
-    pattern_of,
 )
+from lisa.core.model.recurring.grammar import parse_cron
 
 ON_TIME_MS = 10_000
 """Ticks up to this late were not missed: a fail-over of server or manager may take so long."""
@@ -62,7 +62,7 @@ def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> in
         after_s = (after_ms if start is None else max(after_ms, start - 1)) // 1000
         skips = definition.dst is Dst.SKIP
         found = next_instant(
-            pattern_of(definition.cron), zone_of(definition.tz), after_s, skips=skips
+            parse_cron(definition.cron), zone_of(definition.tz), after_s, skips=skips
         )
         tick = None if found is None else found * 1000
     else:
