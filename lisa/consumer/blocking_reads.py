@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from redis import exceptions
 
+from lisa.consumer.settle_calls import ReadAcks
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import reporting_client_id
 from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Command
 from lisa.core.store.store import SyncStore
 
 log = logging.getLogger("lisa.consumer")
@@ -53,6 +58,27 @@ class BlockingReads:
     def end(self) -> None:
         """Record that the read has ended."""
         self.is_reading = False
+
+    def exchange(self, acks: Sequence[ReadAcks], commands: Sequence[Command]) -> list[Any]:
+        """Send acks and commands in one packet; returns the replies to the commands.
+
+        The last command is the read. Raises client errors, also that of the read; other replies may
+        be errors.
+        """
+        left = deque(acks)
+        try:
+            replies = self.connection.begin([*(one.command for one in acks), *commands])
+            while left:
+                reply = next(replies)
+                left.popleft().take(reply)
+        except Exception as error:
+            for one in left:
+                one.take(error)
+            raise
+        found = list(replies)
+        if isinstance(found[-1], Exception):
+            raise found[-1]
+        return found
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer.

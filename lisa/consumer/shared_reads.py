@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -111,7 +110,7 @@ class SharedReads(BlockingReads):
             command = read_command(stream, self.group, self.name, count, block_ms)
         forgotten = self._forgotten()
         asked_at = time.monotonic()
-        clock, reply = self._exchange(acks, command)
+        clock, reply = self.exchange(acks, [("TIME",), command])
         read_at = time.monotonic()
         for member in forgotten:
             member.sub.membership.group_answered()
@@ -168,23 +167,6 @@ class SharedReads(BlockingReads):
             if outcomes and (some := self._settler.acks_for_read(topic.sub)):
                 acks.append(some)
         return acks, block_ms
-
-    def _exchange(self, acks: Sequence[ReadAcks], command: Sequence[str | int]) -> tuple[Any, Any]:
-        """The replies to TIME and to a read. Raises client errors."""
-        left = deque(acks)
-        try:
-            replies = self.connection.begin([*(one.command for one in acks), ("TIME",), command])
-            while left:
-                reply = next(replies)
-                left.popleft().take(reply)
-            clock, reply = next(replies), next(replies)
-        except Exception as error:
-            for one in left:
-                one.take(error)
-            raise
-        if isinstance(reply, Exception):
-            raise reply
-        return clock, reply
 
     def _with_states(self, found: list[Found]) -> list[Found]:
         """Ask for the states of topics whose entries were there before the read."""

@@ -226,21 +226,8 @@ class StreamReader:
             asks: Sequence[Command] = ()
             if self._asks_state:
                 asks = state_commands(self._sub.store.keys.topic(self._sub.shard), self._sub.group)
-            try:
-                commands = (*((acks.command,) if acks else ()), *asks, command)
-                replies = self._reads.connection.begin(commands)
-                acked = next(replies) if acks else None
-            except Exception as error:
-                if acks:
-                    acks.take(error)
-                raise
-            if acks:
-                acks.take(acked)
-            if asks:
-                state = parse_state([next(replies) for _ in asks])
-            reply = next(replies)
-            if isinstance(reply, Exception):
-                raise reply
+            *told, reply = self._reads.exchange([acks] if acks else [], [*asks, command])
+            state = parse_state(told) if told else None
             return reply
         finally:
             self._last_read = StreamRead(self._asked_at, time.monotonic(), state, acks is None)
