@@ -34,8 +34,8 @@ from lisa.producer.sending import Sending
 T = TypeVar("T")
 
 
-class _Configured(Sending, ABC):
-    """The constructor of both producers.
+class BaseProducer(Sending, ABC):
+    """The constructor of all producers.
 
     server: an `Address` or its URL; by default LISA_REDIS_URL, or else redis://localhost:6379/0.
         The producer connects at the first call.
@@ -115,7 +115,7 @@ class _Configured(Sending, ABC):
         )
 
 
-class Producer(_Configured, BlockingSchedules):
+class Producer(BaseProducer, BlockingSchedules):
     """Sends, cancels, reschedules and looks up messages. Threads may share a producer.
 
     A context manager. The producer connects at the first call.
@@ -168,7 +168,7 @@ class Producer(_Configured, BlockingSchedules):
         self.close()
 
 
-class AsyncProducer(_Configured, AwaitedSchedules):
+class AsyncProducer(BaseProducer, AwaitedSchedules):
     """Asynchronous version of `Producer`, for the tasks of one event loop.
 
     An asynchronous context manager. A call in another event loop than that of the first call raises

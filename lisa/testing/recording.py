@@ -23,8 +23,7 @@ from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.core.transitions.schedule import NewOccurrence
-from lisa.producer.producer import AsyncProducer, Producer
-from lisa.producer.sending import Sending
+from lisa.producer.producer import AsyncProducer, BaseProducer, Producer
 from lisa.testing.recorded_schedules import AsyncRecordedStore, RecordedStore
 from lisa.testing.records import SentMessage, delay_of, sent_by
 
@@ -33,7 +32,7 @@ T = TypeVar("T")
 MAX_BODY_BYTES = TopicOptions().max_body_bytes
 
 
-class _Recording(Sending):
+class _Recording(BaseProducer):
     """Answers the calls of a producer from its own records.
 
     Time stands still: every message that was sent can be cancelled or rescheduled.
@@ -41,7 +40,24 @@ class _Recording(Sending):
 
     _store: RecordedStore | AsyncRecordedStore
 
-    def _start(self) -> None:
+    def __init__(
+        self,
+        server: str | Address | None = None,
+        *,
+        prefix: str | None = None,
+        zone: tzinfo | str | None = None,
+        patience: timedelta | str = PRODUCER_RETRY_TIME,
+        durability: Replicas | None = None,
+        middleware: Iterable[BaseMiddleware] = (),
+    ) -> None:
+        super().__init__(
+            server,
+            prefix=prefix,
+            zone=zone,
+            patience=patience,
+            durability=durability,
+            middleware=middleware,
+        )
         self._store.begin(self._offer)
         self.sent: list[SentMessage] = []
         self.cancelled: list[SentMessage] = []
@@ -173,19 +189,6 @@ class RecordingProducer(_Recording, Producer):
 
     get = blocking(_Recording._get)  # noqa: SLF001  a flow of the class above
 
-    def __init__(
-        self,
-        server: str | Address | None = None,
-        *,
-        prefix: str | None = None,
-        zone: tzinfo | str | None = None,
-        patience: timedelta | str = PRODUCER_RETRY_TIME,
-        durability: Replicas | None = None,  # noqa: ARG002  nothing is replicated
-        middleware: Iterable[BaseMiddleware] = (),
-    ) -> None:
-        super().__init__(server, prefix=prefix, zone=zone, patience=patience, middleware=middleware)
-        self._start()
-
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> RecordedStore:
         return RecordedStore(Connection(address), keys, patience)
@@ -197,19 +200,6 @@ class AsyncRecordingProducer(_Recording, AsyncProducer):
     _store: AsyncRecordedStore
 
     get = awaiting(_Recording._get)  # noqa: SLF001  a flow of the class above
-
-    def __init__(
-        self,
-        server: str | Address | None = None,
-        *,
-        prefix: str | None = None,
-        zone: tzinfo | str | None = None,
-        patience: timedelta | str = PRODUCER_RETRY_TIME,
-        durability: Replicas | None = None,  # noqa: ARG002  nothing is replicated
-        middleware: Iterable[BaseMiddleware] = (),
-    ) -> None:
-        super().__init__(server, prefix=prefix, zone=zone, patience=patience, middleware=middleware)
-        self._start()
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncRecordedStore:
