@@ -27,15 +27,17 @@ NO_RECEIVER = Verdict("this topic no longer has a receiver")
 NOT_RUN = Verdict("the handler returned a generator or a coroutine, whose code has not run")
 
 
-class _Waiting(NamedTuple):
-    """Wait for the awaitable that a handler returned."""
+class Waiting(NamedTuple):
+    """Wait for an awaitable, such as one that a handler returned."""
 
     awaitable: Awaitable[Any]
 
     def run(self, wait: Wait) -> Any:
+        """The result; `wait` runs the awaitable on an event loop."""
         return wait(self.awaitable)
 
     def arun(self, _link: object) -> Awaitable[Any]:
+        """The awaitable."""
         return self.awaitable
 
 
@@ -48,7 +50,7 @@ def on_message(plan: HandlerPlan, held: Held) -> Flow[Outcome]:
         try:
             result = receiver.call(held)
             if result is not None and inspect.isawaitable(result):
-                result = yield _Waiting(result)
+                result = yield Waiting(result)
             worst = combined(worst, _outcome_of(result))
         except asyncio.CancelledError as error:
             return verdict_of(error)
@@ -125,7 +127,7 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
     try:
         result = handler(batch)
         if result is not None and inspect.isawaitable(result):
-            result = yield _Waiting(result)
+            result = yield Waiting(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return verdict_of(error)
     return _outcome_of(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -31,9 +31,7 @@ from lisa.core.redis.flow import Command, Flow, Link, Pause
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import ManagerWatch
 from lisa.core.store.store import Store
-from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Retried
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +132,7 @@ class Puller(Generic[D]):
         """Deliveries for the caller. Releases entries beyond `batch` or `AHEAD_BYTES`."""
         try:
             opened = yield from source.open(taken, taken.entries[:batch], timeout_ms)
-            unfit = yield from source.settle_unfit(opened)
-            self._tell(unfit)
+            self._signal_sender.fire_unfit((yield from source.settle_unfit(opened)))
             left = [(entry.id, entry.entry) for entry in taken.entries[len(opened) :]]
             if left:
                 yield from self._release(source, left)
@@ -147,14 +144,6 @@ class Puller(Generic[D]):
             for one in opened
             if one is not None and one.is_for_handler
         ]
-
-    def _tell(self, unfit: Sequence[tuple[Delivered, Acked | Retried]]) -> None:
-        """Fire the signals of settled messages that no handler may see."""
-        for one, outcome in unfit:
-            if isinstance(outcome, Retried):
-                self._signal_sender.fire_failure(one.message, one.fault, outcome)
-            elif outcome is not Acked.STALE:
-                self._signal_sender.fire(self._signal_sender.expired, one.message)
 
     def _release(self, source: GroupSource, receipts: list[tuple[str, str]]) -> Flow[None]:
         try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 from blinker import Signal
 
+from lisa.core.delivery.source import Delivered
 from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, call_receivers, everywhere
+from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.retry import Failed, Retried
 
 log = logging.getLogger("lisa.consumer")
@@ -43,6 +45,14 @@ class SignalSender:
         if self.has_receivers(pair):
             due_ms = retried.due_ms
             self.fire(pair, msgspec.structs.replace(message, reason=reason, next_due_ms=due_ms))
+
+    def fire_unfit(self, unfit: Iterable[tuple[Delivered, Acked | Retried]]) -> None:
+        """Fire `expired`, `retrying` or `dead` for settled messages that no handler may see."""
+        for one, outcome in unfit:
+            if isinstance(outcome, Retried):
+                self.fire_failure(one.message, one.fault, outcome)
+            elif outcome is not Acked.STALE:
+                self.fire(self.expired, one.message)
 
     def fire(self, pair: tuple[Signal, Signal], message: Message) -> None:
         """Call all receivers of both signals."""

@@ -17,7 +17,7 @@ from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import Delivery
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.invoke import on_batch
+from lisa.consumer.invoke import Waiting, on_batch
 from lisa.consumer.options import WantedTopic
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.signal_queue import SignalSender
@@ -28,8 +28,7 @@ from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Acked
-from lisa.core.transitions.retry import Retried
-from lisa.testing.lifespans import AttachedLifespan, Finish
+from lisa.testing.lifespans import AttachedLifespan
 from lisa.testing.records import Attempt
 
 log = logging.getLogger("lisa.testing")
@@ -121,7 +120,7 @@ class HandlerRuns:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             self._settle(delivery, outcome and outcome.under(retry, delivery.attempt))
         while self._unfinished:
-            yield Finish(self._unfinished.pop(0))
+            yield Waiting(self._unfinished.pop(0))
         return count
 
     def _role(self, topic: str, group: str) -> _Role:
@@ -140,11 +139,7 @@ class HandlerRuns:
         if not taken.entries:
             return 0, []
         opened = drive(source.open(taken, taken.entries, None, sys.maxsize))
-        for one, outcome in drive(source.settle_unfit(opened)):
-            if isinstance(outcome, Retried):
-                sender.fire_failure(one.message, one.fault, outcome)
-            elif outcome is not Acked.STALE:
-                sender.fire(sender.expired, one.message)
+        sender.fire_unfit(drive(source.settle_unfit(opened)))
         fit = [one for one in opened if one is not None and one.is_for_handler]
         return len(taken.entries), [Delivery(self._store, sender, NAME, one, None) for one in fit]
 

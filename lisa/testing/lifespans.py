@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
-from lisa.consumer.invoke import Wait
+from lisa.consumer.invoke import Waiting
 from lisa.consumer.lifespan import Lifespan, managed
 from lisa.core.redis.flow import Flow
-
-
-class Finish(NamedTuple):
-    """Wait for an awaitable, on the test's event loop or on that of the kit."""
-
-    awaitable: Awaitable[Any]
-
-    def run(self, wait: Wait) -> Any:
-        """The result; `wait` runs the awaitable."""
-        return wait(self.awaitable)
-
-    def arun(self, _link: object) -> Awaitable[Any]:
-        """The awaitable."""
-        return self.awaitable
 
 
 class AttachedLifespan:
@@ -45,7 +30,7 @@ class AttachedLifespan:
         if lifespan is not None:
             manager = managed(lifespan)
             if isinstance(manager, AbstractAsyncContextManager):
-                self._state = yield Finish(self._begin(manager))
+                self._state = yield Waiting(self._begin(manager))
             else:
                 self._state = self._entered.enter_context(manager)
         return self._state
@@ -54,7 +39,7 @@ class AttachedLifespan:
         """Close what `enter` opened."""
         self._entered.close()
         if self._task is not None:
-            yield Finish(self._end(self._task))
+            yield Waiting(self._end(self._task))
 
     async def _begin(self, manager: AbstractAsyncContextManager[Any]) -> Any:
         state: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
