@@ -9,10 +9,11 @@ the wall clock matches.
 from __future__ import annotations
 
 import calendar
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
+from itertools import product
 
 from lisa.core.model.recurring.grammar import LAST, LAST_YEAR, CronPattern
 
@@ -37,7 +38,7 @@ def next_instant(pattern: CronPattern, zone: tzinfo, after_s: int, *, skips: boo
     after_s = max(after_s, -1)
     if pattern.is_wildcard:
         return _next_elapsed(pattern, zone, after_s)
-    wall = _wall(zone, after_s)
+    wall = wall_time(zone, after_s)
     for local in _local_times(pattern, wall):
         instant, is_real = _instant(zone, local)
         if instant > after_s and (is_real or not skips):
@@ -52,7 +53,7 @@ def wall_instant(zone: tzinfo, local: datetime, fold: int = 0) -> int:
     """
     if fold:
         second = _epoch(local) - _offset_at(zone, local, 1)
-        if _wall(zone, second) == local:
+        if wall_time(zone, second) == local:
             return second
     return _instant(zone, local)[0]
 
@@ -61,7 +62,7 @@ def _next_elapsed(pattern: CronPattern, zone: tzinfo, after_s: int) -> int | Non
     """The first instant after `after_s` at which the wall clock matches."""
     seen_s, offset = after_s, offset_s(zone, after_s)  # the offset holds at seen_s
     while True:
-        wall = datetime.fromtimestamp(after_s + offset, UTC).replace(tzinfo=None)
+        wall = wall_time(UTC, after_s + offset)
         local = next(_local_times(pattern, wall), None)
         if local is None:
             return None
@@ -96,7 +97,7 @@ def first_change(zone: tzinfo, after_s: int, until_s: int) -> int | None:
 def _instant(zone: tzinfo, local: datetime) -> tuple[int, bool]:
     """The first instant at which the wall clock shows `local` or later, and whether it shows it."""
     first = _epoch(local) - _offset_at(zone, local, 0)
-    if _wall(zone, first) == local:
+    if wall_time(zone, first) == local:
         return first, True
     # In a gap, fold=1 gives an instant before the change.
     earlier = _epoch(local) - _offset_at(zone, local, 1)
@@ -104,7 +105,8 @@ def _instant(zone: tzinfo, local: datetime) -> tuple[int, bool]:
     return (first if change is None else change), False
 
 
-def _wall(zone: tzinfo, instant_s: int) -> datetime:
+def wall_time(zone: tzinfo, instant_s: int) -> datetime:
+    """What the wall clock shows at an instant in epoch seconds, without the zone."""
     return datetime.fromtimestamp(instant_s, zone).replace(tzinfo=None, fold=0)
 
 
@@ -128,12 +130,24 @@ def _epoch(local: datetime) -> int:
 
 def _local_times(pattern: CronPattern, after: datetime) -> Iterator[datetime]:
     """All wall times of the pattern after `after`, in order."""
-    times = _Times(pattern)
     at = after.time().replace(microsecond=0)
     for day in _dates(pattern, after.date()):
-        start = times.index_after(at) if day == after.date() else 0
-        for moment in times.after(start):
+        for moment in _times(pattern, at if day == after.date() else None):
             yield datetime.combine(day, moment)
+
+
+def _times(pattern: CronPattern, after: time | None) -> Iterator[time]:
+    """The times of day of the pattern, in order; if a time is given, only those after it."""
+    hours = pattern.hours
+    if after is not None:
+        hours = hours[bisect_left(hours, after.hour) :]
+    for hour, minute in product(hours, pattern.minutes):
+        if after is not None and (hour, minute) < (after.hour, after.minute):
+            continue
+        for second in pattern.seconds:
+            moment = time(hour, minute, second)
+            if after is None or moment > after:
+                yield moment
 
 
 def _dates(pattern: CronPattern, first: date) -> Iterator[date]:
@@ -182,29 +196,3 @@ def _nearest_working_day(first_weekday: int, length: int, day: int) -> int:
     if weekday == 6:
         return day + 1 if day < length else day - 2
     return day
-
-
-class _Times:
-    """The times of day of a pattern, without a list of all of them."""
-
-    def __init__(self, pattern: CronPattern) -> None:
-        self._hours, self._minutes, self._seconds = pattern.hours, pattern.minutes, pattern.seconds
-
-    def index_after(self, at: time) -> int:
-        """The number of times up to and including `at`."""
-        hours, minutes, seconds = self._hours, self._minutes, self._seconds
-        h = bisect_left(hours, at.hour)
-        if h == len(hours) or hours[h] != at.hour:
-            return h * len(minutes) * len(seconds)
-        m = bisect_left(minutes, at.minute)
-        if m == len(minutes) or minutes[m] != at.minute:
-            return (h * len(minutes) + m) * len(seconds)
-        return (h * len(minutes) + m) * len(seconds) + bisect_right(seconds, at.second)
-
-    def after(self, index: int) -> Iterator[time]:
-        """The times from an index on."""
-        minutes, seconds = self._minutes, self._seconds
-        for i in range(index, len(self._hours) * len(minutes) * len(seconds)):
-            rest, s = divmod(i, len(seconds))
-            h, m = divmod(rest, len(minutes))
-            yield time(self._hours[h], minutes[m], seconds[s])

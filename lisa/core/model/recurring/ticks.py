@@ -49,7 +49,7 @@ class TickStep:
     drops: Sequence[int] = ()
     swaps: bool = False
     held: Record | None = None
-    held_score: int | None = field(default=None)
+    held_score: int | None = None
 
 
 def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> int | None:

@@ -7,19 +7,19 @@ the second of two equal times. A manager with newer data computes its due time a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, time, tzinfo
+from datetime import date, datetime, time, tzinfo
 from typing import NamedTuple
 
 from lisa.core.model.clock import check_due_ms, zone_name, zone_of
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.recurring.calendar import wall_instant
+from lisa.core.model.recurring.calendar import wall_instant, wall_time
 from lisa.core.model.windows.window import HandOverWindow, business_day_after, parse
 
 LOCAL_HEADER = "lisa-local"
 LISTED = "\0"
 """Separates the id of a listed message from its wall time, if a reschedule has changed that."""
 WORKING_DAYS = "mon-fri"
-MOST_BUSINESS_DAYS = 250
+BUSINESS_DAYS = range(251)
 
 
 class LocalTime(NamedTuple):
@@ -92,11 +92,10 @@ def local_time(
 
 
 def _business_day(count: object, tz: str, window: HandOverWindow | None, now_ms: int) -> date:
-    is_count = isinstance(count, int) and not isinstance(count, bool)
-    if not is_count or not 0 <= int(str(count)) <= MOST_BUSINESS_DAYS:
-        raise InvalidMessage(f"business_days is 0 to {MOST_BUSINESS_DAYS}, not {count!r}")
-    today = datetime.fromtimestamp(now_ms / 1000, UTC).astimezone(zone_of(tz)).date()
-    day = business_day_after(window or parse(WORKING_DAYS), today, int(str(count)))
+    if isinstance(count, bool) or not isinstance(count, int) or count not in BUSINESS_DAYS:
+        raise InvalidMessage(f"business_days is 0 to {BUSINESS_DAYS[-1]}, not {count!r}")
+    today = wall_time(zone_of(tz), now_ms // 1000).date()
+    day = business_day_after(window or parse(WORKING_DAYS), today, count)
     if day is None:
         raise InvalidMessage(f"there are no {count} business days within 400 days")
     return day

@@ -7,7 +7,7 @@ clock opens right after the gap, and hours that occur twice are open both times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import date, timedelta, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -110,8 +110,3 @@ def _open_periods(
                 if low < high:
                     yield low - offset, high - offset
         from_s = end_s
-
-
-def wall_time(at_ms: int, zone: tzinfo) -> datetime:
-    """The wall clock at an instant, without a zone."""
-    return datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone).replace(tzinfo=None)

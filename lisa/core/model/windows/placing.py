@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any, NamedTuple
 
 from lisa.core.model.clock import parse_zone, zone_name, zone_of
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.model.recurring.calendar import wall_time
 from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
-from lisa.core.model.windows.openings import require_opening, wall_time
+from lisa.core.model.windows.openings import require_opening
 from lisa.core.model.windows.window import HandOverWindow, open_spans, parse, parse_stored
 
 
@@ -181,9 +182,9 @@ def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int
     lines = []
     if local is not None:
         at_ms = local.due_ms
-        shown = wall_time(at_ms, zone_of(local.tz))
+        shown = wall_time(zone_of(local.tz), at_ms // 1000)
         lines.append(f"{local}: {_utc(at_ms)}")
-        if shown.replace(microsecond=0) != local.wall.replace(microsecond=0):
+        if shown != local.wall.replace(microsecond=0):
             lines.append(f"that time is skipped by a change of the clock; the gap ends at {shown}")
     else:
         lines.append(f"asked for: {_utc(at_ms)}")
@@ -197,11 +198,11 @@ def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int
 
 def _why_closed(window: HandOverWindow, at_ms: int) -> list[str]:
     zone, opening = zone_of(window.tz or "UTC"), require_opening(window, at_ms)
-    wall, lines = wall_time(at_ms, zone), []
+    wall, lines = wall_time(zone, at_ms // 1000), []
     if opening.opens_ms == at_ms:
         return [f"open at {wall:%a %Y-%m-%d %H:%M}"]
     lines.append(f"closed at {wall:%a %Y-%m-%d %H:%M}: {_why(window, wall)}")
-    until = wall_time(opening.opens_ms, zone)
+    until = wall_time(zone, opening.opens_ms // 1000)
     day = wall.date() + timedelta(days=1)
     while day < until.date() and len(lines) < 20:
         if not open_spans(window, day):
@@ -216,7 +217,7 @@ def _why(window: HandOverWindow, wall: Any) -> str:
 
 
 def _utc(at_ms: int) -> str:
-    return f"{wall_time(at_ms, zone_of('UTC')).isoformat()}Z"
+    return f"{wall_time(UTC, at_ms // 1000).isoformat()}Z"
 
 
 def machine_ms() -> int:
