@@ -32,13 +32,7 @@ _DATES = range(1900_01_01, 10_000_00_00)
 """Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
 
 _ZERO = timedelta(0)
-_UNIT_US = {
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _PART = re.compile(r"([0-9]+)(?:\.([0-9]{1,6}))?(ms|[smhd])")
 _DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
 _OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
@@ -105,7 +99,7 @@ def _part_us(part: re.Match[str]) -> int:
     whole, fraction, unit = part.groups()
     digits = fraction or ""
     scale: int = 10 ** len(digits)
-    return -(-int(whole + digits) * _UNIT_US[unit] // scale)
+    return -(-int(whole + digits) * 1_000 * _UNITS_MS[unit] // scale)
 
 
 def duration_ms(value: timedelta) -> int:
@@ -237,21 +231,18 @@ def human(ms: int) -> str:
         return f"-{human(-ms)}"
     if ms < 1_000:
         return f"{ms}ms"
-    seconds, rest_ms = divmod(ms, 1_000)
-    if seconds < 60:
+    if ms < 60_000:
+        seconds, rest_ms = divmod(ms, 1_000)
         return f"{seconds}.{rest_ms:03d}".rstrip("0").rstrip(".") + "s"
     parts = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, seconds = divmod(seconds, length)
+    for unit, length in _UNITS_MS.items():
+        count, ms = divmod(ms, length)
         parts.append((count, unit))
     first = next(index for index, (count, _) in enumerate(parts) if count)
     return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
 
 
-_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
-
-
 def in_one_unit(ms: int) -> str:
     """A duration in the largest unit that divides it, such as `90s` or `2h`."""
-    unit, length = next((unit, length) for unit, length in _UNITS_MS if ms % length == 0)
+    unit, length = next((unit, length) for unit, length in _UNITS_MS.items() if ms % length == 0)
     return f"{ms // length}{unit}" if ms else "0s"
