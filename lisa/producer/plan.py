@@ -13,6 +13,7 @@ import msgspec
 from lisa.core.model.clock import (
     MAX_DUE_MS,
     check_due_ms,
+    checked_ttl_ms,
     datetime_ms,
     duration_ms,
     named_duration,
@@ -135,7 +136,7 @@ class SendPlan(NamedTuple):
             due, headers = _placed(options, due, zone)
         return cls(
             due or NOW,
-            _ttl_ms(options.get("ttl")),
+            checked_ttl_ms(options.get("ttl")),
             _policy(options.get("retry"), options.get("late")),
             encode_headers(headers),
             _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
@@ -151,7 +152,7 @@ class SendPlan(NamedTuple):
         # `_replace` is slower, which matters for ten million messages.
         return SendPlan(
             due_text(message.delay, message.at, message.at_ms, self.zone) or self.due,
-            self.ttl_ms if message.ttl is None else _ttl_ms(message.ttl),
+            self.ttl_ms if message.ttl is None else checked_ttl_ms(message.ttl),
             self._policy_of(message),
             self.headers if message.headers is None else encode_headers(message.headers),
             self.on_duplicate,
@@ -222,15 +223,6 @@ def _at_ms(at: datetime, zone: tzinfo | None) -> int:
         return check_due_ms(datetime_ms(at, zone))
     except OverflowError:  # the zone's offset can exceed the limits of datetime
         raise InvalidMessage(f"the due time {at.isoformat()} is out of range") from None
-
-
-def _ttl_ms(ttl: timedelta | str | None) -> int | None:
-    if ttl is None:
-        return None
-    ttl_ms = duration_ms(named_duration("ttl", ttl))
-    if not ttl_ms:
-        raise InvalidMessage("a ttl counts from the due time and must exceed 0")
-    return min(ttl_ms, MAX_DUE_MS)
 
 
 def _policy(retry: RetryDelays | None, late: Late | None) -> str | None:

@@ -393,6 +393,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "every": ({"every": "0s"}, "every=0 is too short"),
     "max_late": ({"every": "1m", "max_late": "999ms"}, "max_late=999ms is too short"),
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
+    "ttl": ({"every": "1m", "ttl": "0s"}, "a ttl counts from the due time and must exceed 0"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),
 }
 

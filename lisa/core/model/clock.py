@@ -83,6 +83,16 @@ def option_duration(name: str, value: object) -> timedelta:
         raise ConfigError(str(error)) from None
 
 
+def checked_ttl_ms(ttl: timedelta | str | None) -> int | None:
+    """A ttl in milliseconds, at most `MAX_DUE_MS`; None for None. Raises InvalidMessage for 0."""
+    if ttl is None:
+        return None
+    ttl_ms = duration_ms(named_duration("ttl", ttl))
+    if not ttl_ms:
+        raise InvalidMessage("a ttl counts from the due time and must exceed 0")
+    return min(ttl_ms, MAX_DUE_MS)
+
+
 def _bare(number: int, bare_ms: bool) -> timedelta:  # noqa: FBT001 - private, one caller
     if number != 0 and not bare_ms:
         raise InvalidMessage(f"{number} has no unit; write '{number}ms' or '{number}s'")

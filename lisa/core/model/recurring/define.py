@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypedDict, TypeVar
 
 from lisa.core.model.clock import (
+    checked_ttl_ms,
     datetime_ms,
     duration_ms,
     ms_datetime,
@@ -94,7 +95,7 @@ def define(
         body=text,
         template=bool(options.get("template", False)),
         headers=dict(options.get("headers") or {}),
-        ttl_ms=_ms("ttl", options.get("ttl")),
+        ttl_ms=checked_ttl_ms(options.get("ttl")),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
         late=None if late is None else LatePolicy.parse(late).encode(),
     ).check()
