@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.source import Delivered
-from lisa.core.model.clock import duration_ms, named_duration
+from lisa.core.model.clock import checked_delay_ms
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.ack import Ack, Acked
@@ -110,7 +110,7 @@ class _Settling(PulledMessage):
 
     def retry(self, *, delay: timedelta | str | None = None, reason: str = "") -> Flow[str]:
         """Settle as failed; returns `retrying`, `dead` (the last attempt) or `stale` (not held)."""
-        wait_ms = None if delay is None else duration_ms(named_duration("delay", delay))
+        wait_ms = None if delay is None else checked_delay_ms(delay)
         return (yield from self._fail(reason or "the puller asked for a retry", wait_ms))
 
     def discard(self, reason: str = "") -> Flow[str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, tzinfo
-from datetime import time as time_of_day
+from datetime import datetime, time, timedelta, tzinfo
 from typing import Any, NamedTuple, TypedDict, cast
 
 import msgspec
 
 from lisa.core.model.clock import (
-    MAX_DUE_MS,
     check_due_ms,
+    checked_delay_ms,
     checked_ttl_ms,
     datetime_ms,
-    duration_ms,
-    named_duration,
     parse_zone,
 )
 from lisa.core.model.envelope import encode_headers
@@ -41,7 +37,7 @@ class SendOptions(TypedDict, total=False):
     delay: timedelta | str | None
     at: datetime | None
     at_ms: int | None
-    at_local: datetime | time_of_day | str | None
+    at_local: datetime | time | str | None
     tz: tzinfo | str | None
     fold: int | None
     business_days: int | None
@@ -78,7 +74,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     retry: RetryDelays | None = None
     late: Late | None = None
     headers: Mapping[str, str] | None = None
-    at_local: datetime | time_of_day | str | None = None
+    at_local: datetime | time | str | None = None
     tz: tzinfo | str | None = None
     fold: int | None = None
     business_days: int | None = None
@@ -202,18 +198,10 @@ def due_text(
     if (delay is not None) + (at is not None) + (at_ms is not None) > 1:
         raise InvalidMessage("give one of delay, at and at_ms; they contradict each other")
     if delay is not None:
-        return f"+{_delay_ms(delay)}"
+        return f"+{checked_delay_ms(delay)}"
     if at is not None:
         return str(_at_ms(at, zone))
     return None if at_ms is None else str(check_due_ms(at_ms))
-
-
-def _delay_ms(delay: timedelta | str) -> int:
-    delay_ms = duration_ms(named_duration("delay", delay))
-    # The server's clock decides when the message is due; the local one suffices for this check.
-    if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
-        raise InvalidMessage(f"a delay of {delay} ends beyond the year 9999")
-    return delay_ms
 
 
 def _at_ms(at: datetime, zone: tzinfo | None) -> int:

@@ -117,8 +117,9 @@ def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
     assert bench.states(TOPIC, discarded) == ["garbage"]
     assert bench.inspect(TOPIC, discarded).group_states[0].reason == "hopeless"
     assert bench.settled_as(TOPIC, released) == "acked"
-    with pytest.raises(InvalidMessage, match="negative"):
-        first.retry(delay=timedelta(seconds=-1))
+    for wrong, said in ((timedelta(seconds=-1), "negative"), (timedelta.max, "beyond the year")):
+        with pytest.raises(InvalidMessage, match=said):
+            first.retry(delay=wrong)
 
 
 def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: Consumer) -> None:

@@ -255,6 +255,11 @@ def test_a_pause_as_the_reason_of_a_retry_is_refused(pause: Any) -> None:
     assert str(Retry(ValueError("busy"))) == "busy"  # type: ignore[arg-type]
 
 
+def test_a_retry_after_the_year_9999_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="ends beyond the year 9999"):
+        Retry(delay=timedelta.max)
+
+
 def test_a_retry_takes_precedence_over_a_discard() -> None:
     discard, again = Verdict("d", "discard"), Verdict("r")
     assert combined(discard, again) is again

@@ -83,6 +83,15 @@ def option_duration(name: str, value: object) -> timedelta:
         raise ConfigError(str(error)) from None
 
 
+def checked_delay_ms(delay: timedelta | str) -> int:
+    """A delay from now in milliseconds. Raises InvalidMessage, also for an end after 9999."""
+    delay_ms = duration_ms(named_duration("delay", delay))
+    # The server's clock decides when a message is due; the local one suffices for this check.
+    if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
+        raise InvalidMessage(f"a delay of {delay} ends beyond the year 9999")
+    return delay_ms
+
+
 def checked_ttl_ms(ttl: timedelta | str | None) -> int | None:
     """A ttl in milliseconds, at most `MAX_DUE_MS`; None for None. Raises InvalidMessage for 0."""
     if ttl is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from datetime import timedelta
 
-from lisa.core.model.clock import named_duration
+from lisa.core.model.clock import checked_delay_ms
 from lisa.core.model.errors import InvalidMessage
 
 LONGEST_REASON_BYTES = 1024
@@ -27,7 +27,7 @@ class Retry(Exception):
                 f"Retry({reason!r}) has a pause as its reason; write Retry(delay='10s')"
             )
         super().__init__(reason or "the handler asked for a retry")
-        self.delay = None if delay is None else named_duration("delay", delay)
+        self.delay = None if delay is None else timedelta(milliseconds=checked_delay_ms(delay))
 
 
 class Discard(Exception):
