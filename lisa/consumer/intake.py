@@ -187,8 +187,8 @@ class Intake:
             return
         left_s = gathered.left_s()
         block = self._block
-        if left_s is not None:
-            block = min(block, timedelta(milliseconds=math.ceil(left_s * 1000)))
+        if left_s is not None and left_s < block.total_seconds():
+            block = timedelta(milliseconds=math.ceil(left_s * 1000))
         ahead = sub.pace.ahead(sub.slots.size) - len(sub.unstarted) * size
         wanted = size - len(gathered)
         self._fetch(max(wanted, ahead), block, least_cap=size, startable=wanted)

@@ -65,7 +65,7 @@ class Slots:
 
     def wait_all_free(self, timeout_s: float) -> bool:
         """Wait until all slots are free; returns False after `timeout_s`."""
-        return self._all_free.wait(timeout_s)
+        return self._all_free.wait(min(timeout_s, threading.TIMEOUT_MAX))
 
 
 class TopicSlots:

@@ -24,6 +24,7 @@ from lisa.core.redis.flow import Command
 
 log = logging.getLogger("lisa.consumer")
 
+LONGEST_BLOCK = timedelta(hours=1)
 LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
 
 LOST_LOOK = timedelta(seconds=1)
@@ -40,7 +41,8 @@ class StreamReader:
     def __init__(
         self, sub: Subscription, address: Address, poll: timedelta, settler: Settler
     ) -> None:
-        self.longest = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
+        is_cluster = address.kind == "cluster"
+        self.longest = min(poll, LONGEST_CLUSTER_BLOCK if is_cluster else LONGEST_BLOCK)
         self._reads = BlockingReads(sub.store, address, self.longest, f"topic {sub.shard}")
         self._sub = sub
         self._settler = settler

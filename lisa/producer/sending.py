@@ -115,7 +115,7 @@ class Sending:
         if self._patience <= PRODUCER_RETRY_TIME:
             return  # the options enforce a retention of 0 or at least twice that
         retention = (yield from self._store.options(topic)).retention
-        if retention and retention < 2 * self._patience:
+        if retention and retention / 2 < self._patience:
             raise ConfigError(
                 f"patience {self._patience} is more than half of topic {topic!r}'s retention "
                 f"{retention}, so a repeated send could be taken for a new one: lengthen the "

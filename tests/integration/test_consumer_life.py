@@ -418,12 +418,13 @@ def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(bench:
     assert bench.inspect(TOPIC, sent).group_states[0].failed_attempts == 0
 
 
-def test_a_blocked_read_ends_at_once(bench: Bench) -> None:
+@pytest.mark.parametrize("poll_timeout", [timedelta(seconds=60), timedelta.max], ids=str)
+def test_a_blocked_read_ends_at_once(bench: Bench, poll_timeout: timedelta) -> None:
     bench.declare(TOPIC)
-    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=60))
+    consumer = Consumer(bench.url, poll_timeout=poll_timeout)
     consumer.on(TOPIC, ignore)
     consumer.start()
-    wait_until(presences_running(bench))
+    wait_until(lambda: b"blocked_clients:1\r" in bench.ask("INFO", "clients"))
     consumer.stop()
     assert not [one for one in threading.enumerate() if one.name == f"lisa-{TOPIC}"]
 

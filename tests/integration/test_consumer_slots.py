@@ -71,6 +71,19 @@ def test_within_bounds_the_wait_of_the_first(bench: Bench) -> None:
     assert 0.3 <= came[0] - sent < 0.3 + 1
 
 
+def test_a_batch_may_wait_for_ever_until_it_is_full(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    sizes: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda batch: sizes.append(len(batch)), batch=2, within=timedelta.max)
+    with consumer:
+        bench.send(TOPIC, [1])
+        wait_until(lambda: bench.pending(TOPIC) == 1)
+        bench.send(TOPIC, [2])
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 2)
+    assert sizes == [2]
+
+
 async def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
     bench.declare(TOPIC)
     consumer = Consumer(bench.url)

@@ -104,6 +104,13 @@ def test_slots_are_limited_and_granted_round_robin() -> None:
     assert slots.free == 2
 
 
+def test_slots_are_waited_for_longer_than_a_thread_can_wait() -> None:
+    slots = Slots(1)
+    slots.claim(lambda: None)
+    threading.Timer(0.05, slots.release).start()
+    assert slots.wait_all_free(timedelta.max.total_seconds())
+
+
 def test_a_task_that_is_cancelled_before_it_starts_frees_its_slot() -> None:
     slots, handlers = Slots(1), Handlers()
     tasks = HandlerTasks(handlers, Mock())
