@@ -156,6 +156,16 @@ def test_text_stays_text_where_yaml_sees_a_number(write: Write) -> None:
     assert settings.redis.password.get_secret_value() == "0123"
 
 
+def test_text_that_replaces_a_merged_number_is_kept(write: Write) -> None:
+    path = write("""
+        first: &first {topic: 007, consumer: 8}
+        lisa-delay-queue:
+          groups: [*first, {<<: *first, topic: orders}]
+        """)
+    groups = ConsumerSettings.load(path).groups
+    assert [(one.topic, one.consumer) for one in groups] == [("007", "8"), ("orders", "8")]
+
+
 def test_an_offset_is_not_read_as_a_base_60_number(write: Write) -> None:
     # YAML 1.1 reads 10:30 as 630.
     path = write("lisa-delay-queue: {zone: +10:30}")

@@ -41,9 +41,10 @@ class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run t
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's
         mapping = super().construct_mapping(node, deep=deep)
-        for key, value in node.value:
-            if key.value in _TEXTS and value.tag in _NUMBERS:
-                mapping[key.value] = value.value
+        values = {key.value: value for key, value in node.value}  # own ones come after merged ones
+        for key in _TEXTS:
+            if key in values and values[key].tag in _NUMBERS:
+                mapping[key] = values[key].value
         return mapping
 
 
