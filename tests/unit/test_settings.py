@@ -166,6 +166,14 @@ def test_text_that_replaces_a_merged_number_is_kept(write: Write) -> None:
     assert [(one.topic, one.consumer) for one in groups] == [("007", "8"), ("orders", "8")]
 
 
+def test_a_token_may_consist_of_digits_and_is_not_shown(write: Write) -> None:
+    text = "lisa-delay-queue: {{gateway-server: {{token: {0}}}}}"
+    token = GatewaySettings.load(write(text.format("0123"))).gateway_server.token
+    assert token is not None
+    assert token.get_secret_value() == "0123"
+    assert "0123" not in refusal(GatewaySettings, write(text.format("['0123']")))
+
+
 def test_an_offset_is_not_read_as_a_base_60_number(write: Write) -> None:
     # YAML 1.1 reads 10:30 as 630.
     path = write("lisa-delay-queue: {zone: +10:30}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from lisa.core.settings.sources import Source
 
-_SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username")
+_SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username", "token")
 
 
 def explain(error: "ValidationError", sources: "Sequence[Source]") -> ConfigError:

@@ -16,7 +16,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 # Values of these keys are text, as in Spring: `topic: 7`, `password: 0123`, `zone: +10:30`.
-_TEXTS = ("topic", "group", "consumer", "username", "password", "zone")
+_TEXTS = ("topic", "group", "consumer", "username", "password", "token", "zone")
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run time
