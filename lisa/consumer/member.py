@@ -39,10 +39,6 @@ class Holder(Protocol):
     is_handling: bool
 
     @property
-    def is_reading(self) -> bool:
-        """Whether a read is running."""
-
-    @property
     def is_failing(self) -> bool:
         """Whether the last read failed."""
 

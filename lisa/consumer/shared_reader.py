@@ -107,11 +107,6 @@ class SharedReader:
         return True
 
     @property
-    def is_reading(self) -> bool:
-        """Whether a read is running."""
-        return self.reads.is_reading
-
-    @property
     def is_failing(self) -> bool:
         """Whether the last read failed."""
         return self._error is not None

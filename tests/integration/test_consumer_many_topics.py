@@ -67,9 +67,10 @@ def readers_of(consumer: Consumer) -> dict[str, Reader]:
 
 def is_shared(consumer: Consumer, *topics: str) -> bool:
     """Whether shared readers read exactly these topics."""
-    readers, members = readers_of(consumer), members_of(consumer)
-    holders = {topic: one._holder for topic, one in readers.items() if one in members}
-    return {topic for topic, one in holders.items() if one and one.is_reading} == set(topics)
+    assert consumer._runtime is not None
+    shared = list(consumer._runtime._shared._readers)
+    members = [one for its in shared if its.reads.is_reading for one in list(its.members.current)]
+    return {str(one.sub.shard) for one in members} == set(topics)
 
 
 def members_of(consumer: Consumer) -> set[Any]:

@@ -333,7 +333,10 @@ def reading(split_here: Split) -> Iterator[tuple[Consumer, Runtime]]:
     assert crew is not None
     wait_until(
         lambda: (
-            [(one._holder or one.stream).is_reading for _, one in crew.readers.items()]
+            [
+                getattr(one._holder, "reads", one.stream).is_reading
+                for _, one in crew.readers.items()
+            ]
             == [True] * 9
         )
     )
