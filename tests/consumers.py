@@ -83,6 +83,15 @@ class Bench:
         """All counters of a topic."""
         return self.store.drive(self.store.stats(topic))
 
+    def ready(self, topic: str, group: str = "lisa") -> str:
+        """The key of a group's stream."""
+        return self.store.keys.topic(topic).group(group).ready
+
+    def pending(self, topic: str, group: str = "lisa") -> int:
+        """The number of a group's deliveries that are not settled."""
+        count: int = self.ask("XPENDING", self.ready(topic, group), group)[0]
+        return count
+
     def ask(self, *command: Any) -> Any:
         """Run a plain command."""
         return self.store.ask(*command)

@@ -149,7 +149,7 @@ async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench)
         await started.wait()
     states = [bench.settled_as(TOPIC, one) for one in sent]
     assert states.count("acked") in range(1, 5)
-    assert bench.ask("XPENDING", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")[0] == 0
+    assert bench.pending(TOPIC) == 0
     assert presences(bench) == []
 
     def is_gone() -> bool:

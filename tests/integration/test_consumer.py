@@ -52,7 +52,7 @@ def test_messages_are_handled_acked_and_leave_only_tombstones(server: str) -> No
     assert not any(name.startswith("late:-") for name in late)
     left = {key for key in bench.ask("KEYS", "*") if b":done:" not in key}
     assert not any(b":body:" in key or b":entries" in key for key in left)
-    assert bench.ask("XLEN", bench.store.keys.topic(TOPIC).group("lisa").ready) == 0
+    assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -298,16 +298,15 @@ def test_a_foreign_body_is_moved_to_garbage_with_the_reason(
 
 def test_entries_without_a_body_are_cleared_and_counted(bench: Bench) -> None:
     bench.declare(TOPIC)
-    keys = bench.store.keys.topic(TOPIC)
     gone, good = bench.send(TOPIC, [1, 2])
-    bench.ask("DEL", keys.body(gone))
-    bench.ask("XADD", keys.group("lisa").ready, "*", "foreign", "entry")
+    bench.ask("DEL", bench.store.keys.topic(TOPIC).body(gone))
+    bench.ask("XADD", bench.ready(TOPIC), "*", "foreign", "entry")
     consumer = Consumer(bench.url)
     seen: list[str] = []
     consumer.on(TOPIC, lambda message: seen.append(message.id))
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "cleared") == 2 and seen == [good])
-    assert bench.ask("XLEN", keys.group("lisa").ready) == 0
+    assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
 
 
 # A handler's own retry policy

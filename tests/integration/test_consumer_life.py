@@ -169,7 +169,7 @@ def test_a_stream_that_a_foreign_hand_deleted_is_made_again(bench: Bench) -> Non
     consumer.on(TOPIC, lambda message: seen.append(message.body))
     with consumer:
         wait_until(presences_running(bench))
-        bench.ask("DEL", bench.store.keys.topic(TOPIC).group("lisa").ready)
+        bench.ask("DEL", bench.ready(TOPIC))
         time.sleep(0.1)
         bench.send(TOPIC, [7])
         wait_until(lambda: seen == [7])
@@ -248,10 +248,9 @@ def test_what_a_read_brings_after_a_pause_is_released(
         monkeypatch.setattr(StreamReader, "interrupt", lambda _: True)
         consumer.pause(TOPIC)
         [sent] = bench.send(TOPIC, [1])
-        ready = bench.store.keys.topic(TOPIC).group("lisa").ready
         wait_until(lambda: bench.stat(TOPIC, "released") == 1)
         assert bench.states(TOPIC, sent) == ["ready"]
-        assert bench.ask("XPENDING", ready, "lisa")[0] == 0
+        assert bench.pending(TOPIC) == 0
         assert seen == []
         monkeypatch.undo()
         consumer.resume()
@@ -268,9 +267,8 @@ def test_a_paused_topic_is_left_alone_until_it_is_resumed(bench: Bench) -> None:
     with consumer:
         time.sleep(0.5)
         assert seen == []
-        ready = bench.store.keys.topic(TOPIC).group("lisa").ready
-        assert bench.ask("XLEN", ready) == 3
-        assert bench.ask("XPENDING", ready, "lisa")[0] == 0
+        assert bench.ask("XLEN", bench.ready(TOPIC)) == 3
+        assert bench.pending(TOPIC) == 0
         bench.configure(TOPIC, paused=False)
         wait_until(lambda: sorted(seen) == [0, 1, 2])
 
@@ -364,11 +362,10 @@ def test_stop_finishes_running_calls_and_releases_the_rest(
     consumer.stop()
     assert done == list(range(61))
     assert bench.stat(TOPIC, "acked") == 61
-    keys = bench.store.keys.topic(TOPIC).group("lisa")
-    assert bench.ask("XPENDING", keys.ready, "lisa")[0] == 0
-    assert bench.ask("XLEN", keys.ready) == 39
+    assert bench.pending(TOPIC) == 0
+    assert bench.ask("XLEN", bench.ready(TOPIC)) == 39
     assert presences(bench) == []
-    assert bench.ask("XINFO", "CONSUMERS", keys.ready, "lisa") == []
+    assert bench.ask("XINFO", "CONSUMERS", bench.ready(TOPIC), "lisa") == []
     assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
 
 
@@ -383,7 +380,7 @@ def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> N
         if chance.random() < 0.1:
             raise ValueError(message.id)
 
-    left = []
+    left: list[int] = []
     for _ in range(30):
         for topic in topics:
             bench.send(topic, range(20))
@@ -392,9 +389,7 @@ def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> N
             consumer.on(topic, handle)
         with consumer:
             time.sleep(0.03 + chance.random() * 0.05)  # somewhere among the handlers
-        for topic in topics:
-            ready = bench.store.keys.topic(topic).group("lisa").ready
-            left.append(bench.ask("XPENDING", ready, "lisa")[0])
+        left += map(bench.pending, topics)
     assert not any(left)
 
 

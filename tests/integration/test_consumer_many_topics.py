@@ -534,7 +534,7 @@ def test_a_lost_reply_costs_few_calls_until_no_lease_is_left(
         wait_until(lambda: bench.stat(FIRST, "acked") == 1)
         reads = next(iter(members_of(consumer)))._holder.reads
         wait_until(lambda: reads._look_for_lost > lost[0] + 3)
-        assert set(asked) == {bench.store.keys.topic(FIRST).group("lisa").ready}
+        assert set(asked) == {bench.ready(FIRST)}
     assert seen == [(SECOND, 1), (FIRST, 1)]
 
 

@@ -39,12 +39,8 @@ def states(bench: Bench) -> list[str]:
     return [one.state for one in presences(bench)]
 
 
-def ready(bench: Bench) -> str:
-    return bench.store.keys.topic(TOPIC).group("lisa").ready
-
-
 def test_an_id_that_is_not_text_does_not_block_the_others(bench: Bench) -> None:
-    bench.ask("XADD", ready(bench), "*", "id", b"\xff\xfe", "due", "1")
+    bench.ask("XADD", bench.ready(TOPIC), "*", "id", b"\xff\xfe", "due", "1")
     [sent] = bench.send(TOPIC, [1])
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, ignore)
@@ -292,7 +288,7 @@ def test_an_async_delivery_lost_before_it_began_is_forgotten(
         for held in taken:
             held.lease_ends = 0.0
             sub.store.call(Release(TOPIC, "lisa", [held.receipt]))
-            bench.ask("XREADGROUP", "GROUP", "lisa", "other", "STREAMS", ready(bench), ">")
+            bench.ask("XREADGROUP", "GROUP", "lisa", "other", "STREAMS", bench.ready(TOPIC), ">")
         return taken
 
     monkeypatch.setattr(Subscription, "_take", take_and_lose)
@@ -397,7 +393,7 @@ def test_deliveries_behind_a_running_batch_are_released_at_once(bench: Bench) ->
         wait_until(lambda: bench.stat(TOPIC, "released") == 5, timeout=timedelta(seconds=1.5))
     except AssertionError:
         # Not yet read at the stop: then there was nothing to release.
-        assert bench.ask("XPENDING", ready(bench), "lisa")[0] == 10
+        assert bench.pending(TOPIC) == 10
     finally:
         go_on.set()
         stopping.join(10)

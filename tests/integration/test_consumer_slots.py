@@ -189,7 +189,6 @@ def test_a_slow_handler_has_nothing_waiting_behind_it(bench: Bench) -> None:
 def test_deliveries_that_cannot_start_are_released(bench: Bench) -> None:
     """A fast handler becomes slow after messages were prefetched for it."""
     bench.declare(TOPIC)
-    ready = bench.store.keys.topic(TOPIC).group("lisa").ready
     go_on = threading.Event()
     started: list[int] = []
 
@@ -204,7 +203,7 @@ def test_deliveries_that_cannot_start_are_released(bench: Bench) -> None:
     with consumer:
         wait_until(lambda: 100 in started)
         # The number of prefetched messages depends on the machine's speed.
-        wait_until(lambda: bench.ask("XPENDING", ready, "lisa")[0] == 1)
+        wait_until(lambda: bench.pending(TOPIC) == 1)
         other = Consumer(bench.url)
         seen: list[int] = []
         other.on(TOPIC, lambda message: seen.append(message.body))
@@ -264,12 +263,11 @@ def test_poll_batch_size_limits_unstarted_deliveries(bench: Bench) -> None:
     bench.declare(TOPIC)
     most = 0
     consumer = Consumer(bench.url, poll_batch_size=5)
-    ready = bench.store.keys.topic(TOPIC).group("lisa").ready
 
     def handle(message: Message) -> None:
         nonlocal most
         if message.body % 50 == 0:
-            most = max(most, bench.ask("XPENDING", ready, "lisa")[0])
+            most = max(most, bench.pending(TOPIC))
 
     bench.send(TOPIC, range(500))
     consumer.on(TOPIC, handle)
@@ -283,7 +281,6 @@ def test_poll_batch_size_limits_unstarted_deliveries(bench: Bench) -> None:
 def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None:
     """Small bodies lead a consumer to prefetch hundreds; then each body is a megabyte."""
     bench.declare(TOPIC)
-    ready = bench.store.keys.topic(TOPIC).group("lisa").ready
     held: list[int] = []
     attempts: list[int] = []
     consumer = Consumer(bench.url, concurrency=concurrency)
@@ -291,7 +288,7 @@ def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None
     @consumer.on(TOPIC)
     def handle(message: Message) -> None:
         if isinstance(message.body, bytes):
-            held.append(bench.ask("XPENDING", ready, "lisa")[0])
+            held.append(bench.pending(TOPIC))
             attempts.append(message.attempt)
 
     bench.send(TOPIC, range(2_000))

@@ -164,7 +164,7 @@ def test_a_reader_lives_through_an_exception_in_what_mends_another(
     with consumer:
         wait_until(lambda: consumer.health()["status"] == "ok")
         fault.error = AttributeError("get_node")
-        bench.ask("XGROUP", "DESTROY", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")
+        bench.ask("XGROUP", "DESTROY", bench.ready(TOPIC), "lisa")
         wait_until(lambda: fault.raised >= 2)
         assert consumer.health()["status"] == "failing"
         fault.error = None
