@@ -35,7 +35,7 @@ from tests.consumers import Bench, presences, state_of
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from lisa.consumer.reader import Reader
     from lisa.embedded import EmbeddedServer
@@ -80,14 +80,38 @@ def members_of(consumer: Consumer) -> set[Any]:
     return {one for shared in list(found) for one in list(shared.members.current)}
 
 
+def declare_all(bench: Bench, topics: list[str] = TOPICS, **options: object) -> None:
+    """Declare the group of each topic."""
+    for topic in topics:
+        bench.declare(topic, **options)
+
+
+def send_all(bench: Bench, bodies: Sequence[object], topics: list[str] = TOPICS) -> None:
+    """Send the same bodies to each topic."""
+    for topic in topics:
+        bench.send(topic, bodies)
+
+
+def all_acked(bench: Bench, count: int, topics: list[str] = TOPICS) -> Callable[[], bool]:
+    """Whether so many messages of each topic are acked."""
+    return lambda: all(bench.stat(topic, "acked") == count for topic in topics)
+
+
+def consumer_of(
+    url: str, handler: Callable[[Message], Any], topics: list[str] = TOPICS, **options: Any
+) -> Consumer:
+    """A consumer with one handler for all topics."""
+    consumer = Consumer(url, **options)
+    for topic in topics:
+        consumer.on(topic, handler)
+    return consumer
+
+
 @contextmanager
 def reading(bench: Bench, seen: Seen, topics: list[str], **options: Any) -> Iterator[Consumer]:
     """A consumer that reads topics together, while a manager works."""
-    for topic in topics:
-        bench.declare(topic, retry_delays="0")
-    consumer = Consumer(bench.url, **options)
-    for topic in topics:
-        consumer.on(topic, seen.take)
+    declare_all(bench, topics, retry_delays="0")
+    consumer = consumer_of(bench.url, seen.take, topics, **options)
     with consumer, bench.manager(*topics):
         wait_until(lambda: is_shared(consumer, *topics))
         yield consumer
@@ -99,9 +123,8 @@ def test_many_topics_need_few_threads_and_connections(bench: Bench, concurrency:
     seen = Seen()
     before = threading.active_count()
     with reading(bench, seen, topics, concurrency=concurrency):
-        for topic in topics:
-            bench.send(topic, [1, 2])
-        wait_until(lambda: all(bench.stat(topic, "acked") == 2 for topic in topics))
+        send_all(bench, [1, 2], topics)
+        wait_until(all_acked(bench, 2, topics))
         wait_until(lambda: threading.active_count() - before < 8 + concurrency)
         connections = len(bench.ask("CLIENT", "LIST").splitlines())
         assert connections < 20 + concurrency
@@ -114,15 +137,10 @@ async def test_async_handlers_take_messages_of_topics_that_are_read_together(ben
     async def handle(message: Message) -> None:
         seen.take(message)
 
-    for topic in TOPICS:
-        bench.declare(topic)
-    consumer = Consumer(bench.url, concurrency=20)
-    for topic in TOPICS:
-        consumer.on(topic, handle)
-    with consumer, bench.manager(*TOPICS):
-        for topic in TOPICS:
-            bench.send(topic, range(50))
-        wait_until(lambda: all(bench.stat(topic, "acked") == 50 for topic in TOPICS))
+    declare_all(bench)
+    with consumer_of(bench.url, handle, concurrency=20), bench.manager(*TOPICS):
+        send_all(bench, range(50))
+        wait_until(all_acked(bench, 50))
     assert all(sorted(seen.of(topic)) == list(range(50)) for topic in TOPICS)
 
 
@@ -208,19 +226,15 @@ def test_a_slow_topic_leaves_slots_and_messages_to_the_others(bench: Bench) -> N
         release.wait(20)
         seen.take(message)
 
-    for topic in TOPICS:
-        bench.declare(topic)
-    consumer = Consumer(bench.url, concurrency=2)
-    for topic in TOPICS:
-        consumer.on(topic, wait)
-    for topic in TOPICS:
-        bench.send(topic, range(10))
+    declare_all(bench)
+    consumer = consumer_of(bench.url, wait, concurrency=2)
+    send_all(bench, range(10))
     with consumer, bench.manager(*TOPICS):
         wait_until(lambda: consumer.numbers() and len(running(consumer)) == 2)
         held = {topic: len(one.sub.leases.held) for topic, one in readers_of(consumer).items()}
         assert all(count <= 2 for count in held.values()), held
         release.set()
-        wait_until(lambda: all(bench.stat(topic, "acked") == 10 for topic in TOPICS))
+        wait_until(all_acked(bench, 10))
     assert len(seen) == 10 * len(TOPICS)
 
 
@@ -240,16 +254,14 @@ def test_topics_with_slow_handlers_take_turns(
     async def handle_on_loop(message: Message) -> None:
         await asyncio.to_thread(handle, message)
 
-    for topic in TOPICS:
-        bench.declare(topic, ack_timeout="1s")
+    declare_all(bench, ack_timeout="1s")
     consumer = Consumer(bench.url, concurrency=concurrency)
     for topic in TOPICS:
         consumer.on(topic, handle_on_loop if is_mixed and topic == FIRST else handle)
     with consumer, bench.manager(*TOPICS):
         wait_until(lambda: is_shared(consumer, *TOPICS))
         readers |= readers_of(consumer)
-        for topic in TOPICS:
-            bench.send(topic, range(20))
+        send_all(bench, range(20))
         wait_until(lambda: len(seen) >= 20)
     assert {topic for topic, _ in seen[:20]} == set(TOPICS), seen[:20]
 
@@ -277,11 +289,8 @@ def test_slow_handlers_leave_a_backlog_to_other_consumers(
         bench.declare(topic)
         bench.send(topic, range(5))
         bench.store.call(Promote(topic))
-    consumer = Consumer(bench.url)
-    for topic in TOPICS:
-        consumer.on(topic, handle)
-    with consumer:
-        wait_until(lambda: all(bench.stat(topic, "acked") == 5 for topic in TOPICS))
+    with consumer_of(bench.url, handle):
+        wait_until(all_acked(bench, 5))
     assert len(singly) >= len(TOPICS)
     assert len(set(singly)) > 1
 
@@ -307,10 +316,7 @@ def test_many_readers_need_few_reads_for_fast_handlers(
         bench.declare(topic)
         bench.send(topic, range(each))
         bench.store.call(Promote(topic))
-    consumer = Consumer(bench.url)
-    for topic in topics:
-        consumer.on(topic, handle)
-    with consumer:
+    with consumer_of(bench.url, handle, topics):
         wait_until(lambda: len(seen) >= each * len(topics))
     assert len(reads) < len(seen) / 2
 
@@ -328,12 +334,9 @@ def test_a_degraded_topic_is_read_on_its_own(bench: Bench) -> None:
         if message.body != "good":
             raise ValueError(message.body)
 
-    for topic in TOPICS:
-        bench.declare(topic, retry_delays="1h")
-    consumer = Consumer(bench.url)
+    declare_all(bench, retry_delays="1h")
+    consumer = consumer_of(bench.url, seen.take, TOPICS[1:])
     consumer.on(FIRST, fail)
-    for topic in TOPICS[1:]:
-        consumer.on(topic, seen.take)
     with consumer, bench.manager(*TOPICS):
         wait_until(lambda: is_shared(consumer, *TOPICS))
         bench.send(FIRST, range(DEGRADED_AFTER + 2))
@@ -348,9 +351,8 @@ def test_a_degraded_topic_is_read_on_its_own(bench: Bench) -> None:
 
 def test_batch_handlers_and_own_limits_keep_topics_apart(bench: Bench) -> None:
     seen = Seen()
-    for topic in TOPICS:
-        bench.declare(topic)
-    consumer = Consumer(bench.url, concurrency=4)
+    declare_all(bench)
+    consumer = consumer_of(bench.url, seen.take, [THIRD, FOURTH], concurrency=4)
 
     @consumer.on(FIRST, batch=10, within="100ms")
     def handle(batch: Batch) -> None:
@@ -358,13 +360,10 @@ def test_batch_handlers_and_own_limits_keep_topics_apart(bench: Bench) -> None:
             seen.take(message)
 
     consumer.on(SECOND, seen.take, concurrency=2)
-    for topic in (THIRD, FOURTH):
-        consumer.on(topic, seen.take)
     with consumer, bench.manager(*TOPICS):
         wait_until(lambda: is_shared(consumer, THIRD, FOURTH))
-        for topic in TOPICS:
-            bench.send(topic, range(20))
-        wait_until(lambda: all(bench.stat(topic, "acked") == 20 for topic in TOPICS))
+        send_all(bench, range(20))
+        wait_until(all_acked(bench, 20))
     assert all(sorted(seen.of(topic)) == list(range(20)) for topic in TOPICS)
 
 
@@ -378,8 +377,7 @@ def test_groups_are_read_separately(bench: Bench) -> None:
         for group in ("lisa", "audit"):
             consumer.on(topic, partial(lambda g, m: seen.append((g, m.body)), group), group=group)
     with consumer, bench.manager(*TOPICS):
-        for topic in TOPICS:
-            bench.send(topic, range(5))
+        send_all(bench, range(5))
         pairs = [(topic, group) for topic in TOPICS for group in ("lisa", "audit")]
         wait_until(lambda: all(bench.stat(topic, "acked", group) == 5 for topic, group in pairs))
     assert len(seen.of("lisa")) == len(seen.of("audit")) == 5 * len(TOPICS)
@@ -391,15 +389,13 @@ def test_a_server_that_is_killed_loses_no_message(
 ) -> None:
     bench, seen = Bench(own_server.url), Seen()
     options = {"concurrency": concurrency, "poll_timeout": timedelta(seconds=1)}
-    for topic in TOPICS:
-        bench.declare(topic, ack_timeout="1s", retry_delays="0,0,0")
+    declare_all(bench, ack_timeout="1s", retry_delays="0,0,0")
     with reading(bench, seen, TOPICS, **options):
-        for topic in TOPICS:
-            bench.send(topic, range(200))
+        send_all(bench, range(200))
         wait_until(lambda: len(seen) > 50)
         own_server.kill()
         own_server.restart()
-        wait_until(lambda: all(bench.stat(topic, "acked") == 200 for topic in TOPICS))
+        wait_until(all_acked(bench, 200))
     assert all(set(seen.of(topic)) == set(range(200)) for topic in TOPICS)
     bench.store.close()
 
@@ -412,17 +408,15 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
             bench.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     thread = threading.Thread(target=cut)
-    for topic in TOPICS:
-        bench.declare(topic, ack_timeout="1s", retry_delays="0,0,0")
+    declare_all(bench, ack_timeout="1s", retry_delays="0,0,0")
     with reading(bench, seen, TOPICS) as consumer:
         thread.start()
         for start in range(0, 100, 10):
-            for topic in TOPICS:
-                bench.send(topic, range(start, start + 10))
+            send_all(bench, range(start, start + 10))
         wait_until(lambda: len(seen) > 100)
         ended.set()
         thread.join()
-        wait_until(lambda: all(bench.stat(topic, "acked") == 100 for topic in TOPICS))
+        wait_until(all_acked(bench, 100))
         wait_until(lambda: is_shared(consumer, *TOPICS))
     assert all(set(seen.of(topic)) == set(range(100)) for topic in TOPICS)
 
@@ -465,17 +459,14 @@ def test_an_error_for_one_topic_leaves_the_messages_of_no_other_behind(
     for topic in TOPICS:
         bench.declare(topic, ack_timeout="1h")
         bench.store.call(Promote(topic))  # so that the script and the groups are known
-    consumer = Consumer(bench.url, concurrency=2)
-    for topic in TOPICS:
-        consumer.on(topic, seen.take)
+    consumer = consumer_of(bench.url, seen.take, concurrency=2)
     with consumer:
         wait_until(lambda: is_shared(consumer, *TOPICS))
         monkeypatch.setattr(Dispatcher, "_grant", failing)
-        for topic in TOPICS:
-            bench.send(topic, [1])
+        send_all(bench, [1])
         calls = [bench.store._call_if_known(Promote(topic), "") for topic in TOPICS]
         bench.store.connection.execute_many([("MULTI",), *calls, ("EXEC",)])
-        wait_until(lambda: all(bench.stat(one, "acked") == 1 for one in TOPICS), timeout=SOON)
+        wait_until(all_acked(bench, 1), timeout=SOON)
     assert sorted(topic for topic, _ in seen) == sorted(TOPICS)
 
 
@@ -483,11 +474,8 @@ def test_topics_leave_together_although_reads_cannot_be_ended(own_server: Embedd
     """If CLIENT UNBLOCK is not permitted, all topics leave once the blocking read times out."""
     bench, seen = Bench(own_server.url), Seen()
     bench.ask("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client|unblock")
-    for topic in TOPICS:
-        bench.declare(topic)
-    consumer = Consumer(own_server.url.replace("//", "//limited:secret@"))
-    for topic in TOPICS:
-        consumer.on(topic, seen.take)
+    declare_all(bench)
+    consumer = consumer_of(own_server.url.replace("//", "//limited:secret@"), seen.take)
     with consumer:
         wait_until(lambda: len(members_of(consumer)) == len(TOPICS))
         consumer.pause()
@@ -519,8 +507,7 @@ def test_a_lost_reply_costs_few_calls_until_no_lease_is_left(
             asked.append(command[1])
         return ask(store, *command)
 
-    for topic in TOPICS:
-        bench.declare(topic, ack_timeout="1h")
+    declare_all(bench, ack_timeout="1h")
     seen = Seen()
     with reading(bench, seen, TOPICS) as consumer:
         wait_until(
@@ -540,9 +527,8 @@ def test_a_lost_reply_costs_few_calls_until_no_lease_is_left(
 
 def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
     seen = Seen()
-    for topic in TOPICS:
-        bench.declare(topic)
-    consumer = Consumer(bench.url)
+    declare_all(bench)
+    consumer = consumer_of(bench.url, seen.take, [THIRD, FOURTH])
 
     def leave(message: Message) -> None:
         seen.take(message)
@@ -554,8 +540,6 @@ def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
 
     consumer.on(FIRST, leave)
     consumer.on(SECOND, stop)
-    for topic in (THIRD, FOURTH):
-        consumer.on(topic, seen.take)
     consumer.start()
     with bench.manager(*TOPICS):
         wait_until(lambda: is_shared(consumer, *TOPICS))
@@ -662,9 +646,8 @@ def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
 
         monkeypatch.setattr(SharedReads, "read", refusing)
         wait_until(lambda: is_shared(consumer))
-        for topic in TOPICS:
-            bench.send(topic, [1])
-        wait_until(lambda: all(bench.stat(topic, "acked") == 1 for topic in TOPICS))
+        send_all(bench, [1])
+        wait_until(all_acked(bench, 1))
         assert len(refused) == 1
         assert is_shared(consumer)
 
@@ -677,6 +660,5 @@ def test_many_topics_are_paused_and_resumed(bench: Bench) -> None:
         wait_until(lambda: is_shared(consumer))
         consumer.resume()
         wait_until(lambda: is_shared(consumer, *topics))
-        for topic in topics:
-            bench.send(topic, [1])
-        wait_until(lambda: all(bench.stat(topic, "acked") == 1 for topic in topics))
+        send_all(bench, [1], topics)
+        wait_until(all_acked(bench, 1, topics))
