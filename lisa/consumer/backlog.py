@@ -8,10 +8,10 @@ from lisa.consumer.member import Member
 from lisa.consumer.shared_reads import Found
 
 BUSY_READS = 4
-"""After so many reads in a row with the most entries, a topic is read on its own thread."""
+"""After this many full reads in a row, a topic is read on its own thread."""
 
 FEW_TOPICS = 2
-"""If reads find more topics than these, they are cheap enough for a busy one."""
+"""A read that finds messages of more topics is cheap enough, even if one of them is busy."""
 
 MOST_TURNS = 3
 """Topics that are read one by one while a slot waits."""

@@ -61,17 +61,16 @@ def _named(module: ModuleType, name: str) -> AnyConsumer:
 
 def _only(module: ModuleType) -> AnyConsumer:
     consumers = {
-        id(one): name for name, one in vars(module).items() if isinstance(one, AnyConsumer)
+        id(one): (name, one) for name, one in vars(module).items() if isinstance(one, AnyConsumer)
     }
     if len(consumers) > 1:
-        names = ", ".join(sorted(consumers.values()))
+        names = ", ".join(sorted(name for name, _ in consumers.values()))
         raise ConfigError(
             f"module {module.__name__} has several consumers ({names}); choose one with "
             f"{module.__name__}:NAME"
         )
     if consumers:
-        one = getattr(module, next(iter(consumers.values())))
-        assert isinstance(one, AnyConsumer)  # noqa: S101  for the type checker
+        ((_, one),) = consumers.values()
         return one
     if not everywhere.received.receivers:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A topic that a shared reader reads, and all topics of one."""
+"""The topics of a shared reader."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Member(Protocol):
         """
 
     def take_back(self, why: Return) -> bool:
-        """Continue on a thread of its own; returns False if no thread can be started."""
+        """Read on the topic's own thread again; returns False if no thread can be started."""
 
     def begin(self) -> bool:
-        """Join the group, then be read; returns False to be called again.
+        """Join the group and let a reader read the topic.
 
-        So if the server does not answer, or if no thread can be started.
+        Returns False, to be called again, if the server does not answer or no thread can be started.
         """
 
 
@@ -134,9 +134,9 @@ class Members:
         self._return_at = 0.0
 
     def let_return(self) -> bool:
-        """Let topics that left return to their own threads; returns False once none is left.
+        """Return leaving topics to their own threads; returns False once no topic is left.
 
-        Those without a thread wait for one, and are not read.
+        A topic whose thread cannot be started is not read until it can.
         """
         if self._returning and time.monotonic() >= self._return_at:
             self._return_at = time.monotonic() + NO_THREAD_S

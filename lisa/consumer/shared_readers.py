@@ -24,7 +24,7 @@ from lisa.core.store.store import SyncStore
 log = logging.getLogger("lisa.consumer")
 
 MOST_JOINED = 100
-"""After so many topics that start, the running reads are ended for them."""
+"""Once this many topics wait to be read, the running reads are interrupted to add them."""
 
 
 class SharedReaders:

@@ -1,4 +1,4 @@
-"""Blocking reads of one group's stream, which other threads can interrupt."""
+"""Reads one group's stream; other threads can interrupt a blocking read."""
 
 from __future__ import annotations
 

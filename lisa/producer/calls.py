@@ -36,8 +36,9 @@ MOST = STEPS_PER_CALL // Enqueue.steps
 """Maximum number of new messages per call if all are due together later: no group is involved."""
 
 REPLACE_COST = 4
-_REPLACING = (OnDuplicate.REPLACE, OnDuplicate.KEEP_LIVE)
 """Relative cost of a message that may replace another, which is removed from all its groups."""
+
+_REPLACING = (OnDuplicate.REPLACE, OnDuplicate.KEEP_LIVE)
 
 
 def check_iterable(value: object, what: str) -> None:

@@ -106,7 +106,7 @@ class Flows(Sending):
         id: str | None = None,  # noqa: A002  the name that users expect
         **options: Unpack[SendOptions],
     ) -> Flow[SendOutcome]:
-        """Send one message like `send`, and return what became of it beside its id.
+        """Send one message like `send`, and return its id and its outcome.
 
         The outcome is "accepted" for a new message; for a known id "duplicate" (nothing was added),
         "replaced" or, with `on_duplicate="reject"`, "rejected". Raises what `send` raises, except

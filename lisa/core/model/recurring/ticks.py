@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -24,7 +24,7 @@ ON_TIME_MS = 10_000
 """Ticks up to this late were not missed: a fail-over of server or manager may take so long."""
 
 LOOK_AGAIN_MS = 1_000
-"""How often a queued tick looks whether the earlier occurrence has ended."""
+"""How often to check whether the occurrence that a queued tick waits for has ended."""
 
 MOST_EARLIER = 10
 """Earlier occurrences that a tick checks for an overlap."""
