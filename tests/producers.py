@@ -1,13 +1,9 @@
-"""Shared by the producer's tests: one interface for both producers, and a lossy proxy."""
+"""Shared by the producer's tests: one interface for both producers."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from lisa.core.model.stream import Entry
 from lisa.core.transitions.declare import Declare
@@ -116,68 +112,3 @@ class Topic:
 
     def close(self) -> None:
         self.store.close()
-
-
-class LossyProxy:
-    """Forwards to a server, and can drop the reply to a script that has run."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._server = (str(parts.hostname), int(parts.port or 0))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self.lost = 0
-        self._to_lose = 0
-        self._sockets: list[socket.socket] = [self._listener]
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    def lose(self, replies: int) -> None:
-        """Drop the next replies to EVALSHA, and close the connection each time."""
-        self._to_lose = replies
-
-    def close(self) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        for thread in self._threads:
-            thread.join(5)
-
-    def _start(self, work: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
-                self._sockets += (client, server)
-                self._start(self._serve, client, server)
-
-    def _serve(self, client: socket.socket, server: socket.socket) -> None:
-        """Strictly in turn, as for a client without pipelining: all requests, then replies."""
-        client.settimeout(0.01)
-        server.settimeout(0.01)
-        armed = False
-        with client, server, suppress(ConnectionError, OSError):
-            while True:
-                with suppress(TimeoutError):
-                    request = client.recv(1 << 20)
-                    if not request:
-                        return
-                    armed = armed or (self._to_lose > 0 and b"EVALSHA" in request)
-                    server.sendall(request)
-                    continue
-                with suppress(TimeoutError):
-                    reply = server.recv(1 << 20)
-                    if armed and not reply.startswith(b"-"):
-                        self._to_lose -= 1
-                        self.lost += 1
-                        return
-                    armed = False
-                    if not reply:
-                        return
-                    client.sendall(reply)

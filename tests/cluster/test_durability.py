@@ -16,7 +16,8 @@ from lisa import ConfigError, NotReplicated, Producer, ServerUnavailable, replic
 from lisa.core.model.keys import Keys
 from tests import topologies
 from tests.gateways import Gateway
-from tests.producers import Either, LossyProxy
+from tests.producers import Either
+from tests.proxies import LossyProxy
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,11 +24,12 @@ from lisa.manager.server_clock import ServerClock
 from lisa.manager.server_monitor import ServerMonitor
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.waker import Waker
+from tests.proxies import HoldingProxy
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Self
+    from typing import Any
 
     import redis
 
@@ -186,57 +183,6 @@ class TestGroupDeclarer:
         cast.store.drive(presence.announce_consumer(cast.store, record))
 
 
-class Held:
-    """Forwards to a server; holds a client's data from a given word on until released."""
-
-    def __init__(self, url: str, word: bytes) -> None:
-        parts = urlsplit(url)
-        self._server = (str(parts.hostname), int(parts.port or 0))
-        self._word = word
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self.holds = False
-        self._released = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def release(self) -> None:
-        self._released.set()
-
-    def __enter__(self) -> Self:
-        self._run(self._accept)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(5)
-
-    def _run(self, work: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
-                self._run(self._forward, client, server)
-                self._run(self._forward, server, client)
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with source, suppress(OSError):
-            while said := source.recv(1 << 16):
-                if self._word in said and not self._released.is_set():
-                    self.holds = True
-                    self._released.wait(20)
-                target.sendall(said)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-
 class TestWaker:
     def test_it_listens_and_reports_gaps(self, cast: Cast, raw: redis.Redis) -> None:
         woken: list[str] = []
@@ -261,7 +207,7 @@ class TestWaker:
         self, server: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lisa.manager.waker.LISTEN_S", 0.05)
-        with Held(server, b"SUBSCRIBE") as way:
+        with HoldingProxy(server, b"SUBSCRIBE") as way:
             connection = Connection(Address(way.url))
             listening: list[int] = []
             waker = Waker(

@@ -17,7 +17,8 @@ from lisa.core.transitions.configure import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import Outgoing, Sent
-from tests.producers import Either, LossyProxy, Topic
+from tests.producers import Either, Topic
+from tests.proxies import LossyProxy
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def proxy(redis_url: str) -> Iterator[LossyProxy]:
-    running = LossyProxy(redis_url)
-    yield running
-    running.close()
+    with LossyProxy(redis_url) as running:
+        yield running
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from lisa.core.store.runner import caller
 from lisa.core.transitions.configure import Configure
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Cancelled
-from tests.producers import LossyProxy, Topic
+from tests.producers import Topic
+from tests.proxies import LossyProxy
 
 if TYPE_CHECKING:
     import redis
@@ -263,15 +264,12 @@ async def test_without_a_server_each_caller_gets_an_error() -> None:
 
 
 async def test_a_lost_reply_adds_nothing(redis_url: str, topic: Topic) -> None:
-    proxy = LossyProxy(redis_url)
-    try:
+    with LossyProxy(redis_url) as proxy:
         async with AsyncProducer(proxy.url) as producer:
             await producer.send("orders", "x", id="x", delay=HOUR)
             proxy.lose(2)
             sends = [producer.send("orders", n, delay=HOUR) for n in range(20)]
             ids = await asyncio.gather(*sends, producer.send("orders", 1, id="own", delay=HOUR))
-    finally:
-        proxy.close()
     assert proxy.lost == 2
     assert topic.waiting().keys() == {"x", *ids}
     assert topic.store.drive(topic.store.stats("orders"))["sent"] == 22

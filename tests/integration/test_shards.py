@@ -17,7 +17,8 @@ from lisa.core.store.reshard import spread
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.set_layout import SetLayout
 from lisa.producer import Outgoing, Producer
-from tests.producers import Either, LossyProxy
+from tests.producers import Either
+from tests.proxies import LossyProxy
 from tests.servers import wait_until
 from tests.shards import ORDERS
 
@@ -154,8 +155,7 @@ def test_a_layout_lost_with_its_server_gets_a_higher_number(split: Split) -> Non
 def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) -> None:
     """The call arrives under one layout and is repeated under the next."""
     split_here.into(2)
-    proxy = LossyProxy(split_here.url)
-    with Producer(proxy.url) as producer:
+    with LossyProxy(split_here.url) as proxy, Producer(proxy.url) as producer:
         producer.send("orders", 0, delay=HOUR)
         for n, shards in enumerate((4, 8, 1, 3), 1):
             sending = threading.Thread(
@@ -167,7 +167,6 @@ def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) 
             split_here.into(shards)  # within the pause before the call is repeated
             sending.join()
             assert len(split_here.copies()) == n + 1
-    proxy.close()
 
 
 def test_options_and_groups_are_in_every_shard(split: Split) -> None:
