@@ -51,9 +51,7 @@ def cast(redis_url: str) -> Iterator[Cast]:
 def managers(url: str, count: int = 2) -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(count):
-            made = Manager(url)
-            made.start()
-            stack.callback(made.stop)
+            stack.enter_context(Manager(url))
         yield
 
 

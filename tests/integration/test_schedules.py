@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,16 +56,6 @@ def cast(redis_url: str) -> Iterator[Cast]:
     cast.store.close()
 
 
-@contextmanager
-def manager(url: str) -> Iterator[Manager]:
-    made = Manager(url)
-    made.start()
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
 def ids_waiting(cast: Cast) -> list[str]:
     return sorted(one.decode() for one in cast.store.ask("ZRANGE", cast.keys.waiting, 0, -1))
 
@@ -101,7 +90,7 @@ def test_occurrences_are_handled_at_their_ticks(redis_url: str, producer: Produc
             (message.id, message.body, message.headers, time.time() * 1000)
         )
     )
-    with manager(redis_url), manager(redis_url), consumer:
+    with Manager(redis_url), Manager(redis_url), consumer:
         assert producer.schedule(
             "s", topic=TOPIC, body={"n": "${count}"}, every="1s", template=True
         )
@@ -129,7 +118,7 @@ def test_a_running_occurrence_delays_or_prevents_the_next(
     consumer = Consumer(redis_url, concurrency=4)
     consumer.on(TOPIC)(handler)
     cast = Cast(redis_url)
-    with manager(redis_url), consumer:
+    with Manager(redis_url), consumer:
         producer.schedule("s", topic=TOPIC, body=None, every="1s", overlap=overlap)
         counted = 1 if overlap == "queue_one" else 2
         wait_until(
@@ -378,7 +367,7 @@ def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> No
     record = schedule_of(producer, "all")
     assert record.next_ms is not None
     wait_until(lambda: cast.now_ms() > (record.next_ms or 0) + 2_500)
-    with manager(cast.store.connection.address.url):
+    with Manager(cast.store.connection.address.url):
         wait_until(lambda: len([one for one in ids_of(cast) if one.startswith("all@")]) >= 4)
     assert_complete([one for one in ids_of(cast) if one.startswith("all@")], 1000)
 
@@ -483,7 +472,7 @@ def test_a_full_topic_gets_an_occurrence_at_its_tick(
 ) -> None:
     cast.configure(capacity="1")
     producer.schedule("s", topic=TOPIC, body=1, every="1s")
-    with manager(redis_url):
+    with Manager(redis_url):
         wait_until(lambda: producer.get_schedule(TOPIC, "s").last_ms < cast.now_ms())  # type: ignore[union-attr,operator]
         assert len(ids_of(cast)) == 1
         (entry,) = cast.await_entries()
@@ -498,7 +487,7 @@ def ids_of(cast: Cast) -> list[str]:
 
 def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:
     url = split.store.connection.address.url
-    with Producer(url) as producer, manager(url):
+    with Producer(url) as producer, Manager(url):
         producer.schedule("s", topic=TOPIC, body=1, every="1s")
         split.store.call(Configure(TOPIC, {"shards": "4"}))
         handled: list[str] = []
@@ -571,7 +560,7 @@ def test_a_topic_without_schedules_is_unlisted(
     producer.schedule("s", topic=TOPIC, body=1, every="1h")
     assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
     producer.remove_schedule(TOPIC, "s")
-    with manager(redis_url):
+    with Manager(redis_url):
         wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
 
 
@@ -651,7 +640,7 @@ def test_a_tick_without_a_schedule_is_removed(
     cast.store.ask("HDEL", cast.keys.schedules, "s")
     cast.store.ask("ZADD", cast.keys.ticks, 5, "s", 6, "other")
     producer.schedule("last", topic=TOPIC, body=1, every="1h")
-    with manager(redis_url):
+    with Manager(redis_url):
         wait_until(lambda: cast.store.ask("ZCARD", cast.keys.ticks) == 1)
     assert cast.store.ask("ZSCORE", cast.keys.ticks, "last")
 
@@ -662,7 +651,7 @@ def test_an_unreadable_schedule_does_not_stop_others(
     cast.store.ask("HSET", cast.keys.schedules, "bad", "junk")
     cast.store.ask("ZADD", cast.keys.ticks, 5, "bad")
     producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap="skip")
-    with manager(redis_url):
+    with Manager(redis_url):
         wait_until(lambda: len(ids_of(cast)) >= 1)
     assert int(cast.store.ask("ZSCORE", cast.keys.ticks, "bad")) > cast.now_ms()
 

@@ -212,13 +212,9 @@ def test_past_wall_times_leave_the_list_and_the_topic_is_unlisted(
     with Producer(redis_url) as producer:
         producer.send(TOPIC, 1, at_local="2025-01-01T09:00", tz="UTC")
     assert cast.store.ask("ZCARD", cast.keys.local) == 1
-    manager = Manager(redis_url)
-    manager.start()
-    try:
+    with Manager(redis_url):
         wait_until(lambda: not cast.store.ask("EXISTS", cast.keys.local))
         wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
-    finally:
-        manager.stop()
 
 
 def test_past_wall_times_of_many_topics_leave_the_lists_as_fast_as_they_come(cast: Cast) -> None:
@@ -287,14 +283,10 @@ def test_a_topic_with_wall_times_stays_listed(redis_url: str, cast: Cast) -> Non
         producer.schedule("s", topic="other", body=1, every="1h")
         producer.remove_schedule("other", "s")
     scheduled = cast.store.keys.scheduled
-    manager = Manager(redis_url)
-    manager.start()
-    try:
+    with Manager(redis_url):
         wait_until(lambda: not cast.store.ask("ZSCORE", scheduled, "other"))
         wait_until(lambda: cast.store.ask("HGET", cast.keys.options, "zones") is not None)
         assert cast.store.ask("ZSCORE", scheduled, TOPIC)
-    finally:
-        manager.stop()
 
 
 def test_a_search_lists_topics_with_wall_times_again(redis_url: str, cast: Cast) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -79,17 +78,6 @@ def server(tmp_path: Path) -> Iterator[ShiftedServer]:
         yield server
 
 
-@contextmanager
-def running(*roles: Any) -> Iterator[None]:
-    for role in roles:
-        role.start()
-    try:
-        yield
-    finally:
-        for role in reversed(roles):
-            role.stop()
-
-
 SLOW_S = 0.002
 """How long a handler takes, so that many messages wait for one as the window closes."""
 
@@ -131,7 +119,7 @@ def check_evening(
         sent = producer.send_many(TOPIC, range(count), at_ms=CLOSES_MS - early_ms)
         assert sent.accepted == count
         producer.send(TOPIC, "probe")
-    with running(Manager(server.url), consumer_of(evening, kind)):
+    with Manager(server.url), consumer_of(evening, kind):
         evening.wait_for(lambda: len(evening.seen), 1)
         evening.seen.clear()
         evening.set_clock((CLOSES_MS - early_ms) / 1000 - lead_s)
@@ -182,7 +170,7 @@ def test_a_reclaimed_delivery_and_a_retry_wait_for_the_window(server: ShiftedSer
     evening.cast.configure(window="9-21", retry_delays="0,0,0,0", ack_timeout="1000")
     with Producer(server.url) as producer, Consumer(server.url, group="g") as consumer:
         ids = [producer.send(TOPIC, body) for body in ("held", "failing", "backlog")]
-        with running(Manager(server.url)):
+        with Manager(server.url):
             first = consumer.pull(TOPIC, batch=2, wait="5s")
             assert [one.message.id for one in first] == ids[:2]
             wait_until(lambda: server.now() > CLOSES_MS / 1000)
@@ -213,7 +201,7 @@ def test_each_message_has_the_window_of_its_recipient(server: ShiftedServer) -> 
         for zone in zones:
             zones[zone] = producer.send(TOPIC, zone, at_ms=at_ms, headers={"timezone": zone})
         own = producer.send(TOPIC, "own", at_ms=at_ms, window="22-23", tz="Europe/Berlin")
-        with running(Manager(server.url)):
+        with Manager(server.url):
             found: list[Any] = []
 
             def came() -> bool:
