@@ -60,7 +60,7 @@ def read(store: Store) -> Flow[Numbers]:
 
 def _ask(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     """Plain reads in one round trip; None where the server refuses. Raises LisaError."""
-    replies = yield from store.commands_once(commands)
+    replies = (yield from store.commands_once(commands)) if commands else []
     for reply in replies:
         if isinstance(reply, Exception) and errors.passes(reply):
             raise errors.translated(reply, store.where) from reply
@@ -87,7 +87,7 @@ def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) 
     heads = {topic: TopicReplies(*flat[size * i : size * (i + 1)]) for i, topic in enumerate(whole)}
     lines = [(topic, text(name)) for topic in whole for name in sorted(heads[topic].groups or ())]
     asked = [one for topic, name in lines for one in _group(store, topic, name, now_ms)]
-    flat = (yield from _ask(store, asked)) if asked else []
+    flat = yield from _ask(store, asked)
     size = len(GroupReplies._fields)
     counts = {line: GroupReplies(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}
     since = yield from _oldest_ready(store, counts)
@@ -149,7 +149,7 @@ def _oldest_ready(
         )
         for topic, group in lines
     ]
-    replies = (yield from _ask(store, asked)) if asked else []
+    replies = yield from _ask(store, asked)
     found = {}
     for line, reply in zip(lines, replies, strict=True):
         due = pairs(reply[0][1]).get(b"due", b"") if reply else b""
@@ -165,7 +165,7 @@ def _on_ramps(store: Store, heads: Mapping[str, TopicReplies], now_ms: int) -> F
     asked: list[Command] = [
         ("ZCOUNT", store.keys.topic(topic).waiting, "-inf", late_ms) for topic in topics
     ]
-    replies = (yield from _ask(store, asked)) if asked else []
+    replies = yield from _ask(store, asked)
     return {topic: count or 0 for topic, count in zip(topics, replies, strict=True)}
 
 
@@ -183,7 +183,7 @@ def _oldest_unread(
         ("XRANGE", store.keys.topic(topic).events, f"({entry}", "+", "COUNT", 1)
         for topic, _, entry in lines
     ]
-    replies = (yield from _ask(store, asked)) if asked else []
+    replies = yield from _ask(store, asked)
     return {
         (topic, name): entry_ms(reply[0][0])
         for (topic, name, _), reply in zip(lines, replies, strict=True)
