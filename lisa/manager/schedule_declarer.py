@@ -29,7 +29,10 @@ def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinitio
     """
     key = store.keys.topic(topic).options
     stored = store.ask("HGET", key, FIELD)
-    earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
+    try:
+        earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
+    except msgspec.DecodeError as error:
+        raise LisaError(f"field {FIELD} of {key}: {error}; delete the field") from error
     if not wanted and not earlier:
         return
     names = sorted({*earlier, *wanted})

@@ -28,7 +28,6 @@ from tests.proxies import HoldingProxy
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     import redis
@@ -68,11 +67,12 @@ class TestRegistry:
         registry(cast, a={}).step()
         assert cast.store.drive(cast.store.options("a")).ack_timeout == timedelta(seconds=10)
 
+    @pytest.mark.parametrize("broken", [("SET", "not a hash"), ("HSET", "schedules", "not JSON")])
     def test_a_broken_topic_does_not_stop_others_and_is_retried(
-        self, cast: Cast, raw: redis.Redis
+        self, cast: Cast, raw: redis.Redis, broken: tuple[str, ...]
     ) -> None:
         options = cast.store.keys.topic("a").options
-        raw.set(options, "not a hash")
+        raw.execute_command(broken[0], options, *broken[1:])
         made = registry(cast, a={"max_ready": 5}, b={"max_ready": 5})
         made.step()
         assert made.topics == ["a", "b"]
