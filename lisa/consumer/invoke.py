@@ -27,7 +27,7 @@ NO_RECEIVER = Verdict("this topic no longer has a receiver")
 NOT_RUN = Verdict("the handler returned a generator or a coroutine, whose code has not run")
 
 
-class Waiting(NamedTuple):
+class AwaitResult(NamedTuple):
     """Wait for an awaitable, such as one that a handler returned."""
 
     awaitable: Awaitable[Any]
@@ -50,7 +50,7 @@ def on_message(plan: HandlerPlan, held: Held) -> Flow[Outcome]:
         try:
             result = receiver.call(held)
             if result is not None and inspect.isawaitable(result):
-                result = yield Waiting(result)
+                result = yield AwaitResult(result)
             worst = combined(worst, _outcome_of(result))
         except asyncio.CancelledError as error:
             return verdict_of(error)
@@ -127,7 +127,7 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
     try:
         result = handler(batch)
         if result is not None and inspect.isawaitable(result):
-            result = yield Waiting(result)
+            result = yield AwaitResult(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return verdict_of(error)
     return _outcome_of(result)

@@ -73,7 +73,7 @@ class Member(Protocol):
     def begin(self) -> bool:
         """Join the group and let a reader read the topic.
 
-        Returns False, to be called again, if the server does not answer or no thread can be started.
+        Returns False, to be called again, if the server does not answer or no thread can start.
         """
 
 

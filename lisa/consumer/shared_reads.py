@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lisa.consumer.blocking_reads import BlockingReads
 from lisa.consumer.member import Member

@@ -17,7 +17,7 @@ from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import Delivery
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.invoke import Waiting, on_batch
+from lisa.consumer.invoke import AwaitResult, on_batch
 from lisa.consumer.options import WantedTopic
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.signal_queue import SignalSender
@@ -120,7 +120,7 @@ class HandlerRuns:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             self._settle(delivery, outcome and outcome.under(retry, delivery.attempt))
         while self._unfinished:
-            yield Waiting(self._unfinished.pop(0))
+            yield AwaitResult(self._unfinished.pop(0))
         return count
 
     def _role(self, topic: str, group: str) -> _Role:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
-from lisa.consumer.invoke import Waiting
+from lisa.consumer.invoke import AwaitResult
 from lisa.consumer.lifespan import Lifespan, managed
 from lisa.core.redis.flow import Flow
 
@@ -30,7 +30,7 @@ class AttachedLifespan:
         if lifespan is not None:
             manager = managed(lifespan)
             if isinstance(manager, AbstractAsyncContextManager):
-                self._state = yield Waiting(self._begin(manager))
+                self._state = yield AwaitResult(self._begin(manager))
             else:
                 self._state = self._entered.enter_context(manager)
         return self._state
@@ -39,7 +39,7 @@ class AttachedLifespan:
         """Close what `enter` opened."""
         self._entered.close()
         if self._task is not None:
-            yield Waiting(self._end(self._task))
+            yield AwaitResult(self._end(self._task))
 
     async def _begin(self, manager: AbstractAsyncContextManager[Any]) -> Any:
         state: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

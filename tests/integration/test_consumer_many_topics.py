@@ -83,7 +83,7 @@ def members_of(consumer: Consumer) -> set[Any]:
 def declare_all(bench: Bench, topics: list[str] = TOPICS, **options: object) -> None:
     """Declare the group of each topic."""
     for topic in topics:
-        bench.declare(topic, **options)
+        bench.declare(topic, "lisa", **options)
 
 
 def send_all(bench: Bench, bodies: Sequence[object], topics: list[str] = TOPICS) -> None:

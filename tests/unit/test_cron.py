@@ -97,7 +97,7 @@ def test_an_interval_is_a_schedule(text: str, seconds: float) -> None:
         ("0 0 0 15,L * ?", "L is supported only alone"),
         ("0 0 0 ? * FRI-MON", "FRI-MON ends before it begins; write FRI-7,1-MON"),
         ("0 0 22-2 * * ?", "22-2 ends before it begins; write 22-23,0-2"),
-        ("0 0 0 ? * 6#6", "write 1 to 5 after #"),
+        ("0 0 0 ? * 6#6", "write 1 to 5 or L after #"),
         ("0 0 0 ? * MON,6#3", "cannot be mixed"),
         ("0 ? * * * *", "'\\?' is for days only"),
         ("0 0 0 1 * MON", "exclude each other"),
