@@ -203,7 +203,8 @@ class TestPromoter:
             kit.promoter.step(["shared"])
             quick.take()
         cost = {each.topic: self.commands_per_message(each, kit, raw) for each in (alone, quick)}
-        assert cost["shared"] <= 1.4 * cost["alone"], cost
+        # The usual case of promote, which needs fewer commands, is for a single group.
+        assert cost["shared"] <= 1.5 * cost["alone"], cost
 
     @staticmethod
     def commands_per_message(quick: Cast, kit: Services, raw: redis.Redis) -> float:
