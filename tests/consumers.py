@@ -92,6 +92,11 @@ class Bench:
         count: int = self.ask("XPENDING", self.ready(topic, group), group)[0]
         return count
 
+    def is_reading(self) -> bool:
+        """Whether a blocking read waits for messages."""
+        clients = self.ask("CLIENT", "LIST").decode().splitlines()
+        return any("cmd=xreadgroup" in client and "flags=b" in client for client in clients)
+
     def ask(self, *command: Any) -> Any:
         """Run a plain command."""
         return self.store.ask(*command)

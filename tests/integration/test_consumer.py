@@ -362,12 +362,6 @@ def test_handlers_of_a_topic_share_one_retry_policy(bench: Bench) -> None:
     consumer.on(TOPIC, print, retry="1s")
 
 
-def is_reading(bench: Bench) -> bool:
-    """Whether a blocking read waits for messages."""
-    clients = bench.ask("CLIENT", "LIST").decode().splitlines()
-    return any("cmd=xreadgroup" in client and "flags=b" in client for client in clients)
-
-
 def calls_of(bench: Bench, command: str) -> int:
     """How often the server ran a command."""
     stats = bench.ask("INFO", "commandstats").decode()
@@ -384,7 +378,7 @@ def promoted(bench: Bench, body: object) -> str:
 
 def promoted_while_read(bench: Bench, body: object) -> str:
     """The same once a consumer waits for messages."""
-    wait_until(lambda: is_reading(bench))
+    wait_until(bench.is_reading)
     time.sleep(0.002)  # entries are dated in milliseconds
     return promoted(bench, body)
 

@@ -220,9 +220,9 @@ def test_health_names_the_thread_that_hangs(bench: Bench, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(SettleCalls, "flush", hang)
     bench.declare(TOPIC)
-    # Two at a time: the settler must be woken, as no read includes the ack.
+    # Two at a time, and handled once the next read has begun: no read includes the ack.
     consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, lambda _: None)
+    consumer.on(TOPIC, lambda _: wait_until(bench.is_reading))
     with consumer:
         [sent] = bench.send(TOPIC, [1])
         wait_until(lambda: consumer.health()["status"] == "failing")
