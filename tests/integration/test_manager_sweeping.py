@@ -391,6 +391,5 @@ class TestSampler:
             noon + 3 * MINUTE_MS,
         ]
         assert cast.store.ask("PTTL", cast.keys.history) == -1
-        assert [fields[fields.index(b"sent") + 1] for _, fields in entries] == [
-            b"1", b"2", b"3", b"5",
-        ]  # fmt: skip
+        sent = [int(fields[fields.index(b"sent") + 1]) for _, fields in entries]
+        assert sent == [1, 2, 3, 5]

@@ -111,7 +111,7 @@ class SnapshotCache:
         names = tuple(look.topics)
         consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
         server = await self.flow("server", SERVER_S, self._server)
-        # Begin anew after a gap, and if the server's clock was set back.
+        # Start over after a gap, or when the server's clock was set back.
         if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
             await self._begin(look, any(one.alive for one in managers))
         rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
