@@ -9,9 +9,9 @@
 --       groups, then their names, then the script's own; "n each of a, b" are columns: all a, then all b
 --       then, if there is a record, how long it is kept, in ms
 --
--- The loader defines constants before this file: `DEFAULT`, the default topic options, and those of
--- `core.model.options` that a script names, such as `BYTES_PER_CALL`, the maximum bytes of bodies that
--- one call reads.
+-- The loader replaces fields of `DEFAULT` by the default topic options of these names. Before this file
+-- it defines the constants of `core.model.options` that a script names, such as `BYTES_PER_CALL`, the
+-- maximum bytes of bodies that one call reads.
 -- Every script that moves messages between groups first compares the given groups with the declared
 -- ones, and returns {'GROUPS', name, ...} if they differ: the caller updates its list and calls
 -- again. Thus every key is declared, and no group is ever omitted.

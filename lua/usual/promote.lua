@@ -25,13 +25,13 @@ if GROUP_COUNT == 1 then
     for k = 1, next_count do next_ids[k] = found[2 * (due + k) - 1] end
     local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
     if is_late then
-      local policies = call('HMGET', OPTIONS, 'late', 'own_late', 'ramp')
-      is_late = policies[1] or policies[2] or policies[3]
+      local set = call('HMGET', OPTIONS, 'late', 'own_late', 'ramp')
+      is_late = set[1] or set[2] or set[3]
     end
     if settings[1] ~= '1' and settings[3] ~= '1' and not is_late then
       if due == 0 then
         local promoted = tonumber(call('HGET', STATS, 'promoted') or 0)
-        return {'OK', 0, '', next_due, int(now), 0, 0, interval, promoted, next_ids}
+        return {'OK', 0, '', next_due, now, 0, 0, interval, promoted, next_ids}
       end
       local length, max_ready = call('XLEN', ready), tonumber(settings[2] or DEFAULT.max_ready)
       local unread = length
@@ -57,7 +57,7 @@ if GROUP_COUNT == 1 then
         call('HSET', entries, unpack(found, 1, 2 * due))
         call('ZREM', WAITING, unpack(ids))
         local promoted = call('HINCRBY', STATS, 'promoted', due)
-        return {'OK', due, '', next_due, int(now), 0, due == limit and 1 or 0, interval, promoted, next_ids}
+        return {'OK', due, '', next_due, now, 0, due == limit and 1 or 0, interval, promoted, next_ids}
       end
     end
   end

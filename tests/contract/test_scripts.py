@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core.model.options import TopicOptions, encode
+from lisa.core.model.options import OPTIONS, TopicOptions, encode
 from lisa.core.transitions import loader
 
 if TYPE_CHECKING:
@@ -56,13 +56,18 @@ def test_the_server_knows_a_script_by_its_sha(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("name", loader.names())
 def test_the_defaults_of_a_script_are_the_options_defaults(name: str) -> None:
-    options = TopicOptions()
-    table, _, source = loader.load(name).source.partition("\n")
-    found = dict(re.findall(r"(\w+) = '([^']*)'", table))
-    assert found == encode({name: getattr(options, name) for name in found})
-    source = re.sub(r"--[^\n]*", "", source)
-    used = set(re.findall(r"DEFAULT[.](\w+)|option\('(\w+)'\)", source))
-    assert set(found) == {one or other for one, other in used}
+    defaults = encode({name: one.default for name, one in OPTIONS.items()})
+    source = re.sub(r"--[^\n]*", "", loader.load(name).source)
+    table = dict(re.findall(r"(\w+) = '([^']*)'", source.partition("\n")[0]))
+    assert table == {name: defaults[name] for name in re.findall(r"option\('(\w+)'\)", source)}
+    assert "DEFAULT." not in source
+
+
+def test_a_default_is_written_into_a_script() -> None:
+    assert "DEFAULT.max_ready" in (loader.directory() / "promote.lua").read_text("utf-8")
+    source = re.sub(r"--[^\n]*", "", loader.load("promote").source)
+    assert f"tonumber(settings[2] or '{TopicOptions().max_ready}')" in source
+    assert "DEFAULT" not in source, "a table would be made at every call"
 
 
 def test_a_script_includes_only_the_prelude_functions_it_uses() -> None:

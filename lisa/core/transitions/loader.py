@@ -80,7 +80,7 @@ def compose(name: str, *, with_usual: bool = True) -> Script:
     first = _used_by(usual)
     rest = [paragraph for paragraph in _used_by(own) if paragraph not in first]
     code = "\n\n".join([*first, usual, *rest, own])
-    source = f"{_constants(code)}\n{code}"
+    source = _with_constants(code)
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -108,20 +108,24 @@ def _paragraphs(prelude: str) -> list[_Paragraph]:
 
 
 def _words(lua: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", _without_comments(lua)))
+    """The words of the code; those in strings name commands and fields."""
+    return frozenset(re.findall(r"\w+", re.sub(r"'[^'\n]*'", "''", _without_comments(lua))))
 
 
 def _without_comments(lua: str) -> str:
     return re.sub(r"--[^\n]*", "", lua)
 
 
-def _constants(code: str) -> str:
-    """The constants and the defaults of options that this code names."""
-    code = _without_comments(code)
-    named = set(re.findall(r"(?:\bDEFAULT\.|\boption\(')(\w+)", code))
-    values = encode({name: one.default for name, one in OPTIONS.items() if name in named})
-    table = ", ".join(f"{k} = '{v}'" for k, v in values.items())
-    words = _words(code)
-    numbers = [name for name in _NUMBERS if name in words]
-    values_of = [f"{{{table}}}", *[str(getattr(options, name)) for name in numbers]]
-    return f"local {', '.join(['DEFAULT', *numbers])} = {', '.join(values_of)}"
+def _with_constants(code: str) -> str:
+    """The code, with the defaults of options and the other constants that it names."""
+    defaults = encode({name: one.default for name, one in OPTIONS.items()})
+    code = re.sub(r"\bDEFAULT\.(\w+)", lambda found: f"'{defaults[found[1]]}'", code)
+    read, words = _without_comments(code), _words(code)
+    constants = {name: str(getattr(options, name)) for name in _NUMBERS if name in words}
+    if "DEFAULT" in words:
+        named = sorted(set(re.findall(r"\boption\('(\w+)", read)))
+        table = ", ".join(f"{name} = '{defaults[name]}'" for name in named)
+        constants["DEFAULT"] = f"{{{table}}}"
+    if not constants:
+        return code
+    return f"local {', '.join(constants)} = {', '.join(constants.values())}\n{code}"
