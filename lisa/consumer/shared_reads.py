@@ -132,7 +132,7 @@ class SharedReads(BlockingReads):
         """Record that a reply was lost, which may have delivered entries of any topic."""
         self._lost = set(self._topics.values())
         for member in self._lost:
-            member.stream.lost_reply()
+            member.stream.lost.record()
 
     def release_lost(self) -> None:
         """Release what lost replies may have delivered, each second. Raises LisaError."""
@@ -140,19 +140,19 @@ class SharedReads(BlockingReads):
         if self._lost and now >= self._look_for_lost:
             self._lost.intersection_update(self._topics.values())
             for one in self._with_lost():
-                if not one.stream.release_lost():
+                if not one.stream.lost.release():
                     self._lost.discard(one)
             self._look_for_lost = now + LOOK_AGAIN_S
 
     def _with_lost(self) -> list[Member]:
         """The topics to look at one by one: those with pending entries, or for the last time."""
         lost = list(self._lost)
-        commands = [one.stream.lost_command() for one in lost]
+        commands = [one.stream.lost.command() for one in lost]
         replies = self._store.drive(self._store.commands_once(commands)) if lost else ()
         return [
             one
             for one, pending in zip(lost, replies, strict=True)
-            if pending or one.stream.is_last_look  # an error counts as pending entries
+            if pending or one.stream.lost.is_last_look  # an error counts as pending entries
         ]
 
     def _acks(self, block_ms: int) -> tuple[list[ReadAcks], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,17 +11,16 @@ from typing import Any
 from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.blocking_reads import LOST, BlockingReads
 from lisa.consumer.inflight import Held
+from lisa.consumer.lost_replies import LostReplies
 from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.opening import StreamRead, parse_state, state_commands
-from lisa.core.model.errors import LisaError, ServerUnavailable
-from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
+from lisa.core.model.errors import LisaError
+from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.redis.address import Address
 from lisa.core.redis.flow import Command
-
-log = logging.getLogger("lisa.consumer")
 
 LONGEST_BLOCK = timedelta(hours=1)
 LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
@@ -34,6 +32,7 @@ LOST_LOOK = timedelta(seconds=1)
 class StreamReader:
     """A separate connection for one subscription's reads, and the entries that it has read.
 
+    lost: what lost replies may have delivered.
     longest: the longest blocking time.
     last_count: the number of entries that the last read returned.
     """
@@ -46,9 +45,7 @@ class StreamReader:
         self._reads = BlockingReads(sub.store, address, self.longest, f"topic {sub.shard}")
         self._sub = sub
         self._settler = settler
-        self._last = "-"
-        self._lost_after: str | None = None
-        self._lost_until = 0.0
+        self.lost = LostReplies(sub)
         self._unopened: list[Entry] = []
         self.last_count = 0
         self._startable = 0
@@ -73,7 +70,7 @@ class StreamReader:
         `startable` is the number of messages that handlers can start immediately.
         """
         self._startable = startable
-        if self.release_lost():
+        if self.lost.release():
             block = min(block, LOST_LOOK)
         self._unopened = self._read(max(1, min(count, MOST)), block)
         self.last_count = len(self._unopened)
@@ -104,20 +101,14 @@ class StreamReader:
 
     def accept(self, entries: Sequence[Entry], read: StreamRead) -> None:
         """Take entries that a shared read returned; `open` follows."""
-        self._unopened, self._last_read, self._last = [*entries], read, entries[-1].entry
-        self._startable = 1
+        self._unopened, self._last_read, self._startable = [*entries], read, 1
+        self.lost.received(entries)
         self._ack_sharing.arrived(read.read_at)
-
-    def lost_reply(self) -> None:
-        """Record that a reply was lost: the next reads look for entries that it delivered."""
-        if self._lost_after is None:
-            self._lost_after = self._last
-        self._lost_until = time.monotonic() + self._sub.leases.ack_timeout_s
 
     @property
     def is_certain(self) -> bool:
         """Whether no lost reply can have delivered entries, and all delivered ones are opened."""
-        return self._lost_after is None and not self._unopened
+        return not self.lost.is_possible and not self._unopened
 
     def acks_wait_ms(self, now: float) -> int:
         """How many milliseconds to read without sending the acks; 0 to send them."""
@@ -132,29 +123,6 @@ class StreamReader:
         if self._unopened:
             self._sub.releases.make([(entry.id, entry.entry) for entry in self._unopened])
             self._unopened.clear()
-
-    def release_lost(self) -> bool:
-        """Release entries whose reply was lost; returns whether to check again soon.
-
-        Raises LisaError.
-        """
-        lost = self._lost()
-        if lost:
-            log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
-            self._sub.releases.make(lost)
-        return lost is not None
-
-    @property
-    def is_last_look(self) -> bool:
-        """Whether the server can no longer execute a read whose reply was lost."""
-        return time.monotonic() > self._lost_until
-
-    def lost_command(self) -> Command:
-        """The command that finds what lost replies delivered, and what is held."""
-        sub, after = self._sub, self._lost_after or "-"
-        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
-        start = after if after == "-" else f"({after}"
-        return "XPENDING", stream, sub.group, start, "+", MOST, sub.name
 
     def _read(self, count: int, block: timedelta) -> list[Entry]:
         sub = self._sub
@@ -172,7 +140,7 @@ class StreamReader:
                 return []
             reply = self._ask(command, sends_acks=not acks_wait_ms)
         except LOST:
-            self.lost_reply()
+            self.lost.record()
             raise
         finally:
             self._reads.end()
@@ -180,39 +148,9 @@ class StreamReader:
             sub.membership.group_answered()
         entries = parse_read(reply)
         if entries:
-            self._last = entries[-1].entry
+            self.lost.received(entries)
             self._asks_state = bool(entries[-1].envelope) and not sub.store.has_nodes
         return entries
-
-    def _lost(self) -> list[tuple[str, str]] | None:
-        """Receipts of entries whose reply was lost; None if no read was lost.
-
-        Call this between reads until it returns None, because a server that hung may execute a read
-        after its connection was closed. Entries that are pending for this consumer after the last
-        received entry, and that it does not hold, were lost. Raises LisaError.
-        """
-        after, sub = self._lost_after, self._sub
-        if after is None:
-            return None
-        is_last, command = self.is_last_look, self.lost_command()
-        stream = command[1]
-        try:
-            pending = sub.store.ask(*command)
-        except ServerUnavailable:
-            raise
-        except LisaError as error:  # the group was removed with its entries; the next read raises
-            log.debug("topic %s: cannot check for lost entries: %s", sub.shard, error)
-            self._lost_after = None
-            return None
-        entries = [item[0] for item in pending if item[0].decode() not in sub.leases.held]
-        found = [
-            parse_entry(item)
-            for entry in entries
-            for item in sub.store.ask("XRANGE", stream, entry, entry)
-        ]
-        if is_last and len(pending) < MOST:
-            self._lost_after = None
-        return [(one.id, one.entry) for one in found]
 
     def _ask(self, command: Command, *, sends_acks: bool) -> Any:
         """Send a read and return its reply.
@@ -245,5 +183,5 @@ class StreamReader:
     def close(self) -> None:
         """Release entries whose reply was lost, and close the connection."""
         with suppress(LisaError):  # the messages are redelivered when their leases expire
-            self.release_lost()
+            self.lost.release()
         self._reads.close()

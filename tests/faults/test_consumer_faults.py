@@ -284,7 +284,7 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         assert consumer._runtime is not None
         [stream] = [one.stream for _, one in consumer._runtime.readers.items()]
         # Reads are short while an earlier one may still run on the server.
-        wait_until(lambda: stream._lost_after is None)
+        wait_until(lambda: not stream.lost.is_possible)
         since = time.monotonic()
         wait_until(lambda: stream.is_reading and stream._asked_at > since)
     # Its last read was interrupted, on any connection.
