@@ -203,7 +203,10 @@ def built_keys(module: str, source: str) -> list[str]:
 
 @functools.cache
 def declared() -> set[str]:
-    """Top-level modules of the distributions that the two pyproject.toml require."""
+    """Top-level modules of the distributions that the two pyproject.toml require.
+
+    One that this version of Python does not need is not installed; its module has its name.
+    """
     lines = []
     for folder in (ROOT, ROOT / "packaging" / "client"):
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -211,7 +214,8 @@ def declared() -> set[str]:
         lines += project["dependencies"] + [x for name, xs in extras if name != "dev" for x in xs]
     required = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
     providers = importlib.metadata.packages_distributions().items()
-    return {root for root, names in providers if required & {plain(name) for name in names}}
+    installed = {root for root, names in providers if required & {plain(name) for name in names}}
+    return installed | {name.replace("-", "_") for name in required}
 
 
 def undeclared(_module: str, source: str) -> list[str]:
