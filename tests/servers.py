@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ from lisa.core.store.store import SyncStore
 from lisa.testing.clocked_server import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from lisa.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = timedelta(seconds=60)
@@ -67,6 +69,18 @@ def flush(url: str) -> str:
     with connect(url) as client:
         client.flushall()
     return url
+
+
+@contextmanager
+def failing_disk(server: EmbeddedServer) -> Iterator[None]:
+    """Have the server refuse writes, because it cannot save a snapshot."""
+    (server.directory / "dump.rdb").mkdir()
+    with connect(server.url) as client:
+        client.config_set("save", "3600 1000000")
+        client.bgsave(schedule=True)
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        yield
+        client.config_set("stop-writes-on-bgsave-error", "no")
 
 
 def wait_until(condition: Callable[[], object], *, timeout: timedelta = PATIENCE) -> None:

@@ -22,16 +22,16 @@ from lisa.manager.bulk_reads import PAGE
 from lisa.manager.promoter import SECOND_S
 from lisa.manager.reclaimer import CLOSEST_S
 from tests.consumers import heard
-from tests.roles import Services
-from tests.servers import least, wait_until
+from tests.roles import Cast, Services
+from tests.servers import failing_disk, least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import redis
 
+    from lisa.embedded import EmbeddedServer
     from lisa.manager.loop import Outcome
-    from tests.roles import Cast
 
 SLOW_S = 0.1  # half of the quickest round trip: the precision of the clock
 
@@ -571,6 +571,22 @@ class TestReclaimer:
         time.sleep(0.2)
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
+
+    def test_after_a_server_could_not_save_its_data_it_waits_one_ack_timeout(
+        self, own_server: EmbeddedServer
+    ) -> None:
+        cast = Cast(own_server.url).declare(ack_timeout="200")
+        kit = Services(cast)
+        sent = cast.send()
+        cast.take()
+        time.sleep(0.25)
+        with failing_disk(own_server):
+            assert isinstance(kit.reclaimer.step(["orders"])[0], ServerUnavailable)
+            time.sleep(0.1)
+        kit.reclaimer.scan_all()
+        kit.reclaimer.step(["orders"])
+        assert cast.state(sent) == "in_flight"
+        cast.store.close()
 
     def test_scripts_that_were_refused_for_a_moment_do_not_put_it_off(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch

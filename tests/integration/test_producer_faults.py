@@ -19,7 +19,7 @@ from lisa.embedded.server import free_port
 from lisa.producer import Outgoing, Sent
 from tests.producers import Either, Topic
 from tests.proxies import LossyProxy
-from tests.servers import connect, wait_until
+from tests.servers import connect, failing_disk, wait_until
 
 if TYPE_CHECKING:
     import redis
@@ -178,6 +178,15 @@ def test_out_of_memory(kind: str, own_server: EmbeddedServer) -> None:
     assert either.send("orders", 3)
     either.close()
     fresh.close()
+
+
+def test_a_server_that_cannot_save_its_data(kind: str, own_server: EmbeddedServer) -> None:
+    either = Either(kind, own_server.url, patience=PATIENCE)
+    either.send("orders", 1, delay=HOUR)
+    with failing_disk(own_server):
+        assert "its disk" in gives_up(lambda: either.send("orders", 2))
+    assert either.send("orders", 3)
+    either.close()
 
 
 @pytest.fixture

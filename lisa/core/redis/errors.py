@@ -46,6 +46,7 @@ _PASSING_WORDS = (
     "TRYAGAIN",
     "BUSY ",
     "NOREPLICAS",
+    "MISCONF",  # it cannot write to its disk
     "ERR WAIT cannot be used with replica",
 )
 
@@ -125,6 +126,10 @@ def translated(error: BaseException, where: str) -> LisaError:
         return ServerUnavailable(
             f"{where} is out of memory and refuses writes: raise its maxmemory, "
             "or let consumers reduce the backlog"
+        )
+    if reason.startswith("MISCONF"):
+        return ServerUnavailable(
+            f"{where} cannot save its data and refuses writes: check the server's log and its disk"
         )
     if isinstance(error, client.ReadOnlyError) or reason.startswith("READONLY"):
         return ServerUnavailable(
