@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from lisa.core.daemon.threads import ServiceThread, unforeseen
@@ -95,9 +95,10 @@ class ServerMonitor:
         """
         try:
             server = info(self._probe.ask("INFO", "server"))
+            replication = info(self._probe.ask("INFO", "replication"))
+            self._check_role(replication)
             self._check_slots()
             known = not self._has_schema() or self._check_schema()
-            promoted = self._run_id is None and self._was_promoted()
             if self._has_schema():  # only one node of a cluster, because their clocks may differ
                 self._clock.sample(self._probe)
         except LisaError as error:
@@ -117,7 +118,7 @@ class ServerMonitor:
             emptied=not known,
             uptime_s=uptime,
             gap_s=self._answered - last,
-            promoted=promoted,
+            promoted=before is None and _was_promoted(replication),
         )
 
     def mark_reachable(self) -> None:
@@ -142,6 +143,15 @@ class ServerMonitor:
         if was_reachable:
             self._on_away()
 
+    def _check_role(self, replication: Mapping[str, str]) -> None:
+        """Check that the server accepts writes. Raises ServerUnavailable.
+
+        A cluster's nodes are read anew when a replica takes over.
+        """
+        is_read_only = replication.get("slave_read_only") == "1"
+        if replication.get("role") == "slave" and is_read_only and not self._store.has_nodes:
+            raise errors.read_only(self._probe.where)
+
     def _check_slots(self) -> None:
         """Check that the node serves its slots; it does not while the cluster is down.
 
@@ -165,10 +175,10 @@ class ServerMonitor:
         self.is_newer = False
         return known
 
-    def _was_promoted(self) -> bool:
-        """Whether the server has ever been a replica. Such servers have a second replication id."""
-        replication = info(self._probe.ask("INFO", "replication"))
-        return bool(replication.get("master_replid2", "").strip("0"))
+
+def _was_promoted(replication: Mapping[str, str]) -> bool:
+    """Whether the server has ever been a replica. Such servers have a second replication id."""
+    return bool(replication.get("master_replid2", "").strip("0"))
 
 
 class Node:

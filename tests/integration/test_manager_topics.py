@@ -16,6 +16,7 @@ from lisa.core.redis.connection import ChannelSubscription, Connection
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
+from lisa.embedded import EmbeddedServer
 from lisa.manager.group_declarer import GroupDeclarer
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.reclaimer import Reclaimer
@@ -25,7 +26,7 @@ from lisa.manager.server_monitor import ServerMonitor
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.waker import Waker
 from tests.proxies import HoldingProxy
-from tests.servers import wait_until
+from tests.servers import connect, open_store, wait_until
 
 if TYPE_CHECKING:
     from typing import Any
@@ -271,6 +272,21 @@ class TestServerMonitor:
         emptied = monitor.step()
         assert emptied is not None
         assert emptied.emptied
+
+    def test_a_read_only_replica_counts_as_unavailable(self, own_server: EmbeddedServer) -> None:
+        store = open_store(own_server.url)
+        monitor = ServerMonitor(store, ServerClock())
+        assert monitor.step() is not None
+        monitor.mark_reachable()
+        with EmbeddedServer() as primary, connect(own_server.url) as client:
+            client.replicaof("127.0.0.1", primary.port)
+            assert monitor.step() is None
+            assert "read-only replica" in (monitor.error or "")
+            client.replicaof("NO", "ONE")
+            promoted = monitor.step()
+        assert promoted is not None
+        assert promoted.back
+        store.close()
 
     def test_a_newer_layout_is_refused(self, cast: Cast, raw: redis.Redis) -> None:
         raw.set(cast.store.keys.schema, "99")

@@ -111,6 +111,13 @@ def _hint(where: str, reason: str) -> str:
     return "; `lisa up` starts a server for development"
 
 
+def read_only(where: str) -> ServerUnavailable:
+    """The error for a server that is a read-only replica."""
+    return ServerUnavailable(
+        f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
+    )
+
+
 def translated(error: BaseException, where: str) -> LisaError:
     """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
     reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
@@ -132,9 +139,7 @@ def translated(error: BaseException, where: str) -> LisaError:
             f"{where} cannot save its data and refuses writes: check the server's log and its disk"
         )
     if isinstance(error, client.ReadOnlyError) or reason.startswith("READONLY"):
-        return ServerUnavailable(
-            f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
-        )
+        return read_only(where)
     if is_moving(error):
         return SlotMoving(f"{where} is moving the topic's slot to another node: {reason}")
     if passes(error):
