@@ -93,7 +93,33 @@ class LossyProxy(Proxy):
                     client.sendall(reply)
 
 
-class HoldingProxy(Proxy):
+class ForwardingProxy(Proxy):
+    """Forwards everything, in both directions."""
+
+    def serve(self, client: socket.socket, server: socket.socket) -> None:
+        self._start(self._forward, server, client)
+        self._forward(client, server)
+
+    def hear(self, said: bytes) -> None:
+        """Called with each piece before it is forwarded."""
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with source, suppress(OSError):
+            while said := source.recv(1 << 16):
+                self.hear(said)
+                target.sendall(said)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class MovingProxy(ForwardingProxy):
+    """An address that moves to another server, as a DNS name does; open connections stay."""
+
+    def move(self, port: int) -> None:
+        self._server = ("127.0.0.1", port)
+
+
+class HoldingProxy(ForwardingProxy):
     """Holds what a client says from a given word on, until it is released."""
 
     def __init__(self, url: str, word: bytes) -> None:
@@ -109,16 +135,7 @@ class HoldingProxy(Proxy):
         self.release()
         super().close()
 
-    def serve(self, client: socket.socket, server: socket.socket) -> None:
-        self._start(self._forward, server, client)
-        self._forward(client, server)
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with source, suppress(OSError):
-            while said := source.recv(1 << 16):
-                if self._word in said and not self._released.is_set():
-                    self.holds = True
-                    self._released.wait(20)
-                target.sendall(said)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
+    def hear(self, said: bytes) -> None:
+        if self._word in said and not self._released.is_set():
+            self.holds = True
+            self._released.wait(20)

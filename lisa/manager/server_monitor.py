@@ -150,6 +150,7 @@ class ServerMonitor:
         """
         is_read_only = replication.get("slave_read_only") == "1"
         if replication.get("role") == "slave" and is_read_only and not self._store.has_nodes:
+            self._probe.connection.reconnect()  # perhaps to the primary that replaced it
             raise errors.read_only(self._probe.where)
 
     def _check_slots(self) -> None:

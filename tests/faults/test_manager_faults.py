@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.core.model.errors import ServerUnavailable
+from tests.proxies import MovingProxy
 from tests.roles import Cast
 from tests.servers import connect, least, wait_until
 
@@ -216,3 +217,15 @@ def test_a_server_at_maxmemory_still_drains(
         assert manager.output.count("out of memory") <= 1  # logged once, and the manager continues
         assert manager.stop(timeout=timedelta(seconds=10)) == 0
         client.config_set("maxmemory", 0)
+
+
+def test_an_address_that_moves_to_a_new_primary(
+    cast: Cast, valkey_server: EmbeddedServer, own_server: EmbeddedServer, processes: Processes
+) -> None:
+    """The manager's connections stay at the former primary, which is a replica now."""
+    with MovingProxy(own_server.url) as proxy, connect(own_server.url) as former:
+        daemon(processes, proxy.url)
+        proxy.move(valkey_server.port)
+        former.replicaof("127.0.0.1", valkey_server.port)
+        sent = cast.declare().send(delay_ms=100)
+        assert [entry.id for entry in collect(cast, 1)] == [sent]

@@ -18,7 +18,7 @@ from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import Outgoing, Sent
 from tests.producers import Either, Topic
-from tests.proxies import LossyProxy
+from tests.proxies import LossyProxy, MovingProxy
 from tests.servers import connect, failing_disk, wait_until
 
 if TYPE_CHECKING:
@@ -212,6 +212,22 @@ def test_read_only_replica(kind: str, valkey_server: EmbeddedServer, redis_url: 
         assert either.ask("get", "orders", message_id).state == "waiting"
         either.close()
     primary.close()
+
+
+@pytest.mark.usefixtures("quick_sync")
+def test_an_address_that_moves_to_a_new_primary(
+    kind: str, valkey_server: EmbeddedServer, own_server: EmbeddedServer
+) -> None:
+    """Open connections stay at the former primary, which is a replica now."""
+    with MovingProxy(own_server.url) as proxy, connect(own_server.url) as former:
+        either = Either(kind, proxy.url)
+        assert either.send("orders", 1)
+        proxy.move(valkey_server.port)
+        former.replicaof("127.0.0.1", valkey_server.port)
+        assert either.send("orders", 2)
+        report = either.send_many("orders", [3, 4])
+        assert report.accepted == 2
+        either.close()
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import redis
-
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import make_async_client, make_client
-from lisa.core.redis.exchange import aexchange, exchange, packed
+from lisa.core.redis.exchange import aexchange, exchange, is_usable_after, packed
 from lisa.core.redis.failover import interrupt
 from lisa.core.redis.flow import Command
 
@@ -64,12 +62,12 @@ class Connection(_Opener):
         try:
             connection.send_command(*command)
             reply = connection.read_response()
-        except redis.ResponseError:
-            pool.keep(connection)
-            raise
-        except BaseException:
-            connection.disconnect()  # the reply may still arrive
-            pool.release(connection)
+        except BaseException as error:
+            if is_usable_after(error):
+                pool.keep(connection)
+            else:
+                connection.disconnect()  # the reply may still arrive
+                pool.release(connection)
             raise
         pool.keep(connection)
         return reply
@@ -131,6 +129,10 @@ class Connection(_Opener):
         for connection in pool.busy():
             interrupt(connection)
 
+    def reconnect(self) -> None:
+        """Close the unused sockets to a server, so that further calls connect anew."""
+        self._redis.connection_pool.disconnect(inuse_connections=False)
+
     def close(self) -> None:
         """Close all sockets; the next command reconnects."""
         client, self._open = self._open, None
@@ -182,12 +184,12 @@ class AsyncConnection(_Opener):
         try:
             await connection.send_command(*command)
             reply = await connection.read_response()
-        except redis.ResponseError:
-            pool.keep(connection)
-            raise
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            await pool.release(connection)
+        except BaseException as error:
+            if is_usable_after(error):
+                pool.keep(connection)
+            else:
+                await connection.disconnect(nowait=True)
+                await pool.release(connection)
             raise
         pool.keep(connection)
         return reply

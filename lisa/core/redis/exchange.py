@@ -26,6 +26,14 @@ def packed(commands: Sequence[Command]) -> bytes:
     return b"".join(part for command in commands for part in Packer.pack(*command))
 
 
+def is_usable_after(error: BaseException) -> bool:
+    """Whether a connection can be used again: its replies were read, and its server takes writes.
+
+    If it has become a read-only replica, a new connection may reach the primary that replaced it.
+    """
+    return isinstance(error, redis.ResponseError) and not isinstance(error, redis.ReadOnlyError)
+
+
 def exchange(pool: Any, request: bytes, count: int) -> Iterator[Any]:
     """Send packed commands now, and yield their `count` replies, which may include errors.
 
@@ -41,12 +49,14 @@ def exchange(pool: Any, request: bytes, count: int) -> Iterator[Any]:
 
 
 def _replies(pool: Any, connection: Any, left: int) -> Iterator[Any]:
+    is_usable = True
     try:
         while left:
             try:
                 reply = connection.read_response()
             except redis.ResponseError as error:
                 reply = error
+                is_usable = is_usable and is_usable_after(error)
             left -= 1
             yield reply
     except BaseException:
@@ -54,13 +64,18 @@ def _replies(pool: Any, connection: Any, left: int) -> Iterator[Any]:
             connection.disconnect()
         pool.release(connection)
         raise
-    pool.keep(connection)
+    if is_usable:
+        pool.keep(connection)
+    else:
+        connection.disconnect()
+        pool.release(connection)
 
 
 async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
     """Send packed commands and return their `count` replies, which may include errors."""
     connection = await pool.get_connection()
     replies: list[Any] = []
+    is_usable = True
     try:
         await connection.send_packed_command([request])
         while len(replies) < count:
@@ -68,10 +83,15 @@ async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
                 replies.append(await connection.read_response())
             except redis.ResponseError as error:
                 replies.append(error)
+                is_usable = is_usable and is_usable_after(error)
     except BaseException:
         if len(replies) < count:
             await connection.disconnect(nowait=True)
         await pool.release(connection)
         raise
-    pool.keep(connection)
+    if is_usable:
+        pool.keep(connection)
+    else:
+        await connection.disconnect(nowait=True)
+        await pool.release(connection)
     return replies
