@@ -38,7 +38,10 @@ _UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfA
 _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
 """How servers word a refusal; the last form is that of Redis 6.2 inside scripts."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_IN_SCRIPT = re.compile(r"^Error running script .*?: -(?=[A-Z]+ )")
+"""How Redis 6.2 begins an error of a command in a script."""
 _PASSING_WORDS = (
+    "READONLY",
     "UNBLOCKED",
     "LOADING",
     "MASTERDOWN",
@@ -51,21 +54,31 @@ _PASSING_WORDS = (
 )
 
 
+def _text_of(error: BaseException | None) -> str:
+    """The server's words, without the script in which the error occurred."""
+    return _IN_SCRIPT.sub("", str(error))
+
+
 def is_moving(error: BaseException) -> bool:
     """Whether a slot moves, so that its keys are on two nodes."""
-    return isinstance(error, client.TryAgainError) or str(error).startswith("TRYAGAIN")
+    return isinstance(error, client.TryAgainError) or _text_of(error).startswith("TRYAGAIN")
 
 
 def passes(error: BaseException) -> bool:
     """Whether the error is temporary, so that the same call may succeed later."""
     if isinstance(error, _NEVER):
         return False
-    return isinstance(error, _PASSING) or str(error).startswith(_PASSING_WORDS)
+    return isinstance(error, _PASSING) or _text_of(error).startswith(_PASSING_WORDS)
 
 
 def is_full(error: BaseException | None) -> bool:
     """Whether the server refused a write because it is out of memory."""
-    return isinstance(error, client.OutOfMemoryError) or str(error).startswith("OOM")
+    return isinstance(error, client.OutOfMemoryError) or _text_of(error).startswith("OOM")
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether the server refused a write because it is a read-only replica."""
+    return isinstance(error, client.ReadOnlyError) or _text_of(error).startswith("READONLY")
 
 
 def is_missing_script(error: BaseException) -> bool:
@@ -120,7 +133,7 @@ def read_only(where: str) -> ServerUnavailable:
 
 def translated(error: BaseException, where: str) -> LisaError:
     """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
-    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    reason = _text_of(error).splitlines()[0][:300] if str(error) else type(error).__name__
     # A server that requires a password refuses long commands by their length, before login.
     if isinstance(error, _UNKNOWN_USER) or "unauthenticated" in reason:
         return ConfigError(f"{where} refused the user or password: {reason}")
@@ -138,7 +151,7 @@ def translated(error: BaseException, where: str) -> LisaError:
         return ServerUnavailable(
             f"{where} cannot save its data and refuses writes: check the server's log and its disk"
         )
-    if isinstance(error, client.ReadOnlyError) or reason.startswith("READONLY"):
+    if is_read_only(error):
         return read_only(where)
     if is_moving(error):
         return SlotMoving(f"{where} is moving the topic's slot to another node: {reason}")

@@ -8,6 +8,7 @@ from typing import Any
 import hiredis
 import redis
 
+from lisa.core.redis.errors import is_read_only
 from lisa.core.redis.flow import Command
 
 
@@ -31,7 +32,7 @@ def is_usable_after(error: BaseException) -> bool:
 
     If it has become a read-only replica, a new connection may reach the primary that replaced it.
     """
-    return isinstance(error, redis.ResponseError) and not isinstance(error, redis.ReadOnlyError)
+    return isinstance(error, redis.ResponseError) and not is_read_only(error)
 
 
 def exchange(pool: Any, request: bytes, count: int) -> Iterator[Any]:
