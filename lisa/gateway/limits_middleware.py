@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lisa.core.daemon.status import HEALTH
@@ -67,7 +68,11 @@ class LimitsMiddleware:
         except Exception as error:
             if answer.code != GONE:  # the response has already started
                 raise
-            await problem_of(error).response()(scope, receive, send_answer)
+            response = problem_of(error).response()
+            if isinstance(error, _BodyTooLarge) and error.is_arriving:
+                await self._answer_early(response, scope, receive, send_answer)
+            else:
+                await response(scope, receive, send_answer)
         finally:
             hub.active -= 1
             if address is not None:
@@ -138,7 +143,7 @@ class LimitsMiddleware:
         """Read the whole body and count its bytes as buffered. Raises ErrorResponse."""
         hub = self._hub
         if content_length(scope["headers"]) > limit:
-            raise _too_large(limit)
+            raise _BodyTooLarge(limit, is_arriving=True)
         chunks: list[bytes] = []
         size = 0
         try:
@@ -151,7 +156,7 @@ class LimitsMiddleware:
                     size += len(chunk)
                     hub.buffered += len(chunk)
                     if size > limit:
-                        raise _too_large(limit)
+                        raise _BodyTooLarge(limit, is_arriving=message.get("more_body", False))
                     if chunk and hub.buffered > self._bounds.max_buffered_bytes:
                         raise full_of_bytes()
                     chunks.append(chunk)
@@ -168,6 +173,26 @@ class LimitsMiddleware:
                 f"the request took more than {limit_s:g} s to arrive",
                 headers={"Connection": "close"},
             ) from None
+
+    async def _answer_early(
+        self, response: Response, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the response to a request that still arrives, and drop the rest of the request.
+
+        Many clients send everything before they read. If the connection closed meanwhile, they
+        would report a broken connection, and perhaps repeat the request.
+        """
+
+        async def send_unfinished(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        await response(scope, receive, send_unfinished)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._bounds.request_timeout.total_seconds()):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
 
     def _client(self, scope: Scope) -> tuple[str | None, str]:
         """The client's address if its request has no valid bearer token, else None.
@@ -194,13 +219,13 @@ class _Disconnected(Exception):
     """The client disconnected before its request was complete."""
 
 
-def _too_large(limit: int) -> ErrorResponse:
-    return ErrorResponse(
-        413,
-        "too-large",
-        f"a request body may have at most {limit} bytes",
-        headers={"Connection": "close"},
-    )
+class _BodyTooLarge(ErrorResponse):
+    """The body is larger than `limit` bytes. `is_arriving`: the client may still send it."""
+
+    def __init__(self, limit: int, *, is_arriving: bool) -> None:
+        detail = f"a request body may have at most {limit} bytes"
+        super().__init__(413, "too-large", detail, headers={"Connection": "close"})
+        self.is_arriving = is_arriving
 
 
 def _has_body(scope: Scope) -> bool:

@@ -93,6 +93,33 @@ def test_a_request_that_is_too_large_is_rejected(narrow: Gateway) -> None:
     )
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 20000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("more", ["", "\r\nConnection: close"])
+def test_a_client_that_sends_before_it_reads_gets_the_rejection(
+    gateway: Gateway, length: str, more: str
+) -> None:
+    body = b"x" * 20_000_000
+    if "chunked" in length:
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    with raw(gateway) as connection:
+        connection.sendall(head(gateway, length + more) + body)
+        assert status_of(connection) == 413
+        while connection.recv(65_536):  # until the gateway closes the connection
+            pass
+
+
+def test_the_rest_of_a_request_that_is_too_large_is_awaited_for_a_limited_time(
+    narrow: Gateway,
+) -> None:
+    with raw(narrow) as connection:
+        begun = time.monotonic()
+        connection.sendall(head(narrow, "Content-Length: 999999999"))
+        assert status_of(connection) == 413
+        while connection.recv(65_536):
+            pass
+        assert 0.5 <= time.monotonic() - begun < 0.5 + SLACK_S
+
+
 def test_a_request_that_arrives_too_slowly_is_rejected(narrow: Gateway) -> None:
     with raw(narrow) as connection:
         begun = time.monotonic()
