@@ -492,6 +492,18 @@ def test_large_requests_are_refused(secured: tuple[Gateway, grpc.Channel]) -> No
             assert code(refusal(stub.SendMessage, request, **bearer(token))) is status
 
 
+def test_messages_that_are_too_large_when_decompressed_are_not_logged(
+    gateway: Gateway, channel: grpc.Channel
+) -> None:
+    large = pb.ConsumeRequest(started=["x" * 6_000_000])
+    stub: Any = LisaStub(channel)
+    for _ in range(20):
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stub.Consume(iter([large]), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S))
+        assert code(caught.value) is STATUS.RESOURCE_EXHAUSTED
+    assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
+
+
 def test_tls_is_required(secured: tuple[Gateway, grpc.Channel]) -> None:
     with grpc.insecure_channel(address(secured[0])) as plain:
         stub: Any = LisaStub(plain)

@@ -157,7 +157,12 @@ class Exchange:
             return
         content = {**self._problem, "detail": _shortened(self._problem["detail"])}
         details = (PROBLEM, problem(content).SerializeToString())
-        await self._context.abort(_code(content), content["detail"], (*metadata, details))
+        try:
+            await self._context.abort(_code(content), content["detail"], (*metadata, details))
+        except grpc.aio.AbortError:  # how the library ends a call
+            raise
+        except grpc.aio.BaseError:  # it has ended already, as for a message too large when unpacked
+            return
 
 
 def _shortened(detail: str) -> str:
