@@ -215,6 +215,8 @@ REFUSED: list[tuple[bytes, str]] = [
     (b'{"body":1,"retry":"soon"}', "soon"),
     (b'{"body":1,"retry":[-1]}', "$.retry"),
     (b'{"body":1,"on_duplicate":"perhaps"}', "$.on_duplicate"),
+    (b'{"body":1,"on_duplicate":"?"}', "use keep, keep_live, replace, reject"),
+    (b'{"body":1,"at_local":"2030-12-24T09:00","fold":2}', "use 0, 1"),
     (b'{"body":NaN}', "not valid UTF-8 JSON"),
     (b'{"body":1e400}', "does not match the schema"),
     (b'{"body":"\xff"}', "not valid UTF-8 JSON"),

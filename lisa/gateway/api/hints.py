@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 _UNKNOWN = re.compile(
     r"Object contains unknown field `(?P<name>.*)`(?P<place> - at `.*`)?\Z", re.DOTALL
 )
+
+_INVALID_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(?P<field>\w+)`\Z", re.DOTALL)
 
 _SYNONYMS = {
     "body": ("payload", "data", "message", "content", "value"),
@@ -38,7 +41,9 @@ def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:
     """The text for `what`, such as "the JSON", which does not match the type `kind`."""
     unknown = _UNKNOWN.search(str(error))
     if unknown is None:
-        return f"{what} does not match the schema: {error}"
+        invalid = _INVALID_VALUE.search(str(error))
+        allowed = "" if invalid is None else f"; use {', '.join(_values(kind, invalid['field']))}"
+        return f"{what} does not match the schema: {error}{allowed}"
     names, given = sorted(set(_fields(kind))), unknown["name"][:LONGEST_NAME]
     return f"{what} has the unknown field `{given}`{unknown['place'] or ''}; " + _hint(given, names)
 
@@ -60,3 +65,19 @@ def _fields(kind: Any) -> Iterator[str]:
             yield from _fields(field.type)
     for part in get_args(kind):
         yield from _fields(part)
+
+
+def _values(kind: type[msgspec.Struct], name: str) -> list[str]:
+    """The values that a field may have."""
+    (field,) = [one for one in msgspec.structs.fields(kind) if one.name == name]
+    return [str(value) for value in _choices(field.type)]
+
+
+def _choices(kind: Any) -> Iterator[Any]:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        yield from (one.value for one in kind)
+    elif get_origin(kind) is Literal:
+        yield from get_args(kind)
+    else:
+        for part in get_args(kind):
+            yield from _choices(part)
