@@ -119,6 +119,19 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     assert [b - a for a, b in pairwise(ticks)] == [HOUR_MS, HOUR_MS]
 
 
+def test_a_request_backfills_a_limited_number_of_occurrences(client: httpx.Client) -> None:
+    topic = new_topic()
+    put(client, topic, "fast", cron="* * * * * *", body=None)
+    path = f"/v1/topics/{topic}/schedules/fast"
+    now_ms = int(time.time() * 1000)
+    refused = client.post(f"{path}/backfill", json={"from_ms": 0, "to_ms": now_ms})
+    assert (refused.status_code, "more than 10,000 ticks" in refused.text) == (400, True)
+    assert client.get(f"/v1/topics/{topic}").json()["counters"]["sent"] < 100
+    last_ms = now_ms // 1000 * 1000 - 1000
+    largest = {"from_ms": last_ms - 9_999_000, "to_ms": last_ms}
+    assert client.post(f"{path}/backfill", json=largest).json()["created"] == 10_000
+
+
 def test_schedules_are_listed(client: httpx.Client) -> None:
     topic = new_topic()
     assert client.get(f"/v1/topics/{topic}/schedules").status_code == 404

@@ -12,7 +12,7 @@ import msgspec
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import late_text
-from lisa.core.model.recurring.definition import body_of
+from lisa.core.model.recurring.definition import Record, body_of
 from lisa.core.store import schedule_reads
 from lisa.core.store.schedule_reads import ScheduleInfo
 from lisa.gateway.access import Scope
@@ -43,6 +43,7 @@ from lisa.gateway.api.operations import (
     read_policy,
 )
 from lisa.gateway.api.topics import require_topic
+from lisa.gateway.backfills import count_backfilled
 from lisa.gateway.problems import ErrorResponse
 
 SCHEDULES = f"{TOPIC}/schedules"
@@ -75,7 +76,8 @@ async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
 )
 async def get(call: Call[NoFields, None]) -> Reply[ScheduleAnswer]:
     """Get a schedule."""
-    return answer(_schedule(await _known(call)))
+    found = await _known(call)
+    return answer(_schedule(ScheduleInfo.of(call.topic, call.path["name"], found)))
 
 
 def _on_one(
@@ -203,10 +205,12 @@ async def run(call: Call[NoFields, None]) -> Reply[RunAnswer]:
 async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswer]:
     """Create the occurrences of past ticks.
 
-    Occurrences that exist, or existed within the topic's `retention`, are not created again.
+    The range may contain at most 10,000 past ticks. Occurrences that exist, or existed within the
+    topic's `retention`, are not created again.
     """
-    await _known(call)
-    start, end = ms_datetime(call.body.from_ms), ms_datetime(call.body.to_ms)
+    from_ms, to_ms = call.body.from_ms, call.body.to_ms
+    await count_backfilled(call.hub.store, await _known(call), from_ms, to_ms)
+    start, end = ms_datetime(from_ms), ms_datetime(to_ms)
     created, known = await call.hub.sender.backfill_schedule(
         call.topic, call.path["name"], start, end
     )
@@ -228,9 +232,9 @@ async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
     return answer(NextTicksAnswer(name=call.path["name"], ticks_ms=shown))
 
 
-async def _known(call: Call[Any, Any]) -> ScheduleInfo:
+async def _known(call: Call[Any, Any]) -> Record:
     name, store = call.path["name"], call.hub.store
-    found = await store.drive(schedule_reads.get(store, call.topic, name))
+    found = await store.drive(schedule_reads.get_record(store, call.topic, name))
     if found is None:
         await require_topic(call.hub, call.topic)
         raise ErrorResponse(

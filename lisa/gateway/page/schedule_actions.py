@@ -6,20 +6,17 @@ from datetime import datetime, tzinfo
 
 from starlette.responses import Response
 
-from lisa.admin.schedules import count_ticks
 from lisa.core.model.clock import datetime_ms, ms_datetime, zone_of
 from lisa.core.model.errors import InvalidMessage, ScheduleChanged, TopicFull
 from lisa.core.model.recurring.definition import Record, check_name
 from lisa.core.store import schedule_reads
 from lisa.gateway.access import Scope
+from lisa.gateway.backfills import count_backfilled
 from lisa.gateway.page import schedule_forms
 from lisa.gateway.page.rendering import link, message_link
 from lisa.gateway.page.schedules import known
 from lisa.gateway.page.verbs import Done, FormAction, Verb
 from lisa.gateway.problems import problem_of
-
-MOST_BACKFILLED = 10_000
-"""Occurrences that the page creates at once; they are counted for the question first."""
 
 
 def _name(action: FormAction) -> str:
@@ -61,6 +58,7 @@ async def _named(action: FormAction) -> tuple[str, int]:
 async def _backfill(action: FormAction) -> Done:
     record = await _record(action)
     from_ms, to_ms = _range(action, record)
+    await count_backfilled(action.visit.hub.store, record, from_ms, to_ms)
     created, duplicates = await action.visit.hub.sender.backfill_schedule(
         action.topic, _name(action), ms_datetime(from_ms), ms_datetime(to_ms)
     )
@@ -70,23 +68,14 @@ async def _backfill(action: FormAction) -> Done:
 async def _to_backfill(action: FormAction) -> tuple[str, int]:
     record = await _record(action)
     from_ms, to_ms = _range(action, record)
-    store = action.visit.hub.store
-    now_ms = await store.drive(store.server_time_ms())
-    count = count_ticks(record, from_ms, min(to_ms, now_ms), MOST_BACKFILLED)
-    if count > MOST_BACKFILLED:
-        raise InvalidMessage(
-            f"the range has more than {MOST_BACKFILLED:,} ticks; choose a shorter one, or use "
-            "lisa schedules backfill"
-        )
+    count = await count_backfilled(action.visit.hub.store, record, from_ms, to_ms)
     return f"{count:,} {'message' if count == 1 else 'messages'} of {_name(action)}", count
 
 
 def _range(action: FormAction, record: Record) -> tuple[int, int]:
     """The range of ticks in a form, in the schedule's zone. Raises InvalidMessage."""
     zone = zone_of(record.definition.tz)
-    first, last = (_instant(action, name, zone) for name in ("from", "to"))
-    schedule_reads.check_range(first, last)
-    return first, last
+    return _instant(action, "from", zone), _instant(action, "to", zone)
 
 
 def _instant(action: FormAction, name: str, zone: tzinfo) -> int:
