@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -44,11 +45,11 @@ def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:
         invalid = _INVALID_VALUE.search(str(error))
         allowed = "" if invalid is None else f"; use {', '.join(_values(kind, invalid['field']))}"
         return f"{what} does not match the schema: {error}{allowed}"
-    names, given = sorted(set(_fields(kind))), unknown["name"][:LONGEST_NAME]
+    names, given = _names(kind), unknown["name"][:LONGEST_NAME]
     return f"{what} has the unknown field `{given}`{unknown['place'] or ''}; " + _hint(given, names)
 
 
-def _hint(given: str, names: list[str]) -> str:
+def _hint(given: str, names: Sequence[str]) -> str:
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", given).replace("-", "_").lower()
     near = [meant for other, meant in _MEANT if other == plain and meant in names]
     near = near or difflib.get_close_matches(plain, names, n=1, cutoff=0.6)
@@ -57,8 +58,13 @@ def _hint(given: str, names: list[str]) -> str:
     return f"the fields are {', '.join(names)}" if names else "no fields are expected"
 
 
-def _fields(kind: Any) -> Iterator[str]:
+@cache  # each message of a batch may be invalid
+def _names(kind: Any) -> Sequence[str]:
     """The names of all fields of the structs in a type, also of nested ones."""
+    return sorted(set(_fields(kind)))
+
+
+def _fields(kind: Any) -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
             yield field.name
@@ -67,7 +73,8 @@ def _fields(kind: Any) -> Iterator[str]:
         yield from _fields(part)
 
 
-def _values(kind: type[msgspec.Struct], name: str) -> list[str]:
+@cache
+def _values(kind: type[msgspec.Struct], name: str) -> Sequence[str]:
     """The values that a field may have."""
     (field,) = [one for one in msgspec.structs.fields(kind) if one.name == name]
     return [str(value) for value in _choices(field.type)]
