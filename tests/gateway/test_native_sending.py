@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import gzip
 import json
 import math
 import time
@@ -255,6 +256,15 @@ def test_content_types(client: httpx.Client) -> None:
         "application/x-www-form-urlencoded",  # the default of `curl -d`
     ):
         assert send_raw(client, new_topic(), content, **{"Content-Type": kind}).status_code == 201
+
+
+def test_a_compressed_body_is_rejected_with_the_reason(client: httpx.Client) -> None:
+    topic, content = new_topic(), b'{"body":1}'
+    coded = send_raw(client, topic, gzip.compress(content), **{"Content-Encoding": "gzip"})
+    assert "without Content-Encoding: gzip" in problem(coded, 415, "media-type")["detail"]
+    assert coded.headers["accept-encoding"] == "identity"
+    plain = send_raw(client, topic, content, **{"Content-Encoding": "identity"})
+    assert plain.status_code == 201
 
 
 def send_with_key(

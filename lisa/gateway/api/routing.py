@@ -108,6 +108,14 @@ class Endpoint:
         kind = request.headers.get("content-type", "application/json")
         if not _is_json(kind):
             raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
+        coding = request.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise ErrorResponse(
+                415,
+                "media-type",
+                f"send the body uncompressed, without Content-Encoding: {coding}",
+                headers={"Accept-Encoding": "identity"},
+            )
         return self.body(data)
 
     def body(self, data: bytes) -> Any:
