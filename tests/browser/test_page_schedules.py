@@ -212,7 +212,7 @@ def test_a_wrong_form_is_shown_again_with_its_values(
     for name, value, said in (
         ("cron", "61 * * * *", "minute &#39;61&#39;"),
         ("tz", "Europe/Berlim", "Europe/Berlim"),
-        ("headers", "[]", "JSON object with texts"),
+        ("headers", "[]", "JSON object with text values"),
         ("count", "many", "count is a number"),
         ("body", "{", "is not JSON"),
         ("version", "", "reload the page"),
@@ -313,6 +313,17 @@ def test_reading_allows_no_change(site: Site, topic: str, tmp_path: Path) -> Non
                 assert done.status_code == (303 if may else 403)
         assert stored(site, topic).is_paused
         assert any("schedule='daily'" in one for one in gateway.said)
+
+
+def test_a_refused_form_says_what_is_missing(site: Site, topic: str, tmp_path: Path) -> None:
+    path = f"/topics/{topic}/schedule/edit?name=daily"
+    with Gateway(site.server.url) as gateway, browser_of(gateway.url) as client:
+        assert "--allow-actions" in client.get(path).text
+    (tmp_path / "tokens.yml").write_text(TOKENS, encoding="utf-8")
+    arguments = ("--tokens-file", str(tmp_path / "tokens.yml"), "--allow-actions")
+    with Gateway(site.server.url, *arguments) as gateway, browser_of(gateway.url) as client:
+        client.post("/login", data={"token": "reader-reader-reader", "next": "/"})
+        assert "does not allow scope produce" in client.get(path).text
 
 
 def test_an_operator_defines_and_edits_a_schedule_with_the_mouse(

@@ -37,8 +37,7 @@ async def act(visit: PageRequest) -> Response:
     """Run a form's action and redirect to the page that it came from."""
     pairs = await read_form(visit.request)
     fields = dict(pairs)
-    if not visit.may_act:
-        raise Forbidden("this page is read-only: start the gateway with --allow-actions")
+    visit.require_actions()
     if visit.is_new or not sessions.is_form_key(visit.token, visit.cookie, fields.get("key", "")):
         raise Forbidden("the form is not from this session: go back, reload the page and try again")
     topic = visit.topic()

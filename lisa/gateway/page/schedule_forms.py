@@ -21,7 +21,7 @@ from lisa.core.model.recurring.definition import (
 )
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.store import schedule_reads
-from lisa.gateway.access import Forbidden, Scope
+from lisa.gateway.access import Scope
 from lisa.gateway.page.resending import MOST_EDITED, edited_body
 from lisa.gateway.page.schedules import known
 from lisa.gateway.page.topic import require_topic
@@ -39,8 +39,8 @@ _headers_decoder = msgspec.json.Decoder(dict[str, str])
 async def show(visit: PageRequest) -> Response:
     """The form: of a schedule if the address names one, else of a new one."""
     topic = (await require_topic(visit)).topic
-    if not visit.may(Scope.PRODUCE, topic):
-        raise Forbidden(f"schedules of {topic} cannot be changed here: see the documentation")
+    visit.require_actions()
+    visit.token.require(Scope.PRODUCE, topic)
     name = visit.query.get("name", "")
     if not name:
         return page(visit, topic, {"version": "0", **fields_of(ScheduleDefinition())})
@@ -170,7 +170,7 @@ def _headers(text: str) -> dict[str, str]:
         return _headers_decoder.decode(text)
     except msgspec.DecodeError as error:
         raise InvalidMessage(
-            f'the headers are a JSON object with texts, as in {{"source": "shop"}}: {error}'
+            f'the headers are a JSON object with text values, as in {{"source": "shop"}}: {error}'
         ) from None
 
 

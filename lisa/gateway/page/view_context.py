@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from lisa.core.model.errors import ServerUnavailable
-from lisa.gateway.access import Scope, Token, Unauthorized
+from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
@@ -69,6 +69,11 @@ class PageRequest:
     def may_act(self) -> bool:
         """Whether the gateway allows actions from the page."""
         return self.hub.settings.gateway_server.allow_actions
+
+    def require_actions(self) -> None:
+        """Raises Forbidden unless the gateway allows actions from the page."""
+        if not self.may_act:
+            raise Forbidden("this page is read-only: start the gateway with --allow-actions")
 
     def may(self, scope: str, topic: str) -> bool:
         """Whether this visitor may act on a topic with a scope from this page."""
