@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -162,45 +162,43 @@ def _checked(names: Iterable[object]) -> tuple[str, ...]:
 
 def differences(old: Plan, new: Plan) -> list[str]:
     """The differences between two plans in their topics and the default group, as text."""
-    changes = []
+    changes: list[str] = []
     if old.default_group != new.default_group:
         changes.append(f"default-group {old.default_group} -> {new.default_group}")
     for topic in sorted({*old.topics, *new.topics}):
         if topic not in new.topics:
             changes.append(f"topic {topic}: no longer configured; its messages and keys stay")
             continue
-        before, after = old.topics.get(topic, TopicPlan()), new.topics[topic]
-        was, now = before.options or {}, after.options or {}
         if topic not in old.topics:
             changes.append(f"topic {topic}: new")
-        changes += [
-            f"topic {topic}: {name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
-            for name in sorted({*was, *now})
-            if was.get(name) != now.get(name)
-        ]
-        changes += [
-            f"topic {topic}: group {name} added"
-            for name in after.groups
-            if name not in before.groups
-        ]
-        changes += [
-            f"topic {topic}: group {name} no longer configured; "
-            "use `lisa topic group remove` to remove it"
-            for name in before.groups
-            if name not in after.groups
-        ]
-        changes += [
-            f"topic {topic}: schedule {name} "
-            + (
-                "no longer configured"
-                if name not in after.schedules
-                else "changed"
-                if name in before.schedules
-                else "added"
-            )
-            for name in sorted({*before.schedules, *after.schedules})
-            if before.schedules.get(name) != after.schedules.get(name)
-        ]
-        if before.batch != after.batch:
-            changes.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
+        found = _topic_differences(old.topics.get(topic, TopicPlan()), new.topics[topic])
+        changes += [f"topic {topic}: {one}" for one in found]
     return changes
+
+
+def _topic_differences(old: TopicPlan, new: TopicPlan) -> Iterator[str]:
+    was, now = old.options or {}, new.options or {}
+    for name in sorted({*was, *now}):
+        if was.get(name) != now.get(name):
+            yield f"{name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
+    for name in new.groups:
+        if name not in old.groups:
+            yield f"group {name} added"
+    for name in old.groups:
+        if name not in new.groups:
+            yield f"group {name} no longer configured; use `lisa topic group remove` to remove it"
+    yield from _schedule_differences(old.schedules, new.schedules)
+    if old.batch != new.batch:
+        yield f"moving-size {old.batch} -> {new.batch}"
+
+
+def _schedule_differences(
+    old: Mapping[str, ScheduleDefinition], new: Mapping[str, ScheduleDefinition]
+) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if name not in new:
+            yield f"schedule {name} no longer configured"
+        elif name not in old:
+            yield f"schedule {name} added"
+        elif old[name] != new[name]:
+            yield f"schedule {name} changed"
