@@ -13,7 +13,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedPool(Generic[K]):
-    """Daemon threads that run at most one task per key. Grows to the most tasks at the same time.
+    """Daemon threads that run at most one task per key; one thread for each concurrent task.
 
     `ended` is called with the key on the task's thread when a task has ended. Only one thread may
     call `start`.
@@ -35,7 +35,10 @@ class KeyedPool(Generic[K]):
         self._is_closed = False
 
     def start(self, one: K, work: Callable[[], object]) -> None:
-        """Run a task for a key without a running task; does nothing once the pool is closed."""
+        """Run a task for a key without a running task; does nothing once the pool is closed.
+
+        At the limit of threads an empty pool runs the task on the caller's thread.
+        """
         with self._changed:
             if self._is_closed:
                 return

@@ -83,7 +83,7 @@ class SharedReaders:
         return not self._is_refused and self._is_wanted(sub)
 
     def _refuse(self) -> None:
-        """The server, a proxy perhaps, refuses reads of several topics."""
+        """Stop sharing reads: the server, or a proxy before it, refuses reads of several topics."""
         self._is_refused = True
 
     def threads(self) -> list[ServiceThread]:
@@ -146,9 +146,9 @@ class SharedReaders:
         who = member.sub.group, member.sub.name
         with self._lock:
             self._readers = {
-                one: its for one, its in self._readers.items() if not one.members.is_over
+                one: served for one, served in self._readers.items() if not one.members.is_over
             }
-            known = [one for one, its in self._readers.items() if its == who]
+            known = [one for one, served in self._readers.items() if served == who]
             shared = next((one for one in known if one.join(member)), None)
             if shared is None:
                 return self._take_first(member, who)

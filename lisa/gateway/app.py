@@ -56,7 +56,7 @@ def create_app(hub: GatewayContext) -> Starlette:
 
 
 async def _without_slash(request: Request) -> Response:
-    """Redirect to the same path without slashes at its end; behind a proxy, too."""
+    """Redirect to the path without trailing slashes; without a host, so it works behind a proxy."""
     path = "/" + request.scope["raw_path"].decode("ascii", "replace").strip("/")
     return RedirectResponse(f"{path}?{request.url.query}" if request.url.query else path)
 

@@ -27,7 +27,9 @@ FOUND_ON_DEBIAN = "*/faketime/libfaketime.so.1"
 MACHINE = slice(18, 20)
 """The bytes of an ELF file that name the processor."""
 MEMORY = Path("/dev/shm")  # noqa: S108  the directory made there has a random name
-SHOWS_IT_S = 10.0
+SET_TIMEOUT_S = 10.0
+"""How long to wait until the server shows the time that was set."""
+
 CACHED_US = 999
 """Valkey reads the clock once a millisecond, and adds the time since then."""
 
@@ -90,7 +92,7 @@ class ClockedServer(EmbeddedServer):
         ServerUnavailable.
         """
         self._write(now_us)
-        deadline = time.monotonic() + SHOWS_IT_S
+        deadline = time.monotonic() + SET_TIMEOUT_S
         while not now_us <= (shown_us := self._shown_us()) < now_us + CACHED_US:
             if time.monotonic() > deadline:
                 raise ServerUnavailable(

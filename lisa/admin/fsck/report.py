@@ -30,7 +30,10 @@ KINDS = {
 """Every kind of finding and its meaning. Journals store these names: do not rename one."""
 
 KEPT = 10_000
+"""Maximum number of findings in a report; further ones are only counted."""
+
 REMEMBERED = 1_000_000
+"""Maximum number of findings that are remembered, so that each is counted once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ EVERY_S = 5.0
 class ProgressLines:
     """Prints the job's name, its duration, and the finished tasks of its running stages.
 
-    stage: what the job does at present. spark: None while Spark starts. stages: returns the job's
-    stages if others use the session, too.
+    stage: what the job is doing. spark: None while Spark starts. stages: returns the ids of the
+    job's own stages; None if no other job uses the session.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,7 +31,7 @@ class ProgressLines:
         self._name, self._began = name, time.monotonic()
 
     def line(self) -> str:
-        """The present line."""
+        """The line to print now."""
         words = [f"{time.monotonic() - self._began:,.0f} s"]
         done, known = self._tasks()
         if known:

@@ -49,7 +49,7 @@ def listed(value: object) -> object:
 
 
 def topic_option(name: str) -> AfterValidator:
-    """A validator of a setting that is the topic option `name`; None is not set."""
+    """A validator of a setting that is the topic option `name`; None means unset."""
 
     def check(value: Any) -> Any:
         if value is not None:

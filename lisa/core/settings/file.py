@@ -14,9 +14,8 @@ ROOT = "lisa-delay-queue"
 _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"))
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-
-# Values of these keys are text, as in Spring: `topic: 7`, `password: 0123`, `zone: +10:30`.
 _TEXTS = ("topic", "group", "consumer", "username", "password", "token", "zone")
+"""Keys whose values are text, as in Spring: `topic: 7`, `password: 0123`, `zone: +10:30`."""
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run time

@@ -1,4 +1,7 @@
-"""What needs an operator's attention, the worst first: the conditions of the alerts, at once."""
+"""Problems that need an operator's attention, worst first.
+
+The conditions are those of the alerts, without the time for which an alert's condition must last.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Exchange:
             await self.write(response(self._kind, body))
 
     def fail(self, error: ErrorResponse) -> None:
-        """Let the call end with an error."""
+        """Make `finish` send this error."""
         self._headers, self._problem = error.headers, error.content
 
     async def finish(self) -> None:
@@ -166,7 +166,7 @@ class Exchange:
 
 
 def _shortened(detail: str) -> str:
-    """A detail that fits into the trailing metadata, which may quote a long value."""
+    """A detail, cut to fit into the trailing metadata; it may quote a long value."""
     data = detail.encode()
     if len(data) <= DETAIL_BYTES:
         return detail

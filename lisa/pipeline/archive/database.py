@@ -63,8 +63,8 @@ class Database:
 
     def read(self, spark: SparkSession, *queries: str) -> DataFrame:
         """The union of the queries' rows; each query is read by its own task."""
-        # Spark's own `predicates` is no option: it passes the names of the driver's settings in
-        # lower case, and the driver ignores them.
+        # Not Spark's own `predicates`: it passes the names of the driver's settings in lower case,
+        # and the driver ignores them.
         reader = spark.read.format("jdbc").options(**self._options(), fetchsize=str(FETCH_ROWS))
         found = [reader.option("dbtable", f"({query}) AS found").load() for query in queries]
         return reduce(DataFrame.unionAll, found)

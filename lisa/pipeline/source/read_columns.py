@@ -79,9 +79,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def timestamps(milliseconds: pa.Array) -> pa.Array:
-    """Epoch milliseconds as times with the precision of Spark's, at most the end of the year 9999.
+    """Epoch milliseconds as timestamps in microseconds, as in Spark; at most the end of 9999.
 
-    A long ttl ends later, and Python knows no such time.
+    A long ttl may end later, which Python's datetime cannot represent.
     """
     known = pc.min_element_wise(milliseconds, MAX_DUE_MS, skip_nulls=False)
     return known.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
