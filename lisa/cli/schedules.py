@@ -145,7 +145,7 @@ def pause(chosen: Chosen, topic: str, name: str) -> None:
 @_topic_and_name
 @common
 def resume(chosen: Chosen, topic: str, name: str) -> None:
-    """Go on with the next tick; ticks during the pause are not caught up.
+    """Resume with the next tick; ticks during the pause are not caught up.
 
     Exit code 1 if the schedule is unknown.
     """

@@ -69,7 +69,7 @@ class AsyncConsumer(BaseConsumer):
     close = stop
 
     def _in_background(self, stopping: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        """Start to stop; if the caller awaits the result and is cancelled, stopping goes on."""
+        """Begin to stop; cancelling a task that awaits the result does not interrupt the stop."""
         self._stop_task = asyncio.create_task(stopping)
         return asyncio.shield(self._stop_task)
 

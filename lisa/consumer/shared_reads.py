@@ -189,7 +189,7 @@ class SharedReads(BlockingReads):
 
     @staticmethod
     def _needs_state(found: Found) -> bool:
-        """Whether the entries do not tell that `promote` added them during the read."""
+        """Whether to read the topic's state: entries may be older than the state that is known."""
         state = found.read.state
         is_known = state is not None and were_added_since(found.entries, state.at_us)
         return not is_known and all(one.envelope for one in found.entries)

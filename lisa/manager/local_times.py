@@ -128,6 +128,6 @@ def _moved(seen: Inspection, member: str, listed_ms: int, window: str, now_ms: i
     headers, wall = headers_of(seen.envelope), member.partition(LISTED)[2]
     try:
         due_ms = due_again({**headers, LOCAL_HEADER: wall} if wall else headers, window, now_ms)
-    except InvalidMessage:  # the window does not open any more
+    except InvalidMessage:  # the window no longer opens
         return None
     return None if due_ms == listed_ms else due_ms

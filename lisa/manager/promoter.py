@@ -54,7 +54,7 @@ class PromotionPace:
         self._per_s = 0.0
 
     def record(self, messages: float, interval_ms: int, now: float) -> None:
-        """Record a promotion of so many messages; `interval_ms` is the topic's option."""
+        """Record a promotion; `interval_ms` is the topic's option."""
         elapsed = max(1e-6, now - self._at)
         self._at = now
         self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (messages / elapsed - self._per_s)

@@ -68,7 +68,7 @@ class Flows(Sending):
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
         ttl: how long after its due time the message is still worth handling; timedelta or text.
         retry: the pauses between attempts for this message; `[]` for a single attempt.
-        late: what to do if a manager comes to the message too late, as after an outage:
+        late: what to do if a manager promotes the message too late, as after an outage:
             `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run".
             Default: the topic's option.
         on_duplicate: if the id is known, "keep" the earlier message, "keep_live" (keep it only if

@@ -113,7 +113,7 @@ class DueWork:
 
 
 class ManagerSteps:
-    """Promotes, reclaims and expires messages of the test's server when it is told to.
+    """Promotes, reclaims and expires messages of the test's server, on request.
 
     Garbage is never purged, so a test can look at it after any time.
     """

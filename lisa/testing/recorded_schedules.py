@@ -18,7 +18,7 @@ Offer = Callable[[str, NewOccurrence], bool]
 
 
 class _InMemory(Store):
-    """Answers what the flows of schedules ask. Its clock stands still, so no tick ever comes.
+    """Serves the flows of schedules from memory. Its clock stands still, so no tick ever comes.
 
     Occurrences that wait for their ticks are not offered: the schedule itself says when it ticks.
     """

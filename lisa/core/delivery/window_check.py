@@ -72,7 +72,7 @@ def _end(head: bytes) -> int:
 
 
 def limits_of(head: bytes, topic_window: str, now_ms: int) -> Limits | None:
-    """The limits of one message; None if it has no window, or one that does not open any more."""
+    """The limits of one message; None if it has no window, or one that no longer opens."""
     window = window_of(headers_of(head), topic_window)
     found = None if window is None else limits_at(window, now_ms)
     if found is None:

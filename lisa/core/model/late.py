@@ -100,10 +100,10 @@ class LatePolicy:
 
 
 def message_policy(retry: str | None, late: str | None) -> str | None:
-    """What a topic stores of one message's policies; None if the message has none of its own.
+    """A message's own policies in their stored form; None if it has none.
 
-    retry, late: encoded; None without its own. The result is the retry policy alone, or
-    `<retry policy>;<late policy>`, in which `*` stands for a missing retry policy.
+    retry, late: encoded; None if the message has no such policy. The result is the retry policy
+    alone, or `<retry policy>;<late policy>`, with `*` in place of a missing retry policy.
     """
     if late is None:
         return retry

@@ -122,7 +122,7 @@ class _Lease:
 async def start(
     hub: GatewayContext, selection: GarbageSelection, action: Action, run: GarbageRun
 ) -> None:
-    """Start an action, and wait until it has ended, but not for long.
+    """Start an action, and wait for its end for at most `PATIENCE_S`.
 
     Raises ErrorResponse if another one runs on the topic, and LisaError.
     """
@@ -153,7 +153,7 @@ async def start(
 
 
 async def stop(hub: GatewayContext, topic: str) -> int:
-    """Stop a topic's action in whichever process it runs.
+    """Stop a topic's action, also if it runs in another process.
 
     Returns how many messages it had affected. Raises LisaError.
     """

@@ -154,7 +154,7 @@ def advance(
     """The step for a schedule whose tick has come; it changes nothing if the tick has not come.
 
     may_swap: whether missed ticks may replace the occurrence of this one; not if it has begun.
-    most: create only so many occurrences, and none ahead of its tick; the next ticks stay due.
+    most: create at most this many occurrences, and none ahead of its tick; the next ticks stay due.
     """
     if record.tick is None or record.tick > now_ms:  # another manager was first
         return TickStep(record=record, score=record.tick)
@@ -216,7 +216,7 @@ def _one_at_a_time(record: Record, ticks: Sequence[int], now_ms: int) -> TickSte
 def _creating(
     record: Record, ticks: Sequence[int], now_ms: int, *, is_split: bool, most: int | None
 ) -> TickStep:
-    """The step that creates some occurrences, `most` of them, and goes on to the next tick."""
+    """The step that creates at most `most` occurrences and moves on to the next tick."""
     record, creates = _created(record, ticks[:most])
     left = [] if most is None else ticks[most:]
     if left and not _is_over(record):
