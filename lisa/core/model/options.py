@@ -136,7 +136,7 @@ class TopicOptions:
         kind=DurationType(timedelta(milliseconds=1), timedelta(seconds=1), or_zero=True),
         text="How long a manager waits after a promotion before it promotes more messages. A "
         "longer interval costs less CPU per message and adds as much lateness. With 0, it promotes "
-        "each message when it is due, and at more than 1,500 messages per second every 2 ms.",
+        "each message when it is due; above 1,500 messages per second it promotes every 2 ms.",
         example="2ms",
     )
     capacity: int | None = _option(
@@ -206,8 +206,8 @@ class TopicOptions:
     ramp: Ramp | None = _option(
         default=None,
         kind=RampType(),
-        text="How many messages per second that are more than 10 s late a manager promotes, the "
-        "oldest first unless `newest first` follows. Messages on time are not limited.",
+        text="The rate at which all managers together promote messages that are more than 10 s "
+        "late, the oldest first unless `newest first` follows. Messages on time are not limited.",
         example="200/s",
     )
     paused: bool = _option(
