@@ -113,7 +113,9 @@ export interface MessageAnswer {
   due_ms: number | null;
   /** Attempts started, including the current one. */
   attempts: number;
+  /** The consumer that holds the message. Null unless it is in flight. */
   consumer: string | null;
+  /** Time since the delivery or its last extension. Null unless the message is in flight. */
   idle_ms: number | null;
   reason: string | null;
   /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */
@@ -145,7 +147,9 @@ export interface GroupStateAnswer {
   due_ms: number | null;
   /** Attempts started, including the current one. */
   attempts: number;
+  /** The consumer that holds the message. Null unless it is in flight. */
   consumer: string | null;
+  /** Time since the delivery or its last extension. Null unless the message is in flight. */
   idle_ms: number | null;
   reason: string | null;
   /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */

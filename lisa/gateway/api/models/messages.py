@@ -35,6 +35,8 @@ class ListQuery(Request):
     limit: Limit = 100
 
 
+CONSUMER = "The consumer that holds the message. Null unless it is in flight."
+IDLE = "Time since the delivery or its last extension. Null unless the message is in flight."
 TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
 
 
@@ -49,11 +51,13 @@ class ListedMessage(Answer):
         Meta(description="When the current or next attempt is due; in garbage, when it died."),
     ]
     attempts: Annotated[int, Meta(description="Failed attempts.")]
-    consumer: str | None
-    idle_ms: int | None
+    consumer: Annotated[str | None, Meta(description=CONSUMER)]
+    idle_ms: Annotated[int | None, Meta(description=IDLE)]
     reason: Annotated[str | None, Meta(description="The last failure.")]
     traceback: Annotated[str | None, Meta(description=TRACEBACK)]
-    expires_ms: int | None
+    expires_ms: Annotated[
+        int | None, Meta(description="When the message's ttl ends. Null without a ttl.")
+    ]
 
 
 class MessagesAnswer(Answer):
@@ -69,8 +73,8 @@ class GroupStateAnswer(Answer):
     state: FoundState
     due_ms: int | None
     attempts: Annotated[int, Meta(description="Attempts started, including the current one.")]
-    consumer: str | None
-    idle_ms: int | None
+    consumer: Annotated[str | None, Meta(description=CONSUMER)]
+    idle_ms: Annotated[int | None, Meta(description=IDLE)]
     reason: str | None
     traceback: Annotated[str | None, Meta(description=TRACEBACK)]
 
