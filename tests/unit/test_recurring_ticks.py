@@ -395,6 +395,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
     "ttl": ({"every": "1m", "ttl": "0s"}, "a ttl counts from the due time and must exceed 0"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),
+    "window": (
+        {"every": "1m", "headers": {"lisa-window": "mon-fry 9-17"}},
+        "window: 'fry' is not a day",
+    ),
+    "window that never opens": (
+        {"every": "1m", "headers": {"lisa-window": "sat; not sat"}},
+        "does not open within 400 days",
+    ),
 }
 
 

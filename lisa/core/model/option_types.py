@@ -131,9 +131,9 @@ class WindowType(OptionType):
         if value is None or value in ("", "none"):
             return ""
         # Late: few topics have a window.
-        from lisa.core.model.windows.placing import check_topic_window
+        from lisa.core.model.windows.placing import check_window
 
-        return check_topic_window(value)
+        return check_window(value)
 
     def decode(self, text: str) -> str | None:
         return text or None

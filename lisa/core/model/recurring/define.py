@@ -18,6 +18,7 @@ from lisa.core.model.clock import (
     zone_name,
 )
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
@@ -28,6 +29,7 @@ from lisa.core.model.recurring.definition import (
     stored_body,
 )
 from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.model.windows.placing import check_window
 
 E = TypeVar("E", bound=StrEnum)
 LONGEST_CRON = 1_000
@@ -75,6 +77,9 @@ def define(
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late = options.get("retry"), options.get("late")
+    headers = dict(options.get("headers") or {})
+    if WINDOW_HEADER in headers:
+        check_window(headers[WINDOW_HEADER])
     every_ms = _ms("every", options.get("every"))
     if every_ms == 0 and options.get("cron") is None:  # 0 means none in a record
         raise InvalidMessage("every=0 is too short; it is at least 1s")
@@ -94,7 +99,7 @@ def define(
         kind=kind,
         body=text,
         template=bool(options.get("template", False)),
-        headers=dict(options.get("headers") or {}),
+        headers=headers,
         ttl_ms=checked_ttl_ms(options.get("ttl")),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
         late=None if late is None else LatePolicy.parse(late).encode(),

@@ -136,8 +136,8 @@ def window_of(headers: Mapping[str, str], topic_window: str) -> HandOverWindow |
         return None
 
 
-def check_topic_window(value: object) -> str:
-    """The text of a topic's window, which opens within 400 days. Raises InvalidMessage."""
+def check_window(value: object) -> str:
+    """The text of a window that opens within 400 days. Raises InvalidMessage."""
     window = parse(value)
     require_opening(for_message(window, {}), clock_ms())
     return str(window)
