@@ -11,13 +11,14 @@
 get usable database connections, as views do. `lisa.django.tasks.LisaBackend` runs Django's tasks.
 
 The setting LISA holds arguments of `Consumer`; `server`, `prefix` and `middleware` are also the
-producer's.
-Without it, both use LISA_REDIS_URL.
+producer's. Without it, both use LISA_REDIS_URL.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lisa.django.handling import DjangoConsumer
@@ -33,9 +34,7 @@ def __getattr__(name: str) -> object:
     """Create `consumer` and `producer` at their first use, when the settings can be read."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django.conf import settings
-
-    options = getattr(settings, "LISA", {})
+    options = _options()
     if name == "consumer":
         from lisa.django.handling import DjangoConsumer
 
@@ -49,3 +48,24 @@ def __getattr__(name: str) -> object:
             middleware=options.get("middleware", ()),
         )
     return globals().setdefault(name, value)
+
+
+def _options() -> Mapping[str, Any]:
+    """The setting LISA. Raises ConfigError for anything but arguments of `Consumer`."""
+    from django.conf import settings
+
+    from lisa.consumer import Consumer
+    from lisa.core.model.errors import ConfigError
+
+    options = getattr(settings, "LISA", {})
+    known = list(signature(Consumer).parameters)
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"the setting LISA is a dict, as in {{'server': 'redis://localhost:6379/0'}}, "
+            f"not {options!r}"
+        )
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(
+            f"the setting LISA has no key {unknown[0]!r}; its keys are {', '.join(known)}"
+        )
+    return options

@@ -143,3 +143,24 @@ def test_django_finds_the_project_from_any_directory(
         sent = producer.send("order-timeouts", {"order": 0})
         shop.consume("--", "--processes", "2", cwd=tmp_path)
         wait_until(lambda: (one := producer.get("order-timeouts", sent)) and one.state == "acked")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "{'sever': 'redis://db:6379/0'}",
+            "the setting LISA has no key 'sever'; its keys are server,",
+        ),
+        ("'redis://db:6379/0'", "the setting LISA is a dict, as in {'server': "),
+    ],
+)
+def test_django_names_a_mistake_in_the_setting(
+    shop: Shop, tmp_path: Path, setting: str, words: str
+) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(f"from shop.settings import *\nLISA = {setting}\n", "utf-8")
+    shop.env |= {"DJANGO_SETTINGS_MODULE": "wrong", "PYTHONPATH": f"{tmp_path}:{DEMOS.parent}"}
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        shop.shell("Order.place(minutes=1)")
+    assert words in caught.value.stderr.splitlines()[-1]
