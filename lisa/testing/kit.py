@@ -149,8 +149,10 @@ class _Kit:
         """Move the clock to an aware datetime, like `advance`.
 
         Before the first message is sent, it may be in the past. Raises LisaError, and ConfigError
-        for a naive datetime and for the past.
+        for anything else, and for the past.
         """
+        if not isinstance(moment, datetime):
+            raise ConfigError(f"travel_to takes an aware datetime, not {moment!r}")
         if moment.utcoffset() is None:
             raise ConfigError(f"{moment.isoformat()} names no time zone; use an aware datetime")
         return self._timeline.run_to(datetime_ms(moment))

@@ -114,6 +114,8 @@ class TestClock:
             kit.advance(-SECOND)
         with pytest.raises(ConfigError, match="names no time zone"):
             kit.travel_to(datetime(2026, 3, 29))  # noqa: DTZ001  that is the mistake
+        with pytest.raises(ConfigError, match="takes an aware datetime, not '2026-03-29'"):
+            kit.travel_to("2026-03-29")  # type: ignore[arg-type]
 
     def test_it_ends_with_the_year_9999(self, kit: LisaTestKit) -> None:
         start = kit.now
