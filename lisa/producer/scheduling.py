@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.producer.plan import Late, RetryDelays
@@ -163,6 +164,9 @@ class Scheduling(Sending):
         """
         from lisa.core.store import schedules
 
+        for moment in (start, end):
+            if not isinstance(moment, datetime):
+                raise InvalidMessage(f"start and end are datetimes, not {moment!r}")
         from_ms, to_ms = datetime_ms(start, self._zone), datetime_ms(end, self._zone)
         yield from self._open_to_send(check_topic(topic))
         return (yield from schedules.backfill(self._store, topic, name, from_ms, to_ms))

@@ -246,6 +246,8 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     assert producer.backfill_schedule(TOPIC, "s", start, end + timedelta(days=1)) == (1, 4)
     with pytest.raises(InvalidMessage, match=r"a backfill from 20.* to 20.* ends before it begins"):
         producer.backfill_schedule(TOPIC, "s", end, start)
+    with pytest.raises(InvalidMessage, match="start and end are datetimes, not '2030-01-01'"):
+        producer.backfill_schedule(TOPIC, "s", "2030-01-01", "2030-01-02")  # type: ignore[arg-type]
     past = [one for one in ids_waiting(cast) if one not in (pending, extra)]
     hours = [ms_datetime(tick).hour for tick in ticks_of(past)]
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
