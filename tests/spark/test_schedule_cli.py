@@ -325,6 +325,57 @@ def test_lines_of_a_csv_with_too_many_or_too_few_values_are_refused(
     assert client.zcard(KEYS.waiting) == 2
 
 
+def test_text_of_a_csv_that_is_not_utf8_is_refused(
+    pipeline: Callable[..., Result], redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    source = tmp_path / "names.csv"
+    source.write_bytes("id,name\n1,Zoë\n2,Ann\n".encode("iso-8859-1"))
+    arguments = ("--topic", TOPIC, "--delay", "1h", "--redis", redis_url)
+    result = pipeline("schedule", str(source), *arguments)
+    assert result.exit_code == 1, result.output
+    assert "name=Zo\ufffd is not UTF-8; name the encoding" in result.output
+    assert client.zrange(KEYS.waiting, 0, -1) == [b"2"]
+    again = pipeline("schedule", str(source), *arguments, "--read-option", "encoding=iso-8859-1")
+    assert again.exit_code == 0, again.output
+    with Producer(redis_url) as producer:
+        found = producer.get(TOPIC, "1")
+    assert found is not None
+    assert found.body == {"name": "Zoë"}
+
+
+def test_columns_of_a_csv_may_have_any_name(bodies_of: Callable[..., list[Any]]) -> None:
+    assert bodies_of("a`b,c.d,e f,delay\n1,2,3,1h\n") == [{"a`b": 1, "c.d": 2, "e f": 3}]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        ("id;body\n1;x\n", [], "name its separator, --read-option sep=';'"),
+        ("id\tbody\n1\tx\n", [], "name its separator, --read-option sep='\\t'"),
+        ("", [], "the CSV is empty; its first line must name the columns"),
+        ("id,nine\n1,x\n", ["--at-local", "eight"], "--at-local: no column 'eight'"),
+    ],
+)
+def test_a_wrong_csv_means_exit_code_2_and_a_hint(
+    pipeline: Callable[..., Result], tmp_path: Path, content: str, options: list[str], words: str
+) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text(content, "utf-8")
+    result = pipeline("schedule", str(source), "--topic", TOPIC, "--job", "j", *options)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_has_the_separator_that_is_named(
+    bodies_of: Callable[..., list[Any]], separator: str
+) -> None:
+    content = f"order{separator}delay\n41{separator}1h\n"
+    option = {";": "sep=;", "\t": r"sep=\t"}[separator]
+    assert bodies_of(content, "--read-option", option) == [{"order": 41}]
+
+
 def test_ended_messages_are_sent_again_with_keep_live(
     pipeline: Callable[..., Result], redis_url: str, tmp_path: Path
 ) -> None:

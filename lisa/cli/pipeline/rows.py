@@ -58,11 +58,42 @@ def read(
     table = reader.load(absolute(source))
     if kind != "csv":
         return table
+    given = {name.lower() for name in options}
+    if not given & {"sep", "delimiter"}:
+        _check_header(table.columns)
     columns = StructType([*table.schema.fields, StructField(CORRUPT, StringType())])
     # With pruning, Spark does not see that a line has more or fewer values than the header.
     reader = reader.options(columnPruning="false", columnNameOfCorruptRecord=CORRUPT)
     table = reader.schema(columns).load(absolute(source))
+    if not given & {"encoding", "charset"}:
+        table = _without_undecoded(table)
     return table if schema is None else _typed(table, schema)
+
+
+def _check_header(names: list[str]) -> None:
+    """Raises ConfigError if a CSV has no column, or if its only one looks like several."""
+    if not names:
+        raise ConfigError("the CSV is empty; its first line must name the columns")
+    for mark, written in ((";", ";"), ("\t", "\\t"), ("|", "|")):
+        if len(names) == 1 and mark in names[0]:
+            raise ConfigError(
+                f"the CSV has one column, {names[0]!r}: name its separator, --read-option "
+                f"sep='{written}' (or sep=, if it is one column)"
+            )
+
+
+def _without_undecoded(table: DataFrame) -> DataFrame:
+    """Mark rows with bytes that are not UTF-8, which Spark replaces by U+FFFD."""
+    undecoded = sf.coalesce(
+        *(
+            sf.when(_col(name).contains("\ufffd"), sf.concat(sf.lit(f"{name}="), _col(name)))
+            for name in _names(table)
+            if _is_text(table, name)
+        ),
+        sf.lit(None),
+    )
+    hint = sf.lit(" is not UTF-8; name the encoding, as in --read-option encoding=iso-8859-1")
+    return table.withColumn(CORRUPT, sf.coalesce(sf.col(CORRUPT), sf.concat(undecoded, hint)))
 
 
 def _typed(table: DataFrame, schema: str) -> DataFrame:
@@ -72,7 +103,7 @@ def _typed(table: DataFrame, schema: str) -> DataFrame:
         _existing(table, "schema", name)
     columns, misfit = [], sf.col(CORRUPT)
     for name in _names(table):
-        column = sf.col(f"`{name}`")
+        column = _col(name)
         if name not in declared:
             columns.append(column)
             continue
@@ -121,7 +152,7 @@ def as_messages(
             wanted = name  # noqa: PLW2901
         column = _column(table, name, wanted)
         if name == "due" and _is_text(table, wanted):
-            misfits.append(_misfit(name, sf.col(f"`{wanted}`"), column))
+            misfits.append(_misfit(name, _col(wanted), column))
         made.append(column.alias(name))
         used.add(wanted)
     body = named["body"] or ("body" if "body" in table.columns else None)
@@ -155,8 +186,7 @@ def _whole_row(table: DataFrame, without: set[str], *, infer: bool) -> Column:
         )
     kinds = _inferred(table, names) if infer else {}
     columns = (
-        sf.col(f"`{name}`").cast(kinds[name]).alias(name) if name in kinds else sf.col(f"`{name}`")
-        for name in names
+        _col(name).cast(kinds[name]).alias(name) if name in kinds else _col(name) for name in names
     )
     return sf.struct(*columns)
 
@@ -174,9 +204,7 @@ Leading zeros are part of an identifier, and not of a number."""
 def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
     """Column -> its type, for text columns whose values are all numbers or all Booleans."""
     texts = [name for name in names if _is_text(table, name)]
-    tests = [
-        sf.bool_and(sf.col(f"`{name}`").rlike(form)) for name in texts for form in _FORMS.values()
-    ]
+    tests = [sf.bool_and(_col(name).rlike(form)) for name in texts for form in _FORMS.values()]
     rows = table.where(sf.col(CORRUPT).isNull())
     row = rows.agg(*tests).first() if tests else None
     kinds: dict[str, str] = {}
@@ -190,12 +218,16 @@ def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
     return kinds
 
 
+def _col(name: str) -> Column:
+    quoted = name.replace("`", "``")
+    return sf.col(f"`{quoted}`")
+
+
 def _existing(table: DataFrame, name: str, wanted: str) -> Column:
     if wanted not in table.columns:
-        raise ConfigError(
-            f"--{name}: no column {wanted!r}; the columns are {', '.join(_names(table))}"
-        )
-    return sf.col(f"`{wanted}`")
+        option, columns = name.replace("_", "-"), ", ".join(_names(table))
+        raise ConfigError(f"--{option}: no column {wanted!r}; the columns are {columns}")
+    return _col(wanted)
 
 
 def _is_text(table: DataFrame, name: str) -> bool:
