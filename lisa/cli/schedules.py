@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from lisa.cli.messages import shown_body
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
 from lisa.cli.topic_output import store_with_topic
@@ -63,7 +64,10 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     if chosen.json:
         print_json(_fields(found))
         return
-    shown = {key: value for key, value in _fields(found).items() if value not in (None, {}, "")}
+    from lisa.core.model.recurring.definition import body_of
+
+    fields = _fields(found) | {"body": shown_body(body_of(found.definition))}
+    shown = {key: _text(value) for key, value in fields.items() if value not in (None, {}, "")}
     print_table(["field", "value"], shown.items())
 
 
@@ -247,6 +251,12 @@ def _report(chosen: Chosen, topic: str, name: str, *, done: str, changed: bool, 
 
 def _next(one: ScheduleInfo, now_ms: int) -> str:
     return "paused" if one.is_paused else when(one.next_ms, now_ms) or "none left"
+
+
+def _text(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return shown_body(value) if isinstance(value, dict) else value
 
 
 def _fields(one: ScheduleInfo) -> dict[str, Any]:

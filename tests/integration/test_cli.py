@@ -525,7 +525,10 @@ def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "topic order is unknown" in lisa("schedules", "list", "order", code=1).stderr
     assert (listed["name"], listed["cron"], listed["body"]) == ("daily", "0 9 * * 1-5", {"n": 1})
     assert "0 9 * * 1-5" in lisa("schedules", "list", "orders").output
-    assert "Europe/Berlin" in lisa("schedules", "show", *pair).output
+    shown = lisa("schedules", "show", *pair).output
+    assert "Europe/Berlin" in shown
+    assert re.search(r'^body +\{"n":1\}$', shown, re.MULTILINE), "may be copied to `set`"
+    assert re.search("^paused +no$", shown, re.MULTILINE)
     ticks = ask("schedules", "next", *pair, "--count", "3")["ticks"]
     assert (len(ticks), ticks[0]) == (3, listed["next"])
     assert lisa("schedules", "next", *pair).output.count(" 09:00:00+0") == 5
