@@ -195,7 +195,10 @@ class RecordingProducer(_Recording, Producer):
 
 
 class AsyncRecordingProducer(_Recording, AsyncProducer):
-    """Asynchronous version of `RecordingProducer`; every method is a coroutine."""
+    """Asynchronous version of `RecordingProducer`; every method is a coroutine.
+
+    It has no connections, so it may be used in several event loops, one after the other.
+    """
 
     _store: AsyncRecordedStore
 
@@ -204,3 +207,6 @@ class AsyncRecordingProducer(_Recording, AsyncProducer):
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncRecordedStore:
         return AsyncRecordedStore(AsyncConnection(address), keys, patience)
+
+    def _belong_to_this_loop(self) -> None:
+        """Do nothing: web frameworks' test clients run each request in a loop of its own."""

@@ -229,6 +229,14 @@ def test_schedules_are_paused_run_backfilled_and_removed() -> None:
         producer.run_schedule("jobs", "s")
 
 
+def test_an_asynchronous_recording_producer_serves_several_event_loops() -> None:
+    """As with a test client of a web framework, which runs each request in a loop of its own."""
+    producer = AsyncRecordingProducer()
+    assert asyncio.run(producer.send("orders", 1, id="a")) == "a"
+    assert asyncio.run(producer.cancel("orders", "a")) == "cancelled"
+    asyncio.run(producer.close())
+
+
 def test_an_asynchronous_recording_producer_keeps_schedules() -> None:
     async def main() -> None:
         producer = AsyncRecordingProducer()
