@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -160,6 +161,8 @@ def _send_file(
 
 
 def _parse_line(line: bytes, number: int, kind: str | None) -> Any:
+    if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
     try:
         return parse_body(line.rstrip(b"\r\n"), kind)
     except InvalidMessage as error:

@@ -217,6 +217,18 @@ def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path)
     assert refused.stderr.count("\n") == 1
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(
+    lisa: Lisa, ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Editors on Windows write it."""
+    path = tmp_path / "orders.jsonl"
+    path.write_text('{"order": 1}\n{"order": 2}\n', "utf-8-sig")
+    ask("send", "orders", "--file", str(path), "--delay", "1h", "--json-body")
+    ids = [one["id"] for one in ask("list", "orders")["messages"]]
+    bodies = [ask("get", "orders", one)["body"] for one in ids]
+    assert sorted(body["order"] for body in bodies) == [1, 2]
+
+
 def test_a_file_that_is_sent_in_part(lisa: Lisa, ask: Callable[..., Any]) -> None:
     """The error says from which line to go on; sending the file again would repeat the others."""
     lisa("topic", "set", "orders", "capacity=1300")
