@@ -343,6 +343,23 @@ def test_text_of_a_csv_that_is_not_utf8_is_refused(
     assert found.body == {"name": "Zoë"}
 
 
+@pytest.mark.parametrize("options", [(), ("--schema", "id string, name string")])
+def test_json_lines_that_are_not_utf8_are_refused(
+    pipeline: Callable[..., Result],
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    options: tuple[str, ...],
+) -> None:
+    source = tmp_path / "names.jsonl"
+    lines = '{"id": "1", "name": "Zoë"}\n{"id": "2", "name": "Ann"}\n'
+    source.write_bytes(lines.encode("iso-8859-1"))
+    result = pipeline("schedule", str(source), "--topic", TOPIC, "--redis", redis_url, *options)
+    assert result.exit_code == 1, result.output
+    assert 'cannot be read: {"id": "1", "name": "Zo\ufffd"}' in result.output
+    assert client.zrange(KEYS.waiting, 0, -1) == [b"2"]
+
+
 def test_columns_of_a_csv_may_have_any_name(bodies_of: Callable[..., list[Any]]) -> None:
     assert bodies_of("a`b,c.d,e f,delay\n1,2,3,1h\n") == [{"a`b": 1, "c.d": 2, "e f": 3}]
 

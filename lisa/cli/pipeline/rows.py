@@ -56,6 +56,8 @@ def read(
         reader = reader.schema(f"{schema}, {CORRUPT} string")
     reader = reader.options(**options)
     table = reader.load(absolute(source))
+    if kind == "json" and CORRUPT in table.columns:
+        return table.withColumn(CORRUPT, sf.make_valid_utf8(CORRUPT))  # Python could not read it
     if kind != "csv":
         return table
     given = {name.lower() for name in options}
