@@ -57,6 +57,8 @@ def make(directory: Path) -> Certificates:
         "/CN=lisa test",
         "-addext",
         "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        "keyUsage=critical,keyCertSign",
         "-keyout",
         key,
         "-out",
@@ -64,7 +66,10 @@ def make(directory: Path) -> Certificates:
     )
     made = Certificates(ca, directory / "server.pem", directory / "server.key")
     request, names = directory / "server.csr", directory / "names"
-    names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n", encoding="utf-8")
+    names.write_text(
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n",
+        encoding="utf-8",
+    )
     _openssl(
         "req",
         "-newkey",

@@ -17,7 +17,7 @@ from lisa.consumer.inflight import RETURNED_FALSE, Held, Outcome, Verdict, combi
 from lisa.consumer.models import BodyMismatch
 from lisa.consumer.receivers import HandlerPlan
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Discard, Retry
+from lisa.core.model.outcomes import meant_to_be_raised
 from lisa.core.redis.flow import Flow, adrive, drive
 
 Wait = Callable[[Awaitable[Any]], Any]
@@ -139,8 +139,8 @@ def _outcome_of(result: object) -> Outcome:
         return None
     if isinstance(result, (GeneratorType, AsyncGeneratorType, CoroutineType)):
         return NOT_RUN
-    if isinstance(result, (Retry, Discard)):  # meant to be raised
-        return verdict_of(result)
+    if (error := meant_to_be_raised(result)) is not None:
+        return verdict_of(error)
     return RETURNED_FALSE if result is False else None
 
 

@@ -148,10 +148,11 @@ class SettleCalls:
             sub.leases.forget([held])
             if outcome.outcome is Failed.DEAD:
                 log.error(
-                    "topic %s: message %s moved to garbage after %d failed attempts: %s",
+                    "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
                     held.message.topic,
                     held.message.id,
                     outcome.failed_attempts,
+                    "" if outcome.failed_attempts == 1 else "s",
                     verdict.reason,
                     exc_info=verdict.error,
                     extra=held.message.log_fields,

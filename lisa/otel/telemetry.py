@@ -14,7 +14,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 import lisa
-from lisa.core.model.outcomes import Discard, Retry
+from lisa.core.model.outcomes import meant_to_be_raised
 from lisa.middleware import Middleware
 from lisa.otel import conventions as names
 from lisa.otel.conventions import Instruments, attributes_of, error_type
@@ -200,9 +200,10 @@ class Telemetry(Middleware):
 
         def take(result: Any) -> Any:
             nonlocal attributes
-            if result is False or isinstance(result, (Retry, Discard)):
-                shown = "False" if result is False else error_type(result)
-                kind = RETURNED_FALSE if result is False else shown
+            error = meant_to_be_raised(result)
+            if result is False or error is not None:
+                shown = "False" if error is None else error_type(error)
+                kind = RETURNED_FALSE if error is None else shown
                 attributes = {**attributes, names.ERROR_TYPE: kind}
                 span.set_attribute(names.ERROR_TYPE, kind)
                 span.set_status(Status(StatusCode.ERROR, f"the handler returned {shown}"))

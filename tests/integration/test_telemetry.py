@@ -200,7 +200,7 @@ def test_each_attempt_links_to_the_send_and_says_what_failed(
     def handler(message: Message) -> object:
         if message.attempt == 1:
             raise ValueError("broken")
-        return {2: False, 3: Retry()}.get(message.attempt)
+        return {2: False, 3: Retry}.get(message.attempt)
 
     bench.configure(TOPIC, retry_delays="0,0,0")
     with Producer(bench.url, middleware=recorded.middleware) as producer:

@@ -126,6 +126,10 @@ class TestClock:
             kit.travel_to(datetime.max.replace(tzinfo=UTC))
         assert kit.now == start
 
+    def test_an_error_about_arguments_names_the_public_method(self, kit: LisaTestKit) -> None:
+        with pytest.raises(TypeError, match=r"^LisaTestKit\.advance\(\) got"):
+            kit.advance(weeks=1)  # type: ignore[call-arg]
+
     def test_durations_are_also_text(self, kit: LisaTestKit) -> None:
         start = kit.now
         kit.advance("1d12h", hours=12)

@@ -37,6 +37,13 @@ class Discard(Exception):
         super().__init__(reason or "the handler discarded the message")
 
 
+def meant_to_be_raised(result: object) -> Retry | Discard | None:
+    """The `Retry` or `Discard` that a handler returned, as an instance or without parentheses."""
+    if result is Retry or result is Discard:
+        return result()
+    return result if isinstance(result, (Retry, Discard)) else None
+
+
 def reason_of(error: BaseException) -> str:
     """`ExceptionName: message`, at most 1 KiB of UTF-8."""
     text = text_of(error)

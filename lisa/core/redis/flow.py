@@ -216,7 +216,7 @@ def _of_the_public_call(
     error: TypeError, owner: object, method: Callable[..., object]
 ) -> TypeError:
     """The error about a call's arguments, with the class that the user called."""
-    public = f"{type(owner).__name__}.{method.__name__}()"
+    public = f"{type(owner).__name__}.{method.__name__.removeprefix('_')}()"
     said = str(error).replace(f"{method.__qualname__}()", public)
     return error if said == str(error) else TypeError(said)
 

@@ -25,6 +25,7 @@ from lisa.core.model.errors import ConfigError
 _Address = IPv4Address | IPv6Address
 _NAME = re.compile(r"[a-z0-9*?_-]+(\.[a-z0-9*?_-]+)*\Z")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_SIX_TO_FOUR = IPv6Network("2002::/16")
 _UNICAST = IPv6Network("2000::/3")
 _AZURE = IPv4Address("168.63.129.16")
 """Azure's host services: a public address that is reachable only from inside Azure."""
@@ -105,7 +106,7 @@ def _forms(address: _Address) -> Iterator[_Address]:
 
 
 def _is_public(address: _Address) -> bool:
-    if isinstance(address, IPv6Address) and address in _NAT64:
+    if isinstance(address, IPv6Address) and (address in _NAT64 or address in _SIX_TO_FOUR):
         return True  # the embedded IPv4 address is checked separately
     if isinstance(address, IPv6Address) and address not in _UNICAST:
         return False
