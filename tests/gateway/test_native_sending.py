@@ -506,3 +506,20 @@ def test_an_invalid_message_of_a_batch_costs_little(content: bytes) -> None:
             read_json(decoder, content)
 
     assert cpu_s(fail) < 0.0002
+
+
+def test_other_requests_have_their_turn_while_a_batch_is_read(client: httpx.Client) -> None:
+    message = {"body": 1, "at_local": "10:00", "business_days": 250, "tz": "Asia/Tokyo"}
+    batch = {"messages": [message] * 1_000}
+    waits: list[float] = []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        began = time.monotonic()
+        sent = pool.submit(client.post, f"/v1/topics/{new_topic()}/messages:batch", json=batch)
+        while not sent.done():
+            asked = time.monotonic()
+            assert client.get("/healthz").status_code == 200
+            waits.append(time.monotonic() - asked)
+    took_s = time.monotonic() - began
+    results = sent.result().json()["results"]
+    assert {one["outcome"] for one in results} == {"accepted"}
+    assert max(waits) < took_s / 2
