@@ -146,7 +146,10 @@ class Scheduling(Sending):
         return (yield from schedules.run_now(self._store, topic, name))
 
     def next_ticks(self, topic: str, name: str, count: int = 5) -> Flow[list[datetime]]:
-        """The next ticks of a schedule, aware, UTC. Raises InvalidMessage if there is none."""
+        """The next ticks of a schedule, at most 10,000; aware, UTC.
+
+        Raises InvalidMessage if there is no such schedule.
+        """
         from lisa.core.store import schedule_reads
 
         yield from self._open()

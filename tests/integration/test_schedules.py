@@ -342,6 +342,9 @@ def test_next_ticks_and_the_list(producer: Producer) -> None:
     first, second = producer.next_ticks(TOPIC, "b", 5)
     assert (first.hour, second - first) == (9, timedelta(days=1))
     assert len(producer.next_ticks(TOPIC, "a", 7)) == 7
+    for wrong in (0, -1, 10_001, "3", True):
+        with pytest.raises(InvalidMessage, match="count is a number from 1 to 10,000"):
+            producer.next_ticks(TOPIC, "a", wrong)  # type: ignore[arg-type]
 
 
 def test_an_async_producer_has_the_same_methods(redis_url: str) -> None:

@@ -395,6 +395,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
     "ttl": ({"every": "1m", "ttl": "0s"}, "a ttl counts from the due time and must exceed 0"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),
+    "headers": ({"every": "1m", "headers": 5}, "a mapping of text to text, not 5"),
     "window": (
         {"every": "1m", "headers": {"lisa-window": "mon-fry 9-17"}},
         "window: 'fry' is not a day",

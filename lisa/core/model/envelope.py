@@ -158,19 +158,26 @@ def decode_body(kind: str, body: bytes) -> Any:
         raise InvalidMessage(f"the body cannot be decoded: {error}") from None
 
 
+def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy of the headers. Raises InvalidMessage unless names and values are text."""
+    given = headers or {}
+    if not isinstance(given, Mapping):
+        raise InvalidMessage(f"headers are a mapping of text to text, not {headers!r}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
+    return dict(given)
+
+
 def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     """Length and JSON of the headers, in the form that precedes the body. Raises InvalidMessage."""
     if not headers:
         return b"0000"
-    if not isinstance(headers, Mapping):
-        raise InvalidMessage(f"headers are a mapping of text to text, not {headers!r}")
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
+    headers = checked_headers(headers)
     if WINDOW_HEADER in headers:
         headers = {WINDOW_HEADER: headers[WINDOW_HEADER], **headers}
     try:
-        encoded = _encoder.encode(dict(headers))
+        encoded = _encoder.encode(headers)
     except (ValueError, UnicodeError) as error:
         raise InvalidMessage(f"the headers cannot be written as JSON: {error}") from None
     if len(encoded) > MAX_HEADER_BYTES:

@@ -18,6 +18,9 @@ from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
 
 PAGE = 500
+
+MOST_TICKS = 10_000
+"""The most ticks that `next_ticks` computes: half a second's work."""
 _CURSOR = re.compile("[0-9]{1,20}")
 
 
@@ -133,7 +136,9 @@ def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
 
 
 def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
-    """The next ticks of a schedule, in epoch ms. Raises InvalidMessage if there is none."""
+    """The next ticks of a schedule, in epoch ms. Raises InvalidMessage, also if there is none."""
+    if type(count) is not int or not 1 <= count <= MOST_TICKS:
+        raise InvalidMessage(f"count is a number from 1 to {MOST_TICKS:,}, not {count!r}")
     record = known((yield from get_record(store, topic, name)), topic, name)
     now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
     return upcoming(record, now_ms, count)

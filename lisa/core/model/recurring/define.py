@@ -17,6 +17,7 @@ from lisa.core.model.clock import (
     parse_zone,
     zone_name,
 )
+from lisa.core.model.envelope import checked_headers
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.late import LatePolicy
@@ -77,7 +78,7 @@ def define(
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late = options.get("retry"), options.get("late")
-    headers = dict(options.get("headers") or {})
+    headers = checked_headers(options.get("headers"))
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER])
     every_ms = _ms("every", options.get("every"))
