@@ -146,7 +146,7 @@ class ServerMonitor:
     def _check_role(self, replication: Mapping[str, str]) -> None:
         """Check that the server accepts writes. Raises ServerUnavailable.
 
-        A cluster's nodes are read anew when a replica takes over.
+        On a cluster, the client refreshes its topology when a replica takes over.
         """
         is_read_only = replication.get("slave_read_only") == "1"
         if replication.get("role") == "slave" and is_read_only and not self._store.has_nodes:

@@ -146,9 +146,9 @@ class Scheduling(Sending):
         return (yield from schedules.run_now(self._store, topic, name))
 
     def next_ticks(self, topic: str, name: str, count: int = 5) -> Flow[list[datetime]]:
-        """The next ticks of a schedule, at most 10,000; aware, UTC.
+        """The next ticks of a schedule, as aware datetimes in UTC.
 
-        Raises InvalidMessage if there is no such schedule.
+        Raises InvalidMessage for an unknown schedule, or a `count` that is not 1 to 10,000.
         """
         from lisa.core.store import schedule_reads
 

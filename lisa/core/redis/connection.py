@@ -130,7 +130,7 @@ class Connection(_Opener):
             interrupt(connection)
 
     def reconnect(self) -> None:
-        """Close the unused sockets to a server, so that further calls connect anew."""
+        """Close idle connections to a single server, so that later calls open new ones."""
         self._redis.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
