@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import ExitStack, suppress
@@ -53,6 +54,9 @@ def main(  # noqa: PLR0917  click passes them by name
     unavailable.
     """
     # Imported here to keep --help fast.
+    from lisa.core.daemon.stop_signals import exit_on_signals, stopping
+
+    exit_on_signals(stopping())
     from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError, ServerUnavailable
@@ -127,9 +131,10 @@ def _target(settings: ConsumerSettings) -> str:
 
 
 def _run_on_loop(running: Coroutine[Any, Any, None]) -> None:
-    """Run an `AsyncConsumer` until SIGTERM or SIGINT."""
+    """Run an `AsyncConsumer` until SIGTERM, SIGINT or SIGHUP."""
     import asyncio
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else asyncio would not replace it
     with suppress(KeyboardInterrupt):  # raised by asyncio after the consumer has stopped
         asyncio.run(running)
 

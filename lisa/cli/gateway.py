@@ -64,6 +64,9 @@ def main(
     Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
+    from lisa.core.daemon.stop_signals import exit_on_signals, stopping
+
+    exit_on_signals(stopping())
     from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError

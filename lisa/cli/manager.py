@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,10 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     SIGHUP reloads the topic options from the file. Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
+    from lisa.core.daemon.stop_signals import STOPPING, exit_on_signals
+
+    exit_on_signals(STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # kept until the manager handles it
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights, warn_of_password
     from lisa.core.daemon import logs

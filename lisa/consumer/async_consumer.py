@@ -17,6 +17,7 @@ from lisa.consumer.delivery import AsyncDelivery
 from lisa.consumer.lifespan import StartScope
 from lisa.consumer.tasks import AppLoop
 from lisa.core.daemon.forks import not_inherited
+from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import LisaError
 
@@ -87,14 +88,14 @@ class AsyncConsumer(BaseConsumer):
             await puller.close()
 
     async def run(self) -> None:
-        """Start unless running, and run until cancelled, `stop` or SIGTERM; then stop.
+        """Start unless running, and run until cancelled, `stop`, SIGTERM or SIGHUP; then stop.
 
-        Also reads topics whose handlers were added after `start`. Leaves SIGTERM alone if the
-        program handles it. Raises ConfigError, also for errors found later, such as a topic with
-        several groups.
+        Also reads topics whose handlers were added after `start`. Leaves both signals alone if the
+        program handles SIGTERM, and SIGHUP if the program handles or ignores it. Raises
+        ConfigError, also for errors found later, such as a topic with several groups.
         """
         ending = self._ending = asyncio.get_running_loop().create_future()
-        with _until_sigterm(self._end_run):
+        with _until_signalled(self._end_run):
             try:
                 if not self._read_added():
                     await self.start()
@@ -177,21 +178,24 @@ def _end(ending: asyncio.Future[LisaError | None], error: LisaError | None) -> N
 
 
 @contextmanager
-def _until_sigterm(end: Callable[[], Any]) -> Iterator[None]:
-    """Call `end` at the first SIGTERM, if its handler is Python's default; the second one kills."""
+def _until_signalled(end: Callable[[], Any]) -> Iterator[None]:
+    """Call `end` at the first SIGTERM, or SIGHUP, if nothing handles it; a second SIGTERM kills."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if not is_main or handler_of(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     loop = asyncio.get_running_loop()
+    numbers = [one for one in stopping() if one != signal.SIGINT]  # that is asyncio's
 
-    def hear() -> None:
+    def terminate() -> None:
         loop.remove_signal_handler(signal.SIGTERM)
         end()
 
-    loop.add_signal_handler(signal.SIGTERM, hear)
+    for number in numbers:
+        loop.add_signal_handler(number, terminate if number == signal.SIGTERM else end)
     try:
-        with not_inherited({signal.SIGTERM: signal.SIG_DFL}):
+        with not_inherited(dict.fromkeys(numbers, signal.SIG_DFL)):
             yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -11,6 +11,7 @@ from typing import Self
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import Delivery
 from lisa.core.daemon.mailbox import Mailbox
+from lisa.core.daemon.stop_signals import stopping
 from lisa.core.model.errors import LisaError
 
 
@@ -102,6 +103,7 @@ class Consumer(BaseConsumer):
     def run(self) -> None:
         """Run until SIGTERM, SIGINT or `stop`; a second signal ends the process immediately.
 
+        SIGHUP, as of a closed terminal, stops it, too, unless the program handles or ignores it.
         Raises ConfigError, also for errors found later, such as a topic with several groups.
         """
         ending = self._ending = Mailbox()
@@ -131,16 +133,20 @@ class Consumer(BaseConsumer):
 
 
 def _until_signalled(ending: Mailbox[LisaError | None]) -> AbstractContextManager[None]:
-    """Post None at the first SIGTERM or SIGINT; the second one ends the process."""
+    """Post None at the first signal; a second SIGTERM or SIGINT ends the process.
+
+    SIGHUP does not count, because a closing terminal, or systemd, may send it along with another.
+    """
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
     heard: list[int] = []
 
     def hear(number: int) -> None:
-        if heard:
+        if heard and number != signal.SIGHUP:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        heard.append(number)
+        if number != signal.SIGHUP:
+            heard.append(number)
         ending.post(None)
 
-    return ending.handling_signals(hear)
+    return ending.handling_signals(hear, stopping())

@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from lisa.core.daemon.mailbox import STOPPING
+from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import GatewaySettings
 from lisa.gateway.access import Access
@@ -74,14 +74,14 @@ def serve(
     shared: mmap.mmap | None = None,
     numbers: Path | None = None,
 ) -> None:
-    """Serve requests until SIGTERM or SIGINT. Raises LisaError.
+    """Serve requests until SIGTERM, SIGINT or SIGHUP. Raises LisaError.
 
     shared: memory shared by all workers. numbers: directory for all workers' metrics. Both are None
     in a single process.
     """
     import uvloop
 
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: handler_of(number) for number in stopping()}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, listening, shared, numbers))
@@ -107,12 +107,11 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        """Stop the server: on a signal while it opens, or one that Uvicorn raises at its end."""
+        """Stop the server: on SIGHUP, a signal while it opens, or one raised by Uvicorn's end."""
         server.should_exit = True
-        if not opening.done():
-            loop.call_soon_threadsafe(opening.cancel)
+        loop.call_soon_threadsafe(hub.stop_waiting if opening.done() else opening.cancel)
 
-    for number in STOPPING:
+    for number in stopping():
         signal.signal(number, stop)
     with suppress(asyncio.CancelledError):
         await opening

@@ -9,8 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from lisa.core.daemon.mailbox import STOPPING, Mailbox
+from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
+from lisa.core.daemon.stop_signals import STOPPING
 from lisa.core.metrics.cache import METRICS
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import DEFAULT_GROUP, Keys

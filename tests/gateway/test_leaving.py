@@ -76,14 +76,15 @@ def test_a_client_that_disconnects_before_the_response_costs_no_attempt(
     assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000 / 4
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopping_gateway_answers_polls_and_releases_messages(
-    redis_url: str, manager: Manager, producer: Producer
+    redis_url: str, manager: Manager, producer: Producer, number: signal.Signals
 ) -> None:
     topic = new_topic()
     with Gateway(redis_url) as ending, Gateway(redis_url) as other:
         poll = RawPull(ending, topic)
         wait_until(lambda: pulls(ending) == 1)
-        os.kill(ending.process.pid, signal.SIGTERM)
+        os.kill(ending.process.pid, number)
         answer = poll.answer()
         assert answer.startswith(b"HTTP/1.1 200")
         assert b'"deliveries":[]' in answer
@@ -121,7 +122,7 @@ def test_a_gateway_stops_while_it_starts(workers: int) -> None:
         gateway = Gateway(url, "--workers", str(workers))
         try:
             connections = [silent.accept()[0] for _ in range(workers)]
-            assert gateway.stop() in {0, -signal.SIGTERM}
+            assert gateway.stop() == 0
             for connection in connections:
                 connection.close()
         finally:

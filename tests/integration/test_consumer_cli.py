@@ -31,6 +31,17 @@ consumer = Consumer()
 def handle(message): print(f"handled {message.topic} {message.group} {message.body}")
 """
 
+SLOW = """
+import time
+from lisa import Consumer
+consumer = Consumer()
+@consumer.on("orders")
+def handle(message):
+    print(f"handling {message.body}")
+    time.sleep(0.5)
+    print(f"handled {message.body}")
+"""
+
 ON_APP_LOOP = """
 import asyncio
 from lisa import AsyncConsumer
@@ -81,21 +92,51 @@ def test_targets(
     assert presences(bench) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_asyncio_consumer_finishes_its_handlers_and_exits_with_0(
-    bench: Bench, processes: Processes, tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize(
+    ("module", "options", "numbers"),
+    [
+        (ON_APP_LOOP, [], [signal.SIGTERM]),
+        (ON_APP_LOOP, [], [signal.SIGINT]),
+        (ON_APP_LOOP, [], [signal.SIGHUP]),
+        (SLOW, [], [signal.SIGHUP]),
+        # A shell repeats the SIGHUP of its terminal; systemd may send one along with SIGTERM.
+        (SLOW, [], [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]),
+        (SLOW, ["--processes", "2"], [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP]),
+    ],
+)
+def test_a_stopped_consumer_finishes_its_handlers_and_exits_with_0(
+    bench: Bench,
+    processes: Processes,
+    tmp_path: Path,
+    *,
+    module: str,
+    options: list[str],
+    numbers: list[signal.Signals],
 ) -> None:
     bench.declare(TOPIC)
-    (tmp_path / "shop.py").write_text(ON_APP_LOOP)
-    process = start(processes, "--redis", bench.url, "shop")
+    (tmp_path / "shop.py").write_text(module)
+    process = start(processes, "--redis", bench.url, "shop", *options)
     [sent] = bench.send(TOPIC, [42])
     process.wait_for("handling 42")
-    process.signal(number)
+    for number in numbers:
+        process.signal(number)
     assert process.wait() == 0
     assert "handled 42" in process.output
     assert "Traceback" not in process.output
     assert bench.settled_as(TOPIC, sent) == "acked"
     assert presences(bench) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
+    processes: Processes, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As process 1 of a container it would not notice a signal without a handler."""
+    (tmp_path / "shop.py").write_text("import time; print('importing'); time.sleep(60)")
+    process = start(processes, "shop")
+    process.wait_for("importing")
+    process.signal(number)
+    assert process.wait() == 0
 
 
 @pytest.mark.parametrize("consumer", ["Consumer", "AsyncConsumer"])

@@ -336,6 +336,34 @@ class TestDaemon:
         wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("m",))
         assert process.stop() == 0
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_stopped_while_it_starts_it_exits_with_0(
+        self, processes: Processes, tmp_path: Path, number: signal.Signals
+    ) -> None:
+        """As process 1 of a container it would not notice a signal without a handler."""
+        (tmp_path / "slow.py").write_text("import time; print('importing'); time.sleep(60)")
+        process = processes.start("-m", "lisa.cli.manager", "--handlers", "slow")
+        process.wait_for("importing")
+        process.signal(number)
+        assert process.wait() == 0
+
+    def test_sighup_while_it_starts_reads_the_file_again(
+        self, redis_url: str, processes: Processes, tmp_path: Path
+    ) -> None:
+        (tmp_path / "slow.py").write_text(
+            "import pathlib, time\n"
+            "print('importing')\n"
+            "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+        )
+        process = processes.start(
+            "-m", "lisa.cli.manager", "--redis", redis_url, "--handlers", "slow"
+        )
+        process.wait_for("importing")
+        process.signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        process.wait_for("reloaded: nothing changed")
+        assert process.stop() == 0
+
     def test_healthz_while_the_server_starts_fails_and_returns(
         self, own_server: EmbeddedServer, processes: Processes
     ) -> None:

@@ -6,16 +6,15 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from lisa.core.daemon.forks import not_inherited
+from lisa.core.daemon.stop_signals import handler_of
 
 T = TypeVar("T")
-
-STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Mailbox(Generic[T]):
@@ -54,11 +53,17 @@ class Mailbox(Generic[T]):
 
     @contextmanager
     def handling_signals(
-        self, handle: Callable[[int], object], numbers: Iterable[int] = STOPPING
+        self, handle: Callable[[int], object], numbers: Collection[int]
     ) -> Iterator[None]:
-        """Call `handle` with each signal of `numbers`; it may `post`. On the main thread only."""
+        """Call `handle` with each signal of `numbers`; it may `post`. On the main thread only.
+
+        The signals may be blocked before, so that none is lost.
+        """
         fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        before = {one: signal.signal(one, lambda number, _: handle(number)) for one in numbers}
+        before = {one: handler_of(one) for one in numbers}
+        for one in numbers:
+            signal.signal(one, lambda number, _: handle(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         try:
             with not_inherited(before):
                 yield

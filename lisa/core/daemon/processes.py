@@ -13,6 +13,7 @@ from queue import Empty
 from typing import Any
 
 from lisa.core.daemon.mailbox import Mailbox
+from lisa.core.daemon.stop_signals import stopping
 from lisa.core.model.backoff import Backoff
 
 log = logging.getLogger("lisa.processes")
@@ -49,8 +50,13 @@ class ChildProcesses:
         self._parent_pipe, self._held_end = os.pipe()
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return the exit code. A second signal kills the children."""
-        with self._events.handling_signals(lambda number: self._events.post(("signal", number))):
+        """Run until SIGTERM, SIGINT or SIGHUP; return the exit code.
+
+        A second signal, other than SIGHUP, kills the children.
+        """
+        with self._events.handling_signals(
+            lambda number: self._events.post(("signal", number)), stopping()
+        ):
             try:
                 for slot in range(self._size):
                     self._start(slot)
@@ -66,21 +72,25 @@ class ChildProcesses:
         return {"status": "ok" if running == self._size else "failing", "processes": running}
 
     def _watch(self) -> int:
-        stopping, code = False, 0
+        is_stopping, is_asked, code = False, False, 0
         while self._children:
             kind, value = self._next_event()
             if kind == "signal":
-                self._signal_all(signal.SIGKILL if stopping else signal.SIGTERM)
-                stopping = True
-            elif kind == "start" and not stopping:
+                # A closing terminal, or systemd, may send SIGHUP along with another signal.
+                is_final = is_asked and value != signal.SIGHUP
+                is_asked = is_asked or value != signal.SIGHUP
+                if is_final or not is_stopping:
+                    self._signal_all(signal.SIGKILL if is_final else signal.SIGTERM)
+                is_stopping = True
+            elif kind == "start" and not is_stopping:
                 self._start_again(value)
             elif kind == "ended" and self._exit_code(value) == EXIT_CONFIG:
-                if not stopping:  # a second signal would cut the grace period of handlers short
+                if not is_stopping:  # a second signal would cut the grace period of handlers short
                     self._signal_all(signal.SIGTERM)
-                code, stopping = EXIT_CONFIG, True
-            elif kind == "ended" and not stopping:
+                code, is_stopping, is_asked = EXIT_CONFIG, True, True
+            elif kind == "ended" and not is_stopping:
                 self._start_again_later(value)
-            if stopping:
+            if is_stopping:
                 # Children that wait for their restart have already exited.
                 ended = [slot for slot, child in self._children.items() if child.poll() is not None]
                 for slot in ended:
