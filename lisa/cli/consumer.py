@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_CONFIG = 2
-EXIT_NO_SERVER = 3
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("target", required=False)
@@ -51,7 +48,7 @@ def main(  # noqa: PLR0917  click passes them by name
 
     TARGET is pkg.module:name, or pkg.module: its only Consumer or AsyncConsumer, or its receivers
     of the signal message_received. Exit codes: 0; 2 for a configuration error; 3 if the server is
-    unavailable.
+    unavailable; 1 for another error, such as one of the consumer's lifespan.
     """
     # Imported here to keep --help fast.
     from lisa.core.daemon.stop_signals import exit_on_signals, stopping
@@ -59,7 +56,8 @@ def main(  # noqa: PLR0917  click passes them by name
     exit_on_signals(stopping())
     from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
-    from lisa.core.model.errors import LisaError, ServerUnavailable
+    from lisa.core.daemon.exit_codes import exit_code
+    from lisa.core.model.errors import LisaError
     from lisa.core.settings import ConsumerSettings
 
     if parent_pipe is None:
@@ -82,7 +80,7 @@ def main(  # noqa: PLR0917  click passes them by name
         _run_one(settings, given, group, parent_pipe, numbers)
     except LisaError as error:
         click.echo(f"lisa-consumer: {error}", err=True)
-        sys.exit(EXIT_NO_SERVER if isinstance(error, ServerUnavailable) else EXIT_CONFIG)
+        sys.exit(exit_code(error))
 
 
 def _run_one(

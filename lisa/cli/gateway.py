@@ -17,8 +17,6 @@ import click
 if TYPE_CHECKING:
     from lisa.core.settings import GatewaySettings
 
-EXIT_CONFIG = 2
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
@@ -61,7 +59,7 @@ def main(
     """Serve Lisa over HTTP until SIGTERM: the native API at /v1, the web page at /; and over gRPC.
 
     Without tokens, the gateway needs no authentication and listens on the loopback interface only.
-    Exit codes: 0, or 2 for a configuration error.
+    Exit codes: 0; 2 for a configuration error; 1 for another error at the start.
     """
     # Imported here to keep --help fast.
     from lisa.core.daemon.stop_signals import exit_on_signals, stopping
@@ -69,6 +67,7 @@ def main(
     exit_on_signals(stopping())
     from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
+    from lisa.core.daemon.exit_codes import exit_code
     from lisa.core.model.errors import LisaError
     from lisa.core.settings import GatewaySettings
 
@@ -89,7 +88,7 @@ def main(
         sys.exit(_run(settings, parent_pipe, inherited))
     except LisaError as error:
         click.echo(f"lisa-gateway: {error}", err=True)
-        sys.exit(EXIT_CONFIG)
+        sys.exit(exit_code(error))
 
 
 def _run(

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-EXIT_CONFIG = 2
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
@@ -28,7 +26,8 @@ EXIT_CONFIG = 2
 def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> None:
     """Promote messages when they are due, until SIGTERM.
 
-    SIGHUP reloads the topic options from the file. Exit codes: 0, or 2 for a configuration error.
+    SIGHUP reloads the topic options from the file. Exit codes: 0; 2 for a configuration error; 1
+    for another error at the start.
     """
     # Imported here to keep --help fast.
     from lisa.core.daemon.stop_signals import STOPPING, exit_on_signals
@@ -38,6 +37,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights, warn_of_password
     from lisa.core.daemon import logs
+    from lisa.core.daemon.exit_codes import exit_code
     from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.model.errors import LisaError
     from lisa.core.redis.address import Address
@@ -59,7 +59,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
         manager.run()
     except LisaError as error:
         click.echo(f"lisa-manager: {error}", err=True)
-        sys.exit(EXIT_CONFIG)
+        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import os
 import pty
 import resource
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -220,6 +222,29 @@ def test_ctrl_c_is_a_usual_end_of_a_role(
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert "Traceback" not in running.output
+
+
+@pytest.mark.parametrize("role", ["manager", "gateway"])
+def test_an_unknown_error_of_the_server_is_no_configuration_error(
+    role: str, processes: Processes
+) -> None:
+    """A proxy words an outage in its own way. With exit code 2 systemd would not try again."""
+
+    class Refusal(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while self.request.recv(65_536):
+                    self.request.sendall(b"-ERR upstream failure\r\n" * 100)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusal) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        url = f"redis://127.0.0.1:{proxy.server_address[1]}/0"
+        options = ["--port", "0"] if role == "gateway" else []
+        process = processes.start("-m", f"lisa.cli.{role}", "--redis", url, *options)
+        assert process.wait() == 1
+        process.end()
+        proxy.shutdown()
+    assert "answered with an error: upstream failure" in process.output
 
 
 def test_an_interrupted_command_leaves_one_line(redis_url: str, processes: Processes) -> None:

@@ -139,6 +139,32 @@ def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
     assert process.wait() == 0
 
 
+LIFESPAN = """
+from contextlib import contextmanager
+from lisa import Consumer
+@contextmanager
+def database():
+    raise ConnectionError("no database")
+    yield
+consumer = Consumer(lifespan=database)
+consumer.subscribe("orders", print)
+"""
+
+
+def test_a_lifespan_that_fails_ends_it_with_exit_code_1(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    """With exit code 2 systemd would not start it again once its database has started."""
+    bench.declare(TOPIC)
+    (tmp_path / "shop.py").write_text(LIFESPAN)
+    process = start(processes, "--redis", bench.url, "shop")
+    assert process.wait() == 1
+    assert "lisa-consumer: the consumer's lifespan failed at startup" in process.output
+    several = start(processes, "--redis", bench.url, "shop", "--processes", "2")
+    several.wait_for("ended with code 1; another one starts")
+    assert several.stop() == 0
+
+
 @pytest.mark.parametrize("consumer", ["Consumer", "AsyncConsumer"])
 def test_a_child_that_a_handler_forked_ends_at_sigterm(
     bench: Bench, processes: Processes, tmp_path: Path, consumer: str
