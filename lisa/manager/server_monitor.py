@@ -54,11 +54,12 @@ class ProbeResult(NamedTuple):
 class ServerMonitor:
     """Probes one server; logs each outage and each recovery once.
 
+    A server that refuses writes counts as unreachable: no service of a manager can work on it.
     `reachable` is cleared when the server stops answering, and set by `mark_reachable` once the
     work that follows a recovery is done.
 
     probe: on a cluster, a store connected to this node only.
-    key: on a cluster, returns a key in one of the node's slots.
+    key: returns a key of an unused topic; on a cluster, one in the node's slots, or "".
     has_schema: whether this node holds the schema key.
     away: called when the server becomes unreachable.
     """
@@ -69,7 +70,7 @@ class ServerMonitor:
         clock: ServerClock,
         *,
         probe: SyncStore | None = None,
-        key: Callable[[], str] = lambda: "",
+        key: Callable[[], str] | None = None,
         has_schema: Callable[[], bool] = lambda: True,
         away: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,7 +82,7 @@ class ServerMonitor:
         self._store = store
         self._clock = clock
         self._probe = probe or store
-        self._key = key
+        self._key = key or (lambda: store.keys.topic("probe").options)
         self._has_schema = has_schema
         self._on_away = away
         self._run_id: str | None = None
@@ -97,7 +98,7 @@ class ServerMonitor:
             server = info(self._probe.ask("INFO", "server"))
             replication = info(self._probe.ask("INFO", "replication"))
             self._check_role(replication)
-            self._check_slots()
+            self._check_writes()
             known = not self._has_schema() or self._check_schema()
             if self._has_schema():  # only one node of a cluster, because their clocks may differ
                 self._clock.sample(self._probe)
@@ -153,15 +154,16 @@ class ServerMonitor:
             self._probe.connection.reconnect()  # perhaps to the primary that replaced it
             raise errors.read_only(self._probe.where)
 
-    def _check_slots(self) -> None:
-        """Check that the node serves its slots; it does not while the cluster is down.
+    def _check_writes(self) -> None:
+        """Check that the server accepts writes, by one that changes nothing. Raises LisaError.
 
-        Raises LisaError.
+        It refuses them while it cannot save its data, or has too few replicas; a cluster's node
+        also while the cluster is down. A full server accepts this one, because it can be drained.
         """
         key = self._key()
         if not key:
             return
-        (reply,) = ask_all(self._probe, [("EXISTS", key)])
+        (reply,) = ask_all(self._probe, [("HDEL", key, "")])
         if isinstance(reply, Exception) and not errors.is_redirection(reply):
             raise errors.translated(reply, self._probe.where)
 

@@ -19,11 +19,12 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.store import SCHEMA_VERSION
+from lisa.embedded.server import free_port
 from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
 from tests.roles import Cast
-from tests.servers import PATIENCE, least, wait_until
+from tests.servers import PATIENCE, failing_disk, least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,6 +181,23 @@ class TestInThisProcess:
 
             assert least(worst_ms, 500) < 500
             assert manager.health()["status"] == "ok"
+
+    def test_leases_last_an_ack_timeout_longer_than_a_refusal_of_writes(
+        self, own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Consumers could not renew them. One line of the log reports the outage."""
+        ack_timeout_s = 1.0
+        cast = Cast(own_server.url).declare(ack_timeout="1000")
+        with Manager(own_server.url, move=NEVER):
+            sent = cast.send()
+            wait_until(cast.take)
+            with failing_disk(own_server):
+                time.sleep(3 * ack_timeout_s)
+                ended = time.monotonic()
+            wait_until(lambda: cast.state(sent) != "in_flight")
+            assert time.monotonic() - ended >= ack_timeout_s
+        assert len([one for one in caplog.records if "trying again" in one.message]) <= 2
+        cast.store.close()
 
     def test_topics_are_declared_again_on_an_emptied_server(
         self, cast: Cast, redis_url: str, client: redis.Redis
@@ -367,8 +385,6 @@ class TestDaemon:
     def test_healthz_while_the_server_starts_fails_and_returns(
         self, own_server: EmbeddedServer, processes: Processes
     ) -> None:
-        from lisa.embedded.server import free_port
-
         port = free_port()
         cast = Cast(own_server.url)
         cast.declare()
@@ -386,6 +402,19 @@ class TestDaemon:
         wait_until(lambda: health(port)[0] == 200)
         assert process.stop() == 0
         assert process.output.count("trying again") == 1  # once per change of state
+
+    def test_healthz_fails_while_the_server_refuses_writes(
+        self, own_server: EmbeddedServer, processes: Processes
+    ) -> None:
+        port = free_port()
+        process = daemon(processes, own_server.url, "--http", f"{HOST}:{port}")
+        wait_until(lambda: health(port)[0] == 200)
+        with failing_disk(own_server):
+            wait_until(lambda: health(port)[0] == 503)
+            assert "refuses writes" in json.dumps(health(port)[1]["redis"])
+        wait_until(lambda: health(port)[0] == 200)
+        assert process.stop() == 0
+        assert process.output.count("trying again") == 1
 
     def test_receivers_in_handler_modules_get_the_manager_s_signals(
         self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
