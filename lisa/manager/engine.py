@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 
 from lisa.core.daemon.threads import ServiceThread, stalled
@@ -23,7 +25,7 @@ from lisa.manager.nodes import PATIENCE, Nodes
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.reclaimer import POLL_S
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.server_monitor import PROBE_INTERVAL_S, ProbeResult
+from lisa.manager.server_monitor import PROBE_INTERVAL_S, ProbeResult, warn_of_loss
 from lisa.manager.services import TopicServices
 from lisa.manager.topic_search import TopicSearch
 from lisa.manager.waker import Waker
@@ -48,6 +50,7 @@ class Engine:
         self._stopped = threading.Event()
         self._started_ms = 0
         self._is_announced = False
+        self._beat_at = -math.inf
         self._services = TopicServices(
             store, plan, self._nodes, self._clock, is_over=self._stopped.is_set
         )
@@ -185,6 +188,8 @@ class Engine:
     def _node_changed(self, node: str, result: ProbeResult) -> None:
         """A node answered for the first time, after an outage or after a gap."""
         self._services.hold_leases(node, result)
+        if result.emptied:
+            self._is_announced = False  # the loss is logged
         if result.is_change:
             self._services.declare_again(node)
             for work in (self._services.registry.step, self._beat):
@@ -219,7 +224,10 @@ class Engine:
             topics=self._services.registry.topic_count,
         )
         is_new = self.store.drive(presence.announce_manager(self.store, me))
+        before, self._beat_at = self._beat_at, time.monotonic()
         if is_new and self._is_announced:
             # The server lost its data, and another role wrote the schema again before a probe.
             self._services.declare_again()
+            if self._beat_at - before < presence.GONE_AFTER.total_seconds():
+                warn_of_loss(self.store.where)  # else another manager removed the record
         self._is_announced = True

@@ -111,6 +111,8 @@ class ServerMonitor:
         self.refusal = None
         run_id, uptime = server.get("run_id", ""), float(server.get("uptime_in_seconds", 0))
         before, self._run_id = self._run_id, run_id
+        if before is not None and not known:
+            warn_of_loss(self._probe.where)
         last, self._answered = self._answered, time.monotonic()
         return ProbeResult(
             back=not self.reachable.is_set(),
@@ -177,6 +179,13 @@ class ServerMonitor:
             raise
         self.is_newer = False
         return known
+
+
+def warn_of_loss(where: str) -> None:
+    """Log that a server has lost the data of the prefix."""
+    log.warning(
+        "%s has lost its messages: the server was emptied, or restarted without its data", where
+    )
 
 
 def _was_promoted(replication: Mapping[str, str]) -> bool:

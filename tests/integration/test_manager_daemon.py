@@ -200,7 +200,7 @@ class TestInThisProcess:
         cast.store.close()
 
     def test_topics_are_declared_again_on_an_emptied_server(
-        self, cast: Cast, redis_url: str, client: redis.Redis
+        self, cast: Cast, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
             client.flushall()
@@ -208,9 +208,10 @@ class TestInThisProcess:
             wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
             cast.send(delay_ms=50)
             assert len(cast.await_entries()) == 1
+        assert caplog.text.count("has lost its messages") == 1
 
     def test_topics_are_declared_again_although_another_role_wrote_the_schema_first(
-        self, cast: Cast, redis_url: str, client: redis.Redis
+        self, cast: Cast, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
             wait_until(lambda: client.hlen(cast.store.keys.managers) == 1)
@@ -221,6 +222,7 @@ class TestInThisProcess:
                 together.execute()
             wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
             wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
+        assert caplog.text.count("has lost its messages") == 1
 
     def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
         from lisa.core.transitions.undeclare import Undeclare
