@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
@@ -21,8 +21,13 @@ from lisa.manager.engine import Engine
 from lisa.manager.metrics import MetricsPage
 from lisa.manager.plan import Plan, Schedules
 
+if TYPE_CHECKING:
+    from lisa.core.settings import ManagerSettings
+
 log = logging.getLogger(__name__)
 _SCHEDULES = Schedules()
+_AT_START = ("enabled", "redis", "prefix", "http", "log_format", "log_level", "handlers")
+"""The settings that only a start applies, apart from those of `manager-server`."""
 
 
 class Manager:
@@ -73,7 +78,7 @@ class Manager:
             recurring=schedules,
         )
         prefix = Keys.of(prefix).prefix
-        self._set_up(Address.of(server), plan, prefix=prefix, name=name, http=http, read=None)
+        self._set_up(Address.of(server), plan, prefix=prefix, name=name, http=http)
 
     def _set_up(
         self,
@@ -83,7 +88,8 @@ class Manager:
         prefix: str,
         name: str | None,
         http: str | None,
-        read: Callable[[], Plan] | None,
+        read: Callable[[], ManagerSettings] | None = None,
+        settings: ManagerSettings | None = None,
     ) -> None:
         unique = presence.unique_name(name or "manager")
         self._engine = Engine(address, plan, prefix, unique)
@@ -95,6 +101,7 @@ class Manager:
             }
             self._status = StatusServer(http, pages)
         self._read = read
+        self._settings = settings
         self._state = "new"
         self._signals: Mailbox[int] = Mailbox()
 
@@ -116,7 +123,8 @@ class Manager:
             prefix=settings.prefix,
             name=None,
             http=settings.http,
-            read=lambda: Plan.from_settings(ManagerSettings.load(path, **overrides)),
+            read=lambda: ManagerSettings.load(path, **overrides),
+            settings=settings,
         )
         return manager
 
@@ -177,11 +185,12 @@ class Manager:
             log.warning("cannot reload: this manager was not created by Manager.from_config")
             return
         try:
-            plan = self._read()
+            settings = self._read()
+            plan = Plan.from_settings(settings)
         except LisaError as error:
             log.warning("configuration not reloaded, the previous one stays active: %s", error)
             return
-        changes = self._engine.reconfigure(plan)
+        changes = [*self._engine.reconfigure(plan), *_not_applied(self._settings, settings)]
         for line in changes or ["nothing changed"]:
             log.info("reloaded: %s", line)
 
@@ -194,3 +203,10 @@ class Manager:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _not_applied(started: ManagerSettings | None, now: ManagerSettings) -> list[str]:
+    """A line that names the settings that differ from those at the start, if any."""
+    names = [name for name in _AT_START if getattr(started, name) != getattr(now, name)]
+    listed = ", ".join(name.replace("_", "-") for name in names)
+    return [f"{listed} changed: restart to apply"] if names else []

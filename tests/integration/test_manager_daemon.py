@@ -354,6 +354,9 @@ class TestDaemon:
         process.signal(signal.SIGHUP)
         process.wait_for("reloaded: topic mails: new")
         wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("m",))
+        file.write_text(text.format(6) + "  enabled: false\n  log-level: debug\n", encoding="utf-8")
+        process.signal(signal.SIGHUP)
+        process.wait_for("reloaded: enabled, log-level changed: restart to apply")
         assert process.stop() == 0
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
