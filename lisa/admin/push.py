@@ -23,8 +23,9 @@ from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP, check_group, check_topic
 from lisa.core.model.options import MIN_ACK_TIMEOUT, TopicOptions
-from lisa.core.model.sharding import Topic
+from lisa.core.model.sharding import Shard, Topic
 from lisa.core.redis.flow import Flow
+from lisa.core.store import group_removal
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, chunks
@@ -208,6 +209,8 @@ def set_target(
 ) -> Flow[SetTarget]:
     """Push a group's messages to a URL, replacing the group's previous target.
 
+    Finishes an interrupted removal of the group first.
+
     group: default is the topic's only group, or a new group if there is none.
     secret: default is the target's current secret, or a generated one for a new target or with
         `renew_secret`.
@@ -223,6 +226,7 @@ def set_target(
     if not record.secret:
         record.secret = new_secret() if is_new_secret or had is None else had.secret
     yield from store.register([topic])
+    yield from group_removal.finish(store, Shard(topic), name)
     yield from store.run(Declare(topic, name))
     yield from spread(store, Topic(topic))
     yield from store.run(Configure(topic, {FIELD + name: _encoder.encode(record).decode()}))

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.admin import push as admin
+from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import TopicOptions
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.gateway.push.signing import sign
 from tests.gateways import Gateway, new_topic
+from tests.rows import Item, enqueue
 from tests.servers import connect, open_store
 
 if TYPE_CHECKING:
@@ -257,6 +262,20 @@ def test_options_and_targets_do_not_disturb_each_other(store: SyncStore, redis_u
         )
     assert [one.group for one in store.drive(admin.targets(store, topic))] == ["lisa"]
     assert sorted(store.drive(admin.remove(store, topic))) == ["broken", "evil", "lisa"]
+
+
+def test_the_group_s_interrupted_removal_is_finished_first(store: SyncStore) -> None:
+    topic = new_topic("push")
+    store.drive(admin.set_target(store, topic, URL, group="mail"))
+    token = new_token()
+    store.call(enqueue(topic, token, [Item("old", "+0", encode_envelope(token, 1))]))
+    store.call(Promote(topic))
+    store.call(Undeclare(topic, "mail"))
+    store.drive(admin.set_target(store, topic, URL, group="mail"))
+    assert store.drive(store.groups(topic)) == ("mail",)
+    (old,) = store.call(Inspect(topic, ["old"]))
+    assert old.tombstone
+    assert old.tombstone.state == "purged"
 
 
 def test_a_rejected_target_changes_nothing(store: SyncStore) -> None:
