@@ -172,8 +172,10 @@ class GatewayContext:
 
         Raises ConfigError if it does not.
         """
-        with suppress(ServerUnavailable):
+        try:
             await self.store.drive(self.store.check_schema())
+        except ServerUnavailable as error:
+            log.warning("starting without the server, trying again: %s", error)
 
     def token(self, connection: HTTPConnection, *, compat: bool = False) -> Token:
         """The token of a request, which acts on its behalf from now on. Raises Unauthorized.

@@ -115,7 +115,7 @@ async def _serve(
         signal.signal(number, stop)
     with suppress(asyncio.CancelledError):
         await opening
-        log.info("gateway %s started, connected to %s", hub.name, hub.store.where)
+        log.info("gateway %s started; its server is %s", hub.name, hub.store.where)
     await server.serve(sockets=[listening])
     log.info("gateway %s stopped", hub.name)
 

@@ -129,6 +129,14 @@ def test_a_gateway_stops_while_it_starts(workers: int) -> None:
             gateway.end()
 
 
+def test_a_start_without_the_server_is_logged() -> None:
+    with Gateway("redis://127.0.0.1:1/0") as gateway:
+        wait_until(lambda: any("gateway" in line and "started" in line for line in gateway.said))
+    said = "\n".join(gateway.said)
+    assert "starting without the server, trying again: redis://127.0.0.1:1/0" in said
+    assert "connected to" not in said
+
+
 def test_health_reports_an_outage_without_the_server_address(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
