@@ -18,7 +18,7 @@ REDIS_6_2 = "Error running script (call to f_860959fd): @user_script:276: @user_
     [
         ("OOM command not allowed when used memory > 'maxmemory'.", "is out of memory", False),
         ("READONLY You can't write against a read only replica.", "is a read-only replica", True),
-        ("NOREPLICAS Not enough good replicas to write.", "does not answer: NOREPLICAS", True),
+        ("NOREPLICAS Not enough good replicas to write.", "has too few connected replicas", True),
         ("MISCONF Redis is configured to save RDB snapshots", "cannot save its data", True),
     ],
 )

@@ -151,6 +151,10 @@ def translated(error: BaseException, where: str) -> LisaError:
         return ServerUnavailable(
             f"{where} cannot save its data and refuses writes: check the server's log and its disk"
         )
+    if reason.startswith("NOREPLICAS"):
+        return ServerUnavailable(
+            f"{where} has too few connected replicas and refuses writes (min-replicas-to-write)"
+        )
     if is_read_only(error):
         return read_only(where)
     if is_moving(error):
