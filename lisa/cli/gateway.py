@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,7 @@ def _run(
     listening = listen(settings)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"lisa-gateway: http://{shown}:{port}/", err=True)
+    _show(f"http://{shown}:{port}/")
     with ExitStack() as stack:
         if settings.grpc.port is not None:
             with _required("gateway,grpc"):
@@ -123,11 +123,16 @@ def _run(
             reserved = stack.enter_context(reserve(settings))
             grpc = settings.grpc.model_copy(update={"port": reserved.getsockname()[1]})
             settings = settings.model_copy(update={"grpc": grpc})
-            click.echo(f"lisa-gateway: grpc://{shown}:{grpc.port}", err=True)
+            _show(f"grpc://{shown}:{grpc.port}")
         if settings.gateway_server.workers == 1:
             serve(settings, listening)
             return 0
         return _run_processes(settings, listening)
+
+
+def _show(address: str) -> None:
+    with suppress(OSError):  # a log on a full disk must not prevent the start
+        click.echo(f"lisa-gateway: {address}", err=True)
 
 
 @contextmanager

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
+from lisa.embedded.server import free_port
 from lisa.producer import Producer
 from tests.gateways import ACK_TIMEOUT_MS, Gateway, RawPull, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lisa import Manager
     from lisa.embedded import EmbeddedServer
 
@@ -127,6 +130,25 @@ def test_a_gateway_stops_while_it_starts(workers: int) -> None:
                 connection.close()
         finally:
             gateway.end()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_gateway_starts_although_its_log_is_on_a_full_disk(redis_url: str) -> None:
+    port = str(free_port())
+    command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", port]
+    with Path("/dev/full").open("w") as full, subprocess.Popen(command, stderr=full) as process:
+
+        def is_up() -> bool:
+            assert process.poll() is None
+            with suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+            return False
+
+        try:
+            wait_until(is_up)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 def test_a_start_without_the_server_is_logged() -> None:
