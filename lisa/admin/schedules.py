@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from lisa.core.model.recurring.definition import Record, occurrence_id
-from lisa.core.model.recurring.ticks import ticks_after, ticks_between
+from lisa.core.model.recurring.ticks import ticks_between
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
 from lisa.core.store.store import Store
@@ -53,8 +52,3 @@ def _newest(record: Record, now_ms: int) -> int:
 def _past_tick(name: str, tick: int, messages: Mapping[str, FoundMessage | None]) -> PastTick:
     message_id = occurrence_id(name, tick)
     return PastTick(tick, message_id, messages[message_id])
-
-
-def count_ticks(record: Record, from_ms: int, to_ms: int, most: int) -> int:
-    """The number of ticks in a range, both ends included; more than `most` count as `most + 1`."""
-    return sum(1 for _ in islice(ticks_after(record, from_ms - 1, to_ms), most + 1))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.gateway.native_client import answer_in_turns
 from tests.gateways import declared_topic, new_topic
 from tests.servers import connect
 
@@ -130,6 +131,22 @@ def test_a_request_backfills_a_limited_number_of_occurrences(client: httpx.Clien
     last_ms = now_ms // 1000 * 1000 - 1000
     largest = {"from_ms": last_ms - 9_999_000, "to_ms": last_ms}
     assert client.post(f"{path}/backfill", json=largest).json()["created"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("method", "verb", "content", "status"),
+    [
+        ("GET", "next?count=1000", None, 200),
+        ("POST", "backfill", {"from_ms": 0, "to_ms": 1_760_000_000_000}, 400),
+    ],
+)
+def test_other_requests_have_their_turn_while_ticks_are_computed(
+    client: httpx.Client, method: str, verb: str, content: dict[str, int] | None, status: int
+) -> None:
+    topic = new_topic()
+    put(client, topic, "fast", cron="* * * * * *", tz="Europe/Berlin", body=None)
+    path = f"/v1/topics/{topic}/schedules/fast/{verb}"
+    assert answer_in_turns(client, method, path, json=content).status_code == status
 
 
 def test_schedules_are_listed(client: httpx.Client) -> None:

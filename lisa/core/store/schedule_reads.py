@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,12 +128,12 @@ def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
             return [found_[name] for name in sorted(found_)]
 
 
-def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
+def upcoming(record: Record, now_ms: int, count: int) -> Iterator[int]:
     """The next ticks: at most `count`, and at most as many as the schedule may still create."""
     most = record.definition.most
     if most is not None:
         count = min(count, most - record.made + record.is_made)
-    return list(islice(ticks_after(record, now_ms), max(0, count)))
+    return islice(ticks_after(record, now_ms), max(0, count))
 
 
 def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
@@ -141,7 +142,7 @@ def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int
         raise InvalidMessage(f"count is a number from 1 to {MOST_TICKS:,}, not {count!r}")
     record = known((yield from get_record(store, topic, name)), topic, name)
     now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
-    return upcoming(record, now_ms, count)
+    return list(upcoming(record, now_ms, count))
 
 
 def scheduled_topics(store: Store) -> Flow[list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import Record, body_of
@@ -45,6 +45,7 @@ from lisa.gateway.api.operations import (
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.backfills import count_backfilled
 from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.turns import in_turns
 
 SCHEDULES = f"{TOPIC}/schedules"
 SCHEDULE = f"{SCHEDULES}/{{name}}"
@@ -226,9 +227,10 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswe
 )
 async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
     """List the next ticks of a schedule."""
-    await _known(call)
-    ticks = await call.hub.sender.next_ticks(call.topic, call.path["name"], call.query.count)
-    shown = [datetime_ms(one) for one in ticks]
+    record, store = await _known(call), call.hub.store
+    now_ms = await store.drive(store.server_time_ms(store.keys.topic(call.topic).schedules))
+    ticks = schedule_reads.upcoming(record, now_ms, call.query.count)
+    shown = [tick async for tick in in_turns(ticks)]
     return answer(NextTicksAnswer(name=call.path["name"], ticks_ms=shown))
 
 

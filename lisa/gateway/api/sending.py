@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -39,12 +38,10 @@ from lisa.gateway.api.operations import (
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.trace_context import trace_context, with_trace
+from lisa.gateway.turns import in_turns
 from lisa.producer import Outgoing, SendOutcome, Single
 
 _item_decoder = msgspec.json.Decoder(SendRequest)
-
-READ_AT_ONCE = 50
-"""Messages of a batch that are read before other requests have a turn; a window may cost 1 ms."""
 
 KNOWN = (
     "The id existed: `duplicate` if the earlier message was kept, `replaced` if this message "
@@ -129,9 +126,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     trace = trace_context(call.request.headers)
     found: dict[int, _Found] = {**call.failed}
     ready: list[_Ready] = []
-    for index, raw in enumerate(call.body.messages):
-        if index % READ_AT_ONCE == READ_AT_ONCE - 1:
-            await asyncio.sleep(0)
+    async for index, raw in in_turns(enumerate(call.body.messages)):
         if index in found:
             continue
         try:
