@@ -328,6 +328,24 @@ def test_an_idempotency_key_works_with_ids_of_the_client(client: httpx.Client) -
     problem(send_with_key(client, topic, "other", **message), 409, "duplicate")
 
 
+@pytest.mark.parametrize("others", [["other"], [f"other-{n}" for n in range(998)]])
+def test_with_an_idempotency_key_each_id_of_a_batch_occurs_once(
+    client: httpx.Client, others: list[str]
+) -> None:
+    topic = new_topic()
+    messages: list[dict[str, Any]] = [
+        {"id": "twice", "body": 1, "on_duplicate": "replace"},
+        *({"id": one, "body": 2} for one in others),
+        {"id": "twice", "body": 3, "on_duplicate": "replace"},
+    ]
+    messages = [one | {"delay_ms": DAY_MS} for one in messages]
+    for _ in range(2):
+        sent = send_with_key(client, topic, "k", "messages:batch", messages=messages).json()
+        assert (sent["accepted"], sent["failed"]) == (1 + len(others), 1)
+        assert "each id may occur once" in sent["results"][-1]["problem"]["detail"]
+    assert client.get(f"/v1/topics/{topic}/messages/twice").json()["body"] == 1
+
+
 def test_an_idempotency_key_works_for_a_batch(client: httpx.Client) -> None:
     topic = new_topic()
     messages = [{"body": n, "delay_ms": DAY_MS} for n in range(400)]

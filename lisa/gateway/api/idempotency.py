@@ -29,10 +29,24 @@ class Idempotency:
     def __init__(self, topic: str, client: str, key: str, content: bytes) -> None:
         self._scope = f"{topic}\0{client}\0{key}"
         self.token = self._digest(6, content)
+        self._ids: set[str] = set()
 
     def id_of(self, index: int = 0) -> str:
         """The id of the request's message with this index, if the request does not name one."""
         return f"key-{self._digest(18, b'%d' % index)}"
+
+    def check_once(self, message_id: str | None) -> None:
+        """Refuse an id of a batch that an earlier message has. Raises ErrorResponse.
+
+        Both have the same send token, so Redis may take the second for a repetition of the first.
+        """
+        if message_id in self._ids:
+            raise invalid(
+                f"an earlier message of this batch has the id {message_id!r}; with an "
+                "Idempotency-Key, each id may occur once"
+            )
+        if message_id is not None:
+            self._ids.add(message_id)
 
     def _digest(self, size: int, content: bytes) -> str:
         """`size` bytes that depend on the key and on the content, as URL-safe text."""

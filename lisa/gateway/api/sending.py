@@ -120,7 +120,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     a problem, the others are sent. If Redis does not respond and no message was sent, the response
     is 503.
 
-    `Idempotency-Key` works as for a single send.
+    `Idempotency-Key` works as for a single send. An id may then occur only once in the batch.
     """
     default, key = call.body.on_duplicate or OnDuplicate.KEEP, idempotency_of(call)
     trace = trace_context(call.request.headers)
@@ -131,6 +131,8 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
             continue
         try:
             item = read_json(_item_decoder, raw)
+            if key:
+                key.check_once(item.id)
             outgoing = _outgoing(item, trace, key, index)
             prepared = call.hub.sender.prepare(outgoing)
             ready.append(_Ready(index, item, _mode(item, default), outgoing, prepared))
