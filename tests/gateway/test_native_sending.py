@@ -22,6 +22,7 @@ from lisa.gateway.api.operations import read_json
 from lisa.gateway.problems import ErrorResponse
 from tests.gateway.native_client import answer_in_turns
 from tests.gateways import Gateway, new_topic
+from tests.servers import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -525,6 +526,42 @@ def test_an_invalid_message_of_a_batch_costs_little(content: bytes) -> None:
             read_json(decoder, content)
 
     assert cpu_s(fail) < 0.0002
+
+
+def test_messages_of_a_batch_that_treat_duplicates_alike_are_sent_together(
+    client: httpx.Client, redis_url: str
+) -> None:
+    topic, modes = new_topic(), ("keep", "replace", "reject")
+    messages = [
+        {"id": str(n), "body": n, "delay_ms": DAY_MS, "on_duplicate": modes[n % 3]}
+        for n in range(900)
+    ]
+    with connect(redis_url) as redis:
+
+        def calls() -> int:
+            found: int = redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+            return found
+
+        send(client, topic, body=0)  # loads the script
+        before = calls()
+        sent = client.post(f"/v1/topics/{topic}/messages:batch", json={"messages": messages})
+        assert calls() - before < 100
+    assert [one["id"] for one in sent.json()["results"]] == [str(n) for n in range(900)]
+    assert sent.json()["accepted"] == 900
+
+
+def test_messages_of_a_batch_with_the_same_id_are_sent_in_order(client: httpx.Client) -> None:
+    topic = new_topic()
+    modes = ["keep", "replace", "keep", "reject", "replace", "reject", "keep", "replace"]
+    messages = [
+        {"id": "same", "body": n, "delay_ms": DAY_MS, "on_duplicate": mode}
+        for n, mode in enumerate(modes)
+    ]
+    outcomes = {"keep": "duplicate", "replace": "replaced", "reject": "rejected"}
+    sent = client.post(f"/v1/topics/{topic}/messages:batch", json={"messages": messages}).json()
+    found = [one["outcome"] for one in sent["results"]]
+    assert found == ["accepted", *(outcomes[mode] for mode in modes[1:])]
+    assert client.get(f"/v1/topics/{topic}/messages/same").json()["body"] == 7
 
 
 def test_other_requests_have_their_turn_while_a_batch_is_read(client: httpx.Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -140,10 +139,9 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
             found[index] = error
     outage: ServerUnavailable | None = None
     token = key.token if key else None
-    for mode, some in groupby(ready, key=lambda one: one.mode):
-        part = list(some)
+    for part in _by_mode(ready):
         if outage is None:
-            results = await _send_part(call.hub, call.topic, part, mode, token)
+            results = await _send_part(call.hub, call.topic, part, part[0].mode, token)
         else:  # the batch waits out an outage once, not per part
             results = [outage] * len(part)
         for one, result in zip(part, results, strict=True):
@@ -159,6 +157,22 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
 def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:
     """What to do if the id exists; without an id of its own, a message is new or a repetition."""
     return OnDuplicate.KEEP if request.id is None else request.on_duplicate or default
+
+
+def _by_mode(ready: Sequence[_Ready]) -> list[list[_Ready]]:
+    """The messages in few parts of one mode each. Messages with the same id stay in order."""
+    parts: list[list[_Ready]] = []
+    part_of: dict[str | None, int] = {None: 0}  # the last part with a message of this id
+    for one in ready:
+        own, index = one.single.id, part_of.get(one.single.id, 0)
+        while index < len(parts) and parts[index][0].mode is not one.mode:
+            index += 1
+        if index == len(parts):
+            parts.append([])
+        parts[index].append(one)
+        if own is not None:
+            part_of[own] = index
+    return parts
 
 
 def _is_reused(request: SendRequest, key: Idempotency | None, sent: SendOutcome) -> bool:
