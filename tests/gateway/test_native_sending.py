@@ -199,7 +199,8 @@ def test_nesting_is_limited(client: httpx.Client) -> None:
 
 
 REFUSED: list[tuple[bytes, str]] = [
-    (b"", "not valid UTF-8 JSON"),
+    (b"", "the body is empty; send JSON"),
+    (b" \n", "the body is empty; send JSON"),
     (b"{", "not valid UTF-8 JSON"),
     (b"\xff\xfe", "not valid UTF-8 JSON"),
     (b"[]", "object"),
@@ -210,7 +211,7 @@ REFUSED: list[tuple[bytes, str]] = [
     (b'{"body":1,"id":""}', "$.id"),
     (b'{"body":1,"id":"a\\u0000b"}', "control"),
     (b'{"body":1,"id":"' + b"\xc3\xa9" * 200 + b'"}', "256 bytes"),
-    (b'{"body":1,"id":"\\ud800"}', "not valid UTF-8 JSON"),
+    (b'{"body":1,"id":"\\ud800"}', "\\ud800 is half of a surrogate pair"),
     (b'{"body":1,"delay_ms":-1}', "$.delay_ms"),
     (b'{"body":1,"delay_ms":1.5}', "$.delay_ms"),
     (b'{"body":1,"delay_ms":"5"}', "delay_ms: 5 has no unit"),
@@ -230,7 +231,9 @@ REFUSED: list[tuple[bytes, str]] = [
     (b'{"body":NaN}', "not valid UTF-8 JSON"),
     (b'{"body":1e400}', "does not match the schema"),
     (b'{"body":"\xff"}', "not valid UTF-8 JSON"),
-    (b'{"body":"\\ud800"}', "not valid UTF-8 JSON"),
+    (b'{"body":"\\ud800"}', "\\ud800 is half of a surrogate pair"),
+    (b'{"body":"\\\\\\ud83d\\ude00 \\uDFFF\\ud800"}', "\\uDFFF is half of a surrogate pair"),
+    (b'{"body":"\\\\ud800"', "truncated"),
     (b'{"body":' + b"1" * 5_000 + b"}", "does not match the schema"),
     (b'{"body_base64":"***"}', "base64"),
     (b'{"body_base64":"A"}', "base64"),

@@ -1,4 +1,4 @@
-"""Errors about JSON and query parameters, which name the field that was probably meant."""
+"""Errors about JSON and query parameters, which say what was probably meant."""
 
 from __future__ import annotations
 
@@ -36,6 +36,25 @@ LONGEST_NAME = 100
 """Characters of an unknown field that are compared and shown."""
 
 _MEANT = [(given, meant) for meant, others in _SYNONYMS.items() for given in others]
+
+
+_ESCAPES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""Escaped backslashes, pairs of surrogates, and single surrogates."""
+
+
+def not_json(data: bytes, error: Exception) -> str:
+    """The text for a body that cannot be decoded.
+
+    The decoder reports an empty body, and half of a surrogate pair, as truncated data.
+    """
+    if not data.strip():
+        return "the body is empty; send JSON"
+    for found in _ESCAPES.finditer(data):
+        if lone := found["lone"]:
+            return f"the body is not valid UTF-8 JSON: {lone.decode()} is half of a surrogate pair"
+    return f"the body is not valid UTF-8 JSON: {error}"
 
 
 def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:

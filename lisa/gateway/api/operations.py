@@ -16,7 +16,7 @@ from starlette.responses import Response
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.gateway.access import Scope, Token
-from lisa.gateway.api.hints import mismatch
+from lisa.gateway.api.hints import mismatch, not_json
 from lisa.gateway.api.models.base import Problem
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse, problem_of
@@ -185,7 +185,7 @@ def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
     except msgspec.ValidationError as error:
         raise invalid(mismatch("the JSON", decoder.type, error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not valid UTF-8 JSON: {error}") from None
+        raise invalid(not_json(bytes(data), error)) from None
     except RecursionError:
         raise invalid("the JSON is nested too deeply") from None
 
