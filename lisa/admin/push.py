@@ -96,8 +96,10 @@ def check_url(url: str) -> str:
         raise ConfigError(f"{shown} is not a URL: {error}") from None
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"{shown} is not an http:// or https:// URL")
-    if not host or port == 0:
+    if not host:
         raise ConfigError(f"{shown} has no host; write https://HOST/PATH")
+    if port == 0:
+        raise ConfigError(f"{shown} has the port 0; ports are 1 to 65535")
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
             "a push URL must not contain a user or password; let the target check the signature"
@@ -218,6 +220,8 @@ def set_target(
     Raises ConfigError, and InvalidMessage for invalid names.
     """
     record = _checked(check_topic(topic) and url, secret, concurrency, timeout)
+    if secret is not None and renew_secret:
+        raise ConfigError("give either a secret or renew_secret, not both")
     yield from store.check_schema()
     name = check_group(group) if group else (yield from _only_group(store, topic))
     known = {one.group: one for one in (yield from targets(store, topic))}

@@ -129,7 +129,6 @@ BAD: list[dict[str, Any]] = [
     {"url": "https://user@hooks.example.com/"},
     {"url": "https://hooks.example.com/#part"},
     {"url": "https://hooks.example.com:99999/"},
-    {"url": "https://hooks.example.com:0/"},
     {"url": "https://hooks.example.com/a b"},
     {"url": "https://hööks.example.com/"},
     {"url": "https://hooks.example.com\\@evil.example/"},
@@ -147,6 +146,7 @@ BAD: list[dict[str, Any]] = [
     {"url": URL, "secret": "k" * 40},
     {"url": URL, "secret": "whsec_###"},
     {"url": URL, "secret": ""},
+    {"url": URL, "secret": SECRET, "renew_secret": True},
     {"url": URL, "secret": "whsec_ü"},
     {"url": URL, "group": "a b"},
     {"url": URL, "unknown": 1},
@@ -162,6 +162,11 @@ def test_invalid_targets_are_rejected(
     assert answer.headers["content-type"] == "application/problem+json"
     assert len(answer.json()["detail"]) > 10
     assert client.get(path).status_code == 404
+
+
+def test_a_port_that_no_server_has_is_named(client: httpx.Client, path: str) -> None:
+    answer = client.put(path, json={"url": "https://hooks.example.com:0/"})
+    assert (answer.status_code, "has the port 0" in answer.text) == (400, True), answer.text
 
 
 def test_targets_are_for_operators(redis_url: str, tmp_path: Path) -> None:
