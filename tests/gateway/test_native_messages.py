@@ -189,6 +189,7 @@ def test_a_message_is_rescheduled_to_a_local_time_in_its_window(client: httpx.Cl
         {"at_local": "noon", "tz": "UTC"},
         {"at_local": "2030-12-24T09:00", "tz": "UTC", "due_ms": 1},
         {"at_local": "2030-12-24T09:00", "tz": "UTC", "fold": 2},
+        {"delay_ms": 1, "tz": "UTC"},
         {"business_days": 1},
     ],
 )

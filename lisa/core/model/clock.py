@@ -88,7 +88,7 @@ def checked_delay_ms(delay: timedelta | str) -> int:
     delay_ms = duration_ms(named_duration("delay", delay))
     # The server's clock decides when a message is due; the local one suffices for this check.
     if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
-        raise InvalidMessage(f"a delay of {delay} ends beyond the year 9999")
+        raise InvalidMessage(f"a delay of {human(delay_ms)} ends beyond the year 9999")
     return delay_ms
 
 

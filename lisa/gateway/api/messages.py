@@ -168,6 +168,8 @@ async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[Reschedul
     new = call.body
     if [new.due_ms, new.delay_ms, new.at_local].count(None) != 2:
         raise invalid("give one of due_ms, delay_ms and at_local")
+    if new.tz is not None and new.at_local is None:
+        raise invalid("tz needs at_local; other due times have no time zone")
     delay = None if new.delay_ms is None else timedelta(milliseconds=new.delay_ms)
     outcome = await call.hub.sender.reschedule(
         call.topic,

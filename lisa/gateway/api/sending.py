@@ -217,8 +217,10 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
 def _outgoing(
     request: SendRequest, trace: Mapping[str, str], key: Idempotency | None, index: int = 0
 ) -> Outgoing:
-    if request.delay_ms is not None and request.due_ms is not None:
-        raise invalid("give either delay_ms or due_ms, not both")
+    if [request.delay_ms, request.due_ms, request.at_local].count(None) < 2:
+        raise invalid("give only one of delay_ms, due_ms and at_local")
+    if request.tz is not None and request.at_local is None and request.window is None:
+        raise invalid("tz needs at_local or window; other due times have no time zone")
     delay, ttl = request.delay_ms, request.ttl_ms
     return Outgoing(
         read_body(request),

@@ -117,6 +117,6 @@ def _parsed(value: object) -> datetime | time:
         raise InvalidMessage(f"at_local is text such as '2026-12-24T09:00', not {value!r}")
     if parsed.tzinfo is not None:
         raise InvalidMessage(
-            f"at_local={value!r} has an offset; leave it out, or use at= for a fixed instant"
+            f"at_local={value!r} has an offset; leave it out, or give a fixed instant instead"
         )
     return parsed.replace(fold=0)

@@ -81,7 +81,7 @@ def asked_local(
     at_local, business_days = options.get("at_local"), options.get("business_days")
     if at_local is None:
         if business_days is not None or options.get("fold") is not None:
-            raise InvalidMessage("business_days and fold need at_local, as in at_local='10:00'")
+            raise InvalidMessage("business_days and fold need at_local, such as '10:00'")
         return None
     if due is not None:
         raise InvalidMessage("give one of delay, at, at_ms and at_local; they contradict")
