@@ -98,14 +98,15 @@ def list_messages(
 ) -> Flow[MessagePage]:
     """List messages of a topic in one state, by due time, or in streams by order of delivery.
 
-    group: only this group; by default all groups, one after the other.
+    group: only this group; by default all groups, one after the other. Waiting messages are for
+        all groups.
     due_before_ms: only messages due before this instant (garbage: dead before it).
 
     Raises GroupRemoved if the group is not declared, and ConfigError for an invalid cursor.
     """
-    groups = (
-        [""] if state is LiveState.WAITING else (yield from selected_groups(store, topic, group))
-    )
+    groups = yield from selected_groups(store, topic, group)
+    if state is LiveState.WAITING:
+        groups = [""]
     first, slash, behind = (cursor or "/").partition("/")
     if not slash:
         raise ConfigError(f"{cursor!r} is not a cursor of this list; omit it")

@@ -258,6 +258,7 @@ def test_lists_by_state_and_due_time(client: httpx.Client) -> None:
         ("state=ready&cursor=Zy_Zoy3Zow", 400, "cursor"),  # digits of another script
         ("due_before_ms=-1", 400, "due_before_ms"),
         ("state=ready&group=nobody", 404, "nobody"),
+        ("state=waiting&group=nobody", 404, "nobody"),
         ("state=%FF", 400, "query"),
         ("&".join(f"a{n}=1" for n in range(50)), 400, "query"),
     ],
