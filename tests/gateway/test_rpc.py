@@ -366,6 +366,7 @@ def test_errors_have_a_status_and_a_problem(stub: Any) -> None:
         ("SendMessage", pb.SendMessageRequest(topic="t")),
         ("SendMessage", pb.SendMessageRequest(message={"body_json": "1"})),
         ("Pull", pb.PullRequest(topic="t", max=0)),
+        ("SetOptions", pb.SetOptionsRequest(topic="t", options={"window": ""}, reset=["window"])),
         ("ListMessages", pb.ListMessagesRequest(topic="t", state="nowhere")),
         ("GetTopic", pb.TopicRequest(topic="no spaces")),
         ("GetTopic", pb.TopicRequest(topic="\N{EURO SIGN}" * 10_000)),  # a long detail

@@ -310,6 +310,16 @@ def test_streams_that_cannot_open(channel: grpc.Channel) -> None:
             assert stream.status is STATUS.INVALID_ARGUMENT
 
 
+def test_a_stream_is_opened_once(channel: grpc.Channel, client: httpx.Client) -> None:
+    topic = filled(client, 1)
+    with Stream(channel, topic, credit=1) as stream:
+        stream.wait_for(1)
+        stream.send(pb.ConsumeRequest(open={"topic": new_topic()}, credit=1))
+        wait_until(lambda: stream.status is not None)
+        assert stream.status is STATUS.INVALID_ARGUMENT
+    assert [one["id"] for one in pulled(client, topic)] == ["0"]
+
+
 def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {max-polls: 1}, grpc: {port: 0}}"
     with (

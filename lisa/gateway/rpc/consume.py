@@ -153,7 +153,10 @@ class _Stream:
 
     async def _read(self) -> None:
         while (data := await self._exchange.read()) is not None:
-            self._accept(parse(lisa_pb2.ConsumeRequest, data))
+            request = parse(lisa_pb2.ConsumeRequest, data)
+            if request.HasField("open"):
+                raise invalid("only the first request of a stream may contain open")
+            self._accept(request)
             while len(self._settlements) > MOST_ITEMS:  # the client waits, by HTTP/2 flow control
                 self._has_settled.clear()
                 await self._has_settled.wait()

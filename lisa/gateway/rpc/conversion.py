@@ -44,8 +44,11 @@ def request_fields(message: Message) -> dict[str, Any]:
     options = fields.pop("options", {})
     if clash := options.keys() & message.DESCRIPTOR.fields_by_name.keys():
         raise invalid(f"options has the unknown field `{min(clash)}`")
+    reset = dict.fromkeys(fields.pop("reset", ()))
+    if clash := options.keys() & reset.keys():
+        raise invalid(f"the option `{min(clash)}` is in options and in reset; give one of them")
     fields |= {name: _FLAGS.get(text, text) for name, text in options.items()}
-    return fields | dict.fromkeys(fields.pop("reset", ()))
+    return fields | reset
 
 
 def _plain(value: Any) -> Any:
