@@ -34,6 +34,9 @@ from lisa.gateway.pull_broker import TooManyPulls
 
 log = logging.getLogger("lisa.gateway")
 
+DETAIL_START, DETAIL_END = 700, 300
+"""Characters of a longer detail that are kept: it quotes a long value, and ends with the advice."""
+
 
 class ErrorResponse(Exception):
     """An error response. `kind` is the last part of `type`, which programs can check."""
@@ -50,7 +53,7 @@ class ErrorResponse(Exception):
         super().__init__(detail)
         self.status = status
         self.kind = kind
-        self.detail = detail
+        self.detail = _without_middle(detail)
         self.headers = dict(headers or {})
         self.more = more
 
@@ -69,6 +72,12 @@ class ErrorResponse(Exception):
         """The problem as problem+json."""
         content = msgspec.json.encode(self.content)
         return Response(content, self.status, self.headers, "application/problem+json")
+
+
+def _without_middle(detail: str) -> str:
+    if len(detail) <= DETAIL_START + DETAIL_END:
+        return detail
+    return f"{detail[:DETAIL_START]} ... {detail[-DETAIL_END:]}"
 
 
 RETRY_LATER = {"Retry-After": "1"}

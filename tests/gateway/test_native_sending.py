@@ -254,6 +254,15 @@ def test_an_invalid_send_is_rejected_with_the_reason(
     assert client.get(f"/v1/topics/{topic}").status_code == 404
 
 
+@pytest.mark.parametrize("field", ["on_duplicate", "retry", "tz"])
+def test_an_error_quotes_the_start_of_a_long_value(client: httpx.Client, field: str) -> None:
+    message = {"body": 1, "at_local": "2030-12-24T09:00", field: "x" * 30_000}
+    detail = problem(send(client, new_topic(), **message), 400, "invalid")["detail"]
+    assert 1_000 < len(detail) < 1_100
+    advice = {"on_duplicate": "reject", "retry": "as in '1h30m'", "tz": "an offset '+08:00'"}
+    assert detail.endswith(advice[field])
+
+
 def test_content_types(client: httpx.Client) -> None:
     content = b'{"body":1}'
     problem(
