@@ -314,6 +314,13 @@ def test_a_repeated_idempotency_key_gets_the_first_response(client: httpx.Client
     assert send_with_key(client, new_topic(), "k-1", **message).status_code == 201
 
 
+def test_a_request_has_one_idempotency_key(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}/messages"
+    keys = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+    refused = client.post(path, json={"body": 1}, headers=keys)
+    assert "send one" in problem(refused, 400, "invalid")["detail"]
+
+
 def test_an_idempotency_key_outlives_its_message(client: httpx.Client) -> None:
     topic = new_topic()
     message: dict[str, Any] = {"body": 1, "delay_ms": DAY_MS}

@@ -56,9 +56,12 @@ class Idempotency:
 
 def idempotency_of(call: Call[Any, Any]) -> Idempotency | None:
     """The idempotency key of a send; None without the header. Raises ErrorResponse."""
-    given = call.request.headers.get(HEADER)
-    if given is None:
+    headers = call.request.headers.getlist(HEADER)
+    if not headers:
         return None
+    if len(headers) > 1:
+        raise invalid("the request has several headers Idempotency-Key; send one")
+    given = headers[0]
     key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
     if not 1 <= len(key) <= LONGEST or not key.isascii() or not key.isprintable():
         raise invalid(f"Idempotency-Key must have 1 to {LONGEST} printable ASCII characters")
