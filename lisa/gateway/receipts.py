@@ -75,8 +75,8 @@ def decode_receipt(text: str) -> Receipt:
         if not 0 <= one.due_ms < 1 << 53 or not 0 <= (one.ack_timeout_ms or 0) < 1 << 53:
             raise InvalidMessage("invalid times")
         check_group(one.consumer)
-    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise InvalidMessage(f"the receipt is not valid: {error}") from None
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise InvalidMessage("the receipt is not valid; send it as the pull returned it") from None
     late = narrowed(one.lateness, time.time_ns() // 1_000 - one.due_ms * 1_000)
     settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, *late)
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)

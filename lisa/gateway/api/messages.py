@@ -200,7 +200,7 @@ async def _rescheduled(
 
 _WHY = {
     "in_flight": "it is in flight",
-    "done": "a group has settled it",
+    "done": "it has ended, or a group has settled it",
 }
 
 

@@ -167,8 +167,10 @@ def _parse_query(text: bytes) -> dict[str, str]:
             errors="strict",
             max_num_fields=MOST_PARAMETERS,
         )
-    except ValueError as error:  # includes UnicodeDecodeError
-        raise invalid(f"the query string cannot be parsed: {error}") from None
+    except UnicodeDecodeError:
+        raise invalid("the query string is not percent-encoded UTF-8") from None
+    except ValueError:
+        raise invalid(f"the query string has more than {MOST_PARAMETERS} parameters") from None
     found = dict(pairs)
     if len(found) < len(pairs):
         raise invalid("a query parameter is given twice")
