@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +14,9 @@ from starlette.types import Receive, Scope, Send
 from lisa.gateway.context import COPIES, GatewayContext
 from lisa.gateway.request_metrics import waits
 from lisa.gateway.waiter import HandedOut
+
+D = TypeVar("D")
+T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
@@ -74,12 +77,28 @@ async def hold(
         if not waiting.done():
             raise ClientDisconnected
         deliveries = waiting.result()
-        content = render(deliveries)
+        content = await on_short_stack(render, deliveries)
     except BaseException:
         disconnection.cancel()
         hub.broker.give_back(await _end(waiting))
         raise
     return DeliveryResponse(hub, disconnection, deliveries, content, media_type)
+
+
+async def on_short_stack(convert: Callable[[D], T], value: D) -> T:
+    """Convert a value with bodies; if they are nested too deeply for this stack, in another task.
+
+    Whatever the queue could decode can be encoded there. Otherwise one message would fail all pulls
+    of its group.
+    """
+    try:
+        return convert(value)
+    except RecursionError:
+
+        async def again() -> T:
+            return convert(value)
+
+        return await asyncio.create_task(again())
 
 
 async def disconnected(request: Request) -> None:

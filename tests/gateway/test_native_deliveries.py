@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa import InvalidMessage, Producer
 from lisa.core.model.clock import OLDEST_DUE_MS
 from tests.gateway.native_client import pull, send, settle
 from tests.gateways import Gateway, declared_topic, new_topic
@@ -317,3 +321,26 @@ def test_receipts_are_valid_at_any_gateway(gateway: Gateway, redis_url: str) -> 
         (one,) = pull(gateway.client, topic)
         assert settle(other.client, topic, one, "extend").json()["held"] is True
         assert settle(other.client, topic, one, "ack").json()["outcome"] == "acked"
+
+
+def receipts_of(pulled: httpx.Response) -> list[str]:
+    """The receipts of a pull whose bodies the client cannot decode."""
+    assert pulled.status_code == 200, pulled.text
+    return re.findall('"receipt":"([^"]*)"', pulled.text)
+
+
+def test_a_deeply_nested_body_of_another_producer_does_not_stop_the_pulls(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic, sent = declared_topic(client), 0
+    path = f"/v1/topics/{topic}/pull"
+    with ThreadPoolExecutor() as pool:  # its stacks are short, so more levels can be encoded
+        for depth in range(900, 1_000, 5):
+            body: Any = 1
+            for _ in range(depth):
+                body = [body]
+            with suppress(InvalidMessage):
+                sent += bool(pool.submit(producer.send, topic, body).result())
+    while receipts := [{"receipt": one} for one in receipts_of(client.post(path, json={}))]:
+        sent -= settle_many(client, topic, "ack", receipts)["succeeded"]
+    assert len(client.get(f"/v1/topics/{topic}/garbage").json()["messages"]) == sent

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp
 from starlette.types import Message as Event
 
 from lisa.gateway.api.operations import invalid
-from lisa.gateway.long_poll import ClientDisconnected
+from lisa.gateway.long_poll import ClientDisconnected, on_short_stack
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.rpc.conversion import problem, response
 
@@ -140,7 +141,7 @@ class Exchange:
         if self._headers.get("content-type", "").startswith("text/event-stream"):
             body = body.partition(_EVENT_DATA)[2]  # empty in comments
         if body:
-            await self.write(response(self._kind, body))
+            await self.write(await on_short_stack(partial(response, self._kind), body))
 
     def fail(self, error: ErrorResponse) -> None:
         """Make `finish` send this error."""
