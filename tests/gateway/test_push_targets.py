@@ -16,12 +16,14 @@ from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP
 from lisa.core.model.options import TopicOptions
+from lisa.core.store.paging import START
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.gateway.push.signing import sign
+from lisa.gateway.push.supervisor import some_topics
 from tests.gateways import Gateway, new_topic
 from tests.rows import Item, enqueue
 from tests.servers import connect, open_store
@@ -281,6 +283,22 @@ def test_the_group_s_interrupted_removal_is_finished_first(store: SyncStore) -> 
     (old,) = store.call(Inspect(topic, ["old"]))
     assert old.tombstone
     assert old.tombstone.state == "purged"
+
+
+def test_many_topics_are_read_in_parts(store: SyncStore, redis_url: str) -> None:
+    stem = new_topic("many")
+    names = {f"{stem}-{n}" for n in range(3_000)}
+    store.drive(store.register(names))
+    found, cursor, parts = set(), START, 0
+    while not parts or cursor != START:
+        cursor, some = store.drive(some_topics(store, cursor, 1_000))
+        assert len(some) < 1_500
+        found |= some
+        parts += 1
+    assert names <= found
+    assert parts > 1
+    with connect(redis_url) as client:
+        client.zrem("lisa:topics", *names)
 
 
 def test_a_rejected_target_changes_nothing(store: SyncStore) -> None:

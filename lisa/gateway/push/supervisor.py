@@ -9,6 +9,12 @@ from contextlib import suppress
 from lisa.admin.push import StoredPushTarget, targets_of_topics
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.keys import is_shard_name
+from lisa.core.model.sharding import Topic, topics_of
+from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import START, member_page
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import text
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.push.allowed import Allowed
 from lisa.gateway.push.poster import Poster
@@ -21,6 +27,20 @@ TOPICS_PER_LOOK = 1_000
 """Topics checked per round, in turn, in addition to topics with known targets."""
 
 
+def some_topics(store: Store, cursor: bytes, least: int) -> Flow[tuple[bytes, set[Topic]]]:
+    """At least `least` of the registered topics after a cursor, or the rest; and the next cursor.
+
+    Reads few names at a time, because there may be 100,000. A topic that is listed while the cursor
+    passes from `START` to `START` is returned.
+    """
+    found: set[Topic] = set()
+    while True:
+        cursor, names = yield from member_page(store, "ZSCAN", store.keys.topics, cursor)
+        found.update(topics_of(name for name in map(text, names) if is_shard_name(name)))
+        if cursor == START or len(found) >= least:
+            return cursor, found
+
+
 class PushSupervisor:
     """The pushes of one gateway process."""
 
@@ -31,7 +51,7 @@ class PushSupervisor:
         self._stopping: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
         self._hinted: set[str] = set()
-        self._next = 0
+        self._cursor = START
 
     def reload_later(self, topic: str) -> None:
         """Reload a topic's targets in the next round, starting it now."""
@@ -87,11 +107,8 @@ class PushSupervisor:
 
     async def _topics(self) -> set[str]:
         """The topics whose targets to load in this round."""
-        known = await self._hub.store.drive(self._hub.store.topics())
-        if self._next >= len(known):
-            self._next = 0
-        some = known[self._next : self._next + TOPICS_PER_LOOK]
-        self._next += TOPICS_PER_LOOK
+        store = self._hub.store
+        self._cursor, some = await store.drive(some_topics(store, self._cursor, TOPICS_PER_LOOK))
         return {*some, *self._hinted, *(topic for topic, _ in self._pushers)}
 
     def _stop_pusher(self, pusher: Pusher) -> None:
