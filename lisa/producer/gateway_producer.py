@@ -15,10 +15,10 @@ from lisa.core.redis.flow import Flow, adrive
 from lisa.core.store.batcher import Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.producer.calls import Single, combine, single
+from lisa.producer.calls import Single, single
 from lisa.producer.plan import Outgoing, SendPlan
 from lisa.producer.producer import AsyncProducer
-from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.report import SendOutcome
 
 T = TypeVar("T")
 
@@ -100,10 +100,10 @@ class GatewayProducer(AsyncProducer):
         one = single(plan, message)
         if token is None:
             return await self._drive(self._send_one(check_topic(topic), plan.on_duplicate, one))
-        sent, error = await self.offer_many(topic, [one], plan.on_duplicate, token)
-        if error is not None:
-            raise error
-        return sent[0]
+        (sent,) = await self.offer_many(topic, [one], plan.on_duplicate, token)
+        if isinstance(sent, LisaError):
+            raise sent
+        return sent
 
     async def offer_many(
         self,
@@ -111,19 +111,19 @@ class GatewayProducer(AsyncProducer):
         messages: Sequence[Single],
         on_duplicate: OnDuplicate,
         token: str | None = None,
-    ) -> tuple[list[SendOutcome], LisaError | None]:
+    ) -> list[SendOutcome | LisaError]:
         """Send prepared messages, hundreds per script call; `token` as in `offer`.
 
-        Returns the outcomes in order, and the error of a failed call, after which nothing was sent.
+        Returns the outcome of each message, or the error of its call; a call that fails is the
+        last. If only some shards refuse a call, the messages of the others have outcomes.
         """
-        report = SendReport()
+        known: list[SendOutcome | None] = []
         try:
-            await self._drive(
-                self._enqueue(check_topic(topic), on_duplicate, combine(messages), report, token)
-            )
+            await self._send_together((check_topic(topic), on_duplicate), messages, known, token)
         except LisaError as error:
-            return list(report), error
-        return list(report), None
+            known += [None] * (len(messages) - len(known))
+            return [one or error for one in known]
+        return [one for one in known if one is not None]
 
     @staticmethod
     def prepare(message: Outgoing) -> Single:

@@ -227,10 +227,11 @@ class AsyncProducer(BaseProducer, AwaitedSchedules):
         key: tuple[str, OnDuplicate],
         messages: Sequence[Single],
         known: list[SendOutcome | None],
+        token: str | None = None,
     ) -> None:
         report, whole = SendReport(), combine(messages)
         try:
-            await self._drive(self._enqueue(*key, whole, report))
+            await self._drive(self._enqueue(*key, whole, report, token))
         except LisaError as error:
             known += report
             # Some shards accepted their messages: do not send those again.

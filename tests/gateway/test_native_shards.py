@@ -144,3 +144,21 @@ def test_a_cluster_s_nodes_are_pulled_from_in_turn(on_cluster: Gateway) -> None:
             assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
             taken.add(one["id"])
     assert taken == ids
+
+
+@pytest.mark.parametrize("options", [{"max_body_bytes": 1_024}, {"capacity": 100}])
+def test_a_batch_that_some_shards_refuse_is_sent_once(
+    client: httpx.Client, options: dict[str, int]
+) -> None:
+    topic = new_topic()
+    split(client, topic, 4)
+    client.patch(f"/v1/topics/{topic}/options", json=options)
+    # The capacity is 25 for each shard, so at least one of four is full, and not all of them.
+    bodies = ["x" * (2_000 if n == 50 else 1) for n in range(101)]
+    messages = [{"body": body, "due_ms": FAR_MS} for body in bodies]
+    sent = client.post(f"/v1/topics/{topic}/messages:batch", json={"messages": messages}).json()
+    waiting = client.get(f"/v1/topics/{topic}").json()["waiting"]
+    assert (sent["accepted"], sent["failed"] > 0) == (waiting, True)
+    path = f"/v1/topics/{topic}/messages"
+    found = {one["id"] for page in pages(client, path, limit=500) for one in page}
+    assert found == {one["id"] for one in sent["results"] if "id" in one}

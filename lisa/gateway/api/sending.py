@@ -147,8 +147,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
         for one, result in zip(part, results, strict=True):
             is_reused = isinstance(result, SendOutcome) and _is_reused(one.request, key, result)
             found[one.position] = key_reused(one.single.id or "") if is_reused else result
-        if isinstance(results[-1], ServerUnavailable):
-            outage = results[-1]
+        outage = next((one for one in results if isinstance(one, ServerUnavailable)), outage)
     if outage and all(isinstance(one, ServerUnavailable) for one in found.values()):
         raise outage
     return answer(_batch_answer([found[index] for index in sorted(found)]))
@@ -184,15 +183,14 @@ async def _send_part(
     hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate, token: str | None
 ) -> list[_Found]:
     """The result of each message. If one is invalid, the others of its call are sent singly."""
-    sent, error = await hub.sender.offer_many(topic, [one.single for one in part], mode, token)
+    sent = await hub.sender.offer_many(topic, [one.single for one in part], mode, token)
     found: list[_Found] = list(sent)
-    rest = part[len(sent) :]
-    if isinstance(error, InvalidMessage):
-        found += await gather_parts(
-            hub.sender.offer(topic, one.outgoing, mode, token) for one in rest
-        )
-    elif error is not None:
-        found += [error] * len(rest)
+    refused = [index for index, one in enumerate(sent) if isinstance(one, InvalidMessage)]
+    singly = await gather_parts(
+        hub.sender.offer(topic, part[index].outgoing, mode, token) for index in refused
+    )
+    for index, one in zip(refused, singly, strict=True):
+        found[index] = one
     return found
 
 
