@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.errors import LisaError, NotReplicated, ServerUnavailable
 from lisa.core.model.keys import Keys, check_topic
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection
@@ -50,6 +51,20 @@ class GatewayStore(AsyncStore):
             if not limit.expired():
                 raise
             raise ServerUnavailable(f"the server did not reply within {within_s:g} s") from None
+
+
+def _own_error(error: LisaError, index: int) -> LisaError:
+    """The error of one message of a failed call, or of one after that call.
+
+    `NotReplicated` names the message's id, because the message was written.
+    """
+    if not isinstance(error, NotReplicated):
+        return error
+    if index >= len(error.ids):
+        return ServerUnavailable("not sent, because an earlier call was not confirmed in time")
+    own = copy.copy(error)
+    own.ids = (error.ids[index],)
+    return own
 
 
 class GatewayProducer(AsyncProducer):
@@ -121,8 +136,9 @@ class GatewayProducer(AsyncProducer):
         try:
             await self._send_together((check_topic(topic), on_duplicate), messages, known, token)
         except LisaError as error:
+            start = len(known) - len(error.outcomes)  # of the call that failed
             known += [None] * (len(messages) - len(known))
-            return [one or error for one in known]
+            return [one or _own_error(error, index - start) for index, one in enumerate(known)]
         return [one for one in known if one is not None]
 
     @staticmethod

@@ -153,3 +153,25 @@ def test_a_read_waits_no_longer_than_patience_over_several_connections(tmp_path:
         found = list(threads.map(read, READS))
     assert {status for status, _ in found} == {503}
     assert max(seconds for _, seconds in found) < 1.6 * READ_PATIENCE_S
+
+
+def test_a_batch_names_the_messages_that_no_replica_confirmed(
+    redis_url: str, client: httpx.Client, tmp_path: Path
+) -> None:
+    settings = "lisa-delay-queue: {gateway-server: {durability: replicas(1), patience: 2s}}"
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages:batch"
+    valid: list[dict[str, Any]] = [{"body": n, "delay_ms": 86_400_000} for n in range(2)]
+    with Gateway(redis_url, config=settings, directory=tmp_path) as gateway:
+        whole = gateway.client.post(path, json={"messages": valid})
+        wanted = [*valid, {"bodi": 1}, valid[0] | {"on_duplicate": "replace", "id": "last"}]
+        parts = gateway.client.post(path, json={"messages": wanted}).json()["results"]
+    assert (whole.status_code, whole.json()["type"]) == (503, "urn:lisa:problem:not-replicated")
+    ids = [one.get("id") for one in parts]
+    kinds = [one["problem"]["type"].rpartition(":")[2] for one in parts]
+    assert kinds == ["not-replicated", "not-replicated", "invalid", "server-unavailable"]
+    assert (ids[2:], None in ids[:2]) == ([None, None], False)
+    waiting = client.get(f"/v1/topics/{topic}/messages").json()["messages"]
+    assert {one["id"] for one in waiting} == {*whole.json()["ids"], *ids[:2]}
+    again = [one | {"id": name} for one, name in zip(valid, ids, strict=False)]
+    assert client.post(path, json={"messages": again}).json()["duplicate"] == 2

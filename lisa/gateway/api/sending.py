@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
+from lisa.core.model.errors import InvalidMessage, LisaError, NotReplicated, ServerUnavailable
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.api.bodies import read_body
@@ -141,16 +142,17 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     token = key.token if key else None
     for part in _by_mode(ready):
         if outage is None:
-            results = await _send_part(call.hub, call.topic, part, part[0].mode, token)
+            sent = await _send_part(call.hub, call.topic, part, part[0].mode, token)
+            outage = next((one for one in sent if isinstance(one, ServerUnavailable)), None)
         else:  # the batch waits out an outage once, not per part
-            results = [outage] * len(part)
-        for one, result in zip(part, results, strict=True):
+            sent = [_not_sent(outage)] * len(part)
+        for one, result in zip(part, sent, strict=True):
             is_reused = isinstance(result, SendOutcome) and _is_reused(one.request, key, result)
             found[one.position] = key_reused(one.single.id or "") if is_reused else result
-        outage = next((one for one in results if isinstance(one, ServerUnavailable)), outage)
-    if outage and all(isinstance(one, ServerUnavailable) for one in found.values()):
-        raise outage
-    return answer(_batch_answer([found[index] for index in sorted(found)]))
+    results = [found[index] for index in sorted(found)]
+    if outage and all(isinstance(one, ServerUnavailable) for one in results):
+        raise _whole(outage, results)
+    return answer(_batch_answer(results))
 
 
 def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:
@@ -194,11 +196,26 @@ async def _send_part(
     return found
 
 
+def _not_sent(outage: ServerUnavailable) -> ServerUnavailable:
+    """The error of messages that were not sent after an outage."""
+    is_written = isinstance(outage, NotReplicated)
+    return ServerUnavailable("not sent after an unconfirmed write") if is_written else outage
+
+
+def _whole(outage: ServerUnavailable, results: Sequence[_Found]) -> ServerUnavailable:
+    """The error of a batch without any outcome. It names the messages that were written."""
+    if not (unsure := [one for one in results if isinstance(one, NotReplicated)]):
+        return outage
+    whole = NotReplicated(str(unsure[0]))
+    whole.ids = tuple(name for one in unsure for name in one.ids)
+    return whole
+
+
 def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     results = [
         BatchResult(id=one.id, outcome=one.outcome)
         if isinstance(one, SendOutcome)
-        else BatchResult(problem=problem_answer(one))
+        else BatchResult(id=_written_id(one), problem=problem_answer(one))
         for one in found
     ]
     counts = Counter(one.outcome for one in found if isinstance(one, SendOutcome))
@@ -210,6 +227,11 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
         rejected=counts[Sent.REJECTED],
         failed=len(found) - counts.total(),
     )
+
+
+def _written_id(error: LisaError | ErrorResponse) -> str | UnsetType:
+    """The id of a message that was written, but not confirmed: its client may send it again."""
+    return error.ids[0] if isinstance(error, NotReplicated) else UNSET
 
 
 def _outgoing(
