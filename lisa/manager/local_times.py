@@ -11,7 +11,8 @@ from typing import Any
 
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.windows.local_time import LISTED, LOCAL_HEADER
+from lisa.core.model.keys import LOCAL_HEADER
+from lisa.core.model.windows.local_time import LISTED
 from lisa.core.model.windows.placing import due_again
 from lisa.core.redis import errors
 from lisa.core.store.store import SyncStore, chunks

@@ -15,8 +15,9 @@ from lisa.core.model.clock import (
     datetime_ms,
     parse_zone,
 )
-from lisa.core.model.envelope import encode_headers
+from lisa.core.model.envelope import checked_headers, encode_headers
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
 from lisa.core.model.late import LatePolicy, message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -89,6 +90,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
             or self.business_days is not None
             or self.tz is not None
             or self.fold is not None
+            or _are_by_calendar(self.headers)
         )
 
 
@@ -127,6 +129,7 @@ class SendPlan(NamedTuple):
             and options.get("window") is None
             and options.get("business_days") is None
             and options.get("fold") is None
+            and not _are_by_calendar(headers)
         )
         if is_by_calendar:
             due, headers = _placed(options, due, zone)
@@ -176,13 +179,19 @@ class SendPlan(NamedTuple):
         return SendPlan.of(cast(SendOptions, options), self.zone)
 
 
+def _are_by_calendar(headers: object) -> bool:
+    """Whether headers name a window or a wall time; they may be those of another message."""
+    return isinstance(headers, Mapping) and (WINDOW_HEADER in headers or LOCAL_HEADER in headers)
+
+
 def _placed(
     options: SendOptions, due: str | None, zone: tzinfo | None
 ) -> tuple[str, Mapping[str, str]]:
     """The due time and the headers by a wall time and a window. Raises InvalidMessage."""
     from lisa.core.model.windows.placing import clock_ms, place  # late: few programs use it
 
-    return place(options, due, zone, clock_ms())
+    headers = checked_headers(options.get("headers"))
+    return place({**options, "headers": headers}, due, zone, clock_ms())
 
 
 def due_text(

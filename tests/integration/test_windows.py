@@ -116,6 +116,21 @@ def test_messages_move_when_the_time_zone_data_changes(
             assert waiting(cast)["rescheduled"] == CHRISTMAS_MS + 5
 
 
+def test_new_zone_data_does_not_return_a_message_to_the_wall_time_of_an_earlier_one(
+    producer: Either, cast: Cast
+) -> None:
+    """The headers are those of a message that a handler got, for example."""
+    producer.send(TOPIC, 1, id="first", at_local="2030-12-24T09:00", tz="Asia/Tokyo")
+    headers = producer.ask("get", TOPIC, "first").headers
+    later: dict[str, Any] = {"at_local": "2030-12-25T09:00", "tz": "Asia/Tokyo"}
+    producer.send(TOPIC, 1, id="wall", headers=headers, **later)
+    producer.send(TOPIC, 1, id="window", headers=headers, window="always", at_ms=CHRISTMAS_MS + 5)
+    sent = waiting(cast)
+    zone_check(cast, "2026a")
+    assert waiting(cast) == sent
+    assert sent["wall"] == CHRISTMAS_MS + 24 * HOUR_MS
+
+
 def test_a_rescheduled_message_is_due_in_its_window(producer: Either, cast: Cast) -> None:
     for one, window in (("own", "10-11"), ("always", "always"), ("none", None)):
         producer.send(TOPIC, 1, id=one, delay="1d", window=window, tz="Asia/Tokyo", ttl="1h")

@@ -18,7 +18,8 @@ from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
 from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime
+from lisa.core.model.keys import LOCAL_HEADER
+from lisa.core.model.windows.local_time import LocalTime
 from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.errors import unwrapped

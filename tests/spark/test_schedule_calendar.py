@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa import Manager, Producer
-from lisa.core.model.keys import WINDOW_HEADER, Keys
-from lisa.core.model.windows.local_time import LOCAL_HEADER
+from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, Keys
 from lisa.pipeline.jobs.schedule import schedule
 from tests.roles import Cast
 from tests.servers import wait_until

@@ -8,17 +8,20 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
+
 from lisa.core.model.errors import LisaError
-from lisa.pipeline.source import files, refused
+from lisa.core.model.keys import WINDOW_HEADER
+from lisa.pipeline.source import files, refused, rows
 from lisa.pipeline.source.outcome import TaskResult, write_unwritten
 from lisa.pipeline.source.refused import Refused
 
 
 def refuse(directory: Path, machine: str | None, reason: str = "too long") -> TaskResult:
     result = TaskResult()
-    rows = Refused(str(directory), "refused-1", result, machine=machine)
-    rows.add(None, 0, "orders", "a", reason)
-    rows.close()
+    made = Refused(str(directory), "refused-1", result, machine=machine)
+    made.add(None, 0, "orders", "a", reason)
+    made.close()
     return result
 
 
@@ -48,3 +51,11 @@ def test_s3a_and_s3_name_the_same_object() -> None:
     for scheme in ("s3", "s3a", "s3n"):
         system, path = files.found(f"{scheme}://bucket/folder?region=eu-central-1")
         assert (system.type_name, path) == ("s3", "bucket/folder")
+
+
+def test_a_row_whose_header_names_no_window_is_refused() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    windows = ["9-17; tz=Europe/Berlin", "nonsense"]
+    headers = pa.array([[(WINDOW_HEADER, one)] for one in windows], kind)
+    batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"]), headers], ["body", "headers"])
+    assert list(rows.read_rows(batch, json_text=False).refused) == [1]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
 from lisa.core.model.options import encode
 from lisa.core.model.windows import public_holidays
-from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
+from lisa.core.model.windows.local_time import LocalTime, local_time
 from lisa.core.model.windows.openings import limits_at, opening_at
 from lisa.core.model.windows.placing import (
     due_again,
@@ -240,6 +240,10 @@ def test_in_three_business_days_at_ten() -> None:
         ({"window": ""}, "a window is text"),
         ({"fold": 1}, "need at_local"),
         ({"window": "whenever"}, "not a day"),
+        ({"headers": {WINDOW_HEADER: "nonsense"}}, "not a day"),
+        ({"headers": {WINDOW_HEADER: "not daily"}}, "400 days"),
+        ({"headers": {WINDOW_HEADER: 5}}, "headers are text"),
+        ({"headers": [("a", "b")], "window": "always"}, "mapping"),
         ({"at_local": "1999-12-24T09:00", "tz": "UTC"}, "ten years ago"),
     ],
 )
@@ -265,6 +269,24 @@ def test_messages_of_one_call_differ() -> None:
     assert sunday[2] == ("Sun 2030-12-22 00:00", "tz=Asia/Tokyo")
     assert producer.sent[2].headers == {WINDOW_HEADER: "not sun; tz=Asia/Tokyo"}
     assert sunday[4] == ("Mon 2030-12-23 00:00", "not sun; tz=UTC")
+
+
+def test_headers_of_another_message_give_the_window_but_no_wall_time() -> None:
+    producer = RecordingProducer()
+    sunday = datetime(2030, 12, 22, 9, tzinfo=UTC)
+    old = {LOCAL_HEADER: "2026-06-07T09:00 Asia/Tokyo", WINDOW_HEADER: "not sun", "a": "b"}
+    producer.send("t", 1, at=sunday, headers=old, tz="Asia/Tokyo")
+    producer.send("t", 2, at=sunday, headers=old, window="always", tz="UTC")
+    producer.send("t", 3, at_local="2030-12-23T09:00", headers=old, tz="Asia/Tokyo")
+    producer.send_many("t", [Outgoing(4, headers=old), Outgoing(5, headers={})], at=sunday)
+    moved, always, later, one, none = producer.sent
+    assert moved.headers == {WINDOW_HEADER: "not sun; tz=Asia/Tokyo", "a": "b"}
+    assert moved.due is not None
+    assert shown(datetime_ms(moved.due)) == "Sun 2030-12-22 15:00"
+    assert (always.due, always.headers) == (sunday, {WINDOW_HEADER: "tz=UTC", "a": "b"})
+    assert later.headers[LOCAL_HEADER] == "2030-12-23T09:00 Asia/Tokyo"
+    assert one.headers == {WINDOW_HEADER: "not sun; tz=UTC", "a": "b"}
+    assert (none.due, none.headers) == (sunday, {})
 
 
 def test_the_zone_of_a_topics_window_may_be_in_a_header() -> None:

@@ -23,6 +23,9 @@ MAX_ID_BYTES = 256
 WINDOW_HEADER = "lisa-window"
 """The header with a message's own window: the first one, so that scripts find it quickly."""
 
+LOCAL_HEADER = "lisa-local"
+"""The header with the wall time at which a message is due."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}(?:~\d{1,2}of\d{1,2})?\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")

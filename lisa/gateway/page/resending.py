@@ -12,7 +12,6 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.core.model.late import LateAction, LatePolicy, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
-from lisa.core.model.windows.local_time import LOCAL_HEADER
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
@@ -87,7 +86,7 @@ async def copy(
         _body(one.envelope),
         id=check_id(new_id),
         delay=delay or None,
-        headers=_headers(one.envelope),
+        headers=one.envelope.headers,
         retry=one.retry,
         late=one.late,
     )
@@ -108,17 +107,12 @@ async def edit(hub: GatewayContext, topic: str, message_id: str, body: str) -> s
     outgoing = Outgoing(
         edited_body(one.envelope.kind, body),
         id=message_id,
-        headers=_headers(one.envelope),
+        headers=one.envelope.headers,
         retry=one.retry,
         late=one.late,
     )
     outcome = await hub.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return str(outcome.outcome)
-
-
-def _headers(envelope: Envelope) -> dict[str, str]:
-    """The headers of a message without its wall time: it is sent again for another time."""
-    return {name: value for name, value in envelope.headers.items() if name != LOCAL_HEADER}
 
 
 def _body(envelope: Envelope) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from lisa.core.model.envelope import encode_headers
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.windows.placing import clock_ms, place
+from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.model.windows.placing import check_window, clock_ms, place
 
 CALENDAR_COLUMNS = ("at_local", "window")
 """The columns that need this module; `tz` belongs to both."""
@@ -30,6 +32,16 @@ class PlacedRow(NamedTuple):
     due: str
     asked: str
     headers: bytes
+
+
+def row_headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
+    """The encoded headers of a row that this module does not place. Raises InvalidMessage."""
+    if not pairs:
+        return b"0000"
+    headers = dict(sorted(pairs, key=itemgetter(0)))
+    if WINDOW_HEADER in headers:
+        check_window(headers[WINDOW_HEADER])
+    return encode_headers(headers)
 
 
 REFUSED = PlacedRow("0", "0", b"0000")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,12 +23,12 @@ from lisa.core.model.clock import (
     duration_ms,
     parse_duration,
 )
-from lisa.core.model.envelope import encode_headers, encode_tail
+from lisa.core.model.envelope import encode_tail
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import MAX_ID_BYTES, check_id, check_topic
 from lisa.core.model.late import message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
-from lisa.pipeline.source.placing import CALENDAR_COLUMNS, REFUSED, Placing
+from lisa.pipeline.source.placing import CALENDAR_COLUMNS, REFUSED, Placing, row_headers
 from lisa.pipeline.source.refused import corrupt_rows
 
 T = TypeVar("T")
@@ -115,7 +114,7 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     if not columns.keys().isdisjoint(CALENDAR_COLUMNS):
         dues, asked, headers = _placed(columns, dues, conversion)
     elif "headers" in columns:
-        headers = each("headers", _headers, b"0000", columns["headers"].to_pylist())
+        headers = each("headers", row_headers, b"0000", columns["headers"].to_pylist())
     tails = _tails(columns["body"], headers, conversion, json_text=json_text)
     ids = topics = None
     if "id" in columns:
@@ -236,10 +235,6 @@ def _policy_of_text(text: str) -> str:
 @lru_cache(maxsize=1024)
 def _late(text: str | None) -> str | None:
     return own_late(text)
-
-
-def _headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
-    return encode_headers(dict(sorted(pairs, key=itemgetter(0)))) if pairs else b"0000"
 
 
 def _id(value: str | int | None) -> str:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from lisa.core.model.clock import check_due_ms, zone_name, zone_of
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.recurring.calendar import wall_instant, wall_time
 from lisa.core.model.windows.window import HandOverWindow, business_day_after, parse
 
-LOCAL_HEADER = "lisa-local"
 LISTED = "\0"
 """Separates the id of a listed message from its wall time, if a reschedule has changed that."""
 WORKING_DAYS = "mon-fri"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from lisa.core.model.clock import parse_zone, zone_name, zone_of
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
 from lisa.core.model.recurring.calendar import wall_time
-from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
+from lisa.core.model.windows.local_time import LocalTime, local_time
 from lisa.core.model.windows.openings import require_opening
 from lisa.core.model.windows.window import HandOverWindow, open_spans, parse, parse_stored
 
@@ -28,11 +28,14 @@ def place(options: Mapping[str, Any], due: str | None, zone: Any, now_ms: int) -
     """Resolve the options `at_local`, `fold`, `business_days` and `window` of a send.
 
     due: what the other options say, or None. zone: the option `tz`, or else the producer's zone.
-    Raises InvalidMessage; ConfigError for holidays without their library.
+    Headers may be those of another message: its window applies unless the options name one, its
+    wall time does not. Raises InvalidMessage; ConfigError for holidays without their library.
     """
     given = dict(options.get("headers") or {})
+    given.pop(LOCAL_HEADER, None)
+    text = given.pop(WINDOW_HEADER, None)
     headers: dict[str, str] = {}
-    window = own_window(options.get("window"), zone, given)
+    window = own_window(text if options.get("window") is None else options["window"], zone, given)
     local = asked_local(options, due, zone, window, now_ms)
     if local is not None:
         headers[LOCAL_HEADER] = str(local)
