@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     "--file",
     "file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Send each line of this file as a message. - reads stdin.",
+    help="Send each line of this file as a message, except empty lines. - reads stdin.",
 )
 @common
 def send(
@@ -142,16 +142,21 @@ def _send_file(
         )
         with bar:
             task = bar.add_task("", total=total, sent=0)
+            empty: list[int] = []
 
             def bodies(source: IO[bytes]) -> Iterator[Any]:
                 done = 0
-                for count, line in enumerate(source, 1):
+                for number, line in enumerate(source, 1):
                     done += len(line)
-                    yield _parse_line(line, count, kind)
-                    if count % 500 == 0:
-                        bar.update(task, completed=done, sent=count)
+                    text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    if text.strip():
+                        yield _parse_line(text, number, kind)
+                    else:
+                        empty.append(number)
+                    if number % 500 == 0:
+                        bar.update(task, completed=done, sent=number - len(empty))
 
-            counts = _send_lines(producer, topic, bodies(lines), options)
+            counts = _send_lines(producer, topic, bodies(lines), empty, options)
     if chosen.json:
         print_json({"topic": topic, **counts})
     else:
@@ -161,8 +166,6 @@ def _send_file(
 
 
 def _parse_line(line: bytes, number: int, kind: str | None) -> Any:
-    if number == 1:
-        line = line.removeprefix(codecs.BOM_UTF8)
     try:
         return parse_body(line.rstrip(b"\r\n"), kind)
     except InvalidMessage as error:
@@ -170,11 +173,16 @@ def _parse_line(line: bytes, number: int, kind: str | None) -> Any:
 
 
 def _send_lines(
-    producer: Producer, topic: str, bodies: Iterable[Any], options: dict[str, Any]
+    producer: Producer,
+    topic: str,
+    bodies: Iterable[Any],
+    empty: Iterable[int],
+    options: dict[str, Any],
 ) -> dict[str, int]:
     """Send the bodies of all lines; returns the number of each outcome.
 
-    An error says how many lines were sent before.
+    empty: the numbers of the lines without a body that were read so far. An error says how many
+    lines were sent before.
     """
     from lisa.producer.calls import pieces
 
@@ -187,6 +195,8 @@ def _send_lines(
                 counts[name] += getattr(report, name)
     except LisaError as error:
         if sent := sum(counts.values()) + error.sent:
+            for number in empty:
+                sent += number <= sent
             error.args = (f"{error}; the first {sent} lines were sent",)
         raise
     return counts

@@ -214,6 +214,7 @@ def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path)
     assert len(rows) == 5
     bodies = [ask("get", "orders", row["id"])["body"] for row in rows]
     assert bodies == ["a", "b", {"n": 1}, "plain", 3]
+    assert ask("send", "orders", "--file", "-", "--text", stdin="\n \nx\r\n\r\n\n")["accepted"] == 1
     refused = lisa("send", "orders", "--file", str(tmp_path / "missing"), "--json", code=2)
     assert refused.stderr.count("\n") == 1
 
@@ -239,10 +240,11 @@ def test_a_file_that_is_sent_in_part(lisa: Lisa, ask: Callable[..., Any]) -> Non
     assert 1_000 <= sent <= 1_300
     assert f"; the first {sent} lines were sent\n" in said
     lisa("topic", "set", "orders", "capacity=unlimited")
-    lines = "1\n" * 700 + "{\n"
+    lines = "\n1\n" * 700 + "{\n"
     said = lisa(*later, "--json-body", code=2, stdin=lines).stderr
-    assert "line 701: the body is not JSON" in said
-    assert f"; the first {ask('topic', 'show', 'orders')['waiting'] - sent} lines" in said
+    assert "line 1401: the body is not JSON" in said
+    messages = ask("topic", "show", "orders")["waiting"] - sent
+    assert f"; the first {2 * messages} lines" in said
 
 
 def test_a_full_topic(lisa: Lisa) -> None:
