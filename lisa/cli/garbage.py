@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -142,7 +141,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
             ]
         )
     else:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = chosen.server_ms()
         for message, name, in_group in found:
             print_table(
                 ["", ""],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +33,7 @@ def get(chosen: Chosen, topic: str, message_id: str) -> None:
     if chosen.json:
         print_json(_document(found))
     else:
-        _show(found)
+        _show(found, chosen.server_ms())
 
 
 def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:
@@ -61,8 +60,7 @@ def _document(found: FoundMessage) -> dict[str, Any]:
     }
 
 
-def _show(found: FoundMessage) -> None:
-    now_ms = time.time_ns() // 1_000_000
+def _show(found: FoundMessage, now_ms: int) -> None:
     idle = None if found.idle is None else human(duration_ms(found.idle))
     rows: list[tuple[str, object]] = [
         ("id", found.id),

@@ -113,6 +113,11 @@ class Chosen:
             store.drive(store.check_schema())
         return store
 
+    def server_ms(self) -> int:
+        """The server's clock in epoch milliseconds, from which a command measures distances."""
+        store = self.store(checked=False)
+        return store.drive(store.server_time_ms())
+
 
 def _set_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     chosen = ctx.find_root().ensure_object(Chosen)

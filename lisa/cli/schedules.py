@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,7 +37,7 @@ def list_(chosen: Chosen, topic: str) -> None:
     if chosen.json:
         print_json({"topic": topic, "schedules": [_fields(one) for one in found]})
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = chosen.server_ms()
     rows = (
         [
             one.name,
@@ -203,7 +202,7 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
     if chosen.json:
         print_json({"topic": topic, "name": name, "ticks": [iso(datetime_ms(t)) for t in ticks]})
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = chosen.server_ms()
     rows = (
         [when(datetime_ms(tick), now_ms), tick.astimezone(zone).isoformat(sep=" ")]
         for tick in ticks

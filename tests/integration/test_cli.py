@@ -204,6 +204,21 @@ def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert ask("list", "orders", "--due-before", "2040-01-01T00:00:00Z")["messages"] == []
 
 
+def test_distances_are_measured_by_the_servers_clock(
+    lisa: Lisa, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast.declare()
+    kill(cast, "dead")
+    lisa("send", "orders", "x", "--id", "later", "--delay", "10h")
+    lisa("schedules", "set", "orders", "hourly", "x", "--every", "1h")
+    here = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: here() + int(25 * 3.6e12))
+    assert "(in 9h 59m" in lisa("get", "orders", "later").stdout
+    assert re.search(r"died .*s ago\)", lisa("garbage", "show", "orders", "dead").stdout)
+    for command in (["list", "orders"], ["next", "orders", "hourly", "--count", "1"]):
+        assert re.search(r" \(in \d+m", lisa("schedules", *command).stdout), command
+
+
 def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "bodies"
     path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8")
