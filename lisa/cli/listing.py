@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -128,7 +129,7 @@ class ListedRows:
     def print_cursor(self) -> None:
         """Print the option that continues the list, if there is more."""
         if self.cursor is not None:
-            click.echo(f"more: --cursor '{self.cursor}'", err=True)
+            click.echo(f"more: --cursor {shlex.quote(self.cursor)}", err=True)
 
 
 def row_fields(row: Row) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -436,6 +437,16 @@ def test_list_continues_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cas
             break
         cursor = ["--cursor", page["cursor"]]
     assert seen == [f"m{n}" for n in range(7)]
+
+
+def test_the_printed_cursor_can_be_typed_into_a_shell(lisa: Lisa, cast: Cast) -> None:
+    for n, one in enumerate(["it's $HOME", "last"]):
+        cast.send(message_id=one, delay_ms=60_000 + n)
+    said = lisa("list", "orders", "--limit", "1").stderr
+    assert said.startswith("more: ")
+    rest = lisa("list", "orders", *shlex.split(said)[1:]).stdout
+    assert "last" in rest
+    assert "it's" not in rest
 
 
 def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
