@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -187,6 +188,12 @@ def test_bad_bodies_are_refused_before_a_server_is_asked(body: Any) -> None:
         producer.send("orders", body)
     with pytest.raises(InvalidMessage, match="body"):
         producer.send_many("orders", [body])
+
+
+@pytest.mark.parametrize("key", [True, None, (1, 2)])
+def test_a_key_that_is_not_text_is_named(key: Any) -> None:
+    with pytest.raises(InvalidMessage, match=re.escape(f"the key {key!r} is not text; quote it")):
+        Producer(NOWHERE).send("orders", {"a": [{key: 1}]})
 
 
 @pytest.mark.parametrize("bodies", ["text", b"bytes", {"order": 1}])

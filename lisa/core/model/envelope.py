@@ -97,6 +97,8 @@ def _encode_hook(value: object) -> object:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
+    if value is None or isinstance(value, (bool, tuple, frozenset)):  # valid, except as keys
+        raise TypeError(f"the key {value!r} is not text; quote it")
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
