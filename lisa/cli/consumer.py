@@ -196,4 +196,4 @@ def _serve_pages(
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="lisa-consumer")

@@ -135,6 +135,20 @@ def test_django_runs_nothing_but_tasks(shop: Shop, redis_url: str) -> None:
         assert [group.reason for group in found.groups.values()] == ["os.getcwd is not a task"]
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [(["--", "--nosuch"], "No such option"), (["shop"], "unexpected extra argument (shop)")],
+)
+def test_a_usage_error_in_django_names_lisa_consumer(
+    shop: Shop, options: list[str], error: str
+) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        shop.manage("lisa_consumer", *options)
+    assert failed.value.returncode == 2
+    assert failed.value.stderr.startswith("Usage: lisa-consumer [OPTIONS] [TARGET]\n")
+    assert error in failed.value.stderr
+
+
 def test_django_finds_the_project_from_any_directory(
     shop: Shop, redis_url: str, tmp_path: Path
 ) -> None:

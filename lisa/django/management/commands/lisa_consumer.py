@@ -31,5 +31,5 @@ class Command(BaseCommand):  # type: ignore[misc]
         # Other directories than the standard ones: that of manage.py, and those of --pythonpath.
         own = takewhile(lambda one: Path(one).name != STANDARD, sys.path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, own))
-        command = [sys.executable, "-m", "lisa.cli.consumer", *options, "lisa.django.run"]
+        command = [sys.executable, "-m", "lisa.cli.consumer", "lisa.django.run", *options]
         os.execv(sys.executable, command)  # noqa: S606  the program is this interpreter
