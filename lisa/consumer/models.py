@@ -47,11 +47,14 @@ def _pydantic(model: Any) -> Reader:
     from pydantic import TypeAdapter, ValidationError
 
     adapter: TypeAdapter[Any] = TypeAdapter(model)
+    # A producer writes a model by its fields' names, other programs by their aliases.
+    has_names = "by_name" in inspect.signature(adapter.validate_json).parameters  # pydantic 2.11
+    names: dict[str, Any] = {"by_alias": True, "by_name": True} if has_names else {}
 
     def read(envelope: Envelope) -> Any:
         try:
             if envelope.kind == "j":
-                return adapter.validate_json(envelope.body)
+                return adapter.validate_json(envelope.body, **names)
             return adapter.validate_python(_plain(envelope))
         except ValidationError as error:
             faults = error.errors(include_url=False, include_input=False)

@@ -74,6 +74,16 @@ def test_a_body_is_decoded_as_its_model_or_refused(model: Any) -> None:
             read(decode_envelope(encode_envelope("tokentok", body)))
 
 
+class Aliased(pydantic.BaseModel):
+    order: int = pydantic.Field(alias="orderId")
+
+
+@pytest.mark.parametrize("body", [Aliased(orderId=42), {"orderId": 42}])
+def test_a_pydantic_model_is_read_by_the_names_and_aliases_of_its_fields(body: Any) -> None:
+    found = reader_for(Aliased)(decode_envelope(encode_envelope("tokentok", body)))
+    assert found == Aliased(orderId=42)
+
+
 def test_text_and_bytes_are_models_too() -> None:
     assert reader_for(str)(decode_envelope(encode_envelope("tokentok", "hello"))) == "hello"
     assert reader_for(bytes)(decode_envelope(encode_envelope("tokentok", b"\xff"))) == b"\xff"
