@@ -152,7 +152,8 @@ def _compact(spark: SparkSession, where: str, keep: timedelta, *, as_json: bool)
     if as_json:
         print_json({"where": where, "compacted": files, "files": left})
     else:
-        click.echo(f"{files:,} files merged; the archive now has {left:,} files")
+        merged, kept = _count(files, "file", "files"), _count(left, "file", "files")
+        click.echo(f"{merged} merged; the archive now has {kept}")
 
 
 def _print_batch_as_json(one: Progress) -> None:
@@ -164,7 +165,8 @@ def _print_batch(one: Progress) -> None:
     """Print a batch to stderr."""
     lag = "" if one.lag_ms is None else f", {human(one.lag_ms)} behind"
     rate = one.events / max(one.seconds, 0.001)
-    click.echo(f"batch {one.batch}: {one.events:,} events, {rate:,.0f}/s{lag}", err=True)
+    events = _count(one.events, "event", "events")
+    click.echo(f"batch {one.batch}: {events}, {rate:,.0f}/s{lag}", err=True)
     for gap in one.gaps:
         click.echo(f"gap: {gap.reason}", err=True)
 
@@ -178,11 +180,15 @@ def _print_result(done: ArchiveResult, *, as_json: bool) -> None:
         seconds = round(done.seconds, 3)
         print_json(asdict(done) | {"where": where, "seconds": seconds, "gaps": gaps})
         return
-    recorded = f", {len(gaps)} gaps recorded" if gaps else ""
+    recorded = f", {_count(len(gaps), 'gap', 'gaps')} recorded" if gaps else ""
     click.echo(
-        f"{done.events:,} events archived in {done.batches} batches ({done.seconds:,.1f} s)"
-        f"{recorded}: {where}"
+        f"{_count(done.events, 'event', 'events')} archived in "
+        f"{_count(done.batches, 'batch', 'batches')} ({done.seconds:,.1f} s){recorded}: {where}"
     )
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
 
 
 if __name__ == "__main__":
