@@ -360,8 +360,12 @@ def test_json_lines_that_are_not_utf8_are_refused(
     assert client.zrange(KEYS.waiting, 0, -1) == [b"2"]
 
 
-def test_columns_of_a_csv_may_have_any_name(bodies_of: Callable[..., list[Any]]) -> None:
-    assert bodies_of("a`b,c.d,e f,delay\n1,2,3,1h\n") == [{"a`b": 1, "c.d": 2, "e f": 3}]
+@pytest.mark.parametrize("names", [["a`b", "c.d", "e f"], ["n0", "n1", "n2"]])
+def test_columns_of_a_csv_may_have_any_name(
+    bodies_of: Callable[..., list[Any]], names: list[str]
+) -> None:
+    content = f"{','.join(names)},delay\n1,2,3,1h\n"
+    assert bodies_of(content) == [dict(zip(names, [1, 2, 3], strict=True))]
 
 
 @pytest.mark.parametrize(
@@ -369,6 +373,7 @@ def test_columns_of_a_csv_may_have_any_name(bodies_of: Callable[..., list[Any]])
     [
         ("id;body\n1;x\n", [], "name its separator, --read-option sep=';'"),
         ("id\tbody\n1\tx\n", [], "name its separator, --read-option sep='\\t'"),
+        ("id,name,Name\n1,x,y\n", [], "the CSV has several columns 'name': rename all but one"),
         ("", [], "the CSV is empty; its first line must name the columns"),
         ("id,nine\n1,x\n", ["--at-local", "eight"], "--at-local: no column 'eight'"),
     ],

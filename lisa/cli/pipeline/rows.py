@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -63,6 +63,9 @@ def read(
     given = {name.lower() for name in options}
     if not given & {"sep", "delimiter"}:
         _check_header(table.columns)
+    if "header" not in given and _may_be_renamed(table.columns):
+        head = spark.read.format(kind).options(escape='"').options(**options)
+        _check_different(head.load(absolute(source)).first())
     columns = StructType([*table.schema.fields, StructField(CORRUPT, StringType())])
     # With pruning, Spark does not see that a line has more or fewer values than the header.
     reader = reader.options(columnPruning="false", columnNameOfCorruptRecord=CORRUPT)
@@ -82,6 +85,21 @@ def _check_header(names: list[str]) -> None:
                 f"the CSV has one column, {names[0]!r}: name its separator, --read-option "
                 f"sep='{written}' (or sep=, if it is one column)"
             )
+
+
+def _may_be_renamed(names: list[str]) -> bool:
+    """Whether two columns may have the same name in the file: Spark then adds their positions."""
+    renamed = [name for at, name in enumerate(names) if name.endswith(str(at))]
+    bases = [name.rstrip("0123456789").lower() for name in renamed]
+    return len(set(bases)) < len(bases)
+
+
+def _check_different(header: Row | None) -> None:
+    """Raises ConfigError if two columns of a CSV have the same name, apart from upper case."""
+    names = [name for name in header or () if name]
+    for name in names:
+        if [one.lower() for one in names].count(name.lower()) > 1:
+            raise ConfigError(f"the CSV has several columns {name!r}: rename all but one")
 
 
 def _without_undecoded(table: DataFrame) -> DataFrame:
