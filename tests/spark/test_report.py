@@ -563,6 +563,16 @@ def test_usage_errors_of_the_command(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_an_unknown_topic_is_no_empty_report(
+    pipeline: Callable[..., Result], made: tuple[Report, Path], tmp_path: Path
+) -> None:
+    folders = ("--archive", str(made[1] / "archive"), "--to", str(tmp_path / "out"))
+    done = pipeline("report", *folders, "--topic", "bill", *SMALL)
+    assert done.exit_code == 2
+    assert "the archive has no topic bill; its topics are bills, orders" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_without_an_archive(pipeline: Callable[..., Result], tmp_path: Path) -> None:
     done = pipeline("report", "--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"))
     assert done.exit_code == 2

@@ -61,7 +61,7 @@ def report(
     """Make a page of plots and tables from an archive: past traffic and scheduled messages.
 
     Writes the self-contained page DIR/report.html, and its tables to DIR/tables as Parquet and
-    CSV. Does not connect to Redis.
+    CSV. Does not connect to Redis. Exit code 2 if the archive has no such topic.
     """
     asked_zone = parse_zone(zone)
     start, end = period(start, end, until="--until", zone=asked_zone)
@@ -69,10 +69,14 @@ def report(
         console(err=True).status("starting Spark") as status,
         shared.session("report", source.settings()) as spark,
     ):
+        from lisa.pipeline.jobs.message_history import topics_in
         from lisa.pipeline.jobs.report import report as run_job
 
+        archive = source.open(spark)
+        if topics:
+            topics_in(archive, topics)  # raises ConfigError for an unknown topic
         found = run_job(
-            source.open(spark),
+            archive,
             to,
             where=str(source.where),
             topics=topics,
