@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -50,6 +51,8 @@ class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
+        if not self.queues:  # to Django, no queues mean any, but a consumer must know its topics
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]: QUEUES is empty; name the queues")
         self._prefix = self.options.get("prefix", PREFIX)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:

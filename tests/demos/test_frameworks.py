@@ -149,6 +149,13 @@ def test_a_usage_error_in_django_names_lisa_consumer(
     assert error in failed.value.stderr
 
 
+def test_django_tasks_name_their_queues(shop: Shop) -> None:
+    """Without names, Django accepts tasks for any queue, which no consumer would read."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        shop.shell("from lisa.django.tasks import *; LisaBackend('default', {'QUEUES': []})")
+    assert "TASKS['default']: QUEUES is empty; name the queues" in failed.value.stderr
+
+
 def test_django_finds_the_project_from_any_directory(
     shop: Shop, redis_url: str, tmp_path: Path
 ) -> None:
