@@ -70,6 +70,7 @@ class _Kit:
         if not isinstance(consumer, BaseConsumer):
             raise ConfigError(f"attach takes a Consumer or an AsyncConsumer, not {consumer!r}")
         self._timeline.runs.attach(consumer)
+        self._timeline.join()
 
     def follow(self, follower: Callable[[datetime], object]) -> None:
         """Call a function with each new time, such as `traveller.move_to` of time-machine.

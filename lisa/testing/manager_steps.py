@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,17 +155,38 @@ class ManagerSteps:
         Declares the groups that consumers join by name, and one on each topic without any. Raises
         LisaError, and ConfigError if a consumer without a group reads a topic with several groups.
         """
-        groups = self._groups(shards)
+        groups = self.join(shards, wanted)
         if missing := self._missing(groups, wanted):
-            for topic, group in missing:
-                self._store.call(Declare(topic, group))
-                self._store.drive(spread(self._store, Topic(topic)))
+            self._declare(missing)
             groups = self._groups(shards)
         asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
         commands = [one for questions in asked.values() for one in questions]
         replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
         views = [self._view(shard, names, replies) for shard, names in groups.items()]
         return DueWork.of(views, self._now_ms())
+
+    def join(
+        self, shards: Sequence[Shard], wanted: Collection[tuple[str, str | None]]
+    ) -> dict[Shard, tuple[str, ...]]:
+        """Declare the groups that consumers join by name, as they do when they start.
+
+        Returns all declared groups of each shard. Raises LisaError.
+        """
+        groups = self._groups(shards)
+        missing = [
+            (topic, group)
+            for topic, group in wanted
+            if group is not None and group not in groups[own_shard(Topic(topic))]
+        ]
+        if not missing:
+            return groups
+        self._declare(sorted(missing))
+        return self._groups(shards)
+
+    def _declare(self, missing: Iterable[tuple[str, str]]) -> None:
+        for topic, group in missing:
+            self._store.call(Declare(topic, group))
+            self._store.drive(spread(self._store, Topic(topic)))
 
     def _groups(self, shards: Sequence[Shard]) -> dict[Shard, tuple[str, ...]]:
         """The groups declared on each shard, read in one round trip."""
@@ -181,19 +202,15 @@ class ManagerSteps:
         groups: Mapping[Shard, Sequence[str]],
         wanted: Collection[tuple[str, str | None]],
     ) -> list[tuple[str, str]]:
-        """The groups to declare, each with its topic."""
-        missing = {
-            (topic, group)
-            for topic, group in wanted
-            if group is not None and group not in groups[own_shard(Topic(topic))]
-        }
+        """A group for each topic that has none."""
+        missing = []
         for topic in topics_of(groups):
             declared = groups[own_shard(topic)]
-            if not declared and not any(name == topic for name, _ in missing):
-                missing.add((topic, DEFAULT_GROUP))
+            if not declared:
+                missing.append((str(topic), DEFAULT_GROUP))
             if len(declared) > 1 and (topic, None) in wanted:
                 self._store.drive(find_group(self._store, topic))
-        return sorted(missing)
+        return missing
 
     def _questions(self, shard: Shard, groups: Sequence[str]) -> list[Command]:
         """The commands whose replies `_view` reads, in its order."""

@@ -64,6 +64,10 @@ class Timeline:
                 f"{ms_datetime(next_ms)}; pass a longer `within`, or use `advance`"
             )
 
+    def join(self) -> None:
+        """Declare the groups that the attached consumers name. Raises LisaError."""
+        self.manager.join(self.shards(), self.runs.wanted())
+
     def shards(self) -> list[Shard]:
         """All topics and shards that the test uses, sorted by name. Raises LisaError."""
         listed = set(self._store.drive(self._store.shards()))

@@ -418,6 +418,20 @@ class TestConsumers:
         with pytest.raises(ConfigError, match="several groups"):
             kit.advance()
 
+    def test_a_consumers_group_gets_what_is_sent_after_it_was_attached(
+        self, kit: LisaTestKit
+    ) -> None:
+        """Also of a topic that has a group already."""
+        kit.producer.send("orders", 1)
+        kit.advance()
+        seen = list[int]()
+        consumer = Consumer(group="mail")
+        consumer.on("orders")(lambda message: seen.append(message.body))
+        kit.attach(consumer)
+        kit.producer.send("orders", 2)
+        kit.advance()
+        assert seen == [2]
+
     def test_groups_from_settings(self, kit: LisaTestKit) -> None:
         consumer, seen = Consumer.from_config(groups=GROUPS), list[str]()
         consumer.on("orders", lambda one: seen.append(one.group))
