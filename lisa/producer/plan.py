@@ -90,7 +90,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
             or self.business_days is not None
             or self.tz is not None
             or self.fold is not None
-            or _are_by_calendar(self.headers)
+            or (self.headers is not None and _are_by_calendar(self.headers))
         )
 
 
@@ -129,7 +129,7 @@ class SendPlan(NamedTuple):
             and options.get("window") is None
             and options.get("business_days") is None
             and options.get("fold") is None
-            and not _are_by_calendar(headers)
+            and (headers is None or not _are_by_calendar(headers))
         )
         if is_by_calendar:
             due, headers = _placed(options, due, zone)
@@ -181,7 +181,9 @@ class SendPlan(NamedTuple):
 
 def _are_by_calendar(headers: object) -> bool:
     """Whether headers name a window or a wall time; they may be those of another message."""
-    return isinstance(headers, Mapping) and (WINDOW_HEADER in headers or LOCAL_HEADER in headers)
+    if not isinstance(headers, (dict, Mapping)):  # the check of a dict is fast
+        return False
+    return WINDOW_HEADER in headers or LOCAL_HEADER in headers
 
 
 def _placed(
