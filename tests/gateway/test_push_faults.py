@@ -54,7 +54,7 @@ def test_two_gateways_share_a_target(
         one.client.delete(f"/v1/topics/{topic}/push")
 
 
-def test_a_gateway_killed_during_a_push_causes_a_second_push(
+def test_a_gateway_killed_during_a_push_causes_another_push(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url, ack_timeout="1000")
@@ -69,7 +69,9 @@ def test_a_gateway_killed_during_a_push_causes_a_second_push(
     go.set()
     with Gateway(redis_url, config=CONFIG, directory=tmp_path) as two:
         wait_until(lambda: state(producer, topic, sent) == "acked")
-        assert [each.headers["lisa-attempt"] for each in target.received] == ["1", "2"]
+        attempts = [int(each.headers["lisa-attempt"]) for each in target.received]
+        assert len(attempts) > 1
+        assert attempts == sorted({1, *attempts})  # on a busy machine, more leases may end
         two.client.delete(f"/v1/topics/{topic}/push")
 
 
