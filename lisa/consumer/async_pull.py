@@ -14,6 +14,7 @@ from lisa.consumer.options import ConsumerOptions
 from lisa.consumer.pull import LONGEST_WAIT_S, Puller
 from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
 from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.tasks import finish_logged
 from lisa.core.model.errors import LisaError
 from lisa.core.model.signals import Signals
 from lisa.core.redis.connection import AsyncConnection
@@ -76,7 +77,7 @@ class AsyncPuller:
         await self._blocking_reads.close()
 
     def _spawn(self, awaitable: Awaitable[Any]) -> None:
-        task = asyncio.ensure_future(awaitable)
+        task = asyncio.create_task(finish_logged(awaitable))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -69,7 +69,10 @@ class HandlerTasks:
 
     def wait(self, awaitable: Awaitable[Any]) -> Any:
         """Run a receiver's awaitable on the event loop; waits on this thread for the result."""
-        return self.spawn(awaitable).result()
+        result, error = self.spawn(_outcome(awaitable)).result()
+        if error is not None:
+            raise error
+        return result
 
     def spawn(self, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
         """Run a receiver's awaitable on the event loop; returns its future."""
@@ -83,7 +86,7 @@ class HandlerTasks:
 
     def spawn_logged(self, awaitable: Awaitable[Any]) -> None:
         """The same; its error is logged, as those of other receivers are."""
-        self.spawn(awaitable).add_done_callback(_log_error)
+        self.spawn(finish_logged(awaitable))
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -258,6 +261,19 @@ class _ThreadsafeCancel:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
-def _log_error(future: concurrent.futures.Future[Any]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("a signal receiver raised an exception", exc_info=error)
+async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Result and error of an awaitable: a task that raises SystemExit stops its event loop."""
+    try:
+        return await awaitable, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+async def finish_logged(awaitable: Awaitable[Any]) -> None:
+    """Await a signal receiver, and log its error: the message is settled already."""
+    try:
+        await awaitable
+    except asyncio.CancelledError:
+        raise
+    except BaseException:  # sys.exit() in a receiver must not stop the event loop
+        log.exception("a signal receiver raised an exception")

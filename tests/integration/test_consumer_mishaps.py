@@ -198,6 +198,32 @@ def test_the_error_of_an_async_receiver_is_logged(
         wait_until(lambda: "no entry for 7" in caplog.text)
 
 
+def test_an_async_receiver_that_exits_does_not_stop_the_event_loop(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.configure(TOPIC, retry_delays="")
+    first, *others = bench.send(TOPIC, list(range(20)))
+    consumer = Consumer(bench.url, concurrency=4)
+    left: list[object] = []
+
+    async def leave(_topic: str, *, message: Message) -> None:
+        left.append(message.body)
+        sys.exit(message.id)
+
+    async def wait(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    def hand_on(message: Message) -> object:
+        return leave(TOPIC, message=message) if message.body == 0 else wait(message)
+
+    consumer.message_acked.connect(leave)
+    consumer.on(TOPIC, hand_on)
+    with consumer:
+        wait_until(lambda: len(left) == 1 + len(others))
+        wait_until(lambda: bench.states(TOPIC, first) == ["garbage"])
+    assert not [one for one in caplog.records if "unexpected error" in one.message]
+
+
 def test_a_batch_that_takes_too_long_is_cancelled_once(bench: Bench) -> None:
     ended = list[str]()
 
