@@ -110,6 +110,8 @@ class Registration:
     ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
+        A running `Consumer` reads a further topic only after `subscribe`.
+
         model: type of the body (msgspec Struct, dataclass, TypedDict, pydantic model). A message
             whose body does not match becomes a dead letter, with the reason.
         batch: call the handler with a `Batch` of up to this many messages.
