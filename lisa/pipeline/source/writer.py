@@ -136,7 +136,7 @@ def _finish(
         if report:
             write_report(report, document)
         if document["refused"]:
-            _log.warning("%d rows were refused: %s", document["refused"], "; ".join(whole.reasons))
+            _log.warning("rows refused: %d: %s", document["refused"], "; ".join(whole.reasons))
 
 
 class LisaWriter(DataSourceArrowWriter):
