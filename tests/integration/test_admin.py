@@ -496,6 +496,14 @@ def test_a_replica(own_server: EmbeddedServer) -> None:
     assert "primary" in found["role"].cure
 
 
+def test_a_primary_that_lacks_replicas(own_server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("min-replicas-to-write", 1)
+    found = verdicts(own_server.url)["role"]
+    assert found.verdict is CheckResult.FAIL
+    assert "refuses all writes" in found.found
+
+
 def test_the_doctor_leaves_nothing_behind(server: str) -> None:
     verdicts(server)
     with redis.Redis.from_url(server) as raw:

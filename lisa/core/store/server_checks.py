@@ -149,6 +149,12 @@ def _role(server: dict[str, str]) -> Check:
         return Check.fail(
             "role", "a read-only replica", "use the primary's address, or redis+sentinel://"
         )
+    if server.get("min_slaves_good_slaves") == "0":  # only if `min-replicas-to-write` is set
+        return Check.fail(
+            "role",
+            "a primary without connected replicas, which refuses all writes",
+            "start its replicas, or set min-replicas-to-write to 0",
+        )
     return Check.ok("role", f"primary, {server.get('connected_slaves', '0')} replicas")
 
 
