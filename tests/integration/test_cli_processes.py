@@ -230,11 +230,13 @@ def test_an_unknown_error_of_the_server_is_no_configuration_error(
 ) -> None:
     """A proxy words an outage in its own way. With exit code 2 systemd would not try again."""
 
-    class Refusal(socketserver.BaseRequestHandler):
+    class Refusal(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with suppress(OSError):
-                while self.request.recv(65_536):
-                    self.request.sendall(b"-ERR upstream failure\r\n" * 100)
+                while head := self.rfile.readline():
+                    for _ in range(int(head[1:])):
+                        self.rfile.read(int(self.rfile.readline()[1:]) + 2)
+                    self.wfile.write(b"-ERR upstream failure\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusal) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
