@@ -235,10 +235,9 @@ class AsyncProducer(BaseProducer, AwaitedSchedules):
         except LisaError as error:
             known += report
             # Some shards accepted their messages: do not send those again.
-            ids = whole.ids[len(report) :]
             known += [
                 None if outcome is None else SendOutcome(one, outcome)
-                for one, outcome in zip(ids, error.outcomes, strict=False)
+                for one, outcome in zip(whole.ids[len(report) :], error.outcomes, strict=False)
             ]
             raise
         known += report
