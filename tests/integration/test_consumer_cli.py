@@ -159,7 +159,8 @@ def test_a_lifespan_that_fails_ends_it_with_exit_code_1(
     (tmp_path / "shop.py").write_text(LIFESPAN)
     process = start(processes, "--redis", bench.url, "shop")
     assert process.wait() == 1
-    assert "lisa-consumer: the consumer's lifespan failed at startup" in process.output
+    reason = "the consumer's lifespan failed at startup: ConnectionError: no database"
+    assert f"lisa-consumer: {reason}" in process.output
     several = start(processes, "--redis", bench.url, "shop", "--processes", "2")
     several.wait_for("ended with code 1; another one starts")
     assert several.stop() == 0

@@ -295,21 +295,6 @@ def test_each_process_of_lisa_consumer_has_its_own(
     assert {line[1] for line in lines if line[:1] == ["close"]} == opened
 
 
-@pytest.mark.parametrize("processes_", ["1", "2"])
-def test_an_error_at_startup_ends_lisa_consumer_with_its_reason(
-    bench: Bench, processes: Processes, tmp_path: Path, processes_: str
-) -> None:
-    (tmp_path / "shop.py").write_text(MODULE.replace("    yield", "    1 / 0\n    yield"))
-    process = processes.start(
-        "-m", "lisa.cli.consumer", "--redis", bench.url, "--processes", processes_, "shop"
-    )
-    assert process.wait() == 2
-    assert (
-        "lisa-consumer: the consumer's lifespan failed at startup: "
-        "ZeroDivisionError: division by zero" in process.output
-    )
-
-
 async def test_a_lifespan_cannot_subscribe(redis_url: str) -> None:
     @asynccontextmanager
     async def subscribing() -> AsyncIterator[None]:
