@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty
 from typing import Any
 
+from lisa.core.daemon.exit_codes import EXIT_CONFIG
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.stop_signals import stopping
 from lisa.core.model.backoff import Backoff
 
 log = logging.getLogger("lisa.processes")
-
-EXIT_CONFIG = 2
-"""Exit code of a child whose restart would fail again; all other children are stopped."""
 
 FIRST_RESTART_S = 1.0
 LONGEST_RESTART_S = 30.0
