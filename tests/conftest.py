@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import fakeredis
@@ -55,12 +57,25 @@ Two Spark shares occupy two cores; the other workers begin with tests that mostl
 share must not remain for a single worker.
 """
 
-PORT_RANGES = 16
+PORT_RANGES = 24
 
-# A background job of a non-interactive shell ignores SIGINT, and its child processes would, too.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+IGNORED_BY_BACKGROUND_JOBS = {
+    # Child processes would ignore these signals, too; they do not inherit handlers. The handler of
+    # SIGHUP does nothing, so that this process outlives its terminal, as `nohup` asks for.
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: lambda *_: None,
+}
+for number, handler in IGNORED_BY_BACKGROUND_JOBS.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
+# Tests and their child processes see the same environment on every machine.
+for name in list(os.environ):
+    if name.startswith("LC_") or name.lower().endswith("_proxy"):
+        del os.environ[name]
+os.environ |= {"LANG": "C.UTF-8", "TZ": "UTC"}
+time.tzset()
+os.umask(0o022)
 
 # For every JVM that tests start: it is too short-lived for its second compiler, and for a check of
 # all bytecode that it loads, to pay off.
@@ -70,11 +85,28 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
 )
 os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "spark" / "conf")
 
-# A range of ports for each worker: a port that one has picked but not bound yet looks free to
-# another. Processes that tests start pick from all ports, but retry.
-worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % PORT_RANGES
-ports = len(embedded.PORTS) // PORT_RANGES
-embedded.PORTS = embedded.PORTS[worker * ports : (worker + 1) * ports]
+
+def reserve_ports() -> tuple[range, socket.socket]:
+    """A range of ports for this worker alone, and the socket that holds its first port.
+
+    A port that a process has picked but not bound yet looks free to others: to other workers, and
+    to another run of the tests on the same machine. Processes that tests start pick from all
+    ports, but try again.
+    """
+    size = len(embedded.PORTS) // PORT_RANGES
+    for number in range(PORT_RANGES):
+        ports = embedded.PORTS[number * size : (number + 1) * size]
+        owner = socket.socket()
+        try:
+            owner.bind((embedded.HOST, ports[0]))
+        except OSError:
+            owner.close()
+        else:
+            return ports, owner
+    raise RuntimeError(f"{PORT_RANGES} workers run already")
+
+
+embedded.PORTS, port_owner = reserve_ports()
 
 
 class FilesAndSpark(LoadScopeScheduling):
