@@ -11,19 +11,18 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests wait more than they compute, hence more workers than a small machine has cores. Spark's, most of
-# which are in `test-all` only, compute.
-test: WORKERS ?= 6
-test-all: WORKERS ?= 4
+# Tests wait more than they compute, hence more workers than a small machine has cores.
+WORKERS ?= 5
 
-.PHONY: help demo check test test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
+.PHONY: help demo check test test-sample test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
         bench-gateway bench-safety reference proto docs images clean
 
 help:
 	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
-	@echo "make check   lint, types, unit and contract tests on the embedded server: after each edit"
-	@echo "make test    lint, types and a test of every promise: eight minutes"
-	@echo "make test-all   adds all mutants, kill points, clusters, browsers and Spark jobs: half an hour"
+	@echo "make check   lint, types, unit and contract tests on the embedded server: a minute"
+	@echo "make test    lint, types and a test of every promise: six minutes"
+	@echo "make test-all   adds all mutants, kill points, clusters, browsers and Spark jobs: 20 minutes"
+	@echo "make test-sample   one case of each family that only test-all has: two minutes"
 	@echo "make test-slow  the rest: torture with each persistence, clusters on Redis, every kill point"
 	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
 	@echo "make mutants  put known defects back and check that a test catches each: two minutes"
@@ -44,15 +43,26 @@ help:
 demo: $(VENV)/.base
 	$(BIN)/lisa demo
 
-check: lint types
-	$(BIN)/python -m pytest -n 3 --embedded-only tests/unit tests/contract \
-	  tests/mutants/test_mutants.py::test_every_patch_finds_its_text_once
+# Types are checked while the first tests run: most of those wait for processes.
+define test_and_types
+	@mkdir -p build
+	@$(BIN)/mypy >build/types.txt 2>&1 & types=$$!; \
+	echo "$(BIN)/python -m pytest $(1)"; $(BIN)/python -m pytest $(1); code=$$?; \
+	wait $$types || { code=$$?; cat build/types.txt; }; exit $$code
+endef
 
-test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS)
+check: lint
+	$(call test_and_types,-n 2 --embedded-only tests/unit tests/contract \
+	  tests/mutants/test_mutants.py::test_every_patch_finds_its_text_once)
 
-test-all: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+test: lint
+	$(call test_and_types,-n $(WORKERS))
+
+test-sample: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m sample
+
+test-all: lint
+	$(call test_and_types,-n $(WORKERS) -m 'not slow')
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow -o timeout=14400
