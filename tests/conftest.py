@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
 import socket
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -58,6 +60,8 @@ share must not remain for a single worker.
 """
 
 PORT_RANGES = 24
+LONGEST_TMPDIR = 30
+"""A Unix socket has a path of at most 107 characters, of which pytest's directories take 70."""
 
 IGNORED_BY_BACKGROUND_JOBS = {
     # Child processes would ignore these signals, too; they do not inherit handlers. The handler of
@@ -76,6 +80,9 @@ for name in list(os.environ):
 os.environ |= {"LANG": "C.UTF-8", "TZ": "UTC"}
 time.tzset()
 os.umask(0o022)
+if len(tempfile.gettempdir()) > LONGEST_TMPDIR:
+    os.environ["TMPDIR"] = "/tmp"
+    tempfile.tempdir = None  # to be read again
 
 # For every JVM that tests start: it is too short-lived for its second compiler, and for a check of
 # all bytecode that it loads, to pay off.
@@ -107,6 +114,7 @@ def reserve_ports() -> tuple[range, socket.socket]:
 
 
 embedded.PORTS, port_owner = reserve_ports()
+atexit.register(port_owner.close)
 
 
 class FilesAndSpark(LoadScopeScheduling):
