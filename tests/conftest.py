@@ -18,7 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 from lisa.core.model.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
 from lisa.embedded import server as embedded
-from tests.mutants.summary import print_table
 from tests.servers import ROOT, Processes, connect, flush, redis_server
 
 if TYPE_CHECKING:
@@ -182,11 +181,6 @@ def pytest_xdist_make_scheduler(
     config: pytest.Config, log: xdist.remote.Producer
 ) -> LoadScopeScheduling:
     return FilesAndSpark(config, log)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Here, not with the mutants: workers run those, but the session that prints loads this file.
-    print_table(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.mutants.mutant import escape
+from tests.mutants.mutant import MUTANTS, escape
 from tests.mutants.runner import CONTROL, Runner
-from tests.mutants.summary import line
-from tests.mutants.table import MUTANTS
 
 
 def main(numbers: list[str]) -> int:
@@ -24,7 +22,7 @@ def main(numbers: list[str]) -> int:
             complaint = escape(mutant, outcome)
             escaped += complaint is not None
             caught = complaint or outcome["failures"][0]["test"]
-            print(line(mutant.number, mutant.what, caught), flush=True)  # noqa: T201
+            print(f"{mutant.number:5} {mutant.what}\n      {caught}", flush=True)  # noqa: T201
     print(f"{len(wanted)} mutants, {escaped} not caught")  # noqa: T201
     return escaped
 

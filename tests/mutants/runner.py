@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.mutants.mutant import apply
 from tests.servers import ROOT
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ class Runner:
 
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         every = sorted({test for mutant in mutants for test in mutant.tests})
-        self._jobs: list[dict[str, Any]] = [{"name": CONTROL, "patches": [], "tests": every}]
-        self._jobs += [
-            {"name": one.number, "patches": one.patches, "tests": one.tests} for one in mutants
-        ]
+        self._jobs: list[dict[str, Any]] = [{"name": CONTROL, "files": {}, "tests": every}]
         self._found: dict[str, dict[str, Any]] = {}
+        for mutant in mutants:
+            try:
+                job = {"name": mutant.number, "files": apply(mutant), "tests": mutant.tests}
+            except LookupError as error:
+                self._found[mutant.number] = {"broken": str(error)}
+            else:
+                self._jobs.append(job)
 
     def __enter__(self) -> Self:
         self._scratch = tempfile.mkdtemp(prefix="lisa-mutants-")
@@ -78,21 +83,17 @@ class Runner:
 
 def collected(files: Sequence[str]) -> set[str]:
     """The ids of all tests in some files, and each without its parameters."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-qm",
-        "",
-        "-p",
-        "no:cacheprovider",
-    ]
-    said = subprocess.run(
-        [*command, *files], cwd=ROOT, env=_clean(), capture_output=True, text=True, check=False
+    options = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
+    output = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files],
+        cwd=ROOT,
+        env=_clean(),
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
-    ids = {line for line in said.splitlines() if "::" in line}
-    return ids | {one.partition("[")[0] for one in ids}
+    ids = {line for line in output.splitlines() if "::" in line}
+    return ids | {test.partition("[")[0] for test in ids}
 
 
 def _clean() -> dict[str, str]:
