@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -217,15 +218,6 @@ def test_the_id_of_an_ended_message_is_sent_anew(queue: Queue, end: str) -> None
     assert (pulled["msg"], pulled["retry"]) == ("second", 1)
 
 
-def test_delete(queue: Queue) -> None:
-    waiting, ready = queue.send(delay_ms=60_000), queue.send()
-    for one in (waiting, ready):
-        assert queue.delete(one["msgId"]) == 200
-        assert queue.status(one["msgId"]) == 7
-        assert queue.delete(one["msgId"]) == 404  # as in the original: it is not alive
-    assert queue.pull() == []
-
-
 def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> None:
     sent = queue.send(ttlMillis=700, maxRetry=5)
     (pulled,) = queue.pull()
@@ -239,33 +231,6 @@ def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> N
     assert queue.settle(pulled["msgId"], ack=False) == 200
     wait_until(lambda: queue.status(sent["msgId"]) == 6)
     assert queue.pull() == []
-
-
-def test_a_late_ack_counts_before_redelivery(
-    queue: Queue, redis_url: str, manager: Manager
-) -> None:
-    """Also by another gateway, which has no receipt."""
-    with Gateway(redis_url) as other:
-        for client in (queue.client, other.client):
-            sent = queue.send()
-            assert queue.pull(ackTimeoutMillis=100)
-            wait_until(lambda sent=sent: queue.status(sent["msgId"]) == 2)  # type: ignore[misc]
-            assert Queue(client, queue.topic).settle(sent["msgId"], ack=True) == 200
-            assert queue.status(sent["msgId"]) == 4
-            assert queue.pull() == []
-
-
-def test_an_ack_by_another_gateway(queue: Queue, redis_url: str) -> None:
-    with Gateway(redis_url) as other:
-        elsewhere = Queue(other.client, queue.topic)
-        first, second = queue.send("a"), queue.send("b")
-        assert len(queue.pull(batch=2)) == 2
-        assert elsewhere.settle(first["msgId"], ack=True) == 200
-        assert elsewhere.settle(second["msgId"], ack=False) == 200
-        assert queue.status(first["msgId"]) == 4
-        assert queue.settle(first["msgId"], ack=True) == 200  # repeated: it is already acked
-        (again,) = elsewhere.poll()
-        assert (again["msgId"], again["retry"]) == (second["msgId"], 2)
 
 
 @pytest.mark.parametrize(
@@ -309,19 +274,6 @@ def test_an_excessive_retry_count_is_reported_as_truncated(queue: Queue) -> None
     assert queue.send(maxRetry=(1 << 31) - 1)["maxRetry"] == 1000
 
 
-def test_pull_first_then_send_then_a_manager() -> None:
-    """A client may start before any manager: its messages are delivered once one runs."""
-    with EmbeddedServer() as server, Gateway(server.url) as gateway:
-        queue = Queue(gateway.client, new_topic())
-        assert queue.pull() == []
-        assert queue.poll(wait_ms=50) == []
-        sent = queue.send(delay_ms=10)
-        with Manager(server.url):
-            (pulled,) = queue.poll()
-            assert pulled["msgId"] == sent["msgId"]
-            assert queue.settle(sent["msgId"], ack=True) == 200
-
-
 def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
     """The wire format has one queue: the configured group. Deletes apply to all groups or none."""
     topic = new_topic()
@@ -343,22 +295,6 @@ def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> Non
         assert queue.status(partly["msgId"]) == 3
         assert queue.settle(partly["msgId"], ack=True) == 200
         assert queue.status(partly["msgId"]) == 4
-
-
-def test_a_topic_without_a_group_delays_only_the_first_pull() -> None:
-    """No manager runs, so none declares a group. The first pull waits a second for one."""
-    topic = new_topic()
-    with EmbeddedServer() as server, Gateway(server.url) as gateway:
-
-        def pull() -> float:
-            began = time.monotonic()
-            answer = gateway.client.post(f"{QUEUE}/pullMsg", data={"topic": topic})
-            assert answer.json() == {"code": 200, "msg": None, "delayMsgList": []}
-            return time.monotonic() - began
-
-        first = pull()
-        assert first > FIRST_PULL_S
-        assert min(pull() for _ in range(5)) < first / 2
 
 
 def test_pulls_name_the_reason_if_a_topic_has_several_groups(gateway: Gateway) -> None:
@@ -398,3 +334,49 @@ lisa-delay-queue:
             assert sent["expireTime"] == sent["triggerTime"] + 60_000
             policy = redis.hget(f"lisa:{{{topic}}}:policy", sent["msgId"])
             assert policy == b"0,400,400"
+
+
+def test_a_message_is_settled_through_another_gateway(
+    queue: Queue, redis_url: str, manager: Manager
+) -> None:
+    """It has no receipt. A late ack counts until the message is handed out again."""
+    with Gateway(redis_url) as other:
+        elsewhere = Queue(other.client, queue.topic)
+        first, second = queue.send("a"), queue.send("b")
+        assert len(queue.pull(batch=2)) == 2
+        assert elsewhere.settle(first["msgId"], ack=True) == 200
+        assert elsewhere.settle(second["msgId"], ack=False) == 200
+        assert queue.settle(first["msgId"], ack=True) == 200  # repeated: it is already acked
+        (again,) = elsewhere.poll()
+        assert (again["msgId"], again["retry"]) == (second["msgId"], 2)
+        assert queue.settle(second["msgId"], ack=True) == 200
+        for here in (queue, elsewhere):
+            sent = queue.send()["msgId"]
+            assert queue.pull(ackTimeoutMillis=100)
+            wait_until(partial(has_status, queue, sent, 2))
+            assert here.settle(sent, ack=True) == 200
+            assert (queue.status(sent), queue.pull()) == (4, [])
+
+
+def has_status(queue: Queue, message_id: str, status: int) -> bool:
+    return queue.status(message_id) == status
+
+
+def test_a_client_may_start_before_any_manager() -> None:
+    """No group is declared yet: only the first pull waits for one. Messages are delivered later."""
+    with EmbeddedServer() as server, Gateway(server.url) as gateway:
+        queue = Queue(gateway.client, new_topic())
+
+        def pull_s() -> float:
+            began = time.monotonic()
+            assert queue.pull() == []
+            return time.monotonic() - began
+
+        first_s = pull_s()
+        assert first_s > FIRST_PULL_S
+        assert min(pull_s() for _ in range(5)) < first_s / 2
+        assert queue.poll(wait_ms=50) == []
+        sent = queue.send(delay_ms=10)
+        with Manager(server.url):
+            (pulled,) = queue.poll()
+            assert pulled["msgId"] == sent["msgId"]

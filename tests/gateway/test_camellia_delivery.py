@@ -1,4 +1,4 @@
-"""The known defects of Camellia's delay queue, C1 to C20, none of which Lisa reproduces.
+"""A message's life in Camellia's API, by the numbers of the original's defects (C1 to C20).
 
 C14's cost (the whole ready list is read every 100 ms) has no test here: it is in its scheduler, and
 Lisa's expirer has its own tests. C17 is in its Java clients; the test of that number covers what a
@@ -20,32 +20,24 @@ import pytest
 
 from lisa import Manager, Producer
 from lisa.core.settings import GatewaySettings
-from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.compat.camellia import queue as camellia_queue
-from lisa.gateway.compat.camellia.metrics import exposition
-from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
-from lisa.gateway.compat.camellia.topics import bands_of
-from lisa.manager.expirer import Expirer
-from lisa.manager.signal_queue import SignalQueue
-from lisa.manager.sweeper import Sweeper
+from lisa.producer import Outgoing
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,
     QUEUE,
     Queue,
+    now_ms,
 )
 from tests.gateways import NO_TLS, Gateway, new_topic
-from tests.servers import connect, open_store, wait_until
+from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import redis
-
-    from lisa.producer import Outgoing
 
 AN_HOUR_AHEAD = """
 import time
@@ -61,11 +53,6 @@ tokens:
   - {name: worker, token: worker-worker-worker, scopes: [consume]}
   - {name: root, token: root-root-root-root}
 """
-
-
-def now_ms(redis_: redis.Redis) -> int:
-    seconds, micros = redis_.time()
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def body_key(topic: str, message_id: str) -> str:
@@ -338,38 +325,6 @@ def test_c11_retries_can_have_delays(redis_url: str, manager: Manager, tmp_path:
         assert queue.status(one) == 6
 
 
-def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: str) -> None:
-    """Camellia did the opposite."""
-    queue.send()
-    (pulled,) = queue.pull()
-    assert queue.settle(pulled["msgId"], ack=True) == 200  # used just now, and empty
-    idle = Queue(queue.client, new_topic())
-    store = open_store(redis_url)
-
-    def listed() -> set[str]:
-        data = queue.client.get(f"{QUEUE}/getTopicInfoList").json()["data"]
-        return {one["topic"] for one in data} & {queue.topic, idle.topic}
-
-    with connect(redis_url) as redis_:
-        redis_.zadd("lisa:topics", {idle.topic: now_ms(redis_) - IDLE_AFTER_MS - 1_000})
-    assert listed() == {queue.topic, idle.topic}
-    sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: False)
-    assert [sweeper.step(one) for one in (queue.topic, idle.topic)] == [False, True]
-    assert listed() == {queue.topic}
-    idle.send()
-    assert listed() == {queue.topic, idle.topic}
-    store.close()
-
-
-def test_c13_metric_names_and_escaping() -> None:
-    """HELP and TYPE lacked the prefix of their samples; labels were not escaped."""
-    data = MonitorData([RequestStats('a"\\\n', trigger_msg_ready=3)])
-    lines = exposition("camellia_", data, [], 0.5).splitlines()
-    assert r'camellia_request{topic="a\"\\\n",type="triggerMsgReady"} 3' in lines
-    for line in lines:
-        assert line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith("camellia_")
-
-
 def test_c14_expiry_skips_nothing(queue: Queue) -> None:
     """The ready list was walked by position while entries were taken out of it."""
     ids = [queue.send(ttlMillis=1)["msgId"] for _ in range(250)]
@@ -408,6 +363,9 @@ def test_c16_a_deleted_message_disappears_immediately(
     assert queue.info()["ackQueueSize"] == 1
     for one in ids:
         assert queue.post("deleteMsg", msgId=one, release=release)["code"] == 200
+        assert queue.status(one) == 7
+        assert queue.delete(one) == 404  # as in the original: it is not alive
+    assert queue.pull() == []
     info = queue.info()
     sizes = [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")]
     assert sizes == [0, 0, 0]
@@ -450,31 +408,6 @@ def test_c18_large_delays_are_rejected_or_exact(queue: Queue) -> None:
     assert sent["expireTime"] > sent["triggerTime"]
     assert queue.get(sent["msgId"]) == sent
     assert queue.info()["waitingQueueInfo"]["sizeOf30dayToInfinite"] == 1
-
-
-def test_c18_each_delay_is_in_one_band() -> None:
-    """A delay on a border was counted in both bands."""
-    now = 1_000_000_000_000
-    borders = [60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000]
-    borders.append(30 * 86_400_000)
-    bands = bands_of("-inf", now)
-    assert len(bands) == 9
-    for delay in [-5, 0, *borders, *(one - 1 for one in borders), *(one + 1 for one in borders)]:
-        inside = [i for i, band in enumerate(bands) if _holds(band, now + delay)]
-        assert inside == [sum(1 for border in borders if delay >= border)]
-
-
-def _holds(band: tuple[str, str], score: int) -> bool:
-    low, high = band
-    above = low == "-inf" or (score > int(low[1:]) if low[0] == "(" else score >= int(low))
-    return above and (high == "+inf" or score < int(high.removeprefix("(")))
-
-
-def test_c18_a_topic_is_listed_once(queue: Queue, client: httpx.Client) -> None:
-    queue.send(delay_ms=60_000)
-    listed = [one["topic"] for one in client.get(f"{QUEUE}/getTopicInfoList").json()["data"]]
-    assert listed.count(queue.topic) == 1
-    assert len(set(listed)) == len(listed)
 
 
 def test_c19_times_are_from_the_redis_clock(
