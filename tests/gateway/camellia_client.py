@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
-FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 Message = dict[str, Any]
 
