@@ -1,9 +1,13 @@
-"""The manager as a whole, in this process and as the real `lisa-manager`."""
+"""The manager as a whole, in this process and as the real `lisa-manager`.
+
+Numbers such as L5 are known defects of the original's manager; Lisa has none of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 import signal
 import threading
 import time
@@ -19,12 +23,13 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.store import SCHEMA_VERSION
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded.server import free_port
 from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
 from tests.roles import Cast
-from tests.servers import PATIENCE, failing_disk, least, wait_until
+from tests.servers import PATIENCE, connect, failing_disk, least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +43,9 @@ if TYPE_CHECKING:
 
 NEVER = timedelta(days=1)
 """A schedule that has no part in a test: what happens does not come from the safety net."""
-
+OFTEN = timedelta(milliseconds=200)
 HOST = "127.0.0.1"
+ORDERS = {"orders": {"group": "g"}}
 
 
 @pytest.fixture
@@ -49,16 +55,19 @@ def cast(redis_url: str) -> Iterator[Cast]:
     cast.store.close()
 
 
-def lateness_ms(cast: Cast, count: int, *, within_s: float = 20.0) -> list[float]:
+def lateness_ms(cast: Cast, count: int) -> list[float]:
     """Read and open `count` messages; the lateness of each."""
     found: list[float] = []
-    ends = time.monotonic() + within_s
-    while len(found) < count:
-        assert time.monotonic() < ends, f"only {len(found)} of {count} came"
+
+    def came() -> bool:
         entries = cast.read(block_ms=200)
         if entries:
             now_us = cast.open(entries).now_us
-            found += [now_us / 1e3 - entry.due_ms for entry in entries]
+            found.extend(now_us / 1e3 - entry.due_ms for entry in entries)
+        return len(found) >= count
+
+    wait_until(came)
+    assert min(found) >= 0
     return sorted(found)
 
 
@@ -66,25 +75,16 @@ class TestInThisProcess:
     def test_messages_are_delivered_when_due_without_any_cron(
         self, cast: Cast, redis_url: str
     ) -> None:
-        topics = {"orders": {"group": "g"}}
-        with Manager(redis_url, topics=topics, move=NEVER, process_pending=NEVER):
+        with Manager(redis_url, topics=ORDERS, move=NEVER, process_pending=NEVER):
+            later = cast.send(delay_ms=3_600_000)
 
             def median_ms() -> float:
-                for delay_ms in range(100, 1_100, 10):
+                for delay_ms in range(100, 600, 10):
                     cast.send(delay_ms=delay_ms)
-                late = lateness_ms(cast, 100)
-                assert late[0] >= 0
-                return late[50]
+                return lateness_ms(cast, 50)[25]
 
             # Half the lateness that ticks every second would cause.
             assert least(median_ms, 250) < 250
-
-    def test_an_earlier_message_wakes_the_promoter(self, cast: Cast, redis_url: str) -> None:
-        with Manager(redis_url, topics={"orders": {"group": "g"}}, move=NEVER):
-            later = cast.send(delay_ms=3_600_000)
-            time.sleep(0.3)
-            cast.send(delay_ms=200)
-            assert lateness_ms(cast, 1)[0] < 60_000  # not at the due time of the other
             assert cast.state(later) == "waiting"
 
     def test_a_topic_unknown_until_now_is_found_by_its_first_message(
@@ -118,76 +118,105 @@ class TestInThisProcess:
         assert took >= 0.7
 
     def test_a_paused_topic_rests_and_resumes_at_once(self, cast: Cast, redis_url: str) -> None:
-        with Manager(redis_url, topics={"orders": {"group": "g"}}, move=NEVER):
+        with Manager(redis_url, topics={**ORDERS, "mails": {"group": "g"}}, move=NEVER):
             cast.configure(paused="1")
             sent = cast.send(delay_ms=50)
-            time.sleep(0.3)
+            mails = cast.on("mails")
+            mails.send(delay_ms=100)
+            assert mails.await_entries()
             assert cast.state(sent) == "waiting"
             cast.configure(paused="0")
             assert [entry.id for entry in cast.await_entries()] == [sent]
 
-    def test_a_consumer_that_waits_gets_its_group_at_once(self, cast: Cast, redis_url: str) -> None:
-        with Manager(redis_url) as manager:
+    def test_l11_groups_are_made_at_once_and_begin_with_the_first_message(
+        self, cast: Cast, redis_url: str
+    ) -> None:
+        early = cast.on("early", "first")
+        sent = early.send(delay_ms=20)  # before any manager, any group, any consumer
+        time.sleep(0.05)
+        with Manager(redis_url, topics={"early": {"groups": ["first", "second"]}}) as manager:
+            for one in (early, early.on("early", "second")):
+                wait_until(lambda one=one: cast.store.ask("EXISTS", one.own.ready))  # type: ignore[misc]
+                assert [entry.id for entry in one.await_entries()] == [sent]
             wait_until(lambda: manager.health()["status"] == "ok")
             mails = cast.on("mails", "lisa")
-            record = ConsumerPresence(name="c", topic="mails")
+            record = ConsumerPresence(name="c", topic="mails")  # a consumer waits for its group
             cast.store.drive(presence.announce_consumer(cast.store, record))
             cast.store.ask("PUBLISH", cast.store.keys.wake, "mails")
-            wait_until(
-                lambda: cast.store.drive(cast.store.groups("mails")) == ("lisa",),
-            )
+            wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("lisa",))
             mails.send()
             assert len(mails.await_entries()) == 1
 
     def test_several_managers_move_nothing_twice(self, cast: Cast, redis_url: str) -> None:
-        topics = {"orders": {"group": "g"}}
-        managers = [Manager(redis_url, topics=topics) for _ in range(3)]
-        for manager in managers:
-            manager.start()
-        try:
+        with (
+            Manager(redis_url, topics=ORDERS),
+            Manager(redis_url, topics=ORDERS),
+            Manager(redis_url, topics=ORDERS),
+        ):
             wait_until(lambda: len(cast.store.drive(presence.managers(cast.store))) == 3)
             sent = sorted(cast.send(delay_ms=300) for _ in range(300))
             got: list[Entry] = []
 
-            def all_came() -> bool:
+            def marked() -> bool:
                 got.extend(cast.take())
-                return len(got) >= 300
+                return marker in [entry.id for entry in got]
 
-            wait_until(all_came)
-            time.sleep(0.2)
-            got += cast.take()
-            assert sorted(entry.id for entry in got) == sent
-            assert cast.stats()["promoted"] == 300
-        finally:
-            for manager in managers:
-                manager.stop()
+            wait_until(lambda: cast.stats().get("promoted", 0) >= 300)
+            marker = cast.send(delay_ms=50)
+            wait_until(marked)
+            assert sorted(entry.id for entry in got) == sorted([*sent, marker])
+            assert cast.stats()["promoted"] == 301
         assert cast.store.drive(presence.managers(cast.store)) == []
 
-    def test_one_topics_broken_key_does_not_delay_others(
+    def test_l5_one_topics_error_stops_no_other_topic(
         self, cast: Cast, redis_url: str, client: redis.Redis
     ) -> None:
-        topics = {name: {"group": "g"} for name in ("aaa", "orders", "zzz")}
-        with Manager(redis_url, topics=topics, move=NEVER) as manager:
-            for name in ("aaa", "zzz"):
-                client.set(cast.store.keys.topic(name).waiting, "not a sorted set")
-                client.publish(cast.store.keys.wake, name)
-            wait_until(lambda: "WRONGTYPE" in json.dumps(manager.health()))
-
-            def worst_ms() -> float:
-                for delay_ms in range(100, 600, 10):
-                    cast.send(delay_ms=delay_ms)
-                    client.publish(cast.store.keys.wake, "aaa")
-                return lateness_ms(cast, 50)[-1]
-
-            assert least(worst_ms, 500) < 500
+        broken, after = cast.on("aaa", "g").declare(), cast.on("zzz").declare(ack_timeout="100")
+        for key in (broken.keys.waiting, broken.own.ready, broken.keys.expiry):
+            client.delete(key)
+            client.set(key, "of the wrong type")
+        late = after.send(delay_ms=100)
+        topics = {"aaa": {}, "zzz": {"garbage_keep": "1ms"}}
+        with Manager(
+            redis_url, topics=topics, move=OFTEN, clean=OFTEN, process_pending=OFTEN, sweep=OFTEN
+        ) as manager:
+            wait_until(after.take)  # promoted
+            wait_until(lambda: after.state(late) == "retry")  # reclaimed
+            dead = after.send()
+            (entry,) = after.await_entries()
+            after.discard(entry)
+            wait_until(lambda: after.state(dead) == "purged")  # swept
+            assert "WRONGTYPE" in json.dumps(manager.health())
             assert manager.health()["status"] == "ok"
+
+    @pytest.mark.parametrize("key", ["waiting", "retry"])
+    def test_l19_an_error_is_logged_once_also_if_a_key_breaks_while_its_topic_is_idle(
+        self,
+        cast: Cast,
+        redis_url: str,
+        client: redis.Redis,
+        caplog: pytest.LogCaptureFixture,
+        key: str,
+    ) -> None:
+        caplog.set_level(logging.INFO, "lisa.manager")
+        cast.declare()
+        broken = {"waiting": cast.keys.waiting, "retry": cast.own.retry}[key]
+        with Manager(redis_url, topics=["orders"], move=OFTEN) as manager:
+            wait_until(lambda: manager.health()["status"] == "ok")
+            client.set(broken, "of the wrong type")
+            wait_until(lambda: "promoter: topic orders: " in caplog.text)
+            client.delete(broken)
+            wait_until(lambda: "promoter: topic orders works again" in caplog.text)
+        told = [one for one in caplog.messages if one.startswith("promoter: topic orders: ")]
+        assert len(told) == 1
+        assert "WRONGTYPE" in told[0]
 
     def test_leases_last_an_ack_timeout_longer_than_a_refusal_of_writes(
         self, own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Consumers could not renew them. One line of the log reports the outage."""
-        ack_timeout_s = 1.0
-        cast = Cast(own_server.url).declare(ack_timeout="1000")
+        ack_timeout_s = 0.5
+        cast = Cast(own_server.url).declare(ack_timeout="500")
         with Manager(own_server.url, move=NEVER):
             sent = cast.send()
             wait_until(cast.take)
@@ -202,17 +231,7 @@ class TestInThisProcess:
     def test_topics_are_declared_again_on_an_emptied_server(
         self, cast: Cast, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
-            client.flushall()
-            wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
-            wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
-            cast.send(delay_ms=50)
-            assert len(cast.await_entries()) == 1
-        assert caplog.text.count("has lost its messages") == 1
-
-    def test_topics_are_declared_again_although_another_role_wrote_the_schema_first(
-        self, cast: Cast, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
-    ) -> None:
+        """Also if another role writes the schema first."""
         with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
             wait_until(lambda: client.hlen(cast.store.keys.managers) == 1)
             wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
@@ -222,24 +241,23 @@ class TestInThisProcess:
                 together.execute()
             wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
             wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
-        assert caplog.text.count("has lost its messages") == 1
+            wait_until(lambda: "has lost its messages" in caplog.text)
+            client.flushall()
+            wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
+            cast.send(delay_ms=50)
+            assert len(cast.await_entries()) == 1
+        assert caplog.text.count("has lost its messages") == 2
 
     def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
-        from lisa.core.transitions.undeclare import Undeclare
-
-        with Manager(redis_url, topics={"orders": {"groups": ["g", "h"]}}):
+        with Manager(redis_url, topics={"orders": {"groups": ["g", "h"]}}) as manager:
+            wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g", "h"))
             cast.store.call(Undeclare("orders", "h", [], True))
-            time.sleep(1.5)  # the manager has refreshed its topics by then
+            for marker in ("m1", "m2"):  # the manager has refreshed its topics since
+                cast.store.drive(cast.store.register([marker]))
+                wait_until(lambda marker=marker: marker in str(manager.health()["topics"]))  # type: ignore[misc]
             assert cast.store.drive(cast.store.groups("orders")) == ("g",)
             cast.send(delay_ms=50)
             assert len(cast.await_entries()) == 1
-
-    def test_a_newer_layout_is_refused_at_start(
-        self, cast: Cast, redis_url: str, client: redis.Redis
-    ) -> None:
-        client.set(cast.store.keys.schema, "99")
-        with pytest.raises(ConfigError, match="schema 99"):
-            Manager(redis_url).start()
 
     def test_it_stops_without_waiting_for_a_search_of_all_keys(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch
@@ -263,28 +281,23 @@ class TestInThisProcess:
         finally:
             ends.set()
             manager.stop()
-
-    def test_it_starts_once(self, redis_url: str) -> None:
-        manager = Manager(redis_url)
-        manager.start()
-        manager.stop()
-        manager.stop()
         with pytest.raises(LisaError, match="only once"):
             manager.start()
 
-    def test_a_wrong_password_is_a_clear_error(self, own_server: EmbeddedServer) -> None:
-        from tests.servers import connect
-
-        with connect(own_server.url) as client:
-            client.config_set("requirepass", "secret")
-        try:
-            with pytest.raises(ConfigError, match="password"):
-                Manager(own_server.url).start()
-            with pytest.raises(ConfigError, match="password"):
-                Manager(own_server.url.replace("://", "://:wrong@")).start()
-        finally:
-            with connect(own_server.url.replace("://", "://:secret@")) as client:
-                client.config_set("requirepass", "")
+    def test_a_newer_schema_and_a_wrong_password_are_clear_errors(
+        self, cast: Cast, redis_url: str, client: redis.Redis, own_server: EmbeddedServer
+    ) -> None:
+        client.set(cast.store.keys.schema, "99")
+        with pytest.raises(ConfigError, match="schema 99"):
+            Manager(redis_url).start()
+        with connect(own_server.url) as own:
+            own.config_set("requirepass", "secret")
+            try:
+                for url in (own_server.url, own_server.url.replace("://", "://:wrong@")):
+                    with pytest.raises(ConfigError, match="password"):
+                        Manager(url).start()
+            finally:
+                own.config_set("requirepass", "")
 
 
 def daemon(processes: Processes, url: str, *options: str) -> Process:
@@ -296,70 +309,97 @@ def daemon(processes: Processes, url: str, *options: str) -> Process:
 def health(port: int) -> tuple[int, dict[str, object]]:
     address = f"http://{HOST}:{port}/healthz"
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
 
 
+ALARM = """
+from lisa.core.model.signals import message_dead
+@message_dead.connect_via('orders')
+def alarm(topic, *, message): print(f'dead: {message.id} {message.body}')
+"""
+GROUPS = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
+REFUSED = [
+    (["--config", "none.yml"], "none.yml"),
+    (["--redis", "http://x"], "redis://"),
+    (["--http", "nowhere"], "HOST:PORT"),
+    (["--handlers", "no_such_module"], "no_such_module"),
+    (["--handlers", "../alarm.py"], "write pkg.module"),
+    (["--prefix", "a{b"], "prefix"),
+]
+RUN_EACH = """
+import json, sys
+from click.testing import CliRunner
+from lisa.cli.manager import main
+for arguments in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(main, arguments)
+    print(json.dumps([done.exit_code, done.output]))
+"""
+
+
 class TestDaemon:
-    def test_sigterm_ends_it_quickly_with_exit_code_0(
-        self, cast: Cast, redis_url: str, processes: Processes
+    def test_handlers_get_signals_and_sigterm_ends_it_with_exit_code_0(
+        self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
     ) -> None:
-        process = daemon(processes, redis_url)
+        (tmp_path / "alarm.py").write_text(ALARM)
+        cast.declare(ack_timeout="100", retry_delays="")
+        process = daemon(processes, redis_url, "--handlers", "alarm", "--log-format", "json")
         process.wait_for("runs on")
+        message_id = new_id()
+        cast.send({"order": 7}, message_id=message_id)
+        wait_until(cast.take)
+        process.wait_for(f"dead: {message_id} {{'order': 7}}")
         began = time.monotonic()
         assert process.stop() == 0
         assert time.monotonic() - began < LEAVE_S / 2  # it waits for no thread until time is up
-        assert "stopped" in process.output
-        assert "Traceback" not in process.output
+        lines = [line for line in process.output.splitlines() if not line.startswith("dead: ")]
+        records = [json.loads(line) for line in lines]
+        assert "stopped" in records[-1]["message"]
+        assert "error" not in {record["level"] for record in records}
         assert cast.store.drive(presence.managers(cast.store)) == []
-
-    def test_it_delivers_and_logs_json(
-        self, cast: Cast, redis_url: str, processes: Processes
-    ) -> None:
-        process = daemon(processes, redis_url, "--log-format", "json")
-        cast.declare()
-
-        def worst_ms() -> float:
-            for delay_ms in range(100, 600, 10):
-                cast.send(delay_ms=delay_ms)
-            late = lateness_ms(cast, 50)
-            assert late[0] >= 0
-            return late[-1]
-
-        assert least(worst_ms, 500) < 500
-        assert process.stop() == 0
-        records = [json.loads(line) for line in process.output.splitlines()]
-        assert {record["level"] for record in records} == {"info"}
 
     def test_sighup_reads_the_options_again(
         self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
     ) -> None:
+        """Also one that arrives while it starts."""
+        (tmp_path / "slow.py").write_text(
+            "import pathlib, time\n"
+            "print('importing')\n"
+            "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+        )
         file = tmp_path / "manager.yml"
-        text = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
-        file.write_text(text.format(5), encoding="utf-8")
-        process = daemon(processes, redis_url, "--config", str(file))
-        process.wait_for("runs on")
-        file.write_text(text.format(6), encoding="utf-8")
+        file.write_text(GROUPS.format(5))
+        process = processes.start(
+            *("-m", "lisa.cli.manager", "--redis", redis_url),
+            *("--handlers", "slow", "--config", str(file)),
+        )
+        process.wait_for("importing")
         process.signal(signal.SIGHUP)
-        process.wait_for("reloaded: topic orders: max_ready 5 -> 6")
+        (tmp_path / "go").touch()
+        process.wait_for("reloaded: nothing changed")
+
+        def reload(text: str, said: str) -> None:
+            file.write_text(text)
+            process.signal(signal.SIGHUP)
+            process.wait_for(said)
+
+        reload(GROUPS.format(6), "reloaded: topic orders: max_ready 5 -> 6")
         wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 6)
-        file.write_text(text.format("many"), encoding="utf-8")
-        process.signal(signal.SIGHUP)
-        process.wait_for("the previous one stays active")
+        reload(GROUPS.format("many"), "the previous one stays active")
         assert cast.store.drive(cast.store.options("orders")).max_ready == 6
-        file.write_text(text.format(6) + "    - {topic: mails, group: m}\n", encoding="utf-8")
-        process.signal(signal.SIGHUP)
-        process.wait_for("reloaded: topic mails: new")
+        mails = "    - {topic: mails, group: m}\n"
+        reload(GROUPS.format(6) + mails, "reloaded: topic mails: new")
         wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("m",))
-        file.write_text(text.format(6) + "  enabled: false\n  log-level: debug\n", encoding="utf-8")
-        process.signal(signal.SIGHUP)
-        process.wait_for("reloaded: enabled, log-level changed: restart to apply")
+        others = "  enabled: false\n  log-level: debug\n"
+        reload(GROUPS.format(6) + others, "reloaded: enabled, log-level changed: restart to apply")
         assert process.stop() == 0
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+    )
     def test_stopped_while_it_starts_it_exits_with_0(
         self, processes: Processes, tmp_path: Path, number: signal.Signals
     ) -> None:
@@ -370,33 +410,13 @@ class TestDaemon:
         process.signal(number)
         assert process.wait() == 0
 
-    def test_sighup_while_it_starts_reads_the_file_again(
-        self, redis_url: str, processes: Processes, tmp_path: Path
-    ) -> None:
-        (tmp_path / "slow.py").write_text(
-            "import pathlib, time\n"
-            "print('importing')\n"
-            "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
-        )
-        process = processes.start(
-            "-m", "lisa.cli.manager", "--redis", redis_url, "--handlers", "slow"
-        )
-        process.wait_for("importing")
-        process.signal(signal.SIGHUP)
-        (tmp_path / "go").touch()
-        process.wait_for("reloaded: nothing changed")
-        assert process.stop() == 0
-
-    def test_healthz_while_the_server_starts_fails_and_returns(
+    def test_healthz_fails_while_the_server_is_away_or_refuses_writes(
         self, own_server: EmbeddedServer, processes: Processes
     ) -> None:
         port = free_port()
-        cast = Cast(own_server.url)
-        cast.declare()
         process = daemon(processes, own_server.url, "--http", f"{HOST}:{port}")
         wait_until(lambda: health(port)[0] == 200)
-        _, report = health(port)
-        assert report["status"] == "ok"
+        assert health(port)[1]["status"] == "ok"
         own_server.kill()
         wait_until(lambda: health(port)[0] == 503)
         for _ in range(20):  # and stays
@@ -405,64 +425,22 @@ class TestDaemon:
             time.sleep(0.05)
         own_server.restart()
         wait_until(lambda: health(port)[0] == 200)
-        assert process.stop() == 0
-        assert process.output.count("trying again") == 1  # once per change of state
-
-    def test_healthz_fails_while_the_server_refuses_writes(
-        self, own_server: EmbeddedServer, processes: Processes
-    ) -> None:
-        port = free_port()
-        process = daemon(processes, own_server.url, "--http", f"{HOST}:{port}")
-        wait_until(lambda: health(port)[0] == 200)
         with failing_disk(own_server):
             wait_until(lambda: health(port)[0] == 503)
             assert "refuses writes" in json.dumps(health(port)[1]["redis"])
         wait_until(lambda: health(port)[0] == 200)
         assert process.stop() == 0
-        assert process.output.count("trying again") == 1
+        assert process.output.count("trying again") == 2  # once per change of state
 
-    def test_receivers_in_handler_modules_get_the_manager_s_signals(
-        self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
-    ) -> None:
-        (tmp_path / "alarm.py").write_text(
-            "from lisa.core.model.signals import message_dead\n"
-            "@message_dead.connect_via('orders')\n"
-            "def alarm(topic, *, message): print(f'dead: {message.id} {message.body}')\n",
-            encoding="utf-8",
-        )
-        cast.declare(ack_timeout="100", retry_delays="")
-        process = daemon(processes, redis_url, "--handlers", "alarm")
-        message_id = new_id()
-        cast.send({"order": 7}, message_id=message_id)
-        wait_until(cast.take)
-        process.wait_for(f"dead: {message_id} {{'order': 7}}")
-        assert process.stop() == 0
-
-    def test_disabled_is_reported_with_exit_code_0(
+    def test_a_wrong_configuration_is_one_line_and_exit_2(
         self, processes: Processes, tmp_path: Path
     ) -> None:
-        file = tmp_path / "manager.yml"
-        file.write_text("lisa-delay-queue:\n  enabled: false\n", encoding="utf-8")
-        process = processes.start("-m", "lisa.cli.manager", "--config", str(file))
-        assert process.wait() == 0
-        assert process.output.count("\n") == 1
-        assert "enabled is false" in process.output
-
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (("--config", "none.yml"), "none.yml"),
-            (("--redis", "http://x"), "redis://"),
-            (("--http", "nowhere"), "HOST:PORT"),
-            (("--handlers", "no_such_module"), "no_such_module"),
-            (("--handlers", "../alarm.py"), "write pkg.module"),
-            (("--prefix", "a{b"), "prefix"),
-        ],
-    )
-    def test_a_wrong_configuration_is_one_line_and_exit_2(
-        self, processes: Processes, arguments: tuple[str, ...], said: str
-    ) -> None:
-        process = processes.start("-m", "lisa.cli.manager", *arguments)
-        assert process.wait() == 2
-        assert process.output.count("\n") == 1
-        assert said in process.output
+        (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
+        given = [*(arguments for arguments, _ in REFUSED), ["--config", "off.yml"]]
+        process = processes.start("-c", RUN_EACH, json.dumps(given))
+        assert process.wait() == 0, process.output
+        *refused, disabled = [json.loads(line) for line in process.output.splitlines()]
+        for (code, output), (_, said) in zip(refused, REFUSED, strict=True):
+            assert (code, output.count("\n"), said in output) == (2, 1, True), output
+        code, output = disabled
+        assert (code, output.count("\n"), "enabled is false" in output) == (0, 1, True)
