@@ -125,7 +125,7 @@ class TestPromoter:
         assert before + LONGEST_UNREAD_S <= at <= time.monotonic() + LONGEST_UNREAD_S
         cast.configure(max_ready="50")
         wait_until(lambda: kit.promoter.step(["orders"]) == [None])
-        assert cast.store.ask("XLEN", cast.own.ready) == 20
+        assert cast.store.ask("XLEN", cast.own.ready) == 30
 
     def test_while_it_is_full_plain_reads_ask_and_promote_rarely(
         self, cast: Cast, kit: Services, raw: redis.Redis
