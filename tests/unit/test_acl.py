@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fakeredis._commands import SUPPORTED_COMMANDS
 
 from lisa.admin import acl
 from lisa.admin.probes import probe
@@ -23,41 +20,6 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = {
-    "producer": ["producer"],
-    "manager": ["manager"],
-    "consumer": ["consumer"],
-    "gateway": ["gateway"],
-    "pipeline": ["pipeline"],
-    "operator": [
-        f"cli/{name}.py"
-        for name in (
-            "doctor",
-            "fsck",
-            "garbage",
-            "messages",
-            "push",
-            "roles",
-            "send",
-            "top",
-            "topics",
-        )
-    ],
-}
-NOT_CALLED = {"gateway": {"scan"}, "pipeline": {"scan", "zrank"}}
-"""Commands in `admin` functions that no role calls, in modules that a role imports."""
-SENDS = {
-    "command",
-    "commands",
-    "ask",
-    "ask_stream",
-    "ask_all",
-    "member_page",
-    "Execute",
-    "ExecuteMany",
-}
-CONTAINERS = {"XGROUP", "XINFO", "SCRIPT", "CLIENT", "CLUSTER", "COMMAND", "CONFIG"}
-NOT_COMMANDS = {"GET", "OPTIONS"}  # HTTP has words of that kind, too
 
 
 def lisa(*arguments: str, code: int = 0) -> str:
@@ -66,80 +28,6 @@ def lisa(*arguments: str, code: int = 0) -> str:
     )
     assert result.exit_code == code, result.output
     return result.output
-
-
-def modules_of(package: str) -> set[Path]:
-    """A role's modules, and the `admin` modules that they import directly or indirectly."""
-    found: set[Path] = set()
-    left = [ROOT / "lisa" / package] if (ROOT / "lisa" / package).is_file() else []
-    left = left or sorted((ROOT / "lisa" / package).rglob("*.py"))
-    while left:
-        path = left.pop()
-        if path in found or path.name in {"acl.py", "probes.py"}:  # these name all commands
-            continue
-        found.add(path)
-        for module, names in re.findall(
-            r"from lisa\.(admin[\w.]*) import ([^\n]+)", path.read_text("utf-8")
-        ):
-            folder = ROOT / "lisa" / module.replace(".", "/")
-            named = [folder / f"{name.split(' ')[0]}" for name in names.split(", ")]
-            for one in (folder, *named):
-                left += [one.with_suffix(".py")] if one.with_suffix(".py").is_file() else []
-                left += sorted(one.glob("*.py")) if one.is_dir() and one.name != "admin" else []
-    return found
-
-
-@cache
-def sent_by(package: str) -> frozenset[str]:
-    """Commands at the start of a tuple or a call in a package: `get`, `xinfo|groups`."""
-    found = set()
-    for path in sorted(modules_of(package)):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            words = []
-            if isinstance(node, ast.Tuple):
-                words = node.elts
-            elif isinstance(node, ast.Call) and name_of(node.func) in SENDS:
-                words = node.args
-            constants = (word.value for word in words if isinstance(word, ast.Constant))
-            texts = [value for value in constants if isinstance(value, str)]
-            for at, text in enumerate(texts):
-                if text in commands_known():
-                    follows = texts[at + 1] if len(texts) > at + 1 else ""
-                    found.add(f"{text}|{follows}".lower() if text in CONTAINERS else text.lower())
-                    break
-    return frozenset(found)
-
-
-def name_of(call: ast.expr) -> str:
-    return call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "")
-
-
-@cache
-def commands_known() -> frozenset[str]:
-    others = {name.upper() for name in SUPPORTED_COMMANDS if " " not in name}
-    return frozenset(others | set(acl.every_command())) - NOT_COMMANDS
-
-
-@pytest.mark.parametrize("role", PACKAGES)
-def test_a_role_may_run_the_commands_its_modules_send(role: str) -> None:
-    sent = frozenset().union(*map(sent_by, PACKAGES[role]))
-    rights = set(acl.rights_of([role], newer=acl.NEWER))
-    assert sent - rights == NOT_CALLED.get(role, set())
-
-
-@pytest.mark.parametrize("role", PACKAGES)
-def test_a_role_runs_the_scripts_that_it_imports(role: str) -> None:
-    """Further commands, run through `admin` and `producer` modules."""
-    imported = set()
-    for package in PACKAGES[role]:
-        for path in (ROOT / "lisa" / package).rglob("*.py"):
-            for module, names in re.findall(
-                r"from lisa\.core\.transitions\.(\w+) import ([^\n]+)", path.read_text("utf-8")
-            ):
-                kinds = {name.split(" as ")[0].strip() for name in names.strip("()").split(",")}
-                if module.capitalize() in kinds:
-                    imported.add(module)
-    assert imported - set(acl.ROLES[role].scripts) == set()
 
 
 def test_scripts_call_commands_by_name_only() -> None:
