@@ -14,7 +14,7 @@ import redis
 from lisa.core.model.errors import ServerUnavailable
 from lisa.embedded import EmbeddedServer, binary
 from lisa.embedded.server import free_port
-from tests.servers import PATIENCE, Process, Processes, connect, redis_server, runs, wait_until
+from tests.servers import PATIENCE, Process, Processes, connect, runs, wait_until
 
 OWNER = """
 import sys, time
@@ -46,66 +46,43 @@ class Owned:
 
 def test_it_is_a_real_valkey_on_loopback_only() -> None:
     assert os.access(binary(), os.X_OK)
-    with EmbeddedServer() as server, connect(server.url) as client:
+    extra = ("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
+    with EmbeddedServer(extra=extra) as server, connect(server.url) as client:
         assert server.url == f"redis://127.0.0.1:{server.port}/0"
         information = client.info()
         assert information["server_name"] == "valkey"
         assert information["process_id"] == server.pid
-        assert client.config_get("bind")["bind"] == "127.0.0.1"
-        assert client.config_get("dir")["dir"] == str(server.directory)
-        assert client.config_get("save")["save"] == ""
+        config = client.config_get("bind", "dir", "save", "maxmemory")
+        assert config == {
+            "bind": "127.0.0.1",
+            "dir": str(server.directory),
+            "save": "",
+            "maxmemory": str(64 * 1024 * 1024),
+        }
 
 
-def test_debians_server_runs_too() -> None:
-    path = redis_server()
-    if path is None:
-        pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
-    with EmbeddedServer(binary=path) as server, connect(server.url) as client:
-        assert "server_name" not in client.info("server")
-        assert client.ping()
-
-
-def test_stop_ends_the_server_and_removes_its_temporary_directory() -> None:
-    server = EmbeddedServer().start()
-    pid, directory = server.pid, server.directory
-    assert (directory / "server.log").exists()
+def test_a_server_is_killed_restarted_stopped_and_started_again() -> None:
+    server = EmbeddedServer(appendonly=True, extra=("--appendfsync", "always")).start()
+    pid, port, directory = server.pid, server.port, server.directory
+    with connect(server.url) as client:
+        client.set("k", "v")
+    server.kill()
+    assert not runs(pid)
+    with connect(server.url) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+    for _ in range(2):
+        server.restart()
+        assert server.pid != pid
+        assert (server.port, server.directory) == (port, directory)
+        with connect(server.url) as client:
+            assert client.get("k") == b"v"
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)  # by another process
     server.stop()
     assert not runs(pid)
     assert not directory.exists()
     server.stop()
-
-
-def test_a_stopped_server_can_be_started_again(tmp_path: Path) -> None:
-    server = EmbeddedServer(directory=tmp_path / "data", appendonly=True)
     with server, connect(server.url) as client:
-        client.set("k", "v")
-    with server, connect(server.url) as client:
-        assert client.get("k") == b"v"
-
-
-def test_a_killed_server_restarts_with_its_data_on_the_same_port(
-    own_server: EmbeddedServer,
-) -> None:
-    before = own_server.pid, own_server.port, own_server.directory
-    with connect(own_server.url) as client:
-        client.set("k", "v")
-    own_server.kill()
-    assert not runs(before[0])
-    with connect(own_server.url) as client, pytest.raises(redis.ConnectionError):
-        client.ping()
-    own_server.restart()
-    assert own_server.pid != before[0]
-    assert (own_server.port, own_server.directory) == before[1:]
-    with connect(own_server.url) as client:
-        assert client.get("k") == b"v"
-
-
-def test_restart_works_after_another_process_killed_the_server(
-    own_server: EmbeddedServer,
-) -> None:
-    os.kill(own_server.pid, signal.SIGKILL)
-    own_server.restart()
-    with connect(own_server.url) as client:
         assert client.ping()
 
 
@@ -116,12 +93,6 @@ def test_snapshots_are_written_only_when_asked_for(tmp_path: Path) -> None:
             client.set("k", "v")
         with server, connect(server.url) as client:
             assert client.get("k") == expected
-
-
-def test_further_options_reach_the_server() -> None:
-    extra = ("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
-    with EmbeddedServer(extra=extra) as server, connect(server.url) as client:
-        assert client.config_get("maxmemory")["maxmemory"] == str(64 * 1024 * 1024)
 
 
 def test_a_rejected_option_raises_the_servers_message_and_leaves_no_files(
@@ -154,12 +125,10 @@ def test_start_picks_another_port_if_its_port_was_bound_meanwhile(
         with EmbeddedServer() as second:
             assert second.port != first.port
 
-
-def test_free_port_does_not_repeat_recent_ports() -> None:
-    ports = [free_port() for _ in range(200)]
-    assert len(set(ports)) == 200
+    assert len({free_port() for _ in range(200)}) == 200, "recent ports are not repeated"
 
 
+@pytest.mark.full
 def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
     with (
         EmbeddedServer(directory=tmp_path),
@@ -183,7 +152,14 @@ def test_calls_before_start_raise(call: object) -> None:
         call(EmbeddedServer())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+    ],
+)
 def test_server_and_directory_end_with_their_owner(
     processes: Processes, how: signal.Signals
 ) -> None:

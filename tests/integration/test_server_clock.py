@@ -30,23 +30,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOUR = timedelta(hours=1)
-ACK_S = 2.0
-OWN_MS = 4_000
+ACK_S = 1.5
+OWN_MS = 3_000
 PROBE_INTERVAL_S = 1.0
 SEEN_S = PROBE_INTERVAL_S + POLL_S
 """A step is seen by the next pulse; the next glance knows new instants at the latest."""
-BUSY_S = 20.0  # allowance for a busy machine; what is lost comes back an hour later
+BUSY_S = 60.0  # allowance for a busy machine; what is lost comes back an hour later
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])
 def shifted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShiftedServer]:
     if reason := missing():
         pytest.skip(reason)
-    program = None
-    if request.param == "redis":
-        program = redis_server()
-        if program is None:
-            pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
+    program = redis_server() if request.param == "redis" else None
+    if request.param == "redis" and program is None:
+        pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
     with ShiftedServer(tmp_path / "server", program=program) as server:
         yield server
 
@@ -90,21 +88,6 @@ def pull(cast: Cast, own_ms: int | None = None, most: int = 1) -> None:
 
 
 class TestReclaimer:
-    def test_a_step_between_two_looks_takes_nothing_back(
-        self, shifted: ShiftedServer, cast: Cast, kit: Services
-    ) -> None:
-        """The manager has not yet noticed the step: the script itself must detect it."""
-        sent = cast.send(), cast.send()
-        pull(cast)
-        pull(cast, OWN_MS)
-        shifted.step(HOUR)
-        for _ in range(3):
-            kit.reclaimer.scan_all()
-            kit.reclaimer.step(["orders"])
-        assert cast.states(sent) == ["in_flight", "in_flight"]
-        (step,) = kit.clock.steps
-        assert step.by_ms == pytest.approx(HOUR.total_seconds() * 1e3, abs=100)
-
     @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
     def test_leases_are_unaffected_by_the_step(
         self, shifted: ShiftedServer, cast: Cast, kit: Services, by: timedelta
@@ -112,14 +95,20 @@ class TestReclaimer:
         other = Services(cast)  # a second manager
         sent = cast.send(), cast.send()
         pulling = time.monotonic()
-        for own_ms in (None, OWN_MS):
-            pull(cast, own_ms)
+        pull(cast)
+        cast.store.call(Open("orders", "g", cast.read(), OWN_MS))
         stepping = time.monotonic()
         shifted.step(by)
+        # Neither has noticed the step: the script itself detects it.
         for services in (kit, other):
+            services.reclaimer.scan_all()
+            services.reclaimer.step(["orders"])
             services.clock.sample(cast.store)
             services.reclaimer.step(["orders"])
         stepped = time.monotonic()
+        assert cast.states(sent) == ["in_flight", "in_flight"]
+        (step,) = kit.clock.steps
+        assert step.by_ms == pytest.approx(by.total_seconds() * 1e3, abs=100)
         deadline_ms = cast.store.ask("ZSCORE", cast.own.leases, sent[1])
         left_s = float(deadline_ms) / 1e3 - shifted.now()
         assert left_s == pytest.approx(pulling + OWN_MS / 1e3 - time.monotonic(), abs=BUSY_S)
@@ -172,7 +161,7 @@ class TestReclaimer:
         pull(cast)
         time.sleep(ACK_S + 0.1)
         os.kill(shifted.pid, signal.SIGSTOP)
-        threading.Timer(2.0, os.kill, (shifted.pid, signal.SIGCONT)).start()
+        threading.Timer(1.5, os.kill, (shifted.pid, signal.SIGCONT)).start()
         kit.reclaimer.step(["orders"])
         kit.reclaimer.step(["orders"])
         assert kit.clock.steps == ()
@@ -281,14 +270,3 @@ def test_a_step_forward_prunes_no_event_that_a_nightly_archive_has_not_read(
     report(cast.now_ms() - ARCHIVE_HOLDS_MS - duration_ms(timedelta(days=4)))
     pruner.step(Shard("orders"))
     assert cast.store.ask("XLEN", events) < 300, "an archive that has stopped keeps no events"
-
-
-def test_opened_leases_follow_too(shifted: ShiftedServer, cast: Cast, kit: Services) -> None:
-    """Leases with an individual ack timeout, set when the entry is opened."""
-    sent = cast.send()
-    cast.store.call(Open("orders", "g", cast.read(), OWN_MS))
-    shifted.step(HOUR)
-    kit.clock.sample(cast.store)
-    kit.reclaimer.step(["orders"])
-    left_s = float(cast.store.ask("ZSCORE", cast.own.leases, sent)) / 1e3 - shifted.now()
-    assert 0 < left_s <= OWN_MS / 1e3
