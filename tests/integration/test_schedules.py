@@ -31,14 +31,15 @@ from lisa.core.transitions.schedule import ScheduleOutcome
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.zone_data import ZoneData, data_version
+from lisa.manager.zone_data import ZoneData
 from lisa.testing import ClockedServer, LisaTestKit
-from tests.roles import Cast, Services
+from tests.roles import Cast
 from tests.servers import connect, no_clock, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from lisa import Message
     from lisa.core.store.inspection import FoundMessage
     from lisa.core.store.schedule_reads import ScheduleInfo
     from tests.shards import Split
@@ -103,15 +104,12 @@ def test_occurrences_are_handled_at_their_ticks(redis_url: str, producer: Produc
         assert at >= int(tick) - 5  # the clocks of this process and of the server
 
 
-@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
-def test_a_running_occurrence_delays_or_prevents_the_next(
-    redis_url: str, producer: Producer, overlap: str
-) -> None:
+def test_a_running_occurrence_delays_the_next(redis_url: str, producer: Producer) -> None:
     begun: list[str] = []
     may_end = threading.Event()
 
-    def handler(message: object) -> None:
-        begun.append(message.id)  # type: ignore[attr-defined]
+    def handler(message: Message) -> None:
+        begun.append(message.id)
         if len(begun) == 1:
             may_end.wait(60)
 
@@ -119,48 +117,28 @@ def test_a_running_occurrence_delays_or_prevents_the_next(
     consumer.on(TOPIC)(handler)
     cast = Cast(redis_url)
     with Manager(redis_url), consumer:
-        producer.schedule("s", topic=TOPIC, body=None, every="1s", overlap=overlap)
-        counted = 1 if overlap == "queue_one" else 2
-        wait_until(
-            lambda: int(cast.store.ask("HGET", cast.keys.stats, "overlapped") or 0) >= counted
-        )
+        producer.schedule("s", topic=TOPIC, body=None, every="1s", overlap="queue_one")
+        wait_until(lambda: int(cast.store.ask("HGET", cast.keys.stats, "overlapped") or 0) >= 1)
         assert len(begun) == 1
         may_end.set()
         wait_until(lambda: len(begun) >= 2)
     cast.store.close()
     first, second = ticks_of(begun)[:2]
-    if overlap == "queue_one":
-        assert second == first + 1000
-    else:
-        assert second >= first + 3000
-
-
-@pytest.mark.parametrize("overlap", ["allow", "skip", "queue_one", "replace_unstarted"])
-def test_a_manager_that_is_second_at_a_tick_does_nothing(
-    cast: Cast, producer: Producer, overlap: str
-) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, every="1h", overlap=overlap)
-    first = int(cast.store.ask("ZSCORE", cast.keys.ticks, "s"))
-
-    def stored() -> object:
-        keys = cast.keys
-        ticks = cast.store.ask("ZRANGE", keys.ticks, 0, -1, "WITHSCORES")
-        return ids_waiting(cast), cast.store.ask("HGETALL", keys.schedules), ticks
-
-    cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first + 5))
-    before = stored()
-    assert f"s@{first}" in ids_waiting(cast)
-    cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first + 5))
-    assert stored() == before
+    assert second == first + 1000
 
 
 def test_the_same_definition_changes_nothing_and_keeps_the_phase(
-    cast: Cast, producer: Producer
+    redis_url: str, cast: Cast, producer: Producer
 ) -> None:
     assert producer.schedule("s", topic=TOPIC, body=1, every="1h", tz="Asia/Tokyo")
     before = cast.store.ask("HGETALL", cast.keys.schedules), ids_waiting(cast)
     assert not producer.schedule("s", topic=TOPIC, body=1, every="60m", tz=ZoneInfo("Asia/Tokyo"))
     assert (cast.store.ask("HGETALL", cast.keys.schedules), ids_waiting(cast)) == before
+    # The form of the keys is documented: others read it.
+    with connect(redis_url) as client:
+        tick = int(client.zscore("lisa:{orders}:ticks", "s") or 0)
+        assert (client.hget("lisa:{orders}:schedules", "s") or b"").startswith(b"1.%d." % tick)
+        assert client.exists(f"lisa:{{orders}}:body:s@{tick}")
 
 
 def test_an_edit_moves_the_pending_occurrence(cast: Cast, producer: Producer) -> None:
@@ -186,15 +164,6 @@ def test_an_edit_of_another_version_is_refused(producer: Producer) -> None:
     assert schedule_of(producer, "s").version == 2
 
 
-def test_an_occurrence_can_be_cancelled_and_rescheduled(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    (first,) = ids_waiting(cast)
-    assert producer.reschedule(TOPIC, first, delay="2h") == "rescheduled"
-    assert producer.cancel(TOPIC, first) == "cancelled"
-    assert ids_waiting(cast) == []
-    assert schedule_of(producer, "s").next is not None
-
-
 def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
     producer.schedule("s", topic=TOPIC, body=1, every="1h")
     pending = ids_waiting(cast)
@@ -208,6 +177,9 @@ def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
     assert producer.resume_schedule(TOPIC, "s")
     assert not producer.resume_schedule(TOPIC, "s")
     assert ids_waiting(cast) == pending
+    assert producer.reschedule(TOPIC, pending[0], delay="2h") == "rescheduled"
+    assert producer.cancel(TOPIC, pending[0]) == "cancelled"
+    assert (ids_waiting(cast), schedule_of(producer, "s").is_paused) == ([], False)
     assert producer.remove_schedule(TOPIC, "s")
     assert not producer.remove_schedule(TOPIC, "s")
     assert (ids_waiting(cast), producer.schedules(TOPIC)) == ([], [])
@@ -217,13 +189,12 @@ def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
             call(TOPIC, "s")
 
 
-@pytest.mark.parametrize("overlap", ["allow", "skip"])
 @pytest.mark.parametrize("method", ["pause_schedule", "remove_schedule"])
 def test_an_occurrence_that_a_jitter_delays_is_removed(
-    cast: Cast, producer: Producer, overlap: str, method: str
+    cast: Cast, producer: Producer, method: str
 ) -> None:
-    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
-    producer.schedule("s", body=["${count}", "${previous}"], template=True, jitter="30d", **options)
+    body = ["${count}", "${previous}"]
+    producer.schedule("s", topic=TOPIC, every="1s", body=body, template=True, jitter="30d")
     first = schedule_of(producer, "s").next_ms or 0
     wait_until(lambda: cast.now_ms() > first)
     cast.store.drive(tick_all(cast.store, TOPIC, ["s"], first))
@@ -238,9 +209,12 @@ def test_an_occurrence_that_a_jitter_delays_is_removed(
 
 
 def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body="b", cron="0 9 * * *", tz="Europe/Berlin")
+    """Several now in a millisecond; a jitter delays none of them."""
+    options: dict[str, Any] = {"cron": "0 9 * * *", "tz": "Europe/Berlin", "jitter": "1h"}
+    producer.schedule("s", topic=TOPIC, body="b", **options)
     (pending,) = ids_waiting(cast)
-    extra = producer.run_schedule(TOPIC, "s")
+    extra = [producer.run_schedule(TOPIC, "s") for _ in range(50)]
+    assert len(set(extra)) == 50
     start, end = datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC)
     assert producer.backfill_schedule(TOPIC, "s", start, end) == (4, 0)
     assert producer.backfill_schedule(TOPIC, "s", start, end + timedelta(days=1)) == (1, 4)
@@ -248,17 +222,11 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
         producer.backfill_schedule(TOPIC, "s", end, start)
     with pytest.raises(InvalidMessage, match="start and end are datetimes, not '2030-01-01'"):
         producer.backfill_schedule(TOPIC, "s", "2030-01-01", "2030-01-02")  # type: ignore[arg-type]
-    past = [one for one in ids_waiting(cast) if one not in (pending, extra)]
+    due = cast.store.ask("ZRANGE", cast.keys.waiting, "-inf", cast.now_ms(), "BYSCORE")
+    past = [one.decode() for one in due if one.decode() not in extra]
+    assert sorted([*past, *extra, pending]) == ids_waiting(cast)
     hours = [ms_datetime(tick).hour for tick in ticks_of(past)]
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
-
-
-def test_each_run_now_creates_an_occurrence(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body="b", every="1d")
-    (pending,) = ids_waiting(cast)
-    extra = [producer.run_schedule(TOPIC, "s") for _ in range(50)]  # several in a millisecond
-    assert sorted({*extra, pending}) == sorted(ids_waiting(cast))
-    assert len(set(extra)) == 50
 
 
 def test_the_previous_tick_of_an_occurrence() -> None:
@@ -295,24 +263,6 @@ def test_the_previous_tick_of_an_occurrence() -> None:
         assert sorted(handled[3:]) == [[2, 3], [3, 4], [4, 5]]
 
 
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_the_occurrence_before_missed_ticks(
-    cast: Cast, producer: Producer, *, has_begun: bool
-) -> None:
-    producer.schedule("s", topic=TOPIC, body=["${previous_ms}"], template=True, every="1h")
-    (first,) = ticks_of(ids_waiting(cast))
-    if has_begun:
-        producer.reschedule(TOPIC, f"s@{first}", delay="0s")
-        Services(cast).promoter.step([TOPIC])
-    at_ms = first + 4 * 3_600_000 + 1_800_000
-    (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
-    assert isinstance(done, ScheduleOutcome)
-    bodies = {one: producer.get(TOPIC, one) for one in ids_waiting(cast)}
-    previous = {int(one[2:]): found.body[0] for one, found in bodies.items() if found}
-    fifth, sixth = first + 4 * 3_600_000, first + 5 * 3_600_000
-    assert previous == ({sixth: first} if has_begun else {fifth: None, sixth: fifth})
-
-
 def test_a_backfill_that_fills_the_topic_says_what_it_created(
     cast: Cast, producer: Producer
 ) -> None:
@@ -323,19 +273,7 @@ def test_a_backfill_that_fills_the_topic_says_what_it_created(
         producer.backfill_schedule(TOPIC, "s", end - timedelta(hours=5), end)
 
 
-def test_a_backfill_is_due_at_once_despite_a_jitter(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, cron="* * * * *", jitter="30d")
-    (pending,) = ids_waiting(cast)
-    end = datetime.now(UTC)
-    created, _ = producer.backfill_schedule(TOPIC, "s", end - timedelta(minutes=5), end)
-    assert created >= 4
-    due = cast.store.ask("ZRANGE", cast.keys.waiting, "-inf", cast.now_ms(), "BYSCORE")
-    assert sorted(one.decode() for one in due) == [
-        one for one in ids_waiting(cast) if one != pending
-    ]
-
-
-def test_next_ticks_and_the_list(producer: Producer) -> None:
+def test_next_ticks_and_the_list(redis_url: str, producer: Producer) -> None:
     producer.schedule("b", topic=TOPIC, body=1, cron="0 9 * * *", count=2)
     producer.schedule("a", topic=TOPIC, body=1, every="1h")
     assert [one.name for one in producer.schedules(TOPIC)] == ["a", "b"]
@@ -346,35 +284,15 @@ def test_next_ticks_and_the_list(producer: Producer) -> None:
         with pytest.raises(InvalidMessage, match="count is a number from 1 to 10,000"):
             producer.next_ticks(TOPIC, "a", wrong)  # type: ignore[arg-type]
 
-
-def test_an_async_producer_has_the_same_methods(redis_url: str) -> None:
     async def main() -> None:
-        async with AsyncProducer(redis_url) as producer:
-            assert await producer.schedule("s", topic=TOPIC, body=1, every="1h")
-            assert [one.name for one in await producer.schedules(TOPIC)] == ["s"]
-            assert await producer.run_schedule(TOPIC, "s")
-            assert len(await producer.next_ticks(TOPIC, "s")) == 5
-            assert await producer.remove_schedule(TOPIC, "s")
+        async with AsyncProducer(redis_url) as other:
+            assert not await other.schedule("a", topic=TOPIC, body=1, every="1h")
+            assert [one.name for one in await other.schedules(TOPIC)] == ["a", "b"]
+            assert await other.run_schedule(TOPIC, "a")
+            assert len(await other.next_ticks(TOPIC, "a")) == 5
+            assert await other.remove_schedule(TOPIC, "a")
 
     asyncio.run(main())
-
-
-def test_a_body_larger_than_the_topic_allows_is_refused(cast: Cast, producer: Producer) -> None:
-    cast.configure(max_body_bytes="100")
-    with pytest.raises(InvalidMessage, match="its option max_body_bytes"):
-        producer.schedule("s", topic=TOPIC, body="x" * 101, every="1h")
-
-
-def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> None:
-    """Without a manager no tick is handled; the first one handles those that were missed."""
-    for policy in ("one", "all", "none"):
-        producer.schedule(policy, topic=TOPIC, body=1, every="1s", catch_up=policy, max_late="1h")
-    record = schedule_of(producer, "all")
-    assert record.next_ms is not None
-    wait_until(lambda: cast.now_ms() > (record.next_ms or 0) + 2_500)
-    with Manager(cast.store.connection.address.url):
-        wait_until(lambda: len([one for one in ids_of(cast) if one.startswith("all@")]) >= 4)
-    assert_complete([one for one in ids_of(cast) if one.startswith("all@")], 1000)
 
 
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
@@ -395,58 +313,21 @@ def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
     assert [tick for tick in created if tick <= at_ms] == list(range(first, at_ms, 3_600_000))
 
 
-@pytest.mark.parametrize("overlap", ["allow", "skip"])
-def test_a_schedule_of_a_full_topic_can_be_changed(
-    cast: Cast, producer: Producer, overlap: str
-) -> None:
-    cast.configure(capacity="1")
+def test_a_schedule_of_a_full_topic_can_be_changed(cast: Cast, producer: Producer) -> None:
+    cast.configure(capacity="1", max_body_bytes="100")
+    with pytest.raises(InvalidMessage, match="its option max_body_bytes"):
+        producer.schedule("s", topic=TOPIC, body="x" * 101, every="1h")
     cast.send()
-    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": overlap}
-    assert producer.schedule("s", body=1, **options)
+    assert producer.schedule("s", topic=TOPIC, body=1, every="1s")
     assert len(ids_waiting(cast)) == 0
-    found = schedule_of(producer, "s")
-    tick = found.next_ms or 0
+    tick = schedule_of(producer, "s").next_ms or 0
     wait_until(lambda: cast.now_ms() > tick)
-    assert producer.schedule("s", body=2, **options)
-    found = schedule_of(producer, "s")
-    assert found.next_ms == tick  # it comes once there is room
+    assert producer.schedule("s", topic=TOPIC, body=2, every="1s")
+    assert schedule_of(producer, "s").next_ms == tick  # it comes once there is room
     assert producer.pause_schedule(TOPIC, "s")
     assert producer.resume_schedule(TOPIC, "s")
     with pytest.raises(TopicFull):
         producer.run_schedule(TOPIC, "s")
-
-
-def test_an_edit_of_the_overlap_concerns_the_latest_occurrence(
-    cast: Cast, producer: Producer
-) -> None:
-    options: dict[str, Any] = {"topic": TOPIC, "body": 1, "every": "1s"}
-    producer.schedule("s", **options)
-    (first,) = ids_waiting(cast)
-    wait_until(lambda: cast.now_ms() > ticks_of([first])[0])
-    producer.schedule("s", overlap="queue_one", **options)
-    at_ms = int(cast.store.ask("ZSCORE", cast.keys.ticks, "s"))
-    (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
-    assert isinstance(done, ScheduleOutcome)
-    assert done.state == "held"
-
-
-def test_an_edit_keeps_the_tick_that_waits_for_an_earlier_occurrence(
-    cast: Cast, producer: Producer
-) -> None:
-    options: dict[str, Any] = {"topic": TOPIC, "every": "1s", "overlap": "queue_one"}
-    producer.schedule("s", body=1, **options)
-
-    def next_ms() -> int:
-        found = schedule_of(producer, "s")
-        return found.next_ms or 0
-
-    first = next_ms()
-    for tick in (first, first + 1_000):
-        wait_until(lambda tick=tick: cast.now_ms() > tick)  # type: ignore[misc]
-        cast.store.drive(tick_all(cast.store, TOPIC, ["s"], tick))
-    assert (ids_waiting(cast), next_ms()) == ([f"s@{first}"], first + 1_000)
-    producer.schedule("s", body=2, **options)
-    assert next_ms() == first + 1_000
 
 
 def test_one_call_creates_few_large_occurrences(cast: Cast, producer: Producer) -> None:
@@ -499,7 +380,7 @@ def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:
         consumer = Consumer(url)
         consumer.on(TOPIC)(lambda message: handled.append(message.id))
         with consumer:
-            wait_until(lambda: len(handled) >= 6)
+            wait_until(lambda: len(handled) >= 3)
         assert producer.schedule("s", topic=TOPIC, body=2, every="2s")
         assert producer.remove_schedule(TOPIC, "s")
     assert len(set(handled)) == len(handled)
@@ -507,13 +388,15 @@ def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:
 
 
 @pytest.mark.parametrize("change", ["edit", "pause", "remove"])
-def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, change: str) -> None:
+def test_an_occurrence_that_was_created_before_shards_were_added(
+    split_here: Split, change: str
+) -> None:
     """A change drops it, and it is created again at its tick."""
-    store = split.store
-    with Producer(store.connection.address.url) as producer:
+    store = split_here.store
+    with Producer(split_here.url) as producer:
         assert producer.schedule("s", topic=TOPIC, body=1, every="1h")
         first = producer.next_ticks(TOPIC, "s")[0]
-        split.into(4)
+        split_here.into(4)
         if change == "pause":
             assert producer.pause_schedule(TOPIC, "s")
             assert producer.get(TOPIC, f"s@{datetime_ms(first)}") is None
@@ -534,10 +417,10 @@ def test_an_occurrence_that_was_created_before_shards_were_added(split: Split, c
 
 
 def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
-    split: Split,
+    split_here: Split,
 ) -> None:
     """The occurrence was created before shards were added, and no manager ran for hours."""
-    store = split.store
+    split, store = split_here, split_here.store
     store.call(Declare(TOPIC, "lisa"))
     with Producer(store.connection.address.url) as producer:
         assert producer.schedule("s", topic=TOPIC, body=1, every="1h")
@@ -552,19 +435,16 @@ def test_a_missed_tick_replaces_no_occurrence_that_has_become_ready_in_a_shard(
         assert schedule_of(producer, "s").next_ms == first + 4 * 3_600_000
 
 
-def test_fsck_and_the_deletion_of_a_topic_know_schedules(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
-    cast.store.drive(deletion.delete(cast.store, TOPIC))
-    assert cast.store.ask("EXISTS", cast.keys.schedules, cast.keys.ticks, cast.keys.waiting) == 0
-
-
 def test_a_topic_without_schedules_is_unlisted(
     redis_url: str, cast: Cast, producer: Producer
 ) -> None:
     producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
-    producer.remove_schedule(TOPIC, "s")
+    assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
+    cast.store.ask("DEL", cast.store.keys.scheduled)
+    Registry(cast.store, Plan(), lambda _: None).search()
+    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC), "a search lists it again"
+    cast.store.drive(deletion.delete(cast.store, TOPIC))
+    assert cast.store.ask("EXISTS", cast.keys.schedules, cast.keys.ticks, cast.keys.waiting) == 0
     with Manager(redis_url):
         wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
 
@@ -614,54 +494,29 @@ def test_a_topic_whose_check_fails_keeps_no_other_waiting(
         zone_data.step(["aaa", TOPIC])
 
 
-def test_the_version_of_the_time_zone_data() -> None:
-    assert re.fullmatch(r"\d{4}[a-z]+|", data_version())
-
-
-@pytest.mark.parametrize("overlap", ["allow", "skip"])
-def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer, overlap: str) -> None:
+def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer) -> None:
     """No manager runs, so the tick is still to be handled when the definition changes."""
-    producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap=overlap)
-    found = schedule_of(producer, "s")
-    tick = found.next_ms or 0
+    producer.schedule("s", topic=TOPIC, body=1, every="1s")
+    tick = schedule_of(producer, "s").next_ms or 0
     wait_until(lambda: cast.now_ms() > tick)
-    producer.schedule("s", topic=TOPIC, body=2, every="1h", overlap=overlap)
-    first = message_of(producer, f"s@{tick}")
-    assert first.body == 1
+    producer.schedule("s", topic=TOPIC, body=2, every="1h")
+    assert message_of(producer, f"s@{tick}").body == 1
     assert schedule_of(producer, "s").next_ms == tick - 1000 + 3_600_000
 
 
-def test_a_search_lists_topics_with_schedules_again(cast: Cast, producer: Producer) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    cast.store.ask("DEL", cast.store.keys.scheduled)
-    Registry(cast.store, Plan(), lambda _: None).search()
-    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
-
-
-def test_a_tick_without_a_schedule_is_removed(
-    redis_url: str, cast: Cast, producer: Producer
-) -> None:
-    producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    cast.store.ask("HDEL", cast.keys.schedules, "s")
-    cast.store.ask("ZADD", cast.keys.ticks, 5, "s", 6, "other")
-    producer.schedule("last", topic=TOPIC, body=1, every="1h")
-    with Manager(redis_url):
-        wait_until(lambda: cast.store.ask("ZCARD", cast.keys.ticks) == 1)
-    assert cast.store.ask("ZSCORE", cast.keys.ticks, "last")
-
-
-def test_an_unreadable_schedule_does_not_stop_others(
+def test_unreadable_schedules_and_ticks_without_a_schedule_stop_no_others(
     redis_url: str, cast: Cast, producer: Producer
 ) -> None:
     cast.store.ask("HSET", cast.keys.schedules, "bad", "junk")
-    cast.store.ask("ZADD", cast.keys.ticks, 5, "bad")
+    cast.store.ask("ZADD", cast.keys.ticks, 5, "bad", 6, "other")
     producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap="skip")
     with Manager(redis_url):
         wait_until(lambda: len(ids_of(cast)) >= 1)
+        wait_until(lambda: cast.store.ask("ZSCORE", cast.keys.ticks, "other") is None)
     assert int(cast.store.ask("ZSCORE", cast.keys.ticks, "bad")) > cast.now_ms()
 
 
-@pytest.mark.parametrize("record", [b"junk", b"", b" {}", b"1.5.2 {]", b"\xff\0 {}"])
+@pytest.mark.parametrize("record", [b"", b"1.5.2 {]", b"\xff\0 {}"])
 def test_an_unreadable_schedule_can_be_removed(
     cast: Cast, producer: Producer, record: bytes
 ) -> None:
@@ -672,46 +527,33 @@ def test_an_unreadable_schedule_can_be_removed(
     assert not producer.remove_schedule(TOPIC, "bad")
 
 
-ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
+ZONES = {
+    "Europe/Berlin": ["2026-03-29"],
+    "America/New_York": ["2026-03-08"],
+    "Australia/Lord_Howe": [],  # its clock is set back
+}
+"""Each with the days without half past two."""
 
 
-def test_a_year_of_schedules_in_three_zones() -> None:
+def test_days_around_changes_of_the_clock() -> None:
     if reason := no_clock():
         pytest.skip(reason)
-    began = time.process_time()  # wall time depends on what else runs on the machine
     handled: list[tuple[str, datetime]] = []
     with ClockedServer() as server, LisaTestKit(server) as kit:
-        kit.travel_to(datetime(2026, 1, 1, tzinfo=UTC))
+        kit.travel_to(datetime(2026, 3, 1, tzinfo=UTC))
         consumer = Consumer(kit.url)
         consumer.on(TOPIC)(lambda message: handled.append((message.id, kit.now)))
         kit.attach(consumer)
         for zone in ZONES:
             kit.producer.schedule(zone, topic=TOPIC, body=1, cron="30 2 * * *", tz=zone)
-        kit.travel_to(datetime(2027, 1, 1, tzinfo=UTC))
-    assert time.process_time() - began < 60
+        kit.travel_to(datetime(2026, 4, 10, tzinfo=UTC))
     for message_id, at in handled:
         assert at == ms_datetime(int(message_id.rpartition("@")[2]))
-    for zone in ZONES:
+    for zone, expected in ZONES.items():
         days = [at.astimezone(ZoneInfo(zone)) for one, at in handled if one.startswith(zone)]
-        expected = ["2026-03-29", "2026-03-08", "2026-10-04"][ZONES.index(zone)]
         odd = [day for day in days if (day.hour, day.minute) != (2, 30)]
-        dates = Counter(day.date() for day in days)
-        assert len(dates) == len(days)
-        assert 364 <= len(days) <= 365
-        # In Lord Howe, the gap ends at 02:30.
-        assert [str(day.date()) for day in odd] == ([] if zone == ZONES[2] else [expected])
-
-
-def test_a_plain_client_finds_the_keys(redis_url: str, producer: Producer) -> None:
-    """The form of the keys is documented: others read it."""
-    producer.schedule("s", topic=TOPIC, body=1, every="1h")
-    with connect(redis_url) as client:
-        stored = client.hget("lisa:{orders}:schedules", "s")
-        tick = int(client.zscore("lisa:{orders}:ticks", "s") or 0)
-        assert stored is not None
-        fence, _, _ = stored.partition(b" ")
-        assert fence.startswith(b"1.%d." % tick)
-        assert client.exists(f"lisa:{{orders}}:body:s@{tick}")
+        assert len({day.date() for day in days}) == len(days) == 40
+        assert [str(day.date()) for day in odd] == expected
 
 
 def declare_in_file(registry: Registry, url: str, bodies: Mapping[str, object]) -> None:
@@ -795,7 +637,7 @@ def test_a_manager_in_code_declares_schedules(
     assert ids_waiting(cast) == []
 
 
-def test_wrong_schedules_of_a_manager_in_code_are_refused() -> None:
+def test_wrong_schedules_of_a_manager_are_refused() -> None:
     entry = {"name": "s", "topic": TOPIC, "every": "1h"}
     for wrong, said in (
         ([{**entry, "every": "1ms"}], "too short"),
@@ -807,13 +649,8 @@ def test_wrong_schedules_of_a_manager_in_code_are_refused() -> None:
             Manager(schedules=wrong)
     with pytest.raises(TypeError, match="'crom'"):
         Manager(schedules=[{**entry, "crom": "@daily"}])
-
-
-def test_wrong_schedules_in_a_file_are_refused() -> None:
-    entry = {"name": "s", "topic": TOPIC, "cron": "61 * * * *"}
     with pytest.raises(ConfigError, match="cron field minute '61'"):
-        ManagerSettings.load(schedules=[entry])
-    entry = {"name": "s", "topic": TOPIC, "every": "1h"}
+        ManagerSettings.load(schedules=[{"name": "s", "topic": TOPIC, "cron": "61 * * * *"}])
     with pytest.raises(ConfigError, match="listed twice"):
         ManagerSettings.load(schedules=[entry, entry])
 
@@ -821,7 +658,7 @@ def test_wrong_schedules_in_a_file_are_refused() -> None:
 def test_a_schedule_takes_at_most_700_bytes_with_its_occurrence(
     cast: Cast, producer: Producer
 ) -> None:
-    count = 500
+    count = 200
     for number in range(count):
         body = {"kind": "daily", "customer": number}
         name = f"customer-{number:08}"

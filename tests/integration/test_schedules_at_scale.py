@@ -21,9 +21,9 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers import Process, Processes
+    from tests.servers import Processes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.full]
 
 
 @pytest.fixture
@@ -33,24 +33,6 @@ def cast(redis_url: str) -> Iterator[Cast]:
     cast.store.close()
 
 
-def killed_and_replaced(url: str, processes: Processes, managers: int, kills: int) -> None:
-    """Kill one manager each second, and start another."""
-    alive: list[Process] = []
-
-    def start() -> None:
-        alive.append(processes.start("-m", "lisa.cli.manager", "--redis", url))
-
-    for _ in range(managers):
-        start()
-    for process in alive:
-        process.wait_for("is reachable")
-    for _ in range(kills):
-        time.sleep(1.0)  # the rate of the kills, not a wait for anything
-        alive.pop(0).kill()
-        start()
-    alive[-1].wait_for("is reachable")
-
-
 @pytest.mark.parametrize(
     ("managers", "kills"),
     [(3, 8), pytest.param(5, 600, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
@@ -58,9 +40,16 @@ def killed_and_replaced(url: str, processes: Processes, managers: int, kills: in
 def test_each_tick_is_created_once_while_managers_are_killed(
     cast: Cast, producer: Producer, processes: Processes, managers: int, kills: int
 ) -> None:
-    redis_url = cast.store.connection.address.url
+    command = ("-m", "lisa.cli.manager", "--redis", cast.store.connection.address.url)
     producer.schedule("s", topic=TOPIC, body=1, every="1s", catch_up="all")
-    killed_and_replaced(redis_url, processes, managers, kills)
+    alive = [processes.start(*command) for _ in range(managers)]
+    for process in alive:
+        process.wait_for("is reachable")
+    for _ in range(kills):
+        time.sleep(1.0)  # the rate of the kills, not a wait for anything
+        alive.pop(0).kill()
+        alive.append(processes.start(*command))
+    alive[-1].wait_for("is reachable")
     wait_until(lambda: len(ids_of(cast)) >= kills)
     assert_complete(ids_of(cast), 1000)
     sent = int(cast.store.ask("HGET", cast.keys.stats, "sent"))
