@@ -5,26 +5,31 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
-from lisa import AsyncProducer, DuplicateMessage, TopicFull
+from lisa import DuplicateMessage, TopicFull
 from lisa.admin import groups, topics
-from lisa.core.model.errors import Misplaced
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.errors import Misplaced, ServerUnavailable
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
 from lisa.core.store.reshard import spread
 from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.set_layout import SetLayout
+from lisa.manager.sharder import Sharder
 from lisa.producer import Outgoing, Producer
 from tests.producers import Either
 from tests.proxies import LossyProxy
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.shards import ORDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from lisa.core.redis.flow import Command
     from tests.shards import Split
 
 HOUR = timedelta(hours=1)
@@ -49,13 +54,18 @@ def test_the_layouts_field_determines_the_shard_of_an_id() -> None:
 
 
 def test_messages_are_spread_over_shards_and_found_by_id(split: Split, producer: Either) -> None:
+    producer.send("orders", 1, id="early", delay=HOUR)
     split.into(4)
     report = producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
     assert [one.id for one in report] == IDS
     assert report.accepted == len(IDS)
-    waiting = split.waiting()
-    assert set(waiting) == {name(ORDERS, n, 4) for n in range(4)}
-    assert split.copies() == sorted(IDS)
+    assert set(split.waiting()) == {"orders", *(name(ORDERS, n, 4) for n in range(4))}
+    assert split.copies() == sorted([*IDS, "early"])
+    for one in ("early", IDS[5]):
+        assert producer.ask("get", "orders", one).state == "waiting"
+        assert producer.ask("fire_now", "orders", one) == "rescheduled"
+        assert producer.ask("cancel", "orders", one) == "cancelled"
+        assert producer.ask("cancel", "orders", one) == "cancelled"
     assert producer.ask("get", "orders", IDS[0]).topic == "orders"
     assert producer.ask("reschedule", "orders", IDS[1], delay=2 * HOUR) == "rescheduled"
     assert producer.ask("cancel", "orders", IDS[2]) == "cancelled"
@@ -64,19 +74,6 @@ def test_messages_are_spread_over_shards_and_found_by_id(split: Split, producer:
     assert producer.ask("get", "orders", "nobody") is None
     made = [producer.send("orders", n, delay=HOUR) for n in range(12)]
     assert set(made) <= set(split.copies())
-
-
-def test_a_client_without_a_known_layout_finds_the_shards(split: Split, producer: Either) -> None:
-    producer.send("orders", 1, id="early", delay=HOUR)
-    split.into(4)
-    producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
-    assert split.waiting()["orders"] == {"early"}
-    assert split.copies() == sorted([*IDS, "early"])
-    for one in ("early", IDS[0]):
-        assert producer.ask("get", "orders", one).state == "waiting"
-        assert producer.ask("fire_now", "orders", one) == "rescheduled"
-        assert producer.ask("cancel", "orders", one) == "cancelled"
-        assert producer.ask("cancel", "orders", one) == "cancelled"
 
 
 def test_a_known_id_is_known_through_each_change(split: Split, producer: Either) -> None:
@@ -140,18 +137,6 @@ def test_a_shard_opens_only_when_all_older_ones_are_closed(split: Split) -> None
         assert split.accepts("orders") == -1
 
 
-def test_a_layout_lost_with_its_server_gets_a_higher_number(split: Split) -> None:
-    split.into(2)
-    split.into(4)
-    split.store.ask("HSET", split.keys("orders").options, "layout", "1:2:1:", "shards", "2")
-    layout = split.store.drive(spread(split.store, ORDERS))
-    assert layout.number > 2
-    assert layout.shards == 2
-    with Producer(split.url) as producer:
-        assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
-    assert [topic_of(shard) for shard in split.waiting()] == ["orders"]
-
-
 def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) -> None:
     """The call arrives under one layout and is repeated under the next."""
     split_here.into(2)
@@ -198,10 +183,6 @@ def test_one_shard_s_refusal_leaves_the_others_messages_sent(split_here: Split, 
         producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
     kept = [one for one, out in zip(IDS, caught.value.outcomes, strict=True) if out]
     assert split_here.copies() == sorted(kept)
-    if kind == "async":
-        made = producer.together(*[partial(send_one, n) for n in range(30)])
-        ids = [one for one in made if one is not None]
-        assert sorted([*kept, *ids]) == split_here.copies()
     producer.close()
 
 
@@ -209,8 +190,65 @@ def lost(proxy: LossyProxy, replies: int) -> bool:
     return proxy.lost == replies
 
 
-async def send_one(n: int, producer: AsyncProducer) -> str | None:
-    try:
-        return await producer.send("orders", n, delay=HOUR)
-    except TopicFull:
-        return None
+@pytest.mark.parametrize("trouble", ["its reply is lost", "it moves"])
+def test_one_shard_s_refusal_says_nothing_about_another(split_here: Split, trouble: str) -> None:
+    split, large = split_here, "x" * 5000
+    split.into(2)
+    split.store.call(Configure("orders", {"max_body_bytes": "1000"}))
+    split.store.drive(spread(split.store, ORDERS))
+    layout = split.layout
+    first, second = layout.current(ORDERS)
+    bodies = {
+        one: large if layout.shard_for(ORDERS, one) == first else "" for one in map(str, range(12))
+    }
+    assert set(bodies.values()) == {large, ""}
+    envelopes = [encode_envelope("T" * 8, body) for body in bodies.values()]
+    send = Enqueue("orders", "T" * 8, list(bodies), ["+60000"], envelopes, are_ids_new=True)
+    store = open_store(split.url, timedelta(milliseconds=600))
+    store.drive(store.layout(ORDERS))
+    execute_many = store.connection.execute_many
+
+    def losing(commands: Sequence[Command]) -> list[Any]:
+        replies = execute_many(commands)
+        is_lost = [command[0] == "EVALSHA" and second in command for command in commands]
+        error = redis.ConnectionError("its reply is lost")
+        return [error if lost else reply for lost, reply in zip(is_lost, replies, strict=True)]
+
+    def losing_one(command: Command) -> Any:
+        (reply,) = losing([command])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    if trouble == "it moves":
+        split.store.ask("HSET", split.keys(second).options, "accepts", layout.number + 3)
+    else:
+        store.connection.execute_many = losing  # type: ignore[method-assign]
+        store.connection.execute = losing_one  # type: ignore[method-assign]
+    with pytest.raises(Misplaced if trouble == "it moves" else ServerUnavailable):
+        store.call_by_id(send)
+    store.close()
+
+
+def test_misplaced_reports_what_other_shards_accepted(split_here: Split) -> None:
+    split_here.into(2)
+    number = split_here.layout.number
+    split_here.store.ask("HSET", split_here.keys("orders~1of2").options, "accepts", number + 3)
+    patience = timedelta(milliseconds=600)
+    with (
+        Producer(split_here.url, patience=patience) as producer,
+        pytest.raises(Misplaced) as caught,
+    ):
+        producer.send_many("orders", range(40), delay=HOUR)  # some in each
+    told = [one for one in caught.value.outcomes if one is not None]
+    assert 0 < len(told) == len(split_here.copies()) < 40
+
+
+def test_a_name_that_no_number_of_shards_has_changes_nothing(split_here: Split) -> None:
+    split_here.into(2)
+    names = ["orders~5of4", "orders~0of1", "orders~00of2", "orders~1of99"]
+    split_here.store.drive(split_here.store.register(names))
+    before, sharder = split_here.layout, Sharder(split_here.store)
+    for topic in sharder.pick(split_here.store.drive(split_here.store.shards())):
+        sharder.step(topic)
+    assert split_here.layout == before

@@ -6,10 +6,11 @@ import re
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,9 +21,8 @@ from lisa.admin.history import HistorySpan
 from lisa.consumer import heartbeat
 from lisa.core.delivery.group_resolution import ask_for_group, join
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import Shard, Topic
+from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
-from lisa.core.store.reshard import spread
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -37,18 +37,18 @@ from lisa.pipeline.source.following import find_unread, record_archived
 from lisa.pipeline.source.marks import Mark
 from lisa.producer import Outgoing
 from tests.servers import wait_until
-from tests.shards import ORDERS, Halting, Split, run_steps
+from tests.shards import ORDERS, Split, run_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from lisa.core.model.message import Message
-    from lisa.core.redis.flow import Flow
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)
 OFTEN = timedelta(milliseconds=100)
+MS = timedelta(milliseconds=1)
 
 
 @pytest.fixture
@@ -63,19 +63,12 @@ class Handled:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.topics: set[str] = set()
-        self.most_at_once = 0
-        self._running = 0
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> None:
         with self._lock:
-            self._running += 1
-            self.most_at_once = max(self.most_at_once, self._running)
             self.counts[message.id] += 1
             self.topics.add(message.topic)
-        time.sleep(0.001)
-        with self._lock:
-            self._running -= 1
 
 
 def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
@@ -90,19 +83,12 @@ def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
     consumer.on("orders", handled)
     with Manager(split.url, topics={"orders": {"shards": 4}}), consumer, Producer(split.url) as one:
         wait_until(lambda: len(split.layout.current(ORDERS)) == 4)
-        sent = [out.id for out in one.send_many("orders", range(300), delay=SOON)]
-        wait_until(lambda: len(handled.counts) == 300)
+        sent = [out.id for out in one.send_many("orders", range(100), delay=SOON)]
+        wait_until(lambda: len(handled.counts) == 100)
         assert set(handled.counts) == set(sent)
         assert set(handled.counts.values()) == {1}
         assert handled.topics == acked == {"orders"}
-        assert handled.most_at_once <= 3
         assert list(consumer.health()["topics"]) == ["orders/lisa"]
-        wait_until(lambda: state_of(one, sent[0]) == "acked")
-
-
-def state_of(producer: Producer, message_id: str) -> str | None:
-    found = producer.get("orders", message_id)
-    return None if found is None else found.state
 
 
 def test_a_pull_takes_from_all_shards(split: Split) -> None:
@@ -110,8 +96,7 @@ def test_a_pull_takes_from_all_shards(split: Split) -> None:
     with Manager(split.url, groups={"orders": ["lisa"]}), Producer(split.url) as producer:
         sent = [one.id for one in producer.send_many("orders", range(40), delay=SOON)]
         consumer, taken = Consumer(split.url, group="lisa"), list[str]()
-        deadline = time.monotonic() + 20
-        while len(taken) < 40 and time.monotonic() < deadline:
+        while len(taken) < 40:
             for delivery in consumer.pull("orders", batch=7, wait=timedelta(seconds=5)):
                 assert delivery.topic == "orders"
                 assert delivery.extend()
@@ -145,82 +130,33 @@ def test_a_pull_returns_its_messages_if_another_shard_fails(split: Split) -> Non
     assert len(set(taken) & set(sent)) == 40 - left, "some were taken, and given to nobody"
 
 
-class Load:
-    """Sends explicit ids twice each, and cancels some, for the duration of the block."""
-
-    def __init__(self, url: str) -> None:
-        self.accepted: list[str] = []
-        self.cancelled: set[str] = set()
-        self.faults: list[object] = []
-        self._url = url
-        self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(work,))
-            for work in (self._send, self._cancel, self._make_ids)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self, work: Callable[[Producer, int], None]) -> None:
-        try:
-            with Producer(self._url) as producer:
-                n = 0
-                while not self._ended.is_set():
-                    work(producer, n)
-                    n += 1
-        except Exception as error:  # noqa: BLE001  the test shows it
-            self.faults.append(error)
-
-    def _send(self, producer: Producer, n: int) -> None:
-        """Send a batch of new ids, then known ids shuffled with others."""
+def send_under_load(producer: Producer, is_over: threading.Event) -> list[str]:
+    """Send explicit ids twice each, with known ones between them, and cancel others."""
+    sent: list[str] = []
+    n = 0
+    while not is_over.is_set():
+        n += 1
         new = [f"{n}-{i}" for i in range(20)]
-        delay = timedelta(milliseconds=50 * (n % 10))
+        batch = [*new, *sent[-200::10]]
         for expected in ("accepted", "duplicate"):
-            batch = [*new, *self.accepted[-200::10]]
             report = producer.send_many(
-                "orders", [Outgoing(1, id=one) for one in batch], delay=delay
+                "orders", [Outgoing(1, id=one) for one in batch], delay=10 * (n % 10) * MS
             )
-            outcomes = [one.outcome for one in report]
-            known = len(batch) - len(new)
-            if outcomes != [expected] * len(new) + ["duplicate"] * known:
-                self.faults.append((n, expected, outcomes))
-        self.accepted += new
-
-    def _cancel(self, producer: Producer, n: int) -> None:
-        """Cancel messages due in an hour, in any shard."""
+            known = ["duplicate"] * (len(batch) - len(new))
+            assert [one.outcome for one in report] == [*[expected] * len(new), *known]
+        sent += [*new, producer.send("orders", "made")]
         held = [producer.send("orders", "later", id=f"c{n}-{i}", delay=HOUR) for i in range(5)]
-        time.sleep(0.05)
         for one in held:
             found = producer.get("orders", one)
-            if found is None or found.state != "waiting" or found.topic != "orders":
-                self.faults.append((one, found))
-        answers = producer.cancel_many("orders", held)
-        if answers != ["cancelled"] * 5:
-            self.faults.append((held, answers))
-        self.cancelled.update(held)
-
-    def _make_ids(self, producer: Producer, _n: int) -> None:
-        self.accepted.append(producer.send("orders", "made"))
-
-
-def change(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
-    for shards in numbers:
-        time.sleep(pause_s)
-        split.into(shards)
-    time.sleep(pause_s)
+            assert found is not None
+            assert (found.state, found.topic) == ("waiting", "orders")
+        assert producer.cancel_many("orders", held) == ["cancelled"] * 5
+    return sent
 
 
 def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
     """Check: each id is handled once, duplicates are detected, waiting ids can be cancelled."""
-    handled = Handled()
+    handled, is_over = Handled(), threading.Event()
     consumers = [Consumer(split.url, concurrency=4) for _ in range(2)]
     for consumer in consumers:
         consumer.on("orders", handled)
@@ -229,70 +165,35 @@ def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> 
         for _ in range(2)
     ]
     split.store.drive(split.store.register(["orders"]))
-    with managers[0], managers[1], consumers[0], consumers[1]:
-        with Load(split.url) as load:
-            change(split, numbers, pause_s)
-        assert not load.faults, load.faults[:5]
-        wait_until(lambda: len(handled.counts) >= len(load.accepted))
-    assert set(handled.counts) == set(load.accepted)
+    with (
+        managers[0],
+        managers[1],
+        consumers[0],
+        consumers[1],
+        Producer(split.url) as producer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        sending = pool.submit(send_under_load, producer, is_over)
+        try:
+            for shards in numbers:
+                time.sleep(pause_s)  # of the load
+                split.into(shards)
+            time.sleep(pause_s)
+        finally:
+            is_over.set()
+        sent = sending.result()
+        wait_until(lambda: len(handled.counts) >= len(sent))
+    assert set(handled.counts) == set(sent)
     assert max(handled.counts.values()) == 1, "nobody was slow, and nobody died"
-    assert not load.cancelled & set(handled.counts)
-    assert len(load.accepted) > 20 * len(numbers)
-
-
-def test_a_round_over_split_topics_does_not_read_all_topics_for_each(
-    split_here: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, read = split_here.store, list[int]()
-    for topic in ("a", "b", "c"):
-        store.drive(topics.set_options(store, topic, {"shards": 2}))
-    listed, shards = store.drive(store.shards()), store.shards
-
-    def reading() -> Flow[list[Shard]]:
-        read.append(1)
-        return shards()
-
-    monkeypatch.setattr(store, "shards", reading)
-    sharder = Sharder(store)
-    for _ in range(2):
-        picked = sharder.pick(listed)
-        assert picked == ["a", "b", "c"]
-        for topic in picked:
-            sharder.step(topic)
-    assert len(read) <= 2
 
 
 def test_the_number_changes_under_load(split: Split) -> None:
-    check_under_load(split, (4, 8, 2, 1), 0.7)
+    check_under_load(split, (4, 8, 2, 1), 0.4)
 
 
 @pytest.mark.slow
 def test_the_number_changes_under_load_for_longer(split: Split) -> None:
     check_under_load(split, (4, 8, 2, 1, 3, 5, 4, 1, 64, 1), 3.0)
-
-
-@pytest.mark.usefixtures("follows_soon")
-def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) -> None:
-    split, handled = split_here, Handled()
-    consumer = Consumer(split.url, concurrency=2)
-    consumer.on("orders", handled)
-    manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
-    with manager, consumer, Producer(split.url) as producer:
-        for number, shards in enumerate((2, 3, 1), 1):
-            before = split.layout.active(ORDERS)
-            late = {producer.send("orders", 1, delay=HOUR) for _ in range(8)}
-            split.into(shards)
-            assert split.layout.number == number
-            assert set(before) <= set(split.layout.active(ORDERS))
-            new = {producer.send("orders", 1, delay=SOON) for _ in range(8)}
-            wait_until(partial(new.issubset, handled.counts))
-            assert split.layout.older, "it holds what is due later"
-            for one in late:
-                assert producer.fire_now("orders", one) == "rescheduled"
-            wait_until(partial(late.issubset, handled.counts))
-            wait_until(lambda: not split.layout.older)
-            wait_until(partial(reads_only, consumer, set(split.layout.active(ORDERS))))
-    assert set(handled.counts.values()) == {1}
 
 
 def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
@@ -319,7 +220,7 @@ def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
 
 @pytest.mark.usefixtures("follows_soon")
 def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
-    handled, count = Handled(), 40
+    handled, count = Handled(), 20
     consumer = Consumer(split.url, concurrency=2)
     consumer.on("orders", handled)
     sampler, minute = Sampler(split.store), 60_000
@@ -343,16 +244,22 @@ def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
     with manager, consumer, Producer(split.url) as producer:
         for turn, shards in enumerate((4, 1, 4, 2), 1):
             sample(2 * turn - 1)
+            late = producer.send("orders", 1, delay=HOUR) if turn == 2 else None
             split.into(shards)
             for one in producer.send_many("orders", range(count), delay=SOON):
                 assert one.outcome == "accepted"
-            wait_until(lambda: len(handled.counts) == turn * count)  # noqa: B023
+            wait_until(lambda: len(handled.counts) == turn * count + (turn > 2))  # noqa: B023
+            if late is not None:
+                assert split.layout.older, "it holds what is due later"
+                assert producer.fire_now("orders", late) == "rescheduled"
             wait_until(lambda: not split.layout.older)
+            wait_until(partial(reads_only, consumer, set(split.layout.active(ORDERS))))
             sample(2 * turn)
             wait_until(lambda: set(split.layout.gone) <= {1})
             wait_until(lambda: not left_behind(split))
-            wait_until(lambda: totals() == (turn * count, turn * count))  # noqa: B023
-    assert risen() == 3 * count, "of the first turn there is no sample before it"
+            total = turn * count + (turn > 1)
+            wait_until(lambda: totals() == (total, total))  # noqa: B023
+    assert risen() == 3 * count + 1, "of the first turn there is no sample before it"
     assert set(handled.counts.values()) == {1}
     assert split.store.drive(check(split.store, repair=False)).findings == []
 
@@ -456,13 +363,14 @@ def reads_only(consumer: Consumer, shards: AbstractSet[str]) -> bool:
     return {sub.shard for sub in crew.readers.subscriptions()} == shards
 
 
-ALWAYS = {(True, 1), (True, 11), (False, 1), (False, 7), (False, 9)}
 SCRIPTS = 13
 """That put a change from 2 to 3 shards through: the layout, options and groups for each of three
 shards, three shards to close (the unsplit one, too), three to open."""
 
 CUT_SHORT = [
-    pytest.param(hears, done, marks=[] if (hears, done) in ALWAYS else [pytest.mark.slow])
+    pytest.param(
+        hears, done, marks=[] if (hears, done) in {(True, 1), (False, 9)} else pytest.mark.full
+    )
     for hears in (True, False)
     for done in range(SCRIPTS + 1)
 ]
@@ -493,7 +401,7 @@ def test_a_manager_finishes_a_change_that_was_cut_short(
         manager.stop()
 
 
-@pytest.mark.parametrize("done", range(0, 16, 3))
+@pytest.mark.parametrize("done", [0, 1, 6, 12, 15])
 @pytest.mark.parametrize("how", ["added again", "swept"])
 def test_a_removal_that_was_cut_short_among_shards_is_finished(
     split_here: Split, how: str, done: int
@@ -525,37 +433,6 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
     assert declared == {("audit", "lisa") if kept else ("audit",)}
     assert split.copies() == sorted(sent), "none was lost, none is given out early"
     assert store.drive(check(store, ["orders"])).findings == []
-
-
-def test_a_removal_across_shards_stops_when_the_group_is_declared_again(split_here: Split) -> None:
-    split, store = split_here, split_here.store
-    for group in ("lisa", "audit"):
-        store.drive(groups.add(store, "orders", group))
-    split.into(2)
-    first, second = split.layout.current(ORDERS)
-    removing = Halting(group_removal.remove(store, ORDERS, "lisa"), split)
-    looks_at_second = ("HEXISTS", split.keys(second).groups, "lisa")
-    assert not removing.run_until(lambda command: command == looks_at_second)
-    assert Split(split.url).store.drive(join(store, first, "lisa")) == "lisa"
-    assert removing.run_until(lambda _: False)
-    store.drive(spread(store, ORDERS))
-    shards = split.layout.counted(ORDERS)
-    assert {store.drive(store.groups(one)) for one in shards} == {("audit", "lisa")}
-
-
-def test_a_declaration_during_the_group_s_removal_is_withdrawn(split_here: Split) -> None:
-    split, store = split_here, split_here.store
-    for group in ("lisa", "audit"):
-        store.drive(groups.add(store, "orders", group))
-    split.into(2)
-    shards = split.layout.counted(ORDERS)
-    spreading = Halting(spread(store, ORDERS), split)
-    looks_at_shards = ("HGETALL", split.keys(split.layout.current(ORDERS)[0]).options)
-    assert not spreading.run_until(lambda command: command == looks_at_shards)
-    assert store.drive(group_removal.remove(store, ORDERS, "lisa")) == 0
-    assert spreading.run_until(lambda _: False)
-    assert {store.drive(store.groups(one)) for one in shards} == {("audit",)}
-    assert not any(store.ask("EXISTS", *split.keys(one).group("lisa")) for one in shards)
 
 
 def test_a_shard_without_the_group_yet_is_not_joined_for_another_group(
