@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.grammar import parse_cron
-from lisa.testing import RecordingProducer
 from tests.zones import BEGIN, END, changes, distinct
 
 
@@ -33,10 +31,7 @@ OCPS = [
     # 1.0: fields, lists, ranges, steps, names; Sunday is 0 and 7.
     ("15 10 1 10 *", ["2025-10-01 10:15:00", "2026-10-01 10:15:00"]),
     ("*/15 0-4,8-12 * JAN-MAR,DEC MON-FRI", ["2025-12-01 00:00:00", "2025-12-01 00:15:00"]),
-    ("0-30/10 0 * * *", ["2025-07-01 00:10:00", "2025-07-01 00:20:00", "2025-07-01 00:30:00"]),
-    ("10-50/5 * * * *", ["2025-07-01 00:10:00", "2025-07-01 00:15:00"]),
     ("0 0 * * sun", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
-    ("0 0 * * 0", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
     ("0 0 * * 7", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
     ("0 0 * * 5-7", ["2025-07-04 00:00:00", "2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
     ("0 0 * * SAT-SUN", ["2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
@@ -46,39 +41,30 @@ OCPS = [
     ("0 12 */10 * MON", ["2025-07-21 12:00:00", "2025-08-11 12:00:00"]),
     # 1.1: nicknames.
     ("@yearly", ["2026-01-01 00:00:00"]),
-    ("@annually", ["2026-01-01 00:00:00"]),
     ("@monthly", ["2025-08-01 00:00:00"]),
-    ("@weekly", ["2025-07-06 00:00:00"]),
     ("@daily", ["2025-07-02 00:00:00"]),
-    ("@midnight", ["2025-07-02 00:00:00"]),
     ("@HOURLY", ["2025-07-01 01:00:00"]),
     # 1.2: seconds and years.
     ("30 15 10 1 10 *", ["2025-10-01 10:15:30"]),
     ("*/20 * * * * *", ["2025-07-01 00:00:20", "2025-07-01 00:00:40", "2025-07-01 00:01:00"]),
-    ("0 0 12 1 1 * 2027", ["2027-01-01 12:00:00"]),
     ("0 0 12 1 1 * 2027-2199/2", ["2027-01-01 12:00:00", "2029-01-01 12:00:00"]),
     # 1.3: last days, nearest working days, ordinal weekdays.
     ("0 0 L * *", ["2025-07-31 00:00:00", "2025-08-31 00:00:00"]),
-    ("0 0 L 2 *", ["2026-02-28 00:00:00", "2027-02-28 00:00:00", "2028-02-29 00:00:00"]),
     ("0 0 15,L * *", ["2025-07-15 00:00:00", "2025-07-31 00:00:00"]),
     ("0 0 * * 5L", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
-    ("0 0 * * FRIL", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
     ("0 0 * * 5#L", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
     ("0 0 * * 2#2", ["2025-07-08 00:00:00", "2025-08-12 00:00:00"]),
     ("0 0 * * FRI#5", ["2025-08-29 00:00:00", "2025-10-31 00:00:00"]),
     ("0 0 * * MON#1,FRI#3", ["2025-07-07 00:00:00", "2025-07-18 00:00:00"]),
-    ("0 0 5W 7 *", ["2025-07-04 00:00:00", "2026-07-06 00:00:00"]),
     ("0 0 1W 11 *", ["2025-11-03 00:00:00", "2026-11-02 00:00:00"]),
     ("0 0 LW * *", ["2025-07-31 00:00:00", "2025-08-29 00:00:00", "2025-09-30 00:00:00"]),
     ("0 0 31W * *", ["2025-07-31 00:00:00", "2025-08-29 00:00:00", "2025-10-31 00:00:00"]),
     # 1.4: `?` in five fields, and `+` for both.
     ("0 0 1 * ?", ["2025-08-01 00:00:00", "2025-09-01 00:00:00"]),
     ("0 12 1 * +MON", ["2025-09-01 12:00:00", "2025-12-01 12:00:00"]),
-    ("0 0 29 2 +MON", ["2044-02-29 00:00:00", "2072-02-29 00:00:00"]),
     # Quartz: six or seven fields with `?`; Sunday is 1.
     ("0 0 0 ? * 1", ["2025-07-06 00:00:00"]),
     ("0 0 0 ? * 2-6", ["2025-07-02 00:00:00", "2025-07-03 00:00:00"]),
-    ("0 0 0 ? * SAT-SUN", ["2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
     ("0 0/20 9 * * ?", ["2025-07-01 09:00:00", "2025-07-01 09:20:00", "2025-07-01 09:40:00"]),
     ("0 0 0 ? * 6#3", ["2025-07-18 00:00:00", "2025-08-15 00:00:00"]),
     ("0 0 0 ? * L", ["2025-07-05 00:00:00", "2025-07-12 00:00:00"]),
@@ -93,30 +79,18 @@ def test_the_ticks_of_a_pattern(cron: str, expected: list[str]) -> None:
 
 REFUSED = [
     ("", "has 0 fields"),
-    ("* * * *", "has 4 fields"),
-    ("* * * * * * * *", "has 8 fields"),
     ("@reboot", "use one of @yearly"),
     ("60 * * * *", "minute '60': 60 is outside 0-59"),
-    ("* 24 * * *", "outside 0-23"),
-    ("* * 0 * *", "outside 1-31"),
-    ("* * * 13 *", "outside 1-12"),
     ("* * * * 8", "outside 0-7"),
     ("* * * * FRU", "did you mean FRI"),
-    ("* * * * X", "use 0-7 or SUN-SAT"),
     ("0/10 * * * *", "write 0-59/10"),
-    ("* 5/15 * * *", "write 5-23/15"),
-    ("/10 * * * *", "'' is not a value"),
     ("*/0 * * * *", "not a positive number"),
     ("30-10 * * * *", "ends before it begins; write 30-59,0-10"),
     ("0 0 +1 * *", "'\\+1' is not a value"),
-    ("0 0 1-15W * *", "W follows a single day"),
     ("0 0 1,15W * *", "W follows a single day"),
     ("0 0 30 2 *", "no month of the pattern has that day"),
-    ("0 0 31 4,6,9,11 *", "no month of the pattern has that day"),
     ("? 0 * * *", "'\\?' is for days only"),
     ("0 0 * * 5#6", "write 1 to 5 or L"),
-    ("0 0 * * 5#0", "write 1 to 5 or L"),
-    ("1,,2 * * * *", "'' is not a value"),
     ("0 0 0 1 1 * 1969", "outside 1970-2199"),
 ]
 
@@ -133,7 +107,7 @@ def test_a_pattern_that_never_fires_again_has_no_next_instant() -> None:
 
 
 @pytest.mark.parametrize("cron", ["0 9 * * *", "*/5 * * * *"])
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
 def test_instants_at_the_ends_of_the_calendar(zone: str, cron: str) -> None:
     tz = ZoneInfo(zone)
     first = next_instant(parse_cron(cron), tz, -62_135_596_800, skips=False)  # year 1
@@ -228,37 +202,27 @@ PATTERNS = (
     "30 23 LW * *",
     "0,30 0-4 * * *",
 )
-KNOWN = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca",
-         "America/Scoresbysund", "Asia/Tehran", "Pacific/Chatham")  # fmt: skip
+KNOWN = ("America/New_York", "Australia/Lord_Howe", "Asia/Tehran")
 
 
-def compare(
-    zone: str,
-    patterns: tuple[str, ...],
-    begin: datetime,
-    end: datetime,
-    others: str | None = None,
-) -> None:
-    """Compare all ticks of a period with those of cronsim. others: its words for the pattern."""
+def compare(zone: str, patterns: tuple[str, ...], begin: datetime, end: datetime) -> None:
+    """Compare all ticks of a period with those of cronsim."""
     cronsim = pytest.importorskip("cronsim")
     tz = ZoneInfo(zone)
     for cron in patterns:
-        at, other = int(begin.timestamp()), cronsim.CronSim(others or cron, begin.astimezone(tz))
+        at, other = int(begin.timestamp()), cronsim.CronSim(cron, begin.astimezone(tz))
         while at < end.timestamp():
             found = next_instant(parse_cron(cron), tz, at, skips=False)
             assert found == int(next(other).timestamp()), f"{cron} in {zone} after {at}"
             at = found
 
 
-@pytest.mark.parametrize("zone", KNOWN)
+@pytest.mark.parametrize("zone", [*KNOWN, "Pacific/Apia"])
 def test_the_ticks_are_those_of_another_library(zone: str) -> None:
     begin = datetime(2026, 2, 20, tzinfo=UTC)
-    compare(zone, PATTERNS, begin, begin + timedelta(days=60))
-
-
-def test_the_ticks_around_apias_missing_day_are_those_of_another_library() -> None:
-    begin = datetime(2011, 12, 20, tzinfo=UTC)
-    compare("Pacific/Apia", PATTERNS, begin, begin + timedelta(days=30))
+    if zone == "Pacific/Apia":  # it left out a day
+        begin = datetime(2011, 12, 20, tzinfo=UTC)
+    compare(zone, PATTERNS, begin, begin + timedelta(days=50))
 
 
 OFTEN = ("0 * * * *", "30 */2 * * *", "0,30 0-4 * * *", "15 1-3 * * *")
@@ -282,77 +246,3 @@ def test_the_ticks_are_those_of_another_library_everywhere(part: int) -> None:
             moment = datetime.fromtimestamp(at, UTC)
             often = tuple(one for one in OFTEN if (zone, one) not in WRONG_IN_CRONSIM)
             compare(zone, often, moment - timedelta(days=2), moment + timedelta(days=2))
-
-
-def test_a_wildcard_pattern_is_the_wall_clock_at_every_minute() -> None:
-    """A second implementation: look at each minute of two days around both changes."""
-    for zone, day in (("Australia/Lord_Howe", "2026-04-04"), ("Europe/Berlin", "2026-03-28")):
-        tz = ZoneInfo(zone)
-        begin = int(datetime.fromisoformat(day).replace(tzinfo=tz).timestamp())
-        minutes = range(begin + 60, begin + 2 * 86_400, 60)
-        expected = [at for at in minutes if datetime.fromtimestamp(at, tz).hour in (1, 2)]
-        at, found = begin, []
-        for _ in expected:
-            at = next_instant(parse_cron("* 1,2 * * *"), tz, at, skips=False) or 0
-            found.append(at)
-        assert found == expected
-        assert all(a < b for a, b in pairwise(found))
-
-
-CRONTAB = """
-17 * * * *
-25 6 * * *
-47 6 * * 7
-52 6 1 * *
-5-55/10 * * * *
-59 23 * * *
-30 3 * * 0
-0 */12 * * *
-09,39 * * * *
-10 3 * * *
-*/5 * * * *
-0 0 * * 1-5
-@hourly
-@daily
-@weekly
-@monthly
-0 4 8-14 * *
-15 14 1 * *
-0 22 * * 1-5
-23 0-23/2 * * *
-5 4 * * sun
-0 0,12 1 */2 *
-0 5 * * mon-fri
-0 9-17 * * MON-FRI
-*/10 9-17 * * 1-5
-0 2 1,15 * *
-45 23 28-31 * *
-0 0 1 1,4,7,10 *
-30 8 * * 6L
-0 18 LW * *
-"""
-
-
-SAME = {
-    "@hourly": "0 * * * *",
-    "@daily": "0 0 * * *",
-    "@weekly": "0 0 * * 0",
-    "@monthly": "0 0 1 * *",
-}
-"""Nicknames in the other library's words."""
-
-
-def test_thirty_lines_of_real_crontabs_become_schedules() -> None:
-    lines = CRONTAB.split("\n")[1:-1]
-    assert len(lines) == 30
-    producer = RecordingProducer()
-    for number, line in enumerate(lines):
-        name = f"line-{number}"
-        assert producer.schedule(name, topic="jobs", body=line, cron=line, tz="Europe/Berlin")
-        assert len(producer.next_ticks("jobs", name, 3)) == 3
-
-
-@pytest.mark.parametrize("line", [one for one in CRONTAB.split("\n")[1:-1] if "W" not in one])
-def test_real_crontab_lines_tick_as_in_another_library(line: str) -> None:
-    begin = datetime(2026, 3, 1, tzinfo=UTC)
-    compare("Europe/Berlin", (line,), begin, begin + timedelta(days=45), SAME.get(line))

@@ -13,7 +13,7 @@ from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.define import ScheduleOptions, define
-from lisa.core.model.recurring.definition import Record, ScheduleDefinition, body_of, check_name
+from lisa.core.model.recurring.definition import Record, body_of, check_name
 from lisa.core.model.recurring.ticks import (
     LOOK_AGAIN_MS,
     ON_TIME_MS,
@@ -58,13 +58,9 @@ def test_an_interval_keeps_its_phase() -> None:
     start = 1_798_761_600_000
     ticks = [next_tick(record.definition, START, start + ms) for ms in (-1, 0, 1, 600_000)]
     assert ticks == [start, start + 600_000, start + 600_000, start + 1_200_000]
-
-
-def test_an_interval_ends_with_the_year_9999() -> None:
-    record = made({"every": "10m"})
     last = next_tick(record.definition, START, 253_402_300_799_999 - 600_000)
     assert last is not None
-    assert next_tick(record.definition, START, last) is None
+    assert next_tick(record.definition, START, last) is None, "it ends with the year 9999"
 
 
 def test_start_and_until_are_included() -> None:
@@ -82,16 +78,15 @@ def test_start_and_until_are_included() -> None:
     assert next_tick(definition, 0, second) is None
 
 
-def test_the_first_step_creates_the_first_occurrence() -> None:
+def test_each_tick_creates_the_next_occurrence() -> None:
     step = begin(made({}), START, is_split=False)
-    assert (created(step), step.score, step.record.made) == ([1], at(1), 1)
-    assert step.creates == [(at(1), 1, None)]
-
-
-def test_a_tick_creates_the_next_occurrence() -> None:
-    step = advance(started({}), at(1) + 5, is_split=False)
-    assert step.creates == [(at(2), 2, at(1))]
-    assert (step.score, step.drops) == (at(2), [])
+    assert (step.creates, step.score, step.record.made) == ([(at(1), 1, None)], at(1), 1)
+    step = advance(step.record, at(1) + 5, is_split=False)
+    assert (step.creates, step.score, step.drops) == ([(at(2), 2, at(1))], at(2), [])
+    step = begin(made({}), START, is_split=True)  # a split topic creates each at its tick
+    assert (created(step), step.score) == ([], at(1))
+    step = advance(step.record, at(1), is_split=True)
+    assert (created(step), step.score, step.record.is_made) == ([1], at(2), False)
 
 
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
@@ -104,14 +99,8 @@ def test_a_tick_that_has_not_come_is_left_alone(overlap: str) -> None:
 def test_ticks_that_are_a_little_late_all_run() -> None:
     record = started({"every": "2s", "catch_up": "one"})
     step = advance(record, START + 2_000 + ON_TIME_MS, is_split=False)
-    assert [tick - START for tick, _, _ in step.creates] == [
-        4_000,
-        6_000,
-        8_000,
-        10_000,
-        12_000,
-        14_000,
-    ]
+    ticks = [tick - START for tick, _, _ in step.creates]
+    assert ticks == [4_000, 6_000, 8_000, 10_000, 12_000, 14_000]
 
 
 CAUGHT_UP = {
@@ -169,12 +158,9 @@ def test_a_queued_tick_is_looked_at_again_until_it_can_be_created() -> None:
     # Ticks that come meanwhile are dropped: only one waits.
     step = advance(held, at(3.5), is_split=False)
     assert (created(step), step.score, step.record.is_queued) == ([1], at(4), False)
-
-
-def test_a_queued_tick_is_given_up_after_max_late() -> None:
     step = advance(started({"overlap": "queue_one", "max_late": "2m"}), at(1), is_split=False)
     assert step.held is not None
-    step = advance(step.held, at(3.5), is_split=False)
+    step = advance(step.held, at(3.5), is_split=False)  # it is given up after max_late
     assert (created(step), step.record.tick) == ([], at(4))
 
 
@@ -309,13 +295,6 @@ def test_the_tick_before_another(cron: str, tick: datetime, before: datetime | N
     assert found == (None if before is None else datetime_ms(before, UTC))
 
 
-def test_a_split_topic_creates_each_occurrence_at_its_tick() -> None:
-    step = begin(made({}), START, is_split=True)
-    assert (created(step), step.score) == ([], at(1))
-    step = advance(step.record, at(1), is_split=True)
-    assert (created(step), step.score, step.record.is_made) == ([1], at(2), False)
-
-
 def test_jitter_is_the_same_for_the_same_tick() -> None:
     definition = define(None, {"every": "1m", "jitter": "30s"})
     dues = [due_ms(definition, "a", at(minute)) - at(minute) for minute in range(50)]
@@ -362,25 +341,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "exactly one of cron and every"),
     "both": ({"cron": "@daily", "every": "1m"}, "exactly one of cron and every"),
     "cron": ({"cron": "61 * * * *"}, "cron field minute '61'"),
-    "a long cron": ({"cron": "0," * 500 + "0 * * * *"}, "at most 1,000 characters, not 1,009"),
+    "long cron": ({"cron": "0," * 500 + "0 * * * *"}, "at most 1,000 characters, not 1,009"),
     "short": ({"every": "500ms"}, "at least 1s"),
-    "no unit": ({"every": "10"}, "every: "),
     "zone": ({"cron": "@daily", "tz": "Mars/Base"}, "unknown time zone"),
     "dst": ({"cron": "@daily", "dst": "x"}, "dst is one of vixie, skip"),
     "start": ({"cron": "@daily", "start": "tomorrow"}, "start='tomorrow' is not a time"),
     "until": ({"every": "1m", "start": "2026-02-01", "until": "2026-01-01"}, "before start"),
-    "before the year 1": (
-        {"cron": "@daily", "start": "0001-01-01", "tz": "Asia/Tokyo"},
-        "start=0001-01-01T00:00:00 is out of range",
-    ),
-    "after the year 9999": (
-        {"every": "1m", "until": "9999-12-31T23:59", "tz": "America/New_York"},
-        "until=9999-12-31T23:59:00 is out of range",
-    ),
-    "after the year 9999 in its zone": (
-        {"every": "1m", "until": "9999-12-31T23:59Z", "tz": "Asia/Tokyo"},
-        "until=9999-12-31T23:59:00\\+00:00 is out of range",
-    ),
+    "year 0": ({"cron": "@daily", "start": "0001-01-01", "tz": "Asia/Tokyo"}, "is out of range"),
+    "year 10000": ({"every": "1m", "until": "9999-12-31T23:59Z", "tz": "Asia/Tokyo"}, "is out of"),
     "count": ({"every": "1m", "count": 0}, "less than 1"),
     "large count": ({"every": "1m", "count": 1 << 64}, "count is at most 1,000,000,000,000"),
     "count's type": ({"every": "1m", "count": "3"}, "count is a number"),
@@ -390,20 +358,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"every": "1m", "jitter": "1m", "overlap": "replace_unstarted"},
         "jitter=1m is not shorter than every=1m",
     ),
-    "every": ({"every": "0s"}, "every=0 is too short"),
     "max_late": ({"every": "1m", "max_late": "999ms"}, "max_late=999ms is too short"),
     "overlap": ({"every": "1m", "overlap": "x"}, "allow, skip, queue_one"),
     "ttl": ({"every": "1m", "ttl": "0s"}, "a ttl counts from the due time and must exceed 0"),
     "header": ({"every": "1m", "headers": {"lisa-tick": "1"}}, "'lisa-tick' is set"),
     "headers": ({"every": "1m", "headers": 5}, "a mapping of text to text, not 5"),
-    "window": (
-        {"every": "1m", "headers": {"lisa-window": "mon-fry 9-17"}},
-        "window: 'fry' is not a day",
-    ),
-    "window that never opens": (
-        {"every": "1m", "headers": {"lisa-window": "sat; not sat"}},
-        "does not open within 400 days",
-    ),
+    "window": ({"every": "1m", "headers": {"lisa-window": "sat; not sat"}}, "within 400 days"),
 }
 
 
@@ -414,21 +374,15 @@ def test_a_wrong_option_is_named(case: str) -> None:
         define(None, options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("body", ["$when", "costs 5$", {"a": ["${now}"]}])
-def test_a_template_with_another_placeholder_is_refused(body: Any) -> None:
-    with pytest.raises(InvalidMessage, match="the template knows"):
-        define(body, {"every": "1m", "template": True})
-
-
-def test_an_unknown_option_is_a_type_error() -> None:
+def test_wrong_templates_options_and_names_are_refused() -> None:
+    for body in ("$when", "costs 5$", {"a": ["${now}"]}):
+        with pytest.raises(InvalidMessage, match="the template knows"):
+            define(body, {"every": "1m", "template": True})
     with pytest.raises(TypeError, match="'evry'"):
         define(None, {"evry": "1m"})  # type: ignore[typeddict-unknown-key]
-
-
-@pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 201, 5])
-def test_a_wrong_name_is_refused(name: Any) -> None:
-    with pytest.raises(InvalidMessage):
-        check_name(name)
+    for name in ("", " ", "a\nb", "x" * 201, 5):
+        with pytest.raises(InvalidMessage):
+            check_name(name)  # type: ignore[arg-type]
 
 
 def test_zones_are_stored_by_name() -> None:
@@ -440,10 +394,3 @@ def test_zones_are_stored_by_name() -> None:
     for name, zone in zones.items():
         assert define(None, {"cron": "@daily", "tz": zone}).tz == name
     assert define(None, {"cron": "@daily"}, "Asia/Tokyo").tz == "Asia/Tokyo"
-
-
-def test_a_record_takes_little_room() -> None:
-    definition = define({"report": "daily"}, {"cron": "0 9 * * 1-5", "tz": "Europe/Berlin"})
-    record = begin(Record(version=1, made_ms=START, definition=definition), START, is_split=False)
-    assert len(record.record.encode()) < 200
-    assert isinstance(definition, ScheduleDefinition)
