@@ -345,7 +345,6 @@ lisa-delay-queue:
 
 ORDERS = "/v1/topics/orders"
 POLL = "/v1/topics/poll"
-CAMELLIA = "/camellia/delayQueue"
 WELL = (200, 201, 202, 204, 303)
 
 
@@ -391,7 +390,6 @@ def serve(stage: Stage) -> None:
         deliver_by_http(caller)
         push_to(caller, target)
         operate_by_http(caller)
-        speak_as_earlier_systems(caller)
 
 
 def send_by_http(caller: Caller) -> None:
@@ -467,34 +465,6 @@ def operate_by_http(caller: Caller) -> None:
     caller.ask("DELETE", daily)
     caller.post("/v1/topics/passing/messages", {"body": 1, "delay_ms": 60_000})
     caller.ask("DELETE", "/v1/topics/passing?confirm=passing")
-
-
-def speak_as_earlier_systems(caller: Caller) -> None:
-    """Use the wire formats of camellia, mykit-delay and delay-queue."""
-    one = {"topic": "old", "msgId": "c1"}
-    times = {"delayMillis": 60_000, "ttlMillis": 60_000}
-    pull = {"topic": "old", "batch": 1, "ackTimeoutMillis": 1000}
-    for name, form in (
-        ("sendMsg", one | times | {"msg": "x"}),
-        ("getMsg", one),
-        ("pullMsg", pull),
-        ("deleteMsg", one | {"release": "true"}),
-    ):
-        caller.ask("POST", f"{CAMELLIA}/{name}", data=form)
-    caller.get(*(f"{CAMELLIA}/{name}" for name in ("getTopicInfoList", "getMonitorData")))
-    caller.get(f"{CAMELLIA}/metrics", f"{CAMELLIA}/getTopicInfo?topic=old")
-    job = {"topic": "job", "body": "b"}
-    ids = [caller.post("/mykit/push", job | {"delay": ms}).json()["data"] for ms in (0, 60_000)]
-    caller.get(
-        "/mykit/get/job?timeout=500", f"/mykit/finish?id={ids[0]}", f"/mykit/delete?id={ids[1]}"
-    )
-    caller.get("/mykit/clearAll")
-    due = str(time.time_ns() // 1_000_000)
-    form = {"topic": "dq", "delayTime": due, "ttrTime": "60", "message": "{}"}
-    ids = [caller.ask("POST", "/delay-queue/push", data=form).json()["id"] for _ in range(2)]
-    caller.get("/delay-queue/pop/dq")
-    for name, message_id in zip(("finish", "delete"), ids, strict=True):
-        caller.ask("POST", f"/delay-queue/{name}", data={"id": message_id})
 
 
 SCENES: dict[str, Callable[[Stage], None]] = {

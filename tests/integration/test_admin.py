@@ -25,7 +25,6 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open
-from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
@@ -322,27 +321,6 @@ def test_garbage_dated_later_than_now_is_taken_once(store: SyncStore) -> None:
     early = garbage.GarbageSelection(topic=TOPIC, died_before_ms=later_ms - 1)
     assert store.drive(garbage.act(store, early, garbage.purge)) == 0
     assert store.drive(garbage.act(store, everything, garbage.purge)) == 250
-
-
-def test_a_message_that_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
-    """Requeueing all messages ends even if each dies again immediately."""
-    store.call(Declare(TOPIC, "a"))
-    send(store, [f"m{n}" for n in range(20)])
-    die(store, "a", 20)
-
-    def requeue_and_die(store: Any, topic: str, group: str, ids: Any) -> Any:
-        done = yield from garbage.requeue(store, topic, group, ids)
-        time.sleep(0.003)
-        yield from store.run(Promote(topic))
-        found = (yield from store.run(Pull(topic, group, "c1", 100))).entries
-        yield from store.run(Open(topic, group, found))
-        failures = [Failure(one.id, one.entry, "again", "discard") for one in found]
-        yield from store.run(Fail(topic, group, failures))
-        return done
-
-    selection = garbage.GarbageSelection(topic=TOPIC)
-    assert store.drive(garbage.act(store, selection, requeue_and_die)) == 20
-    assert store.drive(garbage.matching(store, selection)) == 20
 
 
 def test_the_last_of_few_matches_among_much_garbage_is_found_page_by_page(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import redis
 from lisa.core.model.errors import ServerUnavailable
 from lisa.embedded import EmbeddedServer, binary
 from lisa.embedded.server import free_port
-from tests.servers import PATIENCE, Process, Processes, connect, runs, wait_until
+from tests.servers import Process, Processes, connect, runs, wait_until
 
 OWNER = """
 import sys, time
@@ -203,37 +202,3 @@ def test_the_server_ends_with_a_killed_supervisor() -> None:
         server.restart()
     server.stop()
     assert not directory.exists()
-
-
-def test_a_test_process_ends_with_its_children(processes: Processes) -> None:
-    program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '600']); "
-    process = processes.start("-c", program + "print('child', p.pid, '.'); time.sleep(600)")
-    child = int(process.wait_for(" .").split()[1])
-    assert process.alive
-    processes.end()
-    wait_until(lambda: not runs(child), timeout=PATIENCE)
-    assert process.wait(timeout=timedelta(seconds=1)) == -signal.SIGTERM
-
-
-def test_an_interrupted_session_leaves_no_server_behind(
-    processes: Processes, tmp_path: Path
-) -> None:
-    test = tmp_path / "test_sleeper.py"
-    test.write_text(
-        "import time\n"
-        "def test_sleeper(own_server, valkey_server):\n"
-        "    for s in (own_server, valkey_server):\n"
-        "        print('pid', s.pid, s.directory, '.', flush=True)\n"
-        "    time.sleep(600)\n",
-        encoding="utf-8",
-    )
-    conftest = Path(__file__).parent.parent / "conftest.py"
-    (tmp_path / "conftest.py").write_bytes(conftest.read_bytes())
-    arguments = ("-s", "-p", "no:valkey", "-p", "no:cacheprovider", str(test))
-    session = processes.start("-m", "pytest", *arguments)
-    words = session.wait_for(" .", times=2).split()
-    session.signal(signal.SIGINT)
-    assert session.wait() == pytest.ExitCode.INTERRUPTED
-    for start in (index for index, word in enumerate(words) if word == "pid"):
-        wait_until(lambda pid=int(words[start + 1]): not runs(pid))  # type: ignore[misc]
-        assert not Path(words[start + 2]).exists()

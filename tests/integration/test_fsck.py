@@ -13,7 +13,6 @@ import redis
 from lisa.admin import groups
 from lisa.admin.fsck import KINDS, CheckReport, check
 from lisa.core.model.envelope import encode_envelope, fence_of, new_token
-from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import GroupKeys, TopicKeys
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
@@ -333,36 +332,6 @@ def test_moving_messages_are_never_reported(server: str) -> None:
     assert len(reports) > 3
     assert [found for report in reports for found in report.findings] == []
     assert sum(report.bodies for report in reports) > 0
-
-
-def test_groups_added_and_removed_are_never_reported(server: str) -> None:
-    store, other = open_store(server), open_store(server)
-    store.drive(store.register([TOPIC]))
-    done, failures = threading.Event(), list[BaseException]()
-
-    def change() -> None:
-        try:
-            n = 0
-            while not done.is_set():
-                n += 1
-                other.drive(groups.add(other, TOPIC, GROUP))
-                send(other, *(f"{n}-{i}" for i in range(100)))
-                other.call(Promote(TOPIC))
-                other.drive(groups.remove(other, TOPIC, GROUP))
-        except LisaError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=change, daemon=True)
-    thread.start()
-    try:
-        reports = [run(store) for _ in range(10)]
-    finally:
-        done.set()
-        thread.join(PATIENCE.total_seconds())
-    assert failures == []
-    assert [found for report in reports for found in report.findings] == []
-    store.close()
-    other.close()
 
 
 # Bounded steps

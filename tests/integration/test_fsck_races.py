@@ -13,8 +13,6 @@ from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.cli.main import main
 from lisa.core.transitions import loader
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from tests.servers import open_store
 from tests.shards import ORDERS, SENT, Halting, Split
@@ -101,18 +99,6 @@ def test_a_group_that_is_removed_before_its_repair_stays_removed(
     assert bool(here.store.ask("EXISTS", *here.keys("orders").group("lisa"))) == is_cut_short
 
 
-def test_a_removal_that_another_takes_up_is_no_finding(here: Split) -> None:
-    here.send_all()
-    here.store.call(Undeclare("orders", "lisa"))
-    here.store.call(Configure("orders", {"removing:lisa": "1"}))
-    repair = Repair(here)
-    repair.until_command("HLEN", here.keys("orders").group("lisa").entries)
-    with another(here) as store:
-        store.drive(groups.remove(store, "orders", "lisa"))
-    assert repair.finish() == []
-    assert declared(here) == ("audit",)
-
-
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_group_declared_again_is_not_removed_as_a_leftover(
     here: Split, *, is_given: bool
@@ -128,20 +114,6 @@ def test_a_group_declared_again_is_not_removed_as_a_leftover(
     assert declared(here) == ("audit", "lisa")
     assert here.owed() == SENT * is_given
     assert not here.store.ask("HEXISTS", here.keys("orders").options, "removing:lisa")
-
-
-def test_a_repair_keeps_messages_sent_meanwhile(here: Split) -> None:
-    lose_declaration(here)
-    repair = Repair(here)
-    repair.until("undeclare")
-    here.store.call(Declare("orders", "lisa"))
-    here.send_all()
-    lose_declaration(here)
-    assert repair.finish() == []
-    assert here.owed() == SENT
-    assert here.store.drive(check(here.store, ["orders"], repair=True)).ok
-    assert declared(here) == ("audit", "lisa")
-    assert here.owed() == SENT
 
 
 @pytest.mark.parametrize("moment", ["before it asks", "after it asked"])

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     import redis
 
-    from lisa.core.model.stream import Entry
     from lisa.embedded import EmbeddedServer
     from tests.servers import Process, Processes
 
@@ -146,27 +145,6 @@ class TestInThisProcess:
             wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("lisa",))
             mails.send()
             assert len(mails.await_entries()) == 1
-
-    def test_several_managers_move_nothing_twice(self, cast: Cast, redis_url: str) -> None:
-        with (
-            Manager(redis_url, topics=ORDERS),
-            Manager(redis_url, topics=ORDERS),
-            Manager(redis_url, topics=ORDERS),
-        ):
-            wait_until(lambda: len(cast.store.drive(presence.managers(cast.store))) == 3)
-            sent = sorted(cast.send(delay_ms=300) for _ in range(300))
-            got: list[Entry] = []
-
-            def marked() -> bool:
-                got.extend(cast.take())
-                return marker in [entry.id for entry in got]
-
-            wait_until(lambda: cast.stats().get("promoted", 0) >= 300)
-            marker = cast.send(delay_ms=50)
-            wait_until(marked)
-            assert sorted(entry.id for entry in got) == sorted([*sent, marker])
-            assert cast.stats()["promoted"] == 301
-        assert cast.store.drive(presence.managers(cast.store)) == []
 
     def test_l5_one_topics_error_stops_no_other_topic(
         self, cast: Cast, redis_url: str, client: redis.Redis

@@ -21,10 +21,9 @@ from lisa.manager import lease_hold
 from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from lisa.manager.bulk_reads import PAGE
 from lisa.manager.promoter import SECOND_S
-from lisa.manager.reclaimer import CLOSEST_S
 from tests.consumers import heard
 from tests.roles import Services
-from tests.servers import least, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +106,11 @@ class TestPromoter:
             assert instant(kit.promoter.step(["orders"])) <= time.monotonic()
         assert kit.promoter.step(["orders"]) == [None]
         assert cast.store.ask("XLEN", cast.own.ready) == 250
+        cast.configure(promote_interval="60000")
+        cast.send_due()
+        cast.send(delay_ms=1_000)
+        before = time.monotonic()
+        assert instant(kit.promoter.step(["orders"])) >= before + 60, "its topic's interval"
 
     def test_a_full_group_is_checked_after_growing_pauses(self, cast: Cast, kit: Services) -> None:
         fill(cast)
@@ -126,22 +130,6 @@ class TestPromoter:
         cast.configure(max_ready="50")
         wait_until(lambda: kit.promoter.step(["orders"]) == [None])
         assert cast.store.ask("XLEN", cast.own.ready) == 30
-
-    def test_while_it_is_full_plain_reads_ask_and_promote_rarely(
-        self, cast: Cast, kit: Services, raw: redis.Redis
-    ) -> None:
-        fill(cast)
-        kit.promoter.step(["orders"])
-
-        def scripts(steps: int) -> int:
-            before = calls(raw, "evalsha")
-            for _ in range(steps):
-                sleep_until(instant(kit.promoter.step(["orders"])))
-            return calls(raw, "evalsha") - before
-
-        assert least(lambda: scripts(6), 1) == 0
-        time.sleep(CERTAIN_S)
-        assert scripts(1) == 1
 
     @pytest.mark.parametrize("broken", ["waiting", "max_ready", "+inf", "-inf"])
     def test_one_topics_broken_key_concerns_that_topic_only(
@@ -340,40 +328,6 @@ class TestReclaimer:
         assert cast.store.ask("XLEN", cast.own.ready) == 0
         assert cast.stats()["cleared@g"] == 1
 
-    def test_a_lease_of_its_own_that_is_shorter_is_seen_in_time(
-        self, cast: Cast, kit: Services
-    ) -> None:
-        cast.configure(ack_timeout="3600000")
-        cast.send()
-        cast.take()
-        kit.reclaimer.step(["orders"])  # the full check: nothing ends within the hour
-        sent = cast.send()
-        cast.store.call(Open("orders", "g", cast.read(), 1_500))
-        _, ends_ms = cast.store.ask("ZRANGE", cast.own.leases, 0, 0, "WITHSCORES")
-        at = kit.reclaimer.poll(["orders"])["orders"]
-        assert at == kit.clock.instant(int(ends_ms) + 1)
-        again = instant(kit.reclaimer.step(["orders"]))
-        assert again == at or cast.state(sent) == "retry"  # the lease may have ended meanwhile
-        sleep_until(at)
-        # The estimate of the server's clock may be early by the time of a round trip.
-        wait_until(lambda: kit.reclaimer.step(["orders"]) and cast.state(sent) == "retry")
-
-    def test_a_long_lease_of_its_own_hides_no_delivery_made_later(
-        self, cast: Cast, kit: Services
-    ) -> None:
-        cast.configure(ack_timeout="200", retry_delays="60000")
-        cast.send()
-        cast.store.call(Open("orders", "g", cast.read(), 3_600_000))
-        time.sleep(0.21)  # by the topic's timeout it would be overdue
-        kit.reclaimer.step(["orders"])
-        sent = cast.send()
-        cast.take()
-        at = instant(kit.reclaimer.step(["orders"]))
-        assert at <= time.monotonic() + CLOSEST_S
-        sleep_until(at)
-        kit.reclaimer.step(["orders"])
-        assert cast.state(sent) == "retry"
-
     @pytest.mark.parametrize("broken", ["ack_timeout", "ready"])
     def test_one_topics_broken_key_concerns_that_topic_only(
         self, cast: Cast, kit: Services, raw: redis.Redis, broken: str
@@ -393,20 +347,6 @@ class TestReclaimer:
         assert isinstance(outcome, LisaError)
         assert isinstance(at, float)
         assert cast.state(sent) == "retry"
-
-    def test_a_poll_reports_lease_ends_and_new_groups(self, cast: Cast, kit: Services) -> None:
-        cast.store.drive(cast.store.groups("orders"))
-        assert kit.reclaimer.poll(["orders"])["orders"] <= time.monotonic()  # never checked
-        kit.reclaimer.step(["orders"])
-        assert kit.reclaimer.poll(["orders"]) == {}
-        cast.send()
-        before = time.monotonic()
-        cast.store.call(Open("orders", "g", cast.read(), 60_000))
-        at = kit.reclaimer.poll(["orders"])["orders"]
-        assert before + 60 - CLOCK_S <= at <= time.monotonic() + 60 + CLOCK_S
-        cast.on("orders", "new").declare()
-        cast.store.drive(cast.store.groups("orders"))
-        assert kit.reclaimer.poll(["orders"])["orders"] <= time.monotonic()
 
     def test_leases_of_their_own_cost_a_look_when_they_end(
         self, cast: Cast, kit: Services, raw: redis.Redis
@@ -428,35 +368,6 @@ class TestReclaimer:
         full_checks = (time.monotonic() - began) / 0.5 + 1  # one for each ack timeout
         windows = held / 10 + 1
         assert calls(raw, "evalsha") - before <= windows * full_checks
-
-    def test_checks_of_one_group_have_a_minimum_interval(self, cast: Cast, kit: Services) -> None:
-        cast.configure(ack_timeout="100", retry_delays="60000")
-        sent = cast.send(), cast.send()
-        cast.store.call(Open("orders", "g", cast.read(1), 400))
-        cast.store.call(Open("orders", "g", cast.read(1), 10))
-        time.sleep(0.02)
-        looked = time.monotonic()
-        at = instant(kit.reclaimer.step(["orders"]))
-        assert looked + CLOSEST_S <= at <= time.monotonic() + CLOSEST_S
-        assert cast.state(sent[1]) == "retry"
-        cast.send()
-        cast.store.call(Open("orders", "g", cast.read(), 10))
-        assert kit.reclaimer.poll(["orders"])["orders"] >= looked + CLOSEST_S
-        sleep_until(at)
-        kit.reclaimer.step(["orders"])
-        assert cast.state(sent[0]) == "retry"
-
-    def test_with_nothing_in_flight_no_script_runs_for_an_ack_timeout(
-        self, cast: Cast, kit: Services, raw: redis.Redis
-    ) -> None:
-        cast.configure(ack_timeout="60000")
-        cast.send()
-        cast.store.drive(cast.store.groups("orders"))
-        before, began = calls(raw, "evalsha"), time.monotonic()
-        at = instant(kit.reclaimer.step(["orders"]))
-        assert began + 60 <= at <= time.monotonic() + 60
-        assert instant(kit.reclaimer.step(["orders"])) == at  # woken without need
-        assert calls(raw, "evalsha") == before
 
     def test_after_an_outage_it_waits_one_ack_timeout(self, cast: Cast, kit: Services) -> None:
         cast.configure(ack_timeout="500")
@@ -512,19 +423,6 @@ class TestReclaimer:
 
 
 class TestTrimmer:
-    def test_picks_topics_whose_streams_hold_anything(
-        self, cast: Cast, kit: Services, raw: redis.Redis
-    ) -> None:
-        lost, idle, broken = (cast.on(name).declare() for name in ("lost", "idle", "broken"))
-        for one in (cast, lost, idle, broken):
-            kit.store.drive(kit.store.groups(one.topic))
-        cast.send()
-        lost.send()
-        raw.delete(lost.own.ready)
-        raw.set(broken.own.entries, "not a hash")
-        picked = kit.trimmer.pick(["broken", "idle", "lost", "orders", "unknown"])
-        assert picked == ["broken", "lost", "orders"]
-
     def test_l6_removes_foreign_entries_and_nothing_else(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.core.store.registration import IDLE_AFTER_MS
-from lisa.core.transitions import loader
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
@@ -22,7 +21,6 @@ from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
 if TYPE_CHECKING:
     import redis
 
-    from lisa.core.redis.flow import Command
     from tests.roles import Cast, Services
 
 
@@ -91,35 +89,6 @@ class TestSweeper:
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
 
-    def test_a_manager_that_stops_leaves_a_removal_after_the_call_that_runs(
-        self, server: str, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("lisa.core.store.group_removal.MOST_IDS", 1)
-        for _ in range(9):
-            cast.send()
-        cast.store.call(Undeclare("orders", "g"))
-        cast.configure(**{"removing:g": "1"})
-        plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
-        engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
-        execute, undeclare = engine.store.connection.execute, loader.load("undeclare").sha
-        calls: list[Command] = []
-
-        def counting(command: Command) -> Any:
-            if command[:2] == ("EVALSHA", undeclare):
-                calls.append(command)
-            if len(calls) == 4:
-                engine._stopped.set()
-            return execute(command)
-
-        monkeypatch.setattr(engine.store.connection, "execute", counting)
-        engine._services.sweep("orders")
-        assert len(calls) == 4
-        assert cast.store.ask("HLEN", cast.own.entries) == 6
-        engine.store.close()
-        cast.configure(**{"removing:g": "1"})
-        kit.sweeper.step("orders")
-        assert not cast.store.ask("EXISTS", *cast.own), "another manager finishes it"
-
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -184,18 +153,6 @@ class TestSweeper:
         assert [one for one in (*old, "fresh") if kit.sweeper.step(one)] == ["idle"]
         assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "daily", "fresh"]
 
-    def test_a_topic_used_meanwhile_is_listed_again(
-        self, cast: Cast, kit: Services, raw: redis.Redis
-    ) -> None:
-        raw.zadd(cast.store.keys.topics, {"orders": 1})
-        assert kit.sweeper.step("orders") is True
-        assert kit.sweeper.relist_if_used("orders") is False
-        assert cast.store.drive(cast.store.topics()) == []
-        cast.send()
-        raw.zrem(cast.store.keys.topics, "orders")
-        assert kit.sweeper.relist_if_used("orders") is True
-        assert cast.store.drive(cast.store.topics()) == ["orders"]
-
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_a_topic_that_is_sent_to_while_it_is_forgotten_is_not_lost(
         self,
@@ -244,35 +201,6 @@ class TestSweeper:
         kit.sweeper.managers()
         assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
 
-    def test_picks_topics_with_something_to_do(
-        self, cast: Cast, kit: Services, raw: redis.Redis
-    ) -> None:
-        long_ago = cast.now_ms() - IDLE_AFTER_MS - 1_000
-        names = ["busy", "configured", "dead", "idle", "known", "named", "short-lived", "watched"]
-        casts = {name: cast.on(name).declare() for name in names}
-        for name in ("busy", "configured", "idle"):
-            raw.zadd(kit.store.keys.topics, {name: long_ago})
-        casts["busy"].send(delay_ms=60_000)
-        casts["dead"].send()
-        casts["dead"].discard(casts["dead"].take()[0])
-        casts["short-lived"].send(delay_ms=60_000, ttl_ms=1)
-        cast.store.ask("XGROUP", "CREATECONSUMER", casts["named"].own.ready, "g", "left-over")
-        record = presence.ConsumerPresence(name="c", topic="watched", group="g")
-        cast.store.drive(presence.announce_consumer(cast.store, record))
-        for name in names:
-            kit.store.drive(kit.store.groups(name))
-        casts["known"].on("known", "another").declare()
-        assert kit.sweeper.pick(names) == [
-            "dead",
-            "idle",
-            "known",
-            "named",
-            "short-lived",
-            "watched",
-        ]
-        assert kit.store.known_groups("known") == ("another", "g")
-        assert kit.sweeper.pick(["known"]) == []
-
 
 class TestSampler:
     NOON = 1_700_000_000_000 - 1_700_000_000_000 % DAY_MS
@@ -292,20 +220,6 @@ class TestSampler:
 
         assert not kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"]), "a race"
         assert not kit.sampler.step("orders", self.NOON + 2 * MINUTE_MS), "nothing has changed"
-
-    def test_picks_topics_that_differ_from_their_latest_sample(
-        self, cast: Cast, kit: Services
-    ) -> None:
-        topics, later = ["empty", "orders"], self.NOON + MINUTE_MS
-        assert kit.sampler.pick(topics, later) == topics
-        cast.send()
-        for topic in topics:
-            kit.sampler.step(topic, later)
-        assert kit.sampler.pick(topics, later) == []
-        assert kit.sampler.pick(topics, self.NOON) == topics  # a full hour: old samples are thinned
-        cast.send()
-        assert not kit.sampler.step("orders", later)  # this minute has its sample
-        assert kit.sampler.pick(topics, later + MINUTE_MS) == ["orders"]
 
     def test_minutes_for_seven_days_hours_for_ninety(self, cast: Cast, kit: Services) -> None:
         def at(**ago: int) -> int:

@@ -9,14 +9,10 @@ import pytest
 from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.core.model.errors import RemovalUnfinished
-from lisa.core.model.sharding import Shard
-from lisa.core.store import group_removal, removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
-from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
@@ -74,21 +70,6 @@ def first_undeclares(shard: str) -> Callable[[Command], bool]:
     return halts
 
 
-def test_a_late_removal_takes_nothing_from_a_group_declared_again(split: Split) -> None:
-    split.into(3)
-    first = split.layout.current(ORDERS)[0]
-    split.store.call(Undeclare("orders", "lisa"))  # and its process is killed
-    late = Halting(group_removal.finish(split.store, Shard("orders"), "lisa"), split)
-    assert not late.run_until(lambda command: command == ("TIME",)), "it has read the mark"
-    split.store.drive(group_removal.finish(split.store, Shard("orders"), "lisa"))
-    looks_at_first = ("HEXISTS", split.keys(first).groups, "lisa")
-    is_over = late.run_until(lambda command: command == looks_at_first)
-    add_anew(split)
-    assert is_over or late.run_until(lambda _: False)
-    assert are_all(split, "audit", "lisa")
-    assert split.owed() == SENT
-
-
 def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> None:
     removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
     assert not removing.run_until(lambda command: command[0] == "HEXISTS")
@@ -125,37 +106,6 @@ def test_a_removal_reports_that_its_group_was_declared_again(split: Split) -> No
     split.store.drive(spread(split.store, ORDERS))
     assert are_all(split, "audit", "lisa")
     assert marks(split) == []
-
-
-def test_a_topic_s_mark_is_renewed_while_its_shards_settle(split: Split) -> None:
-    split.into(2)
-    split.send_all()
-    first = split.layout.current(ORDERS)[0]
-    own = split.keys(first).group("lisa")
-    removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
-    assert not removing.run_until(lambda command: command[:2] == ("HSCAN", own.entries))
-    split.store.call(Configure("orders", {"removing:lisa": "1"}))
-    assert not removing.run_until(lambda command: command[:2] == ("ZSCAN", own.retry))
-    age_ms = split.store.drive(removal_mark.age_ms(split.store, "orders", "lisa"))
-    assert age_ms is not None
-    assert age_ms < removal_mark.ABANDONED_MS
-
-
-def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Split) -> None:
-    split.send_all()
-    for n in range(20):
-        split.store.call(Declare("orders", f"g{n}"))
-    bodies = split.keys("orders").body("")
-    sizes = list[int]()
-
-    def counts(command: Command) -> bool:
-        if command[0] == "EVALSHA":
-            sizes.append(sum(str(one).startswith(bodies) for one in command))
-        return False
-
-    assert Halting(group_removal.remove(split.store, ORDERS, "lisa"), split).run_until(counts)
-    assert sum(sizes) == SENT
-    assert max(sizes) * 21 * Purge.steps <= STEPS_PER_CALL
 
 
 def test_a_mark_beside_a_declared_group_removes_nothing(split: Split) -> None:

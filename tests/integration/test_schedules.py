@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lisa import Message
     from lisa.core.store.inspection import FoundMessage
     from lisa.core.store.schedule_reads import ScheduleInfo
+    from tests.servers import Processes
     from tests.shards import Split
 
 pytestmark = pytest.mark.timeout(120)
@@ -229,40 +230,6 @@ def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
     assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
 
 
-def test_the_previous_tick_of_an_occurrence() -> None:
-    """Edits, pauses and further occurrences leave no interval out and repeat none."""
-    if reason := no_clock():
-        pytest.skip(reason)
-    handled: list[list[int | None]] = []
-
-    def hour(ms: int | None) -> int | None:
-        return None if ms is None else ms_datetime(ms).hour
-
-    with ClockedServer() as server, LisaTestKit(server) as kit:
-        kit.travel_to(datetime(2027, 1, 1, tzinfo=UTC))
-        consumer = Consumer(kit.url)
-        consumer.on(TOPIC)(lambda message: handled.append([hour(one) for one in message.body]))
-        kit.attach(consumer)
-        options: dict[str, Any] = {"topic": TOPIC, "template": True, "every": "1h"}
-        body = ["${previous_ms}", "${tick_ms}"]
-        kit.producer.schedule("s", body=body, **options)
-        kit.advance(minutes=90)
-        kit.producer.schedule("s", body=body, ttl="1d", **options)
-        kit.advance(hours=1)
-        kit.producer.pause_schedule(TOPIC, "s")
-        kit.advance(hours=3)
-        kit.producer.resume_schedule(TOPIC, "s")
-        kit.advance(hours=1)
-        assert handled == [[None, 1], [1, 2], [2, 6]]
-        kit.producer.run_schedule(TOPIC, "s")
-        kit.advance(minutes=1)
-        assert handled.pop() == [6, 6]  # at half past
-        start, end = (datetime(2027, 1, 1, hour, tzinfo=UTC) for hour in (3, 5))
-        assert kit.producer.backfill_schedule(TOPIC, "s", start, end) == (3, 0)
-        kit.advance(minutes=1)
-        assert sorted(handled[3:]) == [[2, 3], [3, 4], [4, 5]]
-
-
 def test_a_backfill_that_fills_the_topic_says_what_it_created(
     cast: Cast, producer: Producer
 ) -> None:
@@ -293,24 +260,6 @@ def test_next_ticks_and_the_list(redis_url: str, producer: Producer) -> None:
             assert await other.remove_schedule(TOPIC, "a")
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("overlap", ["allow", "skip"])
-def test_all_missed_ticks_run_on_a_topic_with_a_small_capacity(
-    cast: Cast, producer: Producer, overlap: str
-) -> None:
-    cast.configure(capacity="3")
-    producer.schedule("s", topic=TOPIC, body=1, every="1h", catch_up="all", overlap=overlap)
-    first = schedule_of(producer, "s").next_ms or 0
-    at_ms = first + 8 * 3_600_000 + 1_800_000
-    created: list[int] = []
-    while (found := producer.get_schedule(TOPIC, "s")) and (found.next_ms or 0) <= at_ms:
-        (done,) = cast.store.drive(tick_all(cast.store, TOPIC, ["s"], at_ms))
-        assert isinstance(done, ScheduleOutcome), done
-        for one in ids_waiting(cast):
-            created += ticks_of([one])
-            assert producer.cancel(TOPIC, one) == "cancelled"
-    assert [tick for tick in created if tick <= at_ms] == list(range(first, at_ms, 3_600_000))
 
 
 def test_a_schedule_of_a_full_topic_can_be_changed(cast: Cast, producer: Producer) -> None:
@@ -351,6 +300,30 @@ def test_one_call_creates_few_large_occurrences(cast: Cast, producer: Producer) 
         waiting = len(ids_waiting(cast))
     late = [tick for tick in ticks_of(ids_waiting(cast)) if first <= tick <= at_ms]
     assert late == list(range(first, at_ms, 3_600_000))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("managers", "kills"),
+    [(3, 8), pytest.param(5, 600, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
+def test_each_tick_is_created_once_while_managers_are_killed(
+    cast: Cast, producer: Producer, processes: Processes, managers: int, kills: int
+) -> None:
+    command = ("-m", "lisa.cli.manager", "--redis", cast.store.connection.address.url)
+    producer.schedule("s", topic=TOPIC, body=1, every="1s", catch_up="all")
+    alive = [processes.start(*command) for _ in range(managers)]
+    for process in alive:
+        process.wait_for("is reachable")
+    for _ in range(kills):
+        time.sleep(1.0)  # the rate of the kills, not a wait for anything
+        alive.pop(0).kill()
+        alive.append(processes.start(*command))
+    alive[-1].wait_for("is reachable")
+    wait_until(lambda: len(ids_of(cast)) >= kills)
+    assert_complete(ids_of(cast), 1000)
+    sent = int(cast.store.ask("HGET", cast.keys.stats, "sent"))
+    assert abs(sent - len(ids_of(cast))) <= 1  # a tick may pass between the two reads
 
 
 def test_a_full_topic_gets_an_occurrence_at_its_tick(
@@ -474,24 +447,6 @@ def test_pending_occurrences_move_when_the_time_zone_data_changes(
         for version in ("2025b", "2026a", ""):
             ZoneData(cast.store, clock, version).step([TOPIC])
     assert right in ids_waiting(cast)
-
-
-def test_a_topic_whose_check_fails_keeps_no_other_waiting(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(_: ZoneData, topic: str) -> bool:
-        if topic == "aaa":
-            raise ConfigError("holidays need the extra")
-        return True
-
-    monkeypatch.setattr(ZoneData, "_check_page", check)
-    zone_data = ZoneData(cast.store, ServerClock(), "2026a")
-    with pytest.raises(ConfigError):
-        zone_data.step(["aaa", TOPIC])
-    zone_data.step(["aaa", TOPIC])
-    assert cast.store.ask("HGET", cast.keys.options, "zones") == b"2026a"
-    with pytest.raises(ConfigError):  # tried again after the others
-        zone_data.step(["aaa", TOPIC])
 
 
 def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer) -> None:
@@ -653,20 +608,3 @@ def test_wrong_schedules_of_a_manager_are_refused() -> None:
         ManagerSettings.load(schedules=[{"name": "s", "topic": TOPIC, "cron": "61 * * * *"}])
     with pytest.raises(ConfigError, match="listed twice"):
         ManagerSettings.load(schedules=[entry, entry])
-
-
-def test_a_schedule_takes_at_most_700_bytes_with_its_occurrence(
-    cast: Cast, producer: Producer
-) -> None:
-    count = 200
-    for number in range(count):
-        body = {"kind": "daily", "customer": number}
-        name = f"customer-{number:08}"
-        producer.schedule(name, topic=TOPIC, body=body, cron="0 9 * * 1-5", tz="Europe/Berlin")
-
-    def memory(key: str) -> int:
-        return int(cast.store.ask("MEMORY", "USAGE", key, "SAMPLES", 0))
-
-    keys = cast.keys
-    shared = sum(memory(key) for key in (keys.schedules, keys.ticks, keys.waiting))
-    assert shared / count + memory(keys.body(ids_waiting(cast)[0])) <= 700

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
 from lisa import AsyncProducer, ConfigError, Consumer, Manager, Producer, ServerUnavailable
 from lisa.cli.main import main
-from lisa.core.redis.connection import Connection
 from lisa.core.store import server_checks
 from lisa.embedded import EmbeddedServer
 from tests.clusters import address, two_nodes
 from tests.servers import connect, flush
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from lisa.core.redis.flow import Command
     from tests.servers import Processes
 
 TOO_OLD = "runs Redis .*, which is too old: use Redis 6.2 or newer, or Valkey"
@@ -189,28 +187,6 @@ def test_a_process_warns_once(redis_server_url: str, caplog: pytest.LogCaptureFi
         assert "cmdstat_info" not in client.info("commandstats")
 
 
-def test_the_check_shares_the_round_trip_of_the_schema(
-    redis_server_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chains: list[list[str | bytes | float]] = []
-    send = Connection.execute_chain
-
-    def recorded(link: Connection, key: str, commands: Sequence[Command]) -> list[Any]:
-        chains.append([command[0] for command in commands])
-        return send(link, key, commands)
-
-    monkeypatch.setattr(Connection, "execute_chain", recorded)
-    produce(redis_server_url)
-    assert chains[0] == ["GET", "INFO"]
-    assert all("INFO" not in chain for chain in chains[1:])
-
-
-def test_a_server_with_fields_of_its_own_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    server_checks.check_for_roles("here", b"redis_version:7.4\r\nmaxmemory:1G\r\n", warns=True)
-    assert server_checks.is_seen("here")
-    assert warnings(caplog) == []
-
-
 def test_a_role_warns_of_a_replica(
     own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,18 +217,6 @@ def test_a_user_without_the_right_to_info_works(
         finally:
             client.acl_deluser("weak")
     assert warnings(caplog) == []
-
-
-def test_commands_leave_warnings_to_the_doctor(
-    redis_server_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    for command in (["send", "orders", "1"], ["topics"]):
-        done = CliRunner().invoke(main, [*command, "--redis", redis_server_url])
-        assert done.exit_code == 0, done.output
-    assert warnings(caplog) == []
-    server_checks._seen.clear()
-    produce(redis_server_url)
-    assert warnings(caplog) == ["persistence"]
 
 
 def test_a_role_checks_the_node_of_a_cluster_that_holds_the_schema(

@@ -15,7 +15,6 @@ import pytest
 from lisa import Consumer, Manager, Message
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.sharding import Shard
-from lisa.core.transitions.open import Open
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.core.transitions.pull import Pull
 from lisa.manager.pruner import Pruner
@@ -88,43 +87,6 @@ def pull(cast: Cast, own_ms: int | None = None, most: int = 1) -> None:
 
 
 class TestReclaimer:
-    @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
-    def test_leases_are_unaffected_by_the_step(
-        self, shifted: ShiftedServer, cast: Cast, kit: Services, by: timedelta
-    ) -> None:
-        other = Services(cast)  # a second manager
-        sent = cast.send(), cast.send()
-        pulling = time.monotonic()
-        pull(cast)
-        cast.store.call(Open("orders", "g", cast.read(), OWN_MS))
-        stepping = time.monotonic()
-        shifted.step(by)
-        # Neither has noticed the step: the script itself detects it.
-        for services in (kit, other):
-            services.reclaimer.scan_all()
-            services.reclaimer.step(["orders"])
-            services.clock.sample(cast.store)
-            services.reclaimer.step(["orders"])
-        stepped = time.monotonic()
-        assert cast.states(sent) == ["in_flight", "in_flight"]
-        (step,) = kit.clock.steps
-        assert step.by_ms == pytest.approx(by.total_seconds() * 1e3, abs=100)
-        deadline_ms = cast.store.ask("ZSCORE", cast.own.leases, sent[1])
-        left_s = float(deadline_ms) / 1e3 - shifted.now()
-        assert left_s == pytest.approx(pulling + OWN_MS / 1e3 - time.monotonic(), abs=BUSY_S)
-        back: dict[str, float] = {}
-        while len(back) < len(sent):
-            assert time.monotonic() < stepped + OWN_MS / 1e3 + 3 * CLOSEST_S + BUSY_S
-            kit.reclaimer.poll(["orders"])
-            kit.reclaimer.step(["orders"])
-            for message_id, state in zip(sent, cast.states(sent), strict=True):
-                if state == "retry":
-                    back.setdefault(message_id, time.monotonic())
-            time.sleep(0.02)
-        assert back[sent[0]] - stepping >= ACK_S  # a full ack timeout from the step on
-        assert back[sent[1]] - pulling >= OWN_MS / 1e3 - STEP_S
-        assert reclaimed(cast) == 2
-
     def test_a_manager_that_missed_the_step_back_finds_future_leases(
         self, shifted: ShiftedServer, cast: Cast
     ) -> None:
@@ -139,20 +101,6 @@ class TestReclaimer:
             late.reclaimer.step(["orders"])
             time.sleep(0.02)
         assert late.clock.steps == ()
-
-    def test_deliveries_after_the_step_are_unaffected(
-        self, shifted: ShiftedServer, cast: Cast, kit: Services
-    ) -> None:
-        """Messages pulled before any manager notices the step already have correct deadlines."""
-        for by in (HOUR, -HOUR):
-            sent = cast.send()
-            shifted.step(by)
-            pull(cast, OWN_MS)
-            before = cast.store.ask("ZSCORE", cast.own.leases, sent)
-            kit.clock.sample(cast.store)
-            kit.reclaimer.step(["orders"])
-            assert cast.store.ask("ZSCORE", cast.own.leases, sent) == before
-        assert len(kit.clock.steps) == 2
 
     def test_a_server_that_hangs_is_taken_for_a_step_for_one_look_at_most(
         self, shifted: ShiftedServer, cast: Cast, kit: Services

@@ -13,7 +13,6 @@ from lisa import Manager
 from lisa.consumer import Consumer
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.heartbeat import Heartbeat
-from lisa.consumer.keyed_pool import KeyedPool
 from lisa.consumer.reader import Reader
 from lisa.consumer.settle_calls import SettleCalls
 from lisa.consumer.settler import Settler
@@ -156,25 +155,6 @@ def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
         wait_until(lambda: consumer.health()["status"] == "ok")
 
 
-def test_a_reader_lives_through_an_exception_in_what_mends_another(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault = Faulty(monkeypatch, Reader, "_recover")
-    bench.declare(TOPIC)
-    consumer = Consumer(bench.url, poll_timeout=timedelta(milliseconds=50))
-    consumer.on(TOPIC, lambda _: None)
-    with consumer:
-        wait_until(lambda: consumer.health()["status"] == "ok")
-        fault.error = AttributeError("get_node")
-        bench.ask("XGROUP", "DESTROY", bench.ready(TOPIC), "lisa")
-        wait_until(lambda: fault.raised >= 2)
-        assert consumer.health()["status"] == "failing"
-        fault.error = None
-        [sent] = bench.send(TOPIC, [1])
-        wait_until(settled(bench, sent))
-        wait_until(lambda: consumer.health()["status"] == "ok")
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
@@ -261,36 +241,3 @@ def test_a_long_handler_a_long_poll_and_a_pause_are_healthy(bench: Bench) -> Non
         go_on.set()
         wait_until(settled(bench, sent))
     assert faults == []
-
-
-def test_an_ended_thread_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = threading.Event()
-
-    def work(self: Reader) -> None:
-        ending.wait(60)
-
-    monkeypatch.setattr(Reader, "_run", work)
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, lambda _: None)
-    bench.declare(TOPIC)
-    with consumer:
-        assert consumer.health()["faults"] == []
-        ending.set()
-        wait_until(lambda: consumer.health()["status"] == "failing")
-        [fault] = consumer.health()["faults"]
-        assert fault.startswith(f"thread lisa-{TOPIC} has ended")
-
-
-def test_work_for_several_at_once_lives_through_any_exception() -> None:
-    pool: KeyedPool[str] = KeyedPool("lisa-test")
-    done = threading.Event()
-
-    def work() -> None:
-        raise SystemExit(1)
-
-    pool.start("a", work)
-    assert pool.wait(60)
-    pool.start("a", done.set)
-    assert done.wait(60)
-    assert all(one.is_alive() for one in pool.threads())
-    pool.close()

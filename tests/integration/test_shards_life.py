@@ -19,14 +19,10 @@ from lisa.admin import groups, history, topics
 from lisa.admin.fsck import check
 from lisa.admin.history import HistorySpan
 from lisa.consumer import heartbeat
-from lisa.core.delivery.group_resolution import ask_for_group, join
-from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.expirer import Expirer
 from lisa.manager.sampler import Sampler
 from lisa.manager.sharder import Sharder
@@ -433,30 +429,3 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
     assert declared == {("audit", "lisa") if kept else ("audit",)}
     assert split.copies() == sorted(sent), "none was lost, none is given out early"
     assert store.drive(check(store, ["orders"])).findings == []
-
-
-def test_a_shard_without_the_group_yet_is_not_joined_for_another_group(
-    split_here: Split,
-) -> None:
-    split, store = split_here, split_here.store
-    store.drive(groups.add(store, "orders", "billing"))
-    split.into(2)
-    new = split.layout.current(ORDERS)[0]
-    store.call(Undeclare(new, "billing", drop=True))
-    assert store.drive(join(store, new, "")) is None
-    store.call(Declare("orders", "stock"))
-    store.call(Declare(new, "billing"))
-    with pytest.raises(ConfigError, match="several groups"):
-        store.drive(join(store, new, ""))
-
-
-def test_a_consumer_waiting_on_a_shard_gets_the_topic_s_group(split_here: Split) -> None:
-    split, store = split_here, split_here.store
-    store.drive(groups.add(store, "orders", "billing"))
-    split.into(2)
-    new = split.layout.current(ORDERS)[0]
-    store.call(Undeclare(new, "billing", drop=True))
-    with Manager(split.url):
-        store.drive(ask_for_group(store, new, "c1"))
-        wait_until(lambda: store.drive(store.groups(new)) == ("billing",))
-    assert store.drive(store.groups("orders")) == ("billing",)

@@ -8,19 +8,15 @@ import signal
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa import Consumer, LisaError, Manager, NotReplicated, Producer, replicas
 from lisa.admin import groups
 from lisa.consumer import heartbeat
-from lisa.core.model.sharding import Layout
 from lisa.core.store import group_removal
-from lisa.core.store.reshard import spread
 from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.enqueue import Enqueue, Sent
-from lisa.core.transitions.set_layout import SetLayout
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.registry import Registry
@@ -33,7 +29,6 @@ from tests.shards import ORDERS, Split
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.redis.flow import Command
     from lisa.embedded import EmbeddedServer
 
 HOUR = timedelta(hours=1)
@@ -133,60 +128,6 @@ def test_a_live_message_in_an_older_shard_is_not_reported_as_settled(
     assert producer.ask("reschedule", "orders", "b", delay=HOUR) == "done"
 
 
-def test_no_outcome_for_a_settled_id_if_an_older_shard_fails(split: Split) -> None:
-    with Producer(split.url) as producer:
-        producer.send("orders", 1, id="x", delay=HOUR)
-        producer.cancel("orders", "x")
-        split.into(4)
-        producer.send("orders", 1, id="x", delay=HOUR, on_duplicate="replace")
-        older = split.layout.shard_for(ORDERS, "x")
-        split.into(1)
-        split.store.ask("RENAME", split.keys(older).waiting, split.keys(older).root + "away")
-        split.store.ask("SET", split.keys(older).waiting, "a foreign hand's")
-        with pytest.raises(LisaError, match="WRONGTYPE"):
-            producer.cancel("orders", "x")
-
-
-def test_an_older_shard_that_reopens_is_current(split_here: Split) -> None:
-    """A late layout is applied between two calls of a producer with a newer layout."""
-    split, store = split_here, split_here.store
-    split.into(4)
-    split.into(8)
-    for shards in ("4", "16"):  # written, but not yet applied to the shards
-        store.call(Configure("orders", {"shards": shards}))
-    latest = split.layout
-    late = Layout(3, 4, (8, 1))
-    shard = late.shard_for(ORDERS, "x")
-    with Producer(split.url) as producer:
-        execute, asked = producer._store.connection.execute, list[Any]()
-
-        def executed(command: Command) -> Any:
-            reply = execute(command)
-            if shard in command and "known" in command and not asked:
-                asked.append(reply)
-                put_through(split, late)
-                other = Split(split.url).store
-                other.learn_layout(ORDERS, late)
-                envelope = next(one for one in command if isinstance(one, bytes))
-                send = Enqueue("orders", "Q" * 8, ["x"], ["+9000"], [b"Q" * 8 + envelope[8:]])
-                assert other.call_by_id(send) == [Sent.ACCEPTED]
-                store.drive(spread(store, ORDERS))
-            return reply
-
-        producer._store.connection.execute = executed  # type: ignore[method-assign]
-        producer._store.learn_layout(ORDERS, latest)
-        assert producer.send_many("orders", own("x"), delay=HOUR).duplicate == 1
-    assert asked
-    assert split.copies() == ["x"]
-
-
-def put_through(split: Split, layout: Layout) -> None:
-    for older in layout.draining(ORDERS):
-        split.store.call(SetLayout(older, "close", layout.number))
-    for present in layout.current(ORDERS):
-        split.store.call(SetLayout(present, "open", layout.number))
-
-
 @pytest.mark.parametrize("lost", ["the last change", "two changes", "all of it"])
 def test_shards_of_a_layout_that_was_lost_are_the_topics_again(
     split: Split, producer: Either, lost: str, caplog: pytest.LogCaptureFixture
@@ -221,22 +162,6 @@ def test_shards_of_a_layout_that_was_lost_are_the_topics_again(
     caplog.clear()
     sharder.step(ORDERS)
     assert (split.layout, caplog.text) == (found, "")
-
-
-def test_two_layouts_with_the_same_number_are_distinguished(split: Split) -> None:
-    split.into(2)
-    options = split.keys("orders").options
-    before = split.store.ask("HGET", options, "layout")
-    with Producer(split.url) as producer:
-        split.into(4)
-        producer.send("orders", 1, id="x", delay=HOUR)
-        split.store.ask("HSET", options, "layout", before, "shards", 2)
-        split.into(8)  # number 2, as before
-        Sharder(split.store).step(ORDERS)
-        layout = split.layout
-        assert (layout.shards, set(layout.older)) == (8, {1, 2, 4})
-        assert producer.send_many("orders", own("x"), delay=HOUR).duplicate == 1
-    assert split.copies() == ["x"]
 
 
 def test_a_number_is_not_forgotten_while_a_removed_group_owes_something(

@@ -44,12 +44,6 @@ def test_every_script_belongs_to_a_role_and_every_role_s_script_exists() -> None
     assert used == set(loader.names())
 
 
-def test_roles_that_use_the_channel_may_access_it() -> None:
-    for name, role in acl.ROLES.items():
-        rights = acl.rights_of([name])
-        assert role.uses_channel == bool({"publish", "subscribe"} & set(rights)), name
-
-
 def test_every_permission_is_probed_except_those_that_change_the_connection() -> None:
     store = SyncStore(Connection(Address()), Keys())
     rights = acl.rights_of(acl.ROLES)
@@ -106,15 +100,6 @@ def test_one_user_for_two_roles_in_a_file() -> None:
     assert line.startswith("user shop on resetpass nopass resetkeys ")
     granted = {word[1:] for word in line.split() if word.startswith("+")}
     assert granted == {*acl.rights_of(["producer"]), *acl.rights_of(["consumer"])}
-
-
-def test_the_reader_may_not_subscribe() -> None:
-    assert "&" not in lisa("reader")
-
-
-def test_a_cluster_client_needs_more_commands() -> None:
-    assert {"+cluster|slots", "+asking"} <= set(lisa("producer", "--cluster").split())
-    assert "+cluster|slots" not in lisa("producer")
 
 
 @pytest.mark.parametrize("role", acl.ROLES)
