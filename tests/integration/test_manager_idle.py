@@ -13,10 +13,8 @@ import pytest
 
 from lisa import Manager
 from lisa.core.store.presence import ManagerPresence
-from lisa.core.transitions.base import text
 from lisa.core.transitions.pull import Pull
 from lisa.manager import engine, idle_topics, reclaimer
-from lisa.manager.promoter import TICKS
 from tests.roles import Cast
 from tests.servers import least, wait_until
 
@@ -56,21 +54,6 @@ def late_ms(cast: Cast) -> float:
 def counts(client: redis.Redis) -> dict[str, int]:
     told: dict[str, dict[str, int]] = client.info("commandstats")
     return {name.removeprefix("cmdstat_"): one["calls"] for name, one in told.items()}
-
-
-def test_the_cron_finds_unannounced_messages(
-    casts: dict[str, Cast], redis_url: str, client: redis.Redis
-) -> None:
-    with Manager(redis_url, move="1s") as manager:
-        health = manager.health
-        wait_until(lambda: len(told(health())) == len(TOPICS) and all(told(health()).values()))
-        cast = casts[TOPICS[-1]]
-        (sent,) = [text(one) for one in cast.store.ask("ZRANGE", cast.keys.waiting, 0, 0)]
-        due_ms = cast.now_ms()
-        client.zadd(cast.keys.waiting, {sent: due_ms})
-        (entry,) = cast.read(block_ms=20_000)
-        assert entry.id == sent
-        assert cast.now_ms() - due_ms < (TICKS + 2) * 1_000
 
 
 @pytest.fixture
@@ -156,10 +139,3 @@ def test_topics_are_active_after_another_manager_died(
         cast.store.ask("HSET", cast.store.keys.managers, "dead", msgspec.json.encode(dead))
         idle = manager._engine._services.idle
         wait_until(lambda: idle.active() == [cast.keys.topic])
-
-
-def told(health: dict[str, object]) -> dict[str, float | None]:
-    """Topics, with the time of the last successful check of each."""
-    topics = health["topics"]
-    assert isinstance(topics, dict)
-    return {name: one["promoted_s_ago"] for name, one in topics.items()}

@@ -219,6 +219,7 @@ def test_a_user_without_the_right_to_info_works(
     assert warnings(caplog) == []
 
 
+@pytest.mark.full
 def test_a_role_checks_the_node_of_a_cluster_that_holds_the_schema(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
