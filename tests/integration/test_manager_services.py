@@ -15,12 +15,10 @@ import pytest
 from lisa.admin import topics
 from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
-from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.open import Open
 from lisa.manager import lease_hold
 from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from lisa.manager.bulk_reads import PAGE
-from lisa.manager.promoter import SECOND_S
 from tests.consumers import heard
 from tests.roles import Services
 from tests.servers import wait_until
@@ -240,30 +238,6 @@ class TestPromoter:
         seen = [list(kit.promoter.poll(many)) for _ in range(3)]
         assert [len(one) for one in seen] == [PAGE] * 3
         assert {topic for one in seen for topic in one} == set(many)
-
-    def test_the_slower_of_two_managers_lets_the_other_go_first(
-        self, cast: Cast, kit: Services
-    ) -> None:
-        second = Services(cast)
-
-        def lags() -> list[float]:
-            return [one.promoter.lag_s("orders") for one in (kit, second)]
-
-        cast.send(delay_ms=600_000)
-        for one in (kit, second):
-            one.promoter.step(["orders"])
-        assert lags() == [0.0, 0.0]
-        cast.send_due()
-        for one in (kit, second):
-            one.promoter.step(["orders"])
-        assert lags() == [0.0, SECOND_S]
-        cast.send_due()  # the first manager has died: the other one takes its place
-        for one in (second, kit):
-            one.promoter.step(["orders"])
-        assert lags() == [SECOND_S, 0.0]
-        cast.store.call(Cancel("orders", [cast.send_due()]))
-        second.promoter.step(["orders"])
-        assert lags()[1] == 0.0, "nobody else has promoted the cancelled message"
 
 
 class TestReclaimer:

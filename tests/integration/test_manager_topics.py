@@ -44,19 +44,6 @@ def registry(cast: Cast, **topics: dict[str, object]) -> Registry:
 
 
 class TestRegistry:
-    def test_learns_configured_and_registered_topics(self, cast: Cast) -> None:
-        learnt: list[str] = []
-        plan = Plan.of(["a"], {}, default_group="lisa", schedules=Schedules())
-        made = Registry(cast.store, plan, learnt.append)
-        cast.on("sent").send(delay_ms=60_000)
-        made.step()
-        made.step()
-        made.learn(["not a topic", "sent"])
-        assert made.topics == ["a", "sent"]
-        assert learnt == ["a", "sent"]
-        assert cast.store.drive(cast.store.topics()) == ["a", "sent"]
-        assert cast.store.drive(cast.store.groups("a")) == ()  # none was configured
-
     def test_declares_options_and_groups_and_keeps_what_an_operator_set(self, cast: Cast) -> None:
         registry(cast, a={"ack_timeout": "1s", "max_ready": 5, "group": "x"}).step()
         cast.store.call(Configure("a", {"max_ready": "7"}))
@@ -114,13 +101,6 @@ class TestRegistry:
         made.step()
         made.step()
         assert cast.store.drive(cast.store.options("a")).max_ready == 6
-
-    def test_what_a_reload_does_not_apply_is_told(self, cast: Cast) -> None:
-        made = registry(cast, a={"max_ready": 5})
-        plan = replace(made.plan, schedules=Schedules(sweep="0/7 * * * * ?"))
-        assert made.reconfigure(plan) == [
-            "the intervals of services, or count, changed: restart to apply them"
-        ]
 
 
 class TestGroupDeclarer:
