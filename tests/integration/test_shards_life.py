@@ -83,6 +83,7 @@ def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
         wait_until(lambda: len(handled.counts) == 100)
         assert set(handled.counts) == set(sent)
         assert set(handled.counts.values()) == {1}
+        wait_until(lambda: acked)
         assert handled.topics == acked == {"orders"}
         assert list(consumer.health()["topics"]) == ["orders/lisa"]
 
