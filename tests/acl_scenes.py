@@ -187,7 +187,7 @@ def manage(stage: Stage) -> None:
             wait_until(lambda: manager.health()["status"] == "ok")
             page = httpx.get(f"http://127.0.0.1:{manager.status_port}/metrics", timeout=30)
             assert "lisa_" in page.text
-            time.sleep(2.2)
+            wait_until(lambda: not stage.unused())
 
 
 def consume(stage: Stage) -> None:

@@ -60,11 +60,18 @@ class Stage:
         server_checks._seen.clear()
         self.ask("CONFIG", "RESETSTAT")
         yield
-        for row in self.ask("INFO", "commandstats").decode().splitlines():
-            name, _, figures = row.removeprefix("cmdstat_").partition(":")
-            if figures and not figures.startswith("calls=0,"):
-                self.called.add(name)
-        self.called -= {"config|resetstat", "auth"}
+        self.called |= self._calls() - {"config|resetstat", "auth"}
+
+    def unused(self) -> set[str]:
+        """The rights that the role has not used so far."""
+        return set(self.rights) - self.called - self._calls()
+
+    def _calls(self) -> set[str]:
+        rows = self.ask("INFO", "commandstats").decode().splitlines()
+        found = [row.removeprefix("cmdstat_").partition(":") for row in rows]
+        return {
+            name for name, _, figures in found if figures and not figures.startswith("calls=0,")
+        }
 
     def refused(self) -> list[str]:
         """The refusals in the server's ACL log."""

@@ -132,7 +132,7 @@ class TestManager:
         def handle(message: Message) -> None:
             running.append(message.id)
             if message.body == "slow":
-                may_end.wait(30)
+                may_end.wait(120)
             handled.append(message.id)
 
         with consumer:
