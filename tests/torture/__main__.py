@@ -18,8 +18,8 @@ from tests.torture.run import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.torture.checker import Verdicts
     from tests.torture.options import Options
-    from tests.torture.verdicts import Verdicts
 
 
 def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from tests.torture.world import ACK_S, HANG_TIMEOUT_S, Do
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,14 @@ MARGIN_US = 50_000
 
 EVERYBODY = {"server-kill", "server-stop", "out-of-memory"}
 DOORS = {"cut", "delay", "refuse", "hang", "lose-replies"}
+BEHIND = {
+    "consumer": ("consumer",),
+    "producer": ("producer",),
+    "gateway": ("puller", "http"),
+    "manager": (),
+    "*": ("consumer", "producer", "puller", "http"),
+}
+"""The kinds of processes whose calls and settlements pass each door."""
 
 
 class Window(NamedTuple):
@@ -38,224 +46,148 @@ class Window(NamedTuple):
         return self.since <= until and since <= self.until
 
 
-class Hold(NamedTuple):
-    """The relevant parts of one handling: earliest begin, latest end (0 if it never ended).
+class Causes:
+    """The faults of a run, by what they affected.
 
-    A busy machine answers late, so the bounds may be a tenth of a second apart.
+    windows: for these keys: `any` fault, with the time until it counts as over; faults that affect
+        `all` processes; a `loss` of data by the server; a `stall` of any process; and those of one
+        process, stalls of one process, and those of one kind, place or message.
+    kills: when each killed process was killed.
+    deleted: messages whose bodies the run deleted.
     """
 
-    process: int
-    begin: int
-    end: int
-    verdict: int
-    attempt: int
-    begin_by: int
-    end_from: int
-
-    @property
-    def last(self) -> int:
-        """The last known instant of the handling."""
-        return self.end or self.begin
-
-
-@dataclass
-class Causes:
-    """The faults of a run, by what they affected."""
-
-    kills: dict[int, int] = field(default_factory=dict)
-    of_process: dict[int, list[Window]] = field(default_factory=dict)
-    of_kind: dict[str, list[Window]] = field(default_factory=dict)
-    of_place: dict[int, list[Window]] = field(default_factory=dict)
-    of_all: list[Window] = field(default_factory=list)
-    every: list[Window] = field(default_factory=list)
-    stalls: dict[int, list[Window]] = field(default_factory=dict)
-    losses: list[Window] = field(default_factory=list)
-    named: dict[int, list[Window]] = field(default_factory=dict)
-    deleted: set[int] = field(default_factory=set)
-    kinds: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, events: list[dict[str, Any]], stalls: dict[int, list[tuple[int, int]]]) -> Causes:
-        """Collect them from the events of the stage and the processes."""
-        found = cls()
+    def __init__(
+        self, events: list[dict[str, Any]], stalls: dict[int, list[tuple[int, int]]]
+    ) -> None:
+        self.windows: dict[Hashable, list[Window]] = defaultdict(list)
+        self.kills: dict[int, int] = {}
+        self.deleted: set[int] = set()
+        self._kinds: dict[int, str] = {}
         for event in events:
             if event["event"] == "start":
-                found.kinds[event["number"]] = _kind_of(event["role"])
+                kind = event["role"].partition("-")[0]
+                is_http = event["role"] == "producer-http"  # depends on the gateway
+                self._kinds[event["number"]] = "http" if is_http else kind
             elif event["event"] == "loss":
-                found.losses.append(Window(event["since"], event["until"], "lost by the server"))
+                loss = Window(event["since"], event["until"], "lost by the server")
+                self.windows["loss"].append(loss)
             elif event["event"] == "fault" and "skipped" not in event:
-                found._fault(event)
+                self._fault(event)
         for process, times in stalls.items():
             for since, until in times:
-                window = Window(since, until, "a process or the server stood still")
-                found.stalls.setdefault(process, []).append(window)
-        return found
+                stall = Window(since, until, "a process or the server stood still")
+                self._add(stall, "stall", ("stall", process))
 
-    def _process(self, process: int, window: Window) -> None:
-        self.of_process.setdefault(process, []).append(window)
+    def _add(self, window: Window, *keys: Hashable) -> None:
+        for key in keys:
+            self.windows[key].append(window)
 
     def _fault(self, event: dict[str, Any]) -> None:
         kind, target = event["kind"], event["target"]
         window = Window(event["since"], event["until"], kind)
-        self.every.append(window._replace(until=window.until + SETTLES_US))
-        for process in event.get("numbers", ()):
-            self._process(process, window)
-            if "killed" in event:
-                self.kills[process] = event["killed"]
+        self._add(window._replace(until=window.until + SETTLES_US), "any")
+        self._add(window, *[("process", process) for process in event.get("numbers", ())])
+        if "killed" in event:
+            self.kills |= dict.fromkeys(event["numbers"], event["killed"])
         if kind in EVERYBODY:
-            self.of_all.append(window)
-        gateways = [one for one in event.get("rolled", ()) if one.startswith("gateway-")]
-        for one in _concerned(kind, gateways[0] if gateways else target):
-            self.of_kind.setdefault(one, []).append(window)
-        for number in event.get("messages", ()):
-            self.named.setdefault(number, []).append(window)
-            if event.get("deleted"):
-                self.deleted.add(number)
+            self._add(window, "all")
+        if any(role.startswith("gateway-") for role in [target, *event.get("rolled", ())]):
+            self._add(window, *[("kind", behind) for behind in BEHIND["gateway"]])
+        elif kind in DOORS:
+            self._add(window, *[("kind", behind) for behind in BEHIND[target]])
+        self._add(window, *[("message", number) for number in event.get("messages", ())])
+        if event.get("deleted"):
+            self.deleted.update(event["messages"])
         if event.get("redelivers"):
-            for place in event["places"]:
-                self.of_place.setdefault(place, []).append(window)
+            self._add(window, *[("place", place) for place in event["places"]])
+
+    def _on(self, process: int) -> Sequence[Hashable]:
+        return ("process", process), ("kind", self._kinds.get(process))
+
+    def first(self, since: int, until: int, *keys: Hashable) -> str | None:
+        """The first fault within a time span, in order of these keys."""
+        windows = (window for key in keys for window in self.windows.get(key, ()))
+        return next((window.what for window in windows if window.meets(since, until)), None)
 
     def loss_of(self, at: int) -> Window | None:
         """The loss that may have affected a confirmation at an instant."""
-        return next((one for one in self.losses if one.since <= at <= one.until), None)
+        return next((loss for loss in self.windows["loss"] if loss.meets(at, at)), None)
 
     def stopped(self, process: int, since: int, until: int) -> str | None:
         """What kept a process from noticing in time that it had lost a message."""
-        return _first(self._on(process), since, until) or _first(
-            self.stalls.get(process, ()), since, until
-        )
+        return self.first(since, until, *self._on(process), ("stall", process))
 
     def held_up(self, process: int, since: int, until: int) -> str | None:
         """The same, or what kept the server from reporting it."""
-        return self.stopped(process, since, until) or _first(self.of_all, since, until)
+        return self.stopped(process, since, until) or self.first(since, until, "all")
 
-    def of_again(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
+    def around(self, since: int, until: int) -> str | None:
+        """Any fault, or any stalled process, within a time span."""
+        return self.first(since, until, "any", "loss", "stall")
+
+    def of_failure(self, process: int, since: int, until: int) -> str | None:
+        """Why a sender's call was not answered: a fault of sender, server or network."""
+        return self.first(since - SETTLES_US, until, *self._on(process), "all", "stall")
+
+    def of_again(self, number: int, do: int, before: Any, again: Any) -> str | None:
         """Why a handling followed another that had not failed; None if nothing explains it."""
-        return self.of_unsettled(number, place, do, before, again.begin) or self.stopped(
+        return self.of_unsettled(number, do, before, again.begin) or self.stopped(
             again.process, again.begin - 3 * ACK_US, again.begin
         )
 
-    def of_unsettled(self, number: int, place: int, do: int, hold: Hold, by: int) -> str | None:
+    def of_unsettled(self, number: int, do: int, handling: Any, by: int) -> str | None:
         """Why a handling that had not failed may not have been settled by an instant.
 
         Later faults explain nothing.
         """
         by += MARGIN_US
-        if self._killed(hold, by):
+        begin, process = handling.begin, handling.process
+        last = handling.end or begin
+        killed = self.kills.get(process)
+        until = min(last + SETTLES_US, by) if handling.end else by
+        if killed is not None and begin <= killed <= until:
             return "its handler was killed"
-        if do == Do.HANG and (hold.end or by) - hold.begin >= HANG_TIMEOUT_S * 1e6:
+        if do == Do.HANG and (handling.end or by) - begin >= HANG_TIMEOUT_S * 1e6:
             return "its handler hung beyond its timeout"
-        for one in self.named.get(number, ()):
-            if one.since <= by:
-                return one.what
-        if any(one.meets(hold.last, min(hold.last + SLACK_US, by)) for one in self.losses):
+        if what := self.first(0, by, ("message", number)):
+            return what
+        if self.first(last, min(last + SLACK_US, by), "loss"):
             return "the server lost that it was settled"
-        since, until = hold.begin - ACK_US, min(_until(hold), by)
-        return (
-            _first(self._on(hold.process), since, until)
-            or _first(self.of_place.get(place, ()), since, until)
-            or _first(self.of_all, since, until)
-            or self.stopped(hold.process, since, until)
-        )
+        place = ("place", handling.place)
+        keys = (*self._on(process), place, "all", ("stall", process))
+        return self.first(begin - ACK_US, min(last + SETTLES_US, by), *keys)
 
-    def around(self, since: int, until: int) -> str | None:
-        """Any fault, or any stalled process, within a time span."""
-        return (
-            _first(self.every, since, until)
-            or _first(self.losses, since, until)
-            or next(
-                (
-                    what
-                    for process in self.stalls
-                    if (what := _first(self.stalls[process], since, until))
-                ),
-                None,
-            )
-        )
-
-    def of_failure(self, process: int, since: int, until: int) -> str | None:
-        """Why a sender's call was not answered: a fault of sender, server or network."""
-        begin = since - SETTLES_US
-        return (
-            _first(self._on(process), begin, until)
-            or _first(self.of_all, begin, until)
-            or next(
-                (what for one in self.stalls if (what := _first(self.stalls[one], begin, until))),
-                None,
-            )
-        )
-
-    def accountable(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    def accountable(self, rows: Any) -> NDArray[np.bool_]:
         """The handlings that no fault would excuse if their messages were handled again."""
-        last = np.where(rows["end"] > 0, rows["end"], rows["begin"])
-        since, until = rows["begin"] - ACK_US, last + SETTLES_US
-        excused = meet(self.losses, last, last + SLACK_US)
-        excused |= meet(self.of_all, since, until)
-        for process in np.unique(rows["process"]):
-            own = rows["process"] == process
-            windows = self._on(int(process)) + self.stalls.get(int(process), [])
-            if int(process) in self.kills:
-                killed = self.kills[int(process)]
+        last = np.where(rows.end > 0, rows.end, rows.begin)
+        since, until = rows.begin - ACK_US, last + SETTLES_US
+        excused = meet(self.windows["loss"], last, last + SLACK_US)
+        excused |= meet(self.windows["all"], since, until)
+        for process in np.unique(rows.process).tolist():
+            own = rows.process == process
+            keys = (*self._on(process), ("stall", process))
+            windows = [window for key in keys for window in self.windows.get(key, ())]
+            if killed := self.kills.get(process):
                 windows.append(Window(killed, killed, "killed"))
             excused[own] |= meet(windows, since[own], until[own])
-        for place, windows in self.of_place.items():
-            own = rows["place"] == place
-            excused[own] |= meet(windows, since[own], until[own])
+        for place in np.unique(rows.place).tolist():
+            own = rows.place == place
+            excused[own] |= meet(self.windows.get(("place", place), ()), since[own], until[own])
         return ~excused
-
-    def _killed(self, hold: Hold, by: int) -> bool:
-        killed = self.kills.get(hold.process)
-        if killed is None or not hold.begin <= killed <= by:
-            return False
-        return not hold.end or killed <= _until(hold)
-
-    def _on(self, process: int) -> list[Window]:
-        kind = self.kinds.get(process, "")
-        return self.of_process.get(process, []) + self.of_kind.get(kind, [])
-
-
-def _kind_of(role: str) -> str:
-    """The kind of roles that share the same faults. HTTP clients depend on the gateway."""
-    return "http" if role == "producer-http" else role.partition("-")[0]
-
-
-def merged(windows: Iterable[Window]) -> list[tuple[int, int]]:
-    """The spans with any fault, sorted and without overlaps."""
-    found: list[tuple[int, int]] = []
-    for since, until, _ in sorted(windows):
-        if found and since <= found[-1][1]:
-            found[-1] = (found[-1][0], max(until, found[-1][1]))
-        else:
-            found.append((since, until))
-    return found
 
 
 def meet(
     windows: Iterable[Window], since: NDArray[np.int64], until: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Which spans overlap with any window."""
-    apart = merged(windows)
+    apart: list[tuple[int, int]] = []  # sorted and without overlaps
+    for begin, end, _ in sorted(windows):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        else:
+            apart.append((begin, end))
     if not apart:
         return np.zeros(len(since), bool)
     starts, ends = np.array(apart, np.int64).T
     last = np.searchsorted(starts, until, "right") - 1
     return np.asarray((last >= 0) & (ends[last] >= since))
-
-
-def _concerned(kind: str, target: str) -> Sequence[str]:
-    """The kinds of processes that a fault at a door, or of a gateway, affects."""
-    if target.startswith("gateway-"):
-        return ["puller", "http"]
-    if kind not in DOORS:
-        return []
-    every = {"consumer": ["consumer"], "producer": ["producer"], "gateway": ["puller", "http"]}
-    return [one for door, kinds in every.items() if target in (door, "*") for one in kinds]
-
-
-def _until(hold: Hold) -> int:
-    """Until when a fault may have delayed a settlement's confirmation."""
-    return hold.last + ACK_US + SLACK_US
-
-
-def _first(windows: Any, since: int, until: int) -> str | None:
-    return next((one.what for one in windows if one.meets(since, until)), None)

@@ -1,286 +1,708 @@
 """Finds messages lost, early, late, stuck, or handled after a cancel or again without a reason.
 
 It reads a run's files: the ledgers, the stage's events, and the final state. It never asks Redis.
-Judges of a single rule are in modules of their own.
+Each function of `JUDGES` judges one rule.
 """
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.torture import calls, ticking, timing, windows
-from tests.torture.case import CLOCKS_US, Case
-from tests.torture.causes import ACK_US, SETTLES_US, Hold
-from tests.torture.repairs import repairs
-from tests.torture.samples import growth
-from tests.torture.sent import TakenBack
-from tests.torture.verdicts import Verdicts
+from lisa.core.model import errors
+from tests.torture.causes import ACK_US, SETTLES_US, SLACK_US, Causes, meet
+from tests.torture.reading import TakenBack
 from tests.torture.world import (
+    ANSWERS_OF_TROUBLE,
+    FOREIGN,
+    MINUTE_MS,
     MOST_GROUPS,
     POISON_RETRIES,
+    TICKS,
     TOPICS,
+    WINDOWED,
     Do,
     Verdict,
+    is_open,
+    opening,
     pause_ms,
     place_number,
+    topic_number,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from tests.torture.reading import Run
+    from tests.torture.reading import Change, Run
 
-STARTS_WITHIN_S = 10
-"""A process told to end before it handles signals is ended by the signal."""
+CLOCKS_US = 2_000
+"""How far two processes' readings of Redis's clock may differ, beyond the bounds they note."""
 
-NEAR_MS, FEW = 1_000, 10
-"""This many messages due this close to another one show whether all was well then."""
+UNSURE_US = 500_000
+"""How far off a process's estimate of Redis's clock may be when it could not ask Redis."""
 
-ENDS_IN_GARBAGE = (Do.DISCARD, Do.POISON)
-NEEDS = {Do.DISCARD: (Verdict.DISCARDED, 1), Do.POISON: (Verdict.FAILED, 1 + POISON_RETRIES)}
-"""The verdict, and the number of attempts, required of messages in garbage."""
+FAULTS = ("lost", "early", "late", "after cancel", "after replace", "stuck", "unexplained")
+
+
+class Finding(NamedTuple):
+    """A message (0: none in particular), and what is wrong with it."""
+
+    number: int
+    what: str
+
+
+@dataclass
+class Verdicts:
+    """`guilty` is empty after a clean run; `excused` has what a fault explains, by kind."""
+
+    guilty: dict[str, list[Finding]] = field(default_factory=lambda: {kind: [] for kind in FAULTS})
+    excused: dict[str, list[Finding]] = field(default_factory=dict)
+    again: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there are no accusations."""
+        return not any(self.guilty.values())
+
+
+class Case:
+    """A run's data and the verdicts so far.
+
+    `is_first` marks the first handling of a message in a group; `least` is the earliest instant at
+    which each handling can have begun, `latest` (ms) the latest due time that the answer to a
+    message's sender allows for, and `latest_moved` the same after a confirmed new due time;
+    `garbage` has the number and the place of messages that ended there.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.messages, self.handled = run.messages, run.handled
+        rows = self.handled
+        self.causes = Causes(run.events, run.stalls)
+        self.verdicts = Verdicts()
+        self._message = np.ascontiguousarray(rows.message)  # cached: used for each change
+        self.is_first = np.ones(len(rows), bool)
+        self.is_first[1:] = np.diff(rows.message).astype(bool) | (rows.place[1:] != rows.place[:-1])
+        self.least = np.where(rows.asked == 1, rows.begin, rows.begin - UNSURE_US)
+        took = (self.messages.confirmed - self.messages.tried + CLOCKS_US) // 1000
+        self.latest = self.messages.due + took + 1
+        self.latest_moved = self.latest.copy()
+        for message, change, _ in self.changes("R", "r"):
+            allowed_ms = (change.ended - change.tried + CLOCKS_US) // 1000 + 1
+            self.latest_moved[message] = change.due + allowed_ms
+        self.garbage = {
+            (row["number"], place_number(row["topic"], row["group"]))
+            for row in run.final["live"]
+            if row["state"] == "garbage"
+        }
+
+    def accuse(self, fault: str, number: int, what: str, *, excused: str | None = None) -> None:
+        """A finding. excused: why it is none, if a fault explains it."""
+        if excused is None:
+            self.verdicts.guilty[fault].append(Finding(int(number), what))
+        else:
+            finding = Finding(int(number), f"{what}: {excused}")
+            self.verdicts.excused.setdefault(fault, []).append(finding)
+
+    def row(self, number: int) -> int | None:
+        """The row of a message; None if no ledger knows it."""
+        row = int(np.searchsorted(self.messages.number, number))
+        is_known = row < len(self.messages) and self.messages.number[row] == number
+        return row if is_known else None
+
+    def number(self, row: int) -> int:
+        """The message of a handling."""
+        return int(self.messages.number[self.handled.message[row]])
+
+    def changes(self, kind: str, answer: str) -> Iterator[tuple[int, Change, range]]:
+        """Second calls of a kind with that answer: message, call, rows of its handlings."""
+        for message, change in self.run.changes.items():
+            if change.kind == kind and change.answer == answer:
+                yield message, change, self.handlings(message)
+
+    def handlings(self, message: int) -> range:
+        """The rows of a message's handlings."""
+        here = np.searchsorted(self._message, np.array([message, message + 1], "i4"))
+        return range(int(here[0]), int(here[1]))
+
+    def owes_its_first(self, message: int, change: Change) -> bool:
+        """Whether Redis had confirmed a message before a second call began, and still had it.
+
+        A message that another program deleted, or the server lost, counts as never sent.
+        """
+        sent = self.messages[message]
+        return bool(
+            0 < sent.confirmed <= change.tried
+            and not self.causes.loss_of(sent.confirmed)
+            and int(sent.number) not in self.causes.deleted
+        )
+
+
+def _rows(which: NDArray[np.bool_]) -> list[int]:
+    """The numbers of the rows that a mask selects."""
+    found: list[int] = np.nonzero(which)[0].tolist()
+    return found
 
 
 def check(run: Run) -> Verdicts:
     """Judge a run."""
     case = Case(run)
-    judge = _Judge(case)
-    for step in (
-        judge.count,
-        judge.lost,
-        judge.expired,
-        judge.again,
-        judge.astray,
-        judge.left,
-        judge.processes,
-        judge.logs,
-    ):
-        step()
-    for alone in (
-        timing.early,
-        timing.late,
-        timing.late_by_its_due_time,
-        timing.past_ttl,
-        calls.failures,
-        calls.after_cancel,
-        calls.after_replace,
-        calls.answers,
-        repairs,
-        growth,
-        ticking.judge,
-        windows.judge,
-    ):
-        alone(case)
+    for judge in JUDGES:
+        judge(case)
     return case.verdicts
 
 
-class _Judge:
-    def __init__(self, case: Case) -> None:
-        self._case = case
-        self._run = case.run
-        self._messages = case.messages
-        self._handled = case.handled
-        self._causes = case.causes
-        self.verdicts = case.verdicts
-        self._garbage = {
-            (row["number"], place_number(row["topic"], row["group"]))
-            for row in self._run.final["live"]
-            if row["state"] == "garbage"
-        }
-        self._done = self._settled()
+def count(case: Case) -> None:
+    """Count everything."""
+    sent, handled, counts = case.messages, case.handled, case.verdicts.counts
+    counts["attempted"] = len(sent)
+    counts["confirmed"] = int((sent.confirmed > 0).sum())
+    counts["cancelled"] = int((sent.taken_back == TakenBack.CANCELLED).sum())
+    counts["moved"] = sum(1 for _ in case.changes("R", "r"))
+    counts["replaced"] = int((sent.taken_back == TakenBack.REPLACED).sum())
+    counts["handlings"] = len(handled)
+    counts["handlings held to account"] = int(case.causes.accountable(handled).sum())
+    for verdict in Verdict:
+        counts[f"handlings: {verdict.name.lower()}"] = int((handled.verdict == verdict).sum())
+    counts["garbage"] = len(case.garbage)
 
-    def _settled(self) -> NDArray[np.bool_]:
-        """By message and group: handled successfully, or in garbage."""
-        done = np.zeros((len(self._messages), MOST_GROUPS), bool)
-        well = self._handled[self._handled["verdict"] == Verdict.OK]
-        done[well["message"], well["place"] % MOST_GROUPS] = True
-        for number, place in self._garbage:
-            row = self._run.messages.row(number)
-            if row is not None:
-                done[row, place % MOST_GROUPS] = True
-        return done
 
-    def count(self) -> None:
-        """Count everything."""
-        rows, counts = self._messages, self.verdicts.counts
-        counts["attempted"] = len(rows)
-        counts["confirmed"] = int((rows["confirmed"] > 0).sum())
-        counts["cancelled"] = int((rows["taken_back"] == TakenBack.CANCELLED).sum())
-        counts["moved"] = sum(1 for _ in self._case.changes("R", "r"))
-        counts["replaced"] = int((rows["taken_back"] == TakenBack.REPLACED).sum())
-        counts["handlings"] = len(self._handled)
-        accountable = self._causes.accountable(self._handled)
-        counts["handlings held to account"] = int(accountable.sum())
-        for verdict in Verdict:
-            n = int((self._handled["verdict"] == verdict).sum())
-            counts[f"handlings: {verdict.name.lower()}"] = n
-        counts["garbage"] = len(self._garbage)
+# Lost
 
-    def _owed(self) -> NDArray[np.bool_]:
-        """By message and group: confirmed, and neither settled nor taken back."""
-        rows = self._messages
-        owed = (rows["confirmed"] > 0) & (rows["taken_back"] == 0)
-        groups = np.array([len(topic.groups) for topic in TOPICS])[rows["topic"]]
-        every = owed[:, None] & (np.arange(MOST_GROUPS)[None, :] < groups[:, None])
-        return np.asarray(every & ~self._done)
+NEAR_MS, FEW = 1_000, 10
+"""This many messages due this close to another one show whether all was well then."""
 
-    def lost(self) -> None:
-        """Confirmed, but never handled, and not in garbage."""
-        live = {(row["number"], row["group"]) for row in self._run.final["live"]}
-        for row, group in zip(*np.nonzero(self._owed()), strict=True):
-            message = self._messages[row]
-            number, topic = self._run.messages.number(int(row)), TOPICS[message["topic"]]
-            if message["ttl"] and number not in self._causes.deleted:
-                self._let_expire(int(row))
+
+def lost(case: Case) -> None:
+    """Confirmed, but never handled, and not in garbage."""
+    sent, causes = case.messages, case.causes
+    live = {(row["number"], row["group"]) for row in case.run.final["live"]}
+    for row, group in zip(*np.nonzero(_owed(case)), strict=True):
+        message = sent[row]
+        number, topic = int(message.number), TOPICS[message.topic]
+        if message.ttl and number not in causes.deleted:
+            _let_expire(case, message)
+            continue
+        if (number, topic.groups[group]) in live or (number, None) in live:
+            continue  # stuck, and reported there
+        what = f"{topic.name}/{topic.groups[group]}, {Do(message.do).name}"
+        loss, excused = causes.loss_of(message.confirmed), None
+        if number in causes.deleted:
+            excused = "a foreign hand deleted its body"
+        elif loss and number in case.run.archived:
+            what += ": archived, yet not restored"
+        elif loss:
+            before_s = (loss.until - message.confirmed) / 1e6
+            excused = f"confirmed {before_s:.3f} s before the server's kill"
+        case.accuse("lost", number, what, excused=excused)
+    stats = case.run.final["stats"].values()
+    told = sum(topic.get("expired", 0) + topic.get("skipped", 0) for topic in stats)
+    unhandled = case.verdicts.counts["expired"]
+    if unhandled > told and not causes.windows["loss"]:
+        case.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} expired or skipped")
+
+
+def _owed(case: Case) -> NDArray[np.bool_]:
+    """By message and group: confirmed, neither handled, nor in garbage, nor taken back."""
+    sent = case.messages
+    groups = np.array([len(topic.groups) for topic in TOPICS])[sent.topic]
+    owed = ((sent.confirmed > 0) & (sent.taken_back == 0))[:, None] & (
+        np.arange(MOST_GROUPS)[None, :] < groups[:, None]
+    )
+    well = case.handled[case.handled.verdict == Verdict.OK]
+    owed[well.message, well.place % MOST_GROUPS] = False
+    for number, place in case.garbage:
+        if (row := case.row(number)) is not None:
+            owed[row, place % MOST_GROUPS] = False
+    return np.asarray(owed)
+
+
+def _let_expire(case: Case, message: Any) -> None:
+    """A ttl is no excuse without a fault if others with that due time were handled in time."""
+    case.verdicts.counts["expired"] += 1
+    due, ttl = int(message.due), int(message.ttl)
+    if case.causes.first((due - NEAR_MS) * 1000, (due + ttl + NEAR_MS) * 1000, "any"):
+        return
+    rows = case.handled
+    beside = rows[
+        (case.messages.topic[rows.message] == message.topic)
+        & (rows.attempt == 1)
+        & (abs(rows.due - due) < NEAR_MS)
+    ]
+    late = beside.begin // 1000 - beside.due
+    if len(late) >= FEW and late.max() < ttl / 10:
+        what = f"let expire, though {len(late)} due with it were handled in {late.max()} ms"
+        case.accuse("lost", message.number, what)
+
+
+# Early and late
+
+LATE_US = ACK_US
+"""Without a fault, the latest time after due for the first handling of a message."""
+
+TRIES_US = 5_000_000
+"""By then a call has ended, with success or failure."""
+
+EXPIRES_WITHIN_US = 1_000_000
+"""How long a message opened within its ttl may wait for a handler before it is released."""
+
+
+def early(case: Case) -> None:
+    """Handled before it was due, by the message's due time or by its sender's."""
+    rows = case.handled
+
+    def accuse(row: int, what: str) -> None:
+        case.accuse("early", case.number(row), f"{what}, attempt {rows.attempt[row]}")
+
+    for row in _rows(rows.begin < rows.due * 1000):
+        by = (rows.due[row] * 1000 - rows.begin[row]) / 1000
+        accuse(row, f"{by:.3f} ms before its due time")
+    earliest = case.messages.due.copy()
+    for message, change in case.run.changes.items():
+        # A repeat has no effect, unless the first send never arrived.
+        says_when = change.kind == "D" and not case.owes_its_first(message, change)
+        if says_when or change.kind == "R":
+            earliest[message] = min(earliest[message], change.due)
+    promised = earliest[rows.message]
+    for row in _rows((rows.attempt == 1) & (rows.due < promised)):
+        by = promised[row] - rows.due[row]
+        accuse(row, f"its due time was {by} ms before what was asked for")
+    for message, change, here in case.changes("R", "r"):
+        if change.due <= earliest[message] or case.causes.loss_of(change.ended):
+            continue
+        for row in here:
+            # Otherwise it is uncertain: an attempt whose reply was lost may have moved it before.
+            is_after = rows.attempt[row] == 1 and rows.begin[row] > change.ended
+            if is_after and rows.due[row] < change.due:
+                accuse(row, f"{change.due - rows.due[row]} ms before its new due time")
+
+
+def late(case: Case) -> None:
+    """First handled long after it was due, without a fault."""
+    rows, windows = case.handled, case.causes.windows
+    due = np.maximum(rows.due * 1000, case.messages.tried[rows.message])
+    found = case.is_first & (rows.attempt == 1) & (case.least - due > LATE_US)
+    excuses = [*windows["any"], *windows["loss"], *windows["stall"]]
+    found[found] = ~meet(excuses, due[found], case.least[found])
+    for row in _rows(found):
+        message = case.messages[rows.message[row]]
+        until = message.confirmed or message.tried + TRIES_US
+        if case.causes.first(message.tried, until, "loss"):
+            continue  # the server lost it, and an archive restored it
+        by = (case.least[row] - due[row]) / 1e6
+        case.accuse("late", message.number, f"{by:.3f} s, with nothing in the way")
+
+
+def late_by_its_due_time(case: Case) -> None:
+    """Due later than its sender requested.
+
+    Not after a repair or a loss, when a message is due immediately. A repeated send may have been
+    the first to arrive. Messages with windows have a judge of their own.
+    """
+    rows, causes, latest = case.handled, case.causes, case.latest_moved
+    asked = case.is_first & (rows.attempt == 1) & (case.messages.confirmed[rows.message] > 0)
+    asked &= case.messages.topic[rows.message] != topic_number(WINDOWED)
+    for row in _rows(asked & (rows.due > latest[rows.message])):
+        message, number = int(rows.message[row]), case.number(row)
+        change = case.run.changes.get(message)
+        if change is not None and change.kind == "R" and change.answer != "r":
+            continue
+        if change is not None and change.kind == "D" and not case.owes_its_first(message, change):
+            continue
+        tried = case.messages.tried[message]
+        if ("message", number) in causes.windows or causes.first(tried, rows.begin[row], "loss"):
+            continue
+        by = rows.due[row] - latest[message]
+        case.accuse("late", number, f"its due time was {by} ms after what was asked for")
+
+
+def past_ttl(case: Case) -> None:
+    """Handled long past its ttl, though nothing delayed its handler."""
+    rows, sent = case.handled, case.messages
+    ends = (case.latest + sent.ttl)[rows.message] * 1000
+    has_ttl = (sent.ttl > 0) & (sent.confirmed > 0)
+    over = has_ttl[rows.message] & (case.least > ends + EXPIRES_WITHIN_US)
+    for row in _rows(over):
+        begin = rows.begin[row]
+        if not case.causes.held_up(rows.process[row], ends[row] - SLACK_US, begin):
+            case.accuse("late", case.number(row), f"{(begin - ends[row]) / 1e6:.3f} s past its ttl")
+
+
+# Windows
+
+STARTS_WITHIN_US = 600_000
+"""How long a thread may wait between Lisa's check and the handler's first line: processes note
+longer ones as stalls."""
+
+
+def windows(case: Case) -> None:
+    """No handler starts outside a window, no deferral counts an attempt, and each ends in time."""
+    counts, stats = case.verdicts.counts, case.run.final["stats"].get(WINDOWED, {})
+    counts["deferred"] = sum(n for name, n in stats.items() if name.startswith("deferred@"))
+    of_topic = case.messages.topic[case.handled.message] == topic_number(WINDOWED)
+    for row in _rows(of_topic):
+        counts["handlings with a window"] += 1
+        _outside_its_window(case, row)
+        if case.is_first[row]:
+            _first_in_its_window(case, row)
+
+
+def _outside_its_window(case: Case, row: int) -> None:
+    """A handler that could ask Redis's clock began outside, and nothing held it up before that."""
+    begin, number = int(case.handled.begin[row]), case.number(row)
+    if is_open(number, int(case.least[row])) or is_open(number, begin + CLOCKS_US):
+        return
+    closed = begin // 1000 // MINUTE_MS * MINUTE_MS * 1000
+    around = closed - STARTS_WITHIN_US, closed + STARTS_WITHIN_US
+    if begin < around[1] or case.causes.stopped(case.handled.process[row], *around):
+        case.verdicts.counts["handlings that were held up as a window closed"] += 1
+    else:
+        case.accuse("early", number, f"{(begin - closed) / 1e6:.3f} s after its window closed")
+
+
+def _first_in_its_window(case: Case, row: int) -> None:
+    """The due time of a first handling is in time for the window, and its attempt is the first."""
+    handling, number = case.handled[row], case.number(row)
+    due, latest = int(handling.due), int(case.latest_moved[handling.message])
+    if not case.messages.confirmed[handling.message]:
+        return
+    since = min(latest * 1000, handling.begin) - ACK_US
+    if ("message", number) in case.causes.windows or case.causes.around(since, handling.begin):
+        return
+    if handling.attempt > 1:
+        case.accuse("unexplained", number, f"attempt {handling.attempt} is its first")
+    elif due > opening(number, latest + ACK_US // 1000):
+        what = f"its due time was {due - latest} ms after what was asked for, despite its window"
+        case.accuse("late", number, what)
+    elif due > latest and (due % MINUTE_MS or not is_open(number, due * 1000)):
+        case.accuse("late", number, f"its due time {due} is not an opening of its window")
+
+
+# Second calls, and failed ones
+
+HELD_US = SLACK_US
+"""A consumer may still begin a message that it held when the message was replaced: one that cannot
+start within a second is released, and the group no longer has it."""
+
+
+def failures(case: Case) -> None:
+    """A call may fail only if no server answers, and only because of a fault."""
+    for failure in case.run.failures:
+        if not _is_of_trouble(failure.name):
+            case.accuse("unexplained", failure.number, f"a call failed: {failure.name}")
+        elif case.causes.of_failure(failure.process, failure.tried, failure.at) is None:
+            after = f"after {(failure.at - failure.tried) / 1e6:.3f} s, with nothing in the way"
+            what = f"a call failed {after}: {failure.name}"
+            case.accuse("unexplained", failure.number, what)
+
+
+def _is_of_trouble(name: str) -> bool:
+    kind, _, status = name.partition(" ")
+    if kind == "Unanswered":
+        return int(status or 0) in ANSWERS_OF_TROUBLE
+    error = getattr(errors, kind, None)
+    return isinstance(error, type) and issubclass(error, errors.ServerUnavailable)
+
+
+def after_cancel(case: Case) -> None:
+    """Handled after a confirmed cancel, or cancelled after it was handled."""
+    for message, change, here in case.changes("X", "c"):
+        sent = case.messages[message]
+        for row in here:
+            handling = case.handled[row]
+            if case.least[row] > change.ended:
+                by = (handling.begin - change.ended) / 1000
+                what = f"{by:.3f} ms after its cancel was confirmed"
+                excused = case.causes.stopped(handling.process, change.ended, handling.begin)
+                if case.causes.loss_of(change.ended):
+                    excused = "the server lost the cancel"
+                case.accuse("after cancel", sent.number, what, excused=excused)
+            elif handling.verdict == Verdict.OK and handling.end < change.tried:
+                # Only possible if the lease was lost, or the ack failed.
+                number, tried = int(sent.number), change.tried
+                if case.causes.of_unsettled(number, sent.do, handling, tried) is None:
+                    by = (tried - handling.end) / 1000
+                    what = (
+                        f"cancelled, by the answer, though it had been handled {by:.3f} ms before"
+                    )
+                    case.accuse("unexplained", number, what)
+
+
+def after_replace(case: Case) -> None:
+    """Handled after its replacement: a consumer may only finish what it already had."""
+    for message, change, here in case.changes("P", "r"):
+        for row in here:
+            begin, process = case.handled.begin[row], case.handled.process[row]
+            if case.least[row] <= change.ended + HELD_US:
                 continue
-            if (number, topic.groups[group]) in live or (number, None) in live:
-                continue  # stuck, and reported there
-            what = f"{topic.name}/{topic.groups[group]}, {Do(message['do']).name}"
-            loss = self._causes.loss_of(int(message["confirmed"]))
-            if number in self._causes.deleted:
-                self.verdicts.excuse("lost", number, f"{what}: a foreign hand deleted its body")
-            elif loss is not None and number in self._run.archived:
-                self.verdicts.accuse("lost", number, f"{what}: archived, yet not restored")
-            elif loss is not None:
-                before_s = (loss.until - int(message["confirmed"])) / 1e6
-                self.verdicts.excuse(
-                    "lost", number, f"{what}: confirmed {before_s:.3f} s before the server's kill"
-                )
-            else:
-                self.verdicts.accuse("lost", number, what)
+            excused = case.causes.held_up(process, change.ended, begin)
+            if case.causes.loss_of(change.ended):
+                excused = "the server lost it"
+            what = f"{(begin - change.ended) / 1e6:.3f} s after its replacement was confirmed"
+            case.accuse("after replace", case.messages.number[message], what, excused=excused)
 
-    def _let_expire(self, row: int) -> None:
-        """A ttl is no excuse without a fault if others with that due time were handled in time."""
-        self.verdicts.counts["expired"] += 1
-        due, ttl = int(self._messages["due"][row]), int(self._messages["ttl"][row])
-        around = (due - NEAR_MS) * 1000, (due + ttl + NEAR_MS) * 1000
-        if any(one.meets(*around) for one in self._causes.every):
-            return
-        topic = self._messages["topic"][self._handled["message"]]
-        beside = self._handled[
-            (topic == self._messages["topic"][row])
-            & (self._handled["attempt"] == 1)
-            & (abs(self._handled["due"] - due) < NEAR_MS)
-        ]
-        late = beside["begin"] // 1000 - beside["due"]
-        if len(late) >= FEW and late.max() < ttl / 10:
-            what = f"let expire, though {len(late)} due with it were handled in {late.max()} ms"
-            self.verdicts.accuse("lost", self._run.messages.number(row), what)
 
-    def expired(self) -> None:
-        """The server must have ended at least as many messages as were never handled.
+def answers(case: Case) -> None:
+    """An explicit id is accepted once, and known from then on."""
+    for row, letter in case.run.odd.items():
+        what = f"sent for the first time, and answered {letter!r}"
+        case.accuse("unexplained", case.messages.number[row], what)
+    for kind, what in (("D", "sent again"), ("P", "sent to replace another")):
+        for message, change, _ in case.changes(kind, "a"):
+            if case.owes_its_first(message, change):
+                number = case.messages.number[message]
+                case.accuse("unexplained", number, f"{what}, and accepted as new")
 
-        Those that expired, and those that their late policy skipped.
-        """
-        stats = self._run.final["stats"].values()
-        told = sum(one.get("expired", 0) + one.get("skipped", 0) for one in stats)
-        unhandled = self.verdicts.counts["expired"]
-        if unhandled > told and not self._causes.losses:
-            self.verdicts.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} ended")
 
-    def again(self) -> None:
-        """Every handling after the first must have a cause."""
-        for row in np.nonzero(~self._case.is_first)[0]:
-            before, again = self._case.hold(int(row) - 1), self._case.hold(int(row))
-            message, place = int(self._handled["message"][row]), int(self._handled["place"][row])
-            number, do = self._run.messages.number(message), int(self._messages["do"][message])
-            if before.verdict == Verdict.FAILED:
-                cause = self._of_retry(message, place, before, again)
-            else:
-                cause = self._causes.of_again(number, place, do, before, again)
-            if cause is None:
-                self.verdicts.accuse(
-                    "unexplained",
-                    number,
-                    f"handled by process {again.process} (attempt {again.attempt}), "
-                    f"{(again.begin - before.last) / 1e6:.3f} s after process {before.process} "
-                    f"(attempt {before.attempt}, {Verdict(before.verdict).name})",
-                )
-            else:
-                self.verdicts.again[cause] += 1
+# Handled again
 
-    def _of_retry(self, message: int, place: int, before: Hold, again: Hold) -> str | None:
-        """The next attempt must follow the pause, unless a sender moved it or there was a fault."""
-        number, do = self._run.messages.number(message), int(self._messages["do"][message])
-        due = before.end_from + pause_ms(do) * 1000 - CLOCKS_US
-        change = self._run.messages.changes.get(message)
-        if change is not None and change.kind == "R" and change.answer in ("r", ""):
-            is_between = before.begin <= (change.ended or again.begin_by)
-            if is_between and change.tried <= again.begin_by:
-                due = min(due, change.due * 1000)
-        if again.attempt == before.attempt + 1 and again.begin_by >= due:
-            return "the attempt before failed"
-        return self._causes.of_again(number, place, do, before, again) or self._causes.around(
-            before.begin - ACK_US, again.begin
-        )
 
-    def astray(self) -> None:
-        """Handled as a message of another topic."""
-        rows = self._handled
-        topic = self._messages["topic"][rows["message"]]
-        for row in np.nonzero(topic != rows["place"] // MOST_GROUPS)[0]:
-            sent, handled = TOPICS[topic[row]].name, TOPICS[rows["place"][row] // MOST_GROUPS].name
-            what = f"sent to {sent}, and handled in {handled}"
-            self.verdicts.accuse("unexplained", self._case.number(int(row)), what)
+def again(case: Case) -> None:
+    """Every handling after the first must have a cause."""
+    for row in _rows(~case.is_first):
+        before, after = case.handled[row - 1], case.handled[row]
+        number, do = case.number(row), int(case.messages.do[after.message])
+        if before.verdict == Verdict.FAILED:
+            cause = _of_retry(case, number, do, before, after)
+        else:
+            cause = case.causes.of_again(number, do, before, after)
+        if cause is None:
+            took_s = (after.begin - (before.end or before.begin)) / 1e6
+            what = (
+                f"handled by process {after.process} (attempt {after.attempt}), "
+                f"{took_s:.3f} s after process {before.process} "
+                f"(attempt {before.attempt}, {Verdict(before.verdict).name})"
+            )
+            case.accuse("unexplained", number, what)
+        else:
+            case.verdicts.again[cause] += 1
 
-    def left(self) -> None:
-        """Live messages at the end must be in garbage, for a reason."""
-        for row in self._run.final["live"]:
-            where = f"{row['topic']}/{row['group']}"
-            if row["state"] != "garbage":
-                self.verdicts.accuse(
-                    "stuck", row["number"], f"{row['state']} in {where}, {row['id']}"
-                )
-                continue
-            known = self._run.messages.row(row["number"])
-            do = None if known is None else Do(self._messages["do"][known])
-            if known is None or do not in ENDS_IN_GARBAGE:
-                self.verdicts.accuse(
-                    "unexplained", row["number"], f"in garbage of {where}: {row['reason']}"
-                )
-            else:
-                self._deserves_garbage(row["number"], known, where)
-        bodies = self._run.final["bodies"]
-        named = {one["number"] for one in self._run.final["live"] if one["number"]}
-        if bodies != len(named):
-            self.verdicts.accuse("unexplained", 0, f"{bodies} bodies, {len(named)} live messages")
-        for number in self._run.handled.strangers:
-            self.verdicts.accuse("unexplained", number, "handled, but sent by nobody")
-        for one in self._run.final["findings"]:
-            self.verdicts.accuse("unexplained", 0, "fsck: {kind} {topic} {id} {what}".format(**one))
 
-    def _deserves_garbage(self, number: int, message: int, where: str) -> None:
-        """Its handler must have given up, or a fault must have used up its attempts."""
-        do = Do(self._messages["do"][message])
-        rows = self._handled[self._case.handlings(message)]
-        verdict, least = NEEDS[do]
-        found = len(np.unique(rows["attempt"][rows["verdict"] == verdict]))
-        since = int(self._messages["due"][message]) * 1000
-        until = int(rows["begin"].max() if len(rows) else since) + SETTLES_US
-        # A handler notes that it gives up before any other process can know of it.
-        is_excused = do is Do.POISON and self._causes.around(since - ACK_US, until)
-        if found < least and not is_excused:
-            what = f"{do.name} in garbage of {where} after {found} of {least} attempts"
-            self.verdicts.accuse("unexplained", number, what)
+def _of_retry(case: Case, number: int, do: int, before: Any, after: Any) -> str | None:
+    """The next attempt must follow the pause, unless a sender moved it or there was a fault."""
+    due = before.end_from + pause_ms(do) * 1000 - CLOCKS_US
+    change = case.run.changes.get(int(after.message))
+    if change is not None and change.kind == "R" and change.answer in ("r", ""):
+        is_between = before.begin <= (change.ended or after.begin_by)
+        if is_between and change.tried <= after.begin_by:
+            due = min(due, change.due * 1000)
+    if after.attempt == before.attempt + 1 and after.begin_by >= due:
+        return "the attempt before failed"
+    return case.causes.of_again(number, do, before, after) or case.causes.around(
+        before.begin - ACK_US, after.begin
+    )
 
-    def logs(self) -> None:
-        """Errors that a role only logged."""
-        for trace in self._run.traces:
-            self.verdicts.accuse("unexplained", 0, trace)
 
-    def processes(self) -> None:
-        """No role may end before SIGTERM, and then only with exit code 0."""
-        for event in self._run.events:
-            if event["event"] != "end" or event["how"] == "killed":
-                continue
-            if event["role"].startswith("archive"):
-                continue  # it ends with a server, and reports gaps by its exit code
-            if event["code"] == -signal.SIGKILL and event["number"] in self._causes.kills:
-                continue  # another fault killed it at the same time
-            was_asleep = event["code"] == -signal.SIGTERM and event["age_s"] < STARTS_WITHIN_S
-            if event["how"] == "by itself" or (event["code"] and not was_asleep):
-                what = f"{event['role']} ended {event['how']} with code {event['code']}"
-                self.verdicts.accuse("unexplained", 0, what)
+def astray(case: Case) -> None:
+    """Handled as a message of another topic, or sent by nobody."""
+    topics, places = case.messages.topic[case.handled.message], case.handled.place // MOST_GROUPS
+    for row in _rows(topics != places):
+        what = f"sent to {TOPICS[topics[row]].name}, and handled in {TOPICS[places[row]].name}"
+        case.accuse("unexplained", case.number(row), what)
+    for number in case.run.strangers:
+        case.accuse("unexplained", number, "handled, but sent by nobody")
+
+
+# The final state
+
+NEEDS = {Do.DISCARD: (Verdict.DISCARDED, 1), Do.POISON: (Verdict.FAILED, 1 + POISON_RETRIES)}
+"""The verdict, and the number of attempts, required of messages in garbage."""
+
+
+def left(case: Case) -> None:
+    """Live messages at the end must be in garbage, for a reason."""
+    final = case.run.final
+    for live in final["live"]:
+        number, where = live["number"], f"{live['topic']}/{live['group']}"
+        row = case.row(number)
+        do = None if row is None else Do(case.messages.do[row])
+        if live["state"] != "garbage":
+            case.accuse("stuck", number, f"{live['state']} in {where}, {live['id']}")
+        elif row is None or do not in NEEDS:
+            case.accuse("unexplained", number, f"in garbage of {where}: {live['reason']}")
+        else:
+            _deserves_garbage(case, row, where)
+    named = {live["number"] for live in final["live"] if live["number"]}
+    if final["bodies"] != len(named):
+        case.accuse("unexplained", 0, f"{final['bodies']} bodies, {len(named)} live messages")
+    for finding in final["findings"]:
+        case.accuse("unexplained", 0, "fsck: {kind} {topic} {id} {what}".format(**finding))
+
+
+def _deserves_garbage(case: Case, message: int, where: str) -> None:
+    """Its handler must have given up, or a fault must have used up its attempts."""
+    sent, here = case.messages[message], case.handlings(message)
+    rows, do = case.handled[here.start : here.stop], Do(sent.do)
+    verdict, least = NEEDS[do]
+    found = len(np.unique(rows.attempt[rows.verdict == verdict]))
+    since = sent.due * 1000
+    until = max([since, *rows.begin]) + SETTLES_US
+    # A handler notes that it gives up before any other process can know of it.
+    is_excused = do is Do.POISON and case.causes.around(since - ACK_US, until)
+    if found < least and not is_excused:
+        what = f"{do.name} in garbage of {where} after {found} of {least} attempts"
+        case.accuse("unexplained", sent.number, what)
+
+
+LATE_MS = 30_000
+"""A schedule that is further behind than this at the end has stopped."""
+
+
+def ticks(case: Case) -> None:
+    """Each tick has one message, by the schedule itself, whatever happened to its managers."""
+    final = case.run.final.get("ticks")
+    if final is None:  # a run that restores messages: schedules are not in the archive
+        return
+    # Roles of an earlier build know no schedules.
+    rolls = (event["until"] for event in case.run.events if event.get("kind") == "roll")
+    owed_from_ms = max(rolls, default=0) // 1000
+    created, loss = 0, "the server lost data" if case.causes.windows["loss"] else None
+    for name, schedule in final["schedules"].items():
+        found = set(schedule["found"])
+        expected = {tick for tick in schedule["expected"] if tick >= owed_from_ms or tick in found}
+        created += len(found)
+        case.verdicts.counts["ticks"] += len(expected)
+        for tick in sorted(expected - found):
+            case.accuse("lost", 0, f"schedule {name}: the tick {tick} has no message", excused=loss)
+        for tick in sorted(found - expected):
+            case.accuse("unexplained", 0, f"schedule {name}: {tick} is not a tick of it")
+        if schedule["version"] != 1:
+            case.accuse("unexplained", 0, f"schedule {name} has version {schedule['version']}")
+        if schedule["behind_ms"] is None or schedule["behind_ms"] > LATE_MS:
+            case.accuse("stuck", 0, f"schedule {name} is {schedule['behind_ms']} ms behind")
+    if final["sent"] != created and not loss:
+        case.accuse("unexplained", 0, f"{final['sent']} sent by schedules, {created} are there")
+    for finding in final["findings"]:
+        case.accuse("unexplained", 0, f"fsck of {TICKS}: {finding}")
+
+
+# Repairs, processes, logs and memory
+
+
+def repairs(case: Case) -> None:
+    """Findings of `fsck --repair` must be damage done by the run: any other, Lisa did itself."""
+    events = [event for event in case.run.events if "skipped" not in event]
+    damages = [event for event in events if event.get("kind") in FOREIGN]
+    for repair in events:
+        began = repair.get("repairing", repair.get("until", repair["at"]))
+        for topic, found in repair.get("repaired", {}).items():
+            standing = [
+                damage for damage in damages if _may_stand(case, damage, topic, began, repair["at"])
+            ]
+            allowed = {kind for damage in standing for kind in FOREIGN[damage["kind"]]}
+            for kind, n in found.items():
+                if kind not in allowed:
+                    words = repair.get("found", {}).get(topic, [])
+                    named = "; ".join(word for word in words if word.startswith(kind))
+                    what = f"fsck in the run: {n} {kind} in {topic} {named}".rstrip()
+                    case.accuse("unexplained", 0, what)
+
+
+def _may_stand(case: Case, damage: dict[str, Any], topic: str, began: int, ended: int) -> bool:
+    """Whether a damage existed then: done, and not repaired (or its repair was lost)."""
+    if damage["target"].partition("/")[0] != topic or damage["since"] > ended:
+        return False
+    was_repaired = "repaired" in damage and damage["until"] < began
+    return not was_repaired or case.causes.loss_of(damage["until"]) is not None
+
+
+STARTS_WITHIN_S = 10
+"""A process told to end before it handles signals is ended by the signal."""
+
+
+def processes(case: Case) -> None:
+    """No role may end before SIGTERM, and then only with exit code 0, nor log an error."""
+    for event in case.run.events:
+        if event["event"] != "end" or event["how"] == "killed":
+            continue
+        if event["role"].startswith("archive"):
+            continue  # it ends with a server, and reports gaps by its exit code
+        if event["code"] == -signal.SIGKILL and event["number"] in case.causes.kills:
+            continue  # another fault killed it at the same time
+        was_asleep = event["code"] == -signal.SIGTERM and event["age_s"] < STARTS_WITHIN_S
+        if event["how"] == "by itself" or (event["code"] and not was_asleep):
+            what = f"{event['role']} ended {event['how']} with code {event['code']}"
+            case.accuse("unexplained", 0, what)
+    for trace in case.run.traces:
+        case.accuse("unexplained", 0, trace)
+
+
+JUDGED_FROM_S = 600.0
+"""In a shorter run the second half is not yet steady."""
+
+GROWS_BY = 0.2
+GROWS_MB, GROWS_KEYS = 16.0, 5_000.0
+"""How much, and by what share of its mean, a series may rise in the second half of a run."""
+
+
+class Flatness(NamedTuple):
+    """One series over the second half of a run. `growth` is the rise of a fitted line, as a
+    share of its mean."""
+
+    least: float
+    mean: float
+    most: float
+    growth: float
+
+
+def flatness(run: Run) -> dict[str, Flatness]:
+    """The second half of each series, from the first message to the last."""
+    instants = {event["event"]: event["at"] for event in run.events}
+    since, until = instants.get("load", 0), instants.get("sent", 0)
+    samples = [sample for sample in run.samples if since <= sample["at"] <= until]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for sample in samples[len(samples) // 2 :]:
+        for name, value in sample["found"].items():
+            series.setdefault(name, []).append((sample["at"] / 1e6, value))
+    found = {}
+    for name, points in series.items():
+        at, values = np.array(points).T
+        mean = float(values.mean())
+        rises = 0.0
+        if len(points) > 2 and mean:
+            slope = float(np.polyfit(at - at[0], values, 1)[0])
+            rises = slope * float(at[-1] - at[0]) / mean
+        found[name] = Flatness(float(values.min()), mean, float(values.max()), rises)
+    return found
+
+
+def growth(case: Case) -> None:
+    """In a long run the server's memory and keys, and each role's memory, must not grow."""
+    instants = {event["event"]: event["at"] for event in case.run.events}
+    if instants.get("sent", 0) - instants.get("load", 0) < JUDGED_FROM_S * 1e6:
+        return
+    for name, half in flatness(case.run).items():
+        rises, most = half.growth * half.mean, GROWS_KEYS if name == "keys" else GROWS_MB
+        is_judged = name == "keys" or name.endswith("MB")
+        if is_judged and rises > GROWS_BY * half.mean + most:
+            what = f"growth: {name} rose by {rises:,.1f} in the second half, to {half.most:,.1f}"
+            case.accuse("unexplained", 0, what)
+
+
+JUDGES = (
+    count,
+    lost,
+    again,
+    astray,
+    left,
+    processes,
+    early,
+    late,
+    late_by_its_due_time,
+    past_ttl,
+    failures,
+    after_cancel,
+    after_replace,
+    answers,
+    repairs,
+    growth,
+    ticks,
+    windows,
+)

@@ -214,8 +214,8 @@ def _foreign(
         for _ in range(REPAIR_TRIES):  # another fault may be active: the server is down, or full
             found = yield from foreign.repair(stage, [topic])
             if found is not None:
-                touched["repairing"], touched["repaired"] = found.began, found.kinds[topic]
-                touched["found"] = found.words[topic]
+                touched["repairing"], touched["repaired"] = found.began, found.kinds
+                touched["found"] = found.words
                 return
 
     return make

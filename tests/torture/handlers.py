@@ -3,10 +3,9 @@
     lisa-consumer tests.torture.handlers:swift      fast handlers, one at a time
     lisa-consumer tests.torture.handlers:sturdy     all others
 
-A ledger's line is eleven integers: message, place, attempt, due (ms), earliest begin and latest end
-by Redis's clock (us; 0 while running), verdict, whether the clock was asked, the offset of the
-process's own clock from Redis's (ms), latest begin and earliest end. A slow handling is also
-recorded when it begins.
+A ledger's line is ten integers: message, place, attempt, due (ms), earliest begin and latest end
+by Redis's clock (us; 0 while running), verdict, whether the clock was asked, latest begin and
+earliest end. A slow handling is also recorded when it begins.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class Handling(NamedTuple):
     attempt: int
     due_ms: int
     begin: Span
-    own_ms: int
 
     @property
     def began(self) -> int:
@@ -91,8 +89,7 @@ class Diary:
     def take(self, number: int, do: int, place: int, attempt: int, due_ms: int) -> Handling:
         """The same for a message that was pulled."""
         span = self._clock.at_least(due_ms)
-        own_ms = (time.time_ns() // 1000 - span.low) // 1000
-        return Handling(number, Do(do), place, attempt, due_ms, span, own_ms)
+        return Handling(number, Do(do), place, attempt, due_ms, span)
 
     def note(self, *handlings: Handling, verdict: Verdict) -> None:
         """Note that handlings begin or how they ended, before Lisa learns of it."""
@@ -100,7 +97,7 @@ class Diary:
         end_from, end = (0, 0) if verdict is Verdict.BEGUN else (now.low, now.high)
         self._ledger.write(
             f"{one.number}\t{one.place}\t{one.attempt}\t{one.due_ms}\t{one.began}\t{end}\t"
-            f"{verdict}\t{int(one.begin.was_asked)}\t{one.own_ms}\t{one.begin.high}\t{end_from}"
+            f"{verdict}\t{int(one.begin.was_asked)}\t{one.begin.high}\t{end_from}"
             for one in handlings
         )
 

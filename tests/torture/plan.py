@@ -11,9 +11,6 @@ from tests.torture.world import ACK_S, TOPICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FOREIGN = ("trim", "delete-bodies", "delete-consumer", "destroy-group")
-"""Damage by other programs that an operator repairs with fsck."""
-
 FIRST_S = 4.0
 LAST_S = 3.0
 

@@ -1,133 +1,332 @@
-"""Reads a run's files; ledgers become columns, to fit millions of lines."""
+"""Reads a run's files; ledgers become columns, because an hour has six million messages."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests.torture.restoring import ARCHIVED
-from tests.torture.samples import read_samples
-from tests.torture.sent import Messages, lines_of, number_in, read_sent
-from tests.torture.traces import read_traces
+from tests.torture.world import Do
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
 
 CHUNK_BYTES = 1 << 24
-COLUMNS = 11
+ARCHIVED = "archived.json"
 
-HANDLED = np.dtype(
-    [
-        ("message", "i4"),
-        ("place", "u1"),
-        ("attempt", "u2"),
-        ("due", "i8"),
-        ("begin", "i8"),
-        ("end", "i8"),
-        ("verdict", "u1"),
-        ("asked", "u1"),
-        ("begin_by", "i8"),
-        ("end_from", "i8"),
-        ("process", "u2"),
-    ]
+
+def _table(**columns: str) -> np.dtype[Any]:
+    return np.dtype(list(columns.items()))
+
+
+MESSAGES = _table(
+    number="i8",
+    topic="u1",
+    do="u1",
+    taken_back="u1",
+    ttl="i4",
+    due="i8",
+    tried="i8",
+    confirmed="i8",
 )
-"""One handling: `message` is the row in `Messages`, `due` in ms, the others in us.
+"""A sender's record of one message; instants in us, 0 for never. `due` (ms) is the earliest
+instant at which it may be handled, by what was first sent under its id; `ttl`: ms, 0 for none."""
 
-It began between `begin` and `begin_by`, and ended between `end_from` and `end`.
+WRITTEN = ("place", "attempt", "due", "begin", "end", "verdict", "asked", "begin_by", "end_from")
+"""The columns of a handler's ledger, after the message."""
+
+HANDLED = _table(
+    message="i4",
+    place="u1",
+    attempt="u2",
+    due="i8",
+    begin="i8",
+    end="i8",
+    verdict="u1",
+    asked="u1",
+    begin_by="i8",
+    end_from="i8",
+    process="u2",
+)
+"""One handling: `message` is a row of messages, `due` in ms, the others in us.
+
+It began between `begin` and `begin_by`, and ended between `end_from` and `end` (0: it never did).
+On a busy machine, which answers late, these may be a tenth of a second apart.
 """
 
 
-class Handled(NamedTuple):
-    """All handlings, and those of messages that no ledger knows."""
+class TakenBack(IntEnum):
+    """Whether a message may have been taken back, so that it need not be handled."""
 
-    rows: NDArray[Any]
-    strangers: list[int]
+    NO = 0
+    MAYBE = 1  # a cancel or a replacement with unknown answer
+    CANCELLED = 2
+    REPLACED = 3  # another message took its place
 
 
-class Run(NamedTuple):
-    """All the data of a run."""
+class Change(NamedTuple):
+    """A second call for a message: X cancel, R new due time, D the same id again, P another one in
+    its place. `ended` is 0 and `answer` empty if no answer is known."""
 
-    messages: Messages
-    handled: Handled
+    kind: str
+    due: int
+    tried: int
+    ended: int = 0
+    answer: str = ""
+
+
+class Failure(NamedTuple):
+    """A call that ended in an error: sender, message (the first of many), time and error."""
+
+    process: int
+    number: int
+    tried: int
+    at: int
+    name: str
+
+
+class Call(NamedTuple):
+    """A running call: its kind, and its rows (`old`: the one replaced)."""
+
+    kind: str
+    first: int
+    size: int
+    tried: int
+    old: int = -1
+
+
+@dataclass
+class Run:
+    """All the data of a run.
+
+    messages, handled: record arrays, the first in order of numbers, the second of message, place
+        and begin.
+    changes: by row of the message.
+    odd: the answers to rows with an explicit id that were not `accepted`.
+    strangers: the numbers of handled messages that no ledger knows.
+    archived: the numbers of messages that must be restored if the server loses them.
+    traces: tracebacks in the roles' logs: where, and their last line.
+    """
+
     events: list[dict[str, Any]]
-    stalls: dict[int, list[tuple[int, int]]]
     final: dict[str, Any]
+    stalls: dict[int, list[tuple[int, int]]]
+    messages: Any
+    handled: Any
+    changes: dict[int, Change] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    odd: dict[int, str] = field(default_factory=dict)
+    strangers: list[int] = field(default_factory=list)
     archived: frozenset[int] = frozenset()
-    """Archived messages: if the server loses them, they must be restored."""
-    samples: Sequence[dict[str, Any]] = ()
-    traces: Sequence[str] = ()
-    """Tracebacks in the roles' logs: where, and their last line."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
 
 
 def load(out: Path) -> Run:
     """Read a run's files from its directory."""
-    messages = read_sent(out / "ledgers")
-    events = [json.loads(line) for line in lines_of(out / "stage.jsonl")]
-    stalls = {
-        number_in(path): [(int(a), int(b)) for a, b in (one.split("\t") for one in lines_of(path))]
-        for path in (out / "ledgers").glob("handled-*.stalls")
-    }
-    final = json.loads((out / "final.json").read_text(encoding="utf-8"))
-    kept = out / ARCHIVED
-    archived = frozenset(json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else ())
-    handled = _handled(out / "ledgers", messages)
-    samples, traces = read_samples(out / "samples.jsonl"), list(read_traces(out / "logs"))
-    return Run(messages, handled, events, stalls, final, archived, samples, traces)
+    run = Run(
+        [json.loads(line) for line in _lines_of(out / "stage.jsonl")],
+        json.loads((out / "final.json").read_text(encoding="utf-8")),
+        {
+            _number_in(path): [(int(a), int(b)) for a, b in map(str.split, _lines_of(path))]
+            for path in (out / "ledgers").glob("handled-*.stalls")
+        },
+        np.recarray(0, MESSAGES),
+        np.recarray(0, HANDLED),
+        samples=[json.loads(line) for line in _lines_of(out / "samples.jsonl")],
+        traces=list(_traces(out / "logs")),
+    )
+    if (out / ARCHIVED).exists():
+        run.archived = frozenset(json.loads((out / ARCHIVED).read_text(encoding="utf-8")))
+    _read_sent(run, out / "ledgers")
+    _read_handled(run, out / "ledgers")
+    return run
 
 
-# Handlings
+def _number_in(path: Path) -> int:
+    """The number of the process that wrote this ledger."""
+    return int(path.stem.partition("-")[2])
 
 
-def _handled(folder: Path, messages: Messages) -> Handled:
-    parts, strangers = [], list[int]()
-    for path in sorted(folder.glob("handled-*.tsv"), key=number_in):
-        for numbers in _integers(path):
-            part, unknown = _rows(numbers, messages, number_in(path))
-            parts.append(part)
-            strangers += unknown
-    rows = np.concatenate(parts) if parts else np.zeros(0, HANDLED)
+def _lines_of(path: Path) -> Iterator[str]:
+    """All complete lines: a line torn by a kill does not count."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield line[:-1]
+
+
+# What was sent
+
+
+def _read_sent(run: Run, folder: Path) -> None:
+    tables: list[Any] = [run.messages]
+    total = 0
+    for path in sorted(folder.glob("sent-*.tsv"), key=_number_in):
+        sender = _Sender(_number_in(path))
+        for line in _lines_of(path):
+            sender.read(line)
+        tables.append(sender.rows[: sender.count])
+        run.changes |= {total + row: change for row, change in sender.changes.items()}
+        run.odd |= {total + row: letter for row, letter in sender.odd.items()}
+        run.failures += sender.failures
+        total += sender.count
+    run.messages = np.concatenate(tables).view(np.recarray)
+
+
+class _Sender:
+    """Reads one sender's ledger (`tests.torture.ledger.Book`), line by line."""
+
+    def __init__(self, number: int) -> None:
+        self.rows = np.zeros(0, MESSAGES)
+        self.count = 0
+        self.changes: dict[int, Change] = {}
+        self.failures: list[Failure] = []
+        self.odd: dict[int, str] = {}
+        self._number = number
+        self._calls: dict[str, Call] = {}
+
+    def read(self, line: str) -> None:
+        kind, call, instant, *rest = line.split("\t")
+        at = int(instant)
+        if kind == "C":
+            self._settled(self._calls.pop(call), at, rest[0])
+        elif kind == "E":
+            self._failed(self._calls.pop(call), at, int(rest[0]), rest[1])
+        else:
+            self._calls[call] = self._tried(kind, at, rest)
+
+    def _tried(self, kind: str, at: int, rest: list[str]) -> Call:
+        if kind == "S":
+            first, size = _place(rest[1]), int(rest[2])
+            self._add(first, size)
+            part = self.rows[first : first + size]
+            part["topic"], part["tried"], part["ttl"] = int(rest[0]), at, int(rest[5])
+            part["do"] = [int(do) for do in rest[3].split(",")]
+            part["due"] = [_due(due, at) for due in rest[4].split(",")]
+            return Call("S", first, size, at)
+        if kind == "P":
+            new, old, due = _place(rest[1]), _place(rest[2]), _due(rest[3], at)
+            self._add(new, 1)
+            row = self.rows[new]
+            row["topic"], row["do"], row["due"], row["tried"] = int(rest[0]), Do.OK, due, at
+        else:
+            new = old = _place(rest[0])
+            due = _due(rest[1], at) if kind in "DR" else 0
+        self.changes[old] = Change(kind, due, at)
+        if kind in "PX":
+            self.rows["taken_back"][old] = TakenBack.MAYBE
+        return Call(kind, new, 1, at, old)
+
+    def _add(self, first: int, size: int) -> None:
+        self.count = max(self.count, first + size)
+        if self.count > len(self.rows):
+            grown = np.zeros(max(2 * len(self.rows), self.count), MESSAGES)
+            grown[: len(self.rows)] = self.rows
+            grown["number"] = (self._number << 32) + np.arange(len(grown))
+            self.rows = grown
+
+    def _settled(self, call: Call, at: int, letters: str) -> None:
+        if call.kind in "SPD":
+            known = self.rows["confirmed"][call.first : call.first + call.size]
+            known[known == 0] = at
+        if call.kind == "S":
+            told = letters if len(letters) > 1 else letters * call.size
+            self.odd |= {call.first + n: letter for n, letter in enumerate(told) if letter != "a"}
+            return
+        self.changes[call.old] = self.changes[call.old]._replace(ended=at, answer=letters)
+        if call.kind == "X":
+            truth = TakenBack.CANCELLED if letters == "c" else TakenBack.NO
+            self.rows["taken_back"][call.old] = truth
+        elif call.kind == "P" and letters == "r":
+            self.rows["taken_back"][call.old] = TakenBack.REPLACED
+
+    def _failed(self, call: Call, at: int, settled: int, name: str) -> None:
+        number = (self._number << 32) + call.first
+        self.failures.append(Failure(self._number, number, call.tried, at, name))
+        if settled and call.kind == "S":
+            self.rows["confirmed"][call.first : call.first + settled] = at
+
+
+def _place(number: str) -> int:
+    return int(number) & 0xFFFFFFFF
+
+
+def _due(said: str, low_us: int) -> int:
+    """The earliest instant, in ms: a delay counts from when Redis got the call."""
+    return int(said) if said[0] != "+" else low_us // 1000 + int(said)
+
+
+# What was handled
+
+
+def _read_handled(run: Run, folder: Path) -> None:
+    parts, numbers = [run.handled], np.append(run.messages.number, -1)
+    for path in sorted(folder.glob("handled-*.tsv"), key=_number_in):
+        for lines in _integers(path):
+            found = np.zeros(len(lines), HANDLED)
+            for column, name in enumerate(WRITTEN, 1):
+                found[name] = lines[:, column]
+            found["process"] = _number_in(path)
+            found["message"] = np.searchsorted(run.messages.number, lines[:, 0])
+            known = numbers[found["message"]] == lines[:, 0]
+            parts.append(found[known])
+            run.strangers += lines[~known, 0].tolist()
+    rows: Any = np.concatenate(parts)
     order = np.lexsort((rows["verdict"], rows["begin"], rows["place"], rows["message"]))
-    return Handled(_without_beginnings(rows[order]), strangers)
+    run.handled = _without_beginnings(rows[order]).view(np.recarray)
 
 
-def _integers(path: Path) -> Iterator[NDArray[np.int64]]:
+def _integers(path: Path) -> Iterator[np.typing.NDArray[np.int64]]:
     rest = b""
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
             if newline:
-                yield np.fromstring(whole.decode(), np.int64, sep=" ").reshape(-1, COLUMNS)
+                values = np.fromstring(whole.decode(), np.int64, sep=" ")
+                yield values.reshape(-1, 1 + len(WRITTEN))
 
 
-def _rows(
-    numbers: NDArray[np.int64], messages: Messages, process: int
-) -> tuple[NDArray[Any], list[int]]:
-    found = np.zeros(len(numbers), HANDLED)
-    known = np.zeros(len(numbers), bool)
-    senders, places = numbers[:, 0] >> 32, numbers[:, 0] & 0xFFFFFFFF
-    for sender in np.unique(senders):
-        ours = (senders == sender) & (places < messages.counts.get(int(sender), 0))
-        found["message"][ours] = places[ours] + messages.firsts.get(int(sender), 0)
-        known |= ours
-    names = ("place", "attempt", "due", "begin", "end", "verdict", "asked")
-    for column, name in enumerate(names, 1):
-        found[name] = numbers[:, column]
-    found["begin_by"], found["end_from"] = numbers[:, 9], numbers[:, 10]
-    found["process"] = process
-    return found[known], [int(one) for one in numbers[~known, 0]]
-
-
-def _without_beginnings(rows: NDArray[Any]) -> NDArray[Any]:
+def _without_beginnings(rows: Any) -> Any:
     """Drop the begin line of each handling whose end is known."""
-    if not len(rows):
-        return rows
     this, after = rows[:-1], rows[1:]
     ended = (this["end"] == 0) & (after["end"] != 0)
     for name in ("message", "place", "begin", "process"):
         ended &= this[name] == after[name]
-    return np.asarray(rows[~np.append(ended, False)])
+    return rows[~np.append(ended, np.zeros(min(len(rows), 1), bool))]
+
+
+# What was logged
+
+BEGINS = "Traceback (most recent call last):"
+EXPECTED = "tests.torture.handlers.Trouble:"
+"""Exceptions that the handlers of a run raise on purpose."""
+
+NOT_JUDGED = ("archive", "restore")  # a JVM reports each killed server in its own way
+
+
+def _traces(folder: Path) -> Iterator[str]:
+    """Tracebacks of unexpected exceptions: file, line, and their last line.
+
+    One torn by a kill has no last line: the next process's output follows, or nothing.
+    """
+    for path in sorted(folder.glob("*.log")):
+        if path.name.startswith(NOT_JUDGED):
+            continue
+        began = 0
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.startswith(BEGINS):
+                    began = number
+                elif BEGINS in line:  # an exception group's, indented and framed
+                    yield f"{path.name}:{number}: {line.strip()}"
+                elif began and line.strip() and not line.startswith(" "):
+                    is_torn = line[:4].isdigit() or not line.endswith("\n")  # begins with a time
+                    if not is_torn and not line.startswith(EXPECTED):
+                        yield f"{path.name}:{began}: {line.strip()}"
+                    began = 0

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lisa.core.model.envelope import decode_content
+from tests.torture.reading import ARCHIVED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tests.torture.stage import Stage
 
 TOPIC = "bulk"
-ARCHIVED = "archived.json"
 INTERVAL = "2s"
 LOSES_S = 20.0
 """How much the server loses, far more than its setting allows: archiving takes seconds."""

@@ -17,11 +17,11 @@ from lisa.core.store.store import chunks
 from tests.torture import ticking
 from tests.torture.faults import begin
 from tests.torture.foreign import numbers_in, repair
-from tests.torture.plan import FOREIGN, draw
+from tests.torture.plan import draw
 from tests.torture.restoring import WITHIN_S, has_begun, restore
 from tests.torture.samples import EVERY_S, Sampler
 from tests.torture.stage import Stage
-from tests.torture.world import ACK_S, MINUTE_MS, TOPICS
+from tests.torture.world import ACK_S, FOREIGN, MINUTE_MS, TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,7 +201,7 @@ class _Run:
                 found: Repaired = end.value
                 break
             self._look()
-        self._stage.note("repair", repairing=found.began, found=found.kinds, details=found.words)
+        self._stage.note("repair", repairing=found.began, repaired=found.kinds, found=found.words)
 
     def _drain(self) -> None:
         """Until only garbage is left, or nothing has moved for longer than anything may take."""

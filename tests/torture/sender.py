@@ -24,8 +24,7 @@ shift_clock()
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
 from lisa.producer import Outgoing  # noqa: E402
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
-from tests.torture.minutes import options_of, shortly_before_it_closes  # noqa: E402
-from tests.torture.world import (  # noqa: E402
+from tests.torture.world import (  # noqa: E402  # noqa: E402
     POISON_RETRIES,
     RETRY_AFTER_MS,
     SCHEDULES,
@@ -33,7 +32,9 @@ from tests.torture.world import (  # noqa: E402
     WINDOWED,
     Do,
     body_of,
+    options_of,
     own_id,
+    shortly_before_it_closes,
     topic_number,
 )
 

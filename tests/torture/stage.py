@@ -23,11 +23,10 @@ from tests.servers import connect, redis_server
 from tests.torture import restoring
 from tests.torture.earlier import unpacked
 from tests.torture.ledger import Ledger
-from tests.torture.minutes import topic_window
 from tests.torture.proxy import Proxy
 from tests.torture.roles import Build, Role, leash, plain_environment
 from tests.torture.tail import Tail, tail_for
-from tests.torture.world import TOPICS, consumer_yaml, manager_yaml
+from tests.torture.world import TOPICS, consumer_yaml, manager_yaml, topic_window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

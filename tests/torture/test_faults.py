@@ -78,7 +78,7 @@ def test_foreign_damage_waits_for_messages(
     noted = done("trim", "two/west")
     assert noted["messages"] == [7]
     assert noted["at"] == noted["target"] == "two/west"
-    assert noted["repaired"] == {"entry-lost": 1}
+    assert noted["repaired"] == {"two": {"entry-lost": 1}}
     assert "skipped" not in noted
 
 

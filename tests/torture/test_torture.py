@@ -14,7 +14,7 @@ from tests.torture.options import parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.torture.verdicts import Verdicts
+    from tests.torture.checker import Verdicts
 
 
 def run(out: Path, *options: str) -> Verdicts:

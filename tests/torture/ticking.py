@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lisa.core.store.store import SyncStore
-    from tests.torture.case import Case
-
-LATE_MS = 30_000
-"""A schedule that is further behind than this at the end has stopped."""
 
 
 def begin(store: SyncStore) -> dict[str, int]:
@@ -62,36 +58,3 @@ def _ticks(name: str, first: int, ends: int | None, *, is_made: bool) -> list[in
     while ends is not None and ticks[-1] < ends:
         ticks.append(next_tick(definition, 0, ticks[-1]) or ends)
     return ticks if is_made else ticks[:-1]
-
-
-def _upgraded_ms(case: Case) -> int:
-    """When the last role of an earlier build, which knows no schedules, was replaced; 0 without."""
-    rolls = (one["until"] for one in case.run.events if one.get("kind") == "roll")
-    return max(rolls, default=0) // 1000
-
-
-def judge(case: Case) -> None:
-    """Each tick has one message, by the schedule itself, whatever happened to its managers."""
-    final = case.run.final.get("ticks")
-    if final is None:  # a run that restores messages: schedules are not in the archive
-        return
-    verdicts, is_excused = case.verdicts, bool(case.causes.losses)
-    created, owed_from_ms = 0, _upgraded_ms(case)
-    for name, one in final["schedules"].items():
-        there = one["found"]
-        expected = {tick for tick in one["expected"] if tick >= owed_from_ms or tick in there}
-        created += len(there)
-        verdicts.counts["ticks"] += len(expected)
-        for tick in sorted(expected - set(there)):
-            say = verdicts.excuse if is_excused else verdicts.accuse
-            say("lost", 0, f"schedule {name}: the tick {tick} has no message")
-        for tick in sorted(set(there) - expected):
-            verdicts.accuse("unexplained", 0, f"schedule {name}: {tick} is not a tick of it")
-        if one["version"] != 1:
-            verdicts.accuse("unexplained", 0, f"schedule {name} has version {one['version']}")
-        if one["behind_ms"] is None or one["behind_ms"] > LATE_MS:
-            verdicts.accuse("stuck", 0, f"schedule {name} is {one['behind_ms']} ms behind")
-    if final["sent"] != created and not is_excused:
-        verdicts.accuse("unexplained", 0, f"{final['sent']} sent by schedules, {created} are there")
-    for finding in final["findings"]:
-        verdicts.accuse("unexplained", 0, f"fsck of {TICKS}: {finding}")
