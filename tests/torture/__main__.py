@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 
 
 def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:
-    """Run, judge and report."""
-    shutil.rmtree(options.out, ignore_errors=True)
-    run(options, tell)
-    return judge(options, tell)
-
-
-def judge(options: Options, tell: Callable[[str], None]) -> Verdicts:
-    """Judge the files in a run's directory, and report."""
+    """Run, unless only the files of an earlier run are to be judged; judge, and report."""
+    if not options.check:
+        shutil.rmtree(options.out, ignore_errors=True)
+        run(options, tell)
     found = load(options.out)
     verdicts = check(found)
     tell(write(figures(found, verdicts), options.out))
@@ -45,13 +41,13 @@ def _tell(line: str) -> None:
 def main() -> int:
     """The command."""
     options = parse()
-    if options.check:
-        return 0 if judge(options, _tell).is_clean else 1
-    _tell(
-        f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
-        f"options; ledgers in {options.out}"
-    )
-    return 0 if torture(options, _tell).is_clean else 1
+    if not options.check:
+        _tell(
+            f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
+            f"options; ledgers in {options.out}"
+        )
+    verdicts = torture(options, _tell)
+    return 0 if verdicts.is_clean else 1
 
 
 if __name__ == "__main__":

@@ -1,97 +1,93 @@
-"""Makes each kind of fault: a generator that yields the pause until its next step.
+"""The faults of a run: drawn from a seed, and made one step after the other.
 
-What a fault affected is noted when it begins and ends: `numbers` are processes, `places` groups of
-topics, `messages` individual messages.
+The same seed and options give the same faults. What a fault affected is noted when it begins and
+ends: `numbers` are processes, `places` groups of topics, `messages` individual messages.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
-from lisa.core.model.errors import LisaError, ServerUnavailable
-from tests.torture import foreign
+from lisa.core.model.envelope import decode_content
+from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
 from tests.torture.proxy import Trouble
 from tests.torture.stage import now_us
+from tests.torture.world import ACK_S, TOPICS, place_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from tests.torture.plan import Fault
+    from tests.torture.options import Options
     from tests.torture.stage import Stage
 
+FIRST_S = 4.0
+LAST_S = 3.0
+
+STEP_S = 0.1
 CUT_AGAIN_S = 0.2
 ROLL_PAUSE_S = 0.5
 STARTS, START_AGAIN_S = 10, 0.5
-GATEWAY_AGAIN_S = 0.1
 REPAIR_TRIES = 10
 FINDS_TRIES, FINDS_AGAIN_S = 20, 0.05
+TOLD = 20
 
 
-def begin(stage: Stage, fault: Fault) -> Iterator[float]:
-    """The steps of a fault, noted from begin to end; an impossible fault is skipped."""
-    makers: dict[str, Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]] = {
-        "server-kill": _kill_server,
-        "server-stop": _stop_server,
-        "script-flush": _flush,
-        "out-of-memory": _fill,
-        "cut": _cut,
-        "clock": _clock,
-        "roll": _roll,
-        "trim": _foreign(foreign.trim),
-        "delete-bodies": _foreign(foreign.delete_bodies),
-        "delete-consumer": _foreign(foreign.delete_consumer),
-        "destroy-group": _foreign(foreign.destroy_group),
-    }
-    verb = fault.kind.partition("-")[0]
-    by_verb = {"kill": _kill, "stop": _stop, "freeze": _stop}
-    make = makers.get(fault.kind) or by_verb.get(verb) or _trouble
-    touched: dict[str, Any] = {"kind": fault.kind, "target": fault.target, "since": now_us()}
-    how = "skipped"
-    try:
-        for pause in make(stage, fault, touched):
-            yield pause
-            how = "failed"  # half done
-    except (redis.RedisError, LisaError, OSError) as error:
-        touched[how] = f"{type(error).__name__}: {error}"
-    touched["until"] = now_us()
-    stage.note("fault", **touched)
+class Fault(NamedTuple):
+    """One fault, `at_s` after the load began, for `seconds`."""
+
+    at_s: float
+    kind: str
+    target: str
+    seconds: float
+    amount: int = 0
 
 
-def _kill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+Touched = dict[str, Any]
+Maker = Callable[["Stage", Fault, Touched], Iterator[float]]
+"""Makes a fault: yields the pause until its next step."""
+
+
+def _kill(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     role = stage.roles[fault.target]
-    one = role.now
-    if one is None or one.poll() is not None:
+    process = role.now
+    if process is None or not role.is_alive():
         touched["skipped"] = "it does not run"
         return
-    touched["numbers"] = [one.number]
-    one.kill()
+    touched["numbers"] = [process.number]
+    process.kill()
+    process.wait()
     touched["killed"] = now_us()
     role.is_wanted = False
-    stage.ended(one, "killed")
+    stage.ended(process, "killed")
     yield fault.seconds
     role.is_wanted = True
-    if not role.is_alive:
+    if not role.is_alive():
         stage.start(role)
-    while role.kind == "gateway" and role.is_alive and not stage.is_gateway_open:
-        yield GATEWAY_AGAIN_S  # until then it cannot be reached
+    while role.kind == "gateway" and role.is_alive() and not stage.is_gateway_open:
+        yield STEP_S  # until then it cannot be reached
 
 
-def _stop(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-    one = stage.roles[fault.target].now
-    if one is None or one.poll() is not None:
+def _stop(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
+    role = stage.roles[fault.target]
+    process = role.now
+    if process is None or not role.is_alive():
         touched["skipped"] = "it does not run"
         return
-    touched["numbers"] = [one.number]
-    one.signal(signal.SIGSTOP)
+    touched["numbers"] = [process.number]
+    process.send_signal(signal.SIGSTOP)
     yield fault.seconds
-    one.signal(signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)
 
 
-def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+def _clock(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     """Replace a process by one whose clock is an hour off."""
     role = stage.roles[fault.target]
     role.shift_s = fault.amount
@@ -108,31 +104,30 @@ def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[floa
 def _replace(stage: Stage, name: str) -> Generator[float, None, bool]:
     """Replace a role's process; returns whether there was one to end."""
     role = stage.roles[name]
-    one = role.now
-    if one is None or one.poll() is not None or not role.is_wanted:
+    process = role.now
+    if process is None or not role.is_alive() or not role.is_wanted:
         return False
-    role.is_wanted = False
-    one.tell_to_leave()
-    while one.poll() is None:
-        yield 0.1
-    stage.ended(one, "told to")
+    role.tell_to_leave()
+    while process.poll() is None:
+        yield STEP_S
+    stage.ended(process, "told to")
     role.is_wanted = True
-    if not role.is_alive:
+    if not role.is_alive():
         stage.start(role)
     return True
 
 
-def _roll(stage: Stage, _fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+def _roll(stage: Stage, _fault: Fault, touched: Touched) -> Iterator[float]:
     """Restart every role, so far on an earlier build, on this one."""
     touched["rolled"] = []
     for name, role in stage.roles.items():
-        role.build = role.build._replace(path=None)
+        role.build = None
         if (yield from _replace(stage, name)):
             touched["rolled"].append(name)
         yield ROLL_PAUSE_S
 
 
-def _kill_server(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+def _kill_server(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     stage.kill_server()
     yield fault.seconds
     for attempt in range(1, STARTS + 1):
@@ -146,86 +141,305 @@ def _kill_server(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterato
         yield START_AGAIN_S
 
 
-def _stop_server(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
-    stage.stop_server(resume=False)
+def _stop_server(stage: Stage, fault: Fault, _touched: Touched) -> Iterator[float]:
+    stage.signal_server(signal.SIGSTOP)
     yield fault.seconds
-    stage.stop_server(resume=True)
+    stage.signal_server(signal.SIGCONT)
 
 
-def _flush(stage: Stage, _fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
+def _flush(stage: Stage, _fault: Fault, _touched: Touched) -> Iterator[float]:
     stage.client.script_flush()
     yield 0
 
 
-def _fill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+def _fill(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     """Set maxmemory below the memory already used."""
-    used = int(stage.client.info("memory")["used_memory"])
-    stage.client.config_set("maxmemory", used // 2)
-    touched["maxmemory"] = used // 2
+    touched["maxmemory"] = int(stage.client.info("memory")["used_memory"]) // 2
+    stage.client.config_set("maxmemory", touched["maxmemory"])
     yield fault.seconds
     stage.client.config_set("maxmemory", 0)
 
 
-def _cut(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+def _cut(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     """Cut once or repeatedly."""
-    left_s = fault.seconds
-    touched["cuts"] = 0
-    while True:
+    touched["cuts"] = 1 + int(fault.seconds / CUT_AGAIN_S)
+    for _ in range(touched["cuts"]):
         stage.proxy.cut(fault.target)
-        touched["cuts"] += 1
-        left_s -= CUT_AGAIN_S
-        if left_s <= 0:
-            break
         yield CUT_AGAIN_S
 
 
-def _trouble(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
+def _trouble(stage: Stage, fault: Fault, _touched: Touched) -> Iterator[float]:
     trouble = Trouble("lose" if fault.kind == "lose-replies" else fault.kind)
     stage.proxy.make(trouble, fault.target, delay_s=fault.amount / 1000)
     yield fault.seconds
     stage.proxy.make(Trouble.NONE, fault.target)
 
 
-def _foreign(
-    work: Callable[[Stage, Fault], dict[str, Any] | None],
-) -> Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]:
-    """A fault made by another program; some time later an operator has fsck repair it.
+# Damage that another program does to Redis, and how an operator repairs it
+
+Work = Callable[["Stage", Fault], "Touched | None"]
+"""Does the damage; None: there is nothing to do now."""
+
+
+def _foreign(work: Work) -> Maker:
+    """A fault made by another program; later an operator has fsck repair it.
 
     It waits for messages to damage; if none arrive, it moves to the topic or group with the most.
     """
 
-    def make(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-        done = _tried(work, stage, fault)
-        for attempt in range(FINDS_TRIES):
+    def make(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
+        done = None
+        for attempt in range(FINDS_TRIES + 1):
+            if attempt > FINDS_TRIES / 2 and stage.is_up:
+                fault = fault._replace(target=longest(stage, fault.kind))
+                touched["target"] = fault.target
+            touched["since"] = now_us()
+            with suppress(redis.RedisError, LisaError):
+                done = work(stage, fault) if stage.is_up else None
             if done is not None:
                 break
             yield FINDS_AGAIN_S
-            if attempt >= FINDS_TRIES / 2 and stage.is_up:
-                fault = fault._replace(target=foreign.longest(stage, fault.kind))
-                touched["target"] = fault.target
-            touched["since"] = now_us()
-            done = _tried(work, stage, fault)
-        if done is None:
+        else:
             touched["skipped"] = "there was nothing to take"
             return
         touched |= done
         yield fault.seconds
-        topic = fault.target.partition("/")[0]
         for _ in range(REPAIR_TRIES):  # another fault may be active: the server is down, or full
-            found = yield from foreign.repair(stage, [topic])
+            found = yield from repair(stage, [fault.target.partition("/")[0]])
             if found is not None:
-                touched["repairing"], touched["repaired"] = found.began, found.kinds
-                touched["found"] = found.words
+                touched |= found
                 return
 
     return make
 
 
-def _tried(
-    work: Callable[[Stage, Fault], dict[str, Any] | None], stage: Stage, fault: Fault
-) -> dict[str, Any] | None:
-    """None if nothing can be done now."""
-    if stage.is_up:
-        with suppress(redis.RedisError, LisaError):
-            return work(stage, fault)
-    return None
+def trim(stage: Stage, fault: Fault) -> Touched | None:
+    """Delete entries of a ready stream, unread or in flight: by XTRIM, or one by one by XDEL."""
+    topic, group, stream = _place(stage, fault.target)
+    rows = stage.store.ask("XRANGE", stream, "-", "+", "COUNT", fault.amount)
+    entries = [entry.decode() for entry, _ in rows]
+    numbers = _numbers_of(stage, topic, [fields[1] for _, fields in rows])
+    if not numbers:
+        return None
+    if fault.amount % 2:
+        stage.client.xdel(stream, *entries)
+    else:
+        ms, _, serial = entries[-1].partition("-")
+        stage.client.execute_command("XTRIM", stream, "MINID", "=", f"{ms}-{int(serial) + 1}")
+    return {"messages": numbers, "places": [place_number(topic, group)]}
+
+
+def delete_bodies(stage: Stage, fault: Fault) -> Touched | None:
+    """Delete the bodies of waiting messages."""
+    keys = stage.store.keys.topic(fault.target)
+    ids: list[bytes] = stage.store.ask("ZRANDMEMBER", keys.waiting, fault.amount)
+    if not ids:
+        return None
+    bodies = [keys.body(name.decode()) for name in ids]
+    # Together: another message may replace one of them at any moment.
+    both = stage.client.pipeline(transaction=True)
+    both.mget(bodies)
+    both.unlink(*bodies)
+    numbers = numbers_in(both.execute()[0])
+    return {"messages": numbers, "deleted": True} if numbers else None
+
+
+def delete_consumer(stage: Stage, fault: Fault) -> Touched | None:
+    """Delete a consumer with its in-flight messages: XGROUP DELCONSUMER forgets them."""
+    topic, group, stream = _place(stage, fault.target)
+    found: list[dict[str, Any]] = []
+    for row in stage.client.xinfo_consumers(stream, group):
+        if row["pending"]:
+            both = stage.client.pipeline(transaction=True)
+            both.xpending_range(stream, group, "-", "+", 10_000, row["name"])
+            both.xgroup_delconsumer(stream, group, row["name"])
+            found = both.execute()[0]
+            break
+    held = [row["message_id"] for row in found]
+    entries = [stage.store.ask("XRANGE", stream, entry, entry) for entry in held]
+    numbers = _numbers_of(stage, topic, [rows[0][1][1] for rows in entries if rows])
+    # Otherwise its messages had been handled, and none is missing.
+    return {"messages": numbers, "places": [place_number(topic, group)]} if numbers else None
+
+
+def destroy_group(stage: Stage, fault: Fault) -> Touched | None:
+    """Destroy the stream's group; all its in-flight messages are delivered again."""
+    topic, group, stream = _place(stage, fault.target)
+    if not stage.client.xgroup_destroy(stream, group):
+        return None
+    return {"places": [place_number(topic, group)], "redelivers": True}
+
+
+def longest(stage: Stage, kind: str) -> str:
+    """The topic, or the topic's group, that a kind of fault can damage most."""
+    pipe, places = stage.client.pipeline(transaction=False), []
+    for topic in TOPICS:
+        keys = stage.store.keys.topic(topic.name)
+        if kind == "delete-bodies":
+            pipe.zcard(keys.waiting)
+            places.append(topic.name)
+            continue
+        for group in topic.groups:
+            stream = keys.group(group).ready
+            _ = pipe.xpending(stream, group) if kind == "delete-consumer" else pipe.xlen(stream)
+            places.append(f"{topic.name}/{group}")
+    amounts = []
+    for said in pipe.execute(raise_on_error=False):
+        pending = said.get("pending", 0) if isinstance(said, dict) else said
+        amounts.append(pending if isinstance(pending, int) else 0)  # without its group, none
+    return max(zip(amounts, places, strict=True))[1]
+
+
+def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Touched | None]:
+    """Run `lisa fsck --repair` in a separate process: in this one it would block the proxy.
+
+    Yields the pause until the next check. Returns the begin of the repair, and the findings by
+    topic: their numbers by kind, and some of them in words. None: it failed.
+    """
+    began = now_us()
+    out = stage.out / "logs" / f"fsck-{began}.json"  # two may be running
+    command = ["fsck", *topics, "--repair", "--json", "--redis", stage.server.url]
+    with out.open("wb") as said, (stage.out / "logs" / "fsck.log").open("ab") as log:
+        process = stage.help([sys.executable, "-m", "lisa.cli.main", *command], said, log)
+    while process.poll() is None:
+        yield STEP_S
+    if process.returncode not in (0, 1):  # 1: some finding cannot be repaired
+        return None
+    kinds: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
+    words: dict[str, list[str]] = {topic: [] for topic in topics}
+    for found in json.loads(out.read_bytes())["findings"]:
+        kinds[found["topic"]][found["kind"]] += 1
+        if len(words[found["topic"]]) < TOLD:
+            words[found["topic"]].append(" ".join(str(word) for word in found.values() if word))
+    return {"repairing": began, "repaired": kinds, "found": words}
+
+
+def _numbers_of(stage: Stage, topic: str, ids: Iterable[bytes]) -> list[int]:
+    keys = stage.store.keys.topic(topic)
+    bodies = [keys.body(name.decode()) for name in ids]
+    return numbers_in(stage.store.ask("MGET", *bodies)) if bodies else []
+
+
+def numbers_in(envelopes: Sequence[bytes | None]) -> list[int]:
+    """The numbers of messages; missing envelopes, and those without a message, have none."""
+    numbers = []
+    for data in envelopes:
+        with suppress(InvalidMessage):
+            if data is not None:
+                numbers.append(int(decode_content(data)[0][0]))
+    return numbers
+
+
+def _place(stage: Stage, target: str) -> tuple[str, str, str]:
+    topic, _, group = target.partition("/")
+    return topic, group, stage.store.keys.topic(topic).group(group).ready
+
+
+# All kinds
+
+
+class Kind(NamedTuple):
+    """How one kind of fault is made and drawn.
+
+    targets: kinds of roles, `door`, `place`, `topic`, or `server`.
+    alone: the next fault waits for its end.
+    """
+
+    make: Maker
+    targets: Sequence[str]
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
+    amounts: Sequence[int] = (0,)
+    alone: bool = False
+
+
+GATEWAY = ("gateway", "puller")
+KINDS: dict[str, Kind] = {
+    "kill-manager": Kind(_kill, ["manager"], 0.1, 3),
+    "kill-consumer": Kind(_kill, ["consumer"], 0.1, 3),
+    "kill-producer": Kind(_kill, ["producer"], 0.1, 3),
+    "kill-gateway": Kind(_kill, GATEWAY, 0.1, 3),
+    "stop-manager": Kind(_stop, ["manager"], 0.2 * ACK_S, 0.9 * ACK_S),
+    "stop-consumer": Kind(_stop, ["consumer"], 0.2 * ACK_S, 0.9 * ACK_S),
+    "stop-producer": Kind(_stop, ["producer"], 0.2 * ACK_S, 0.9 * ACK_S),
+    "stop-gateway": Kind(_stop, GATEWAY, 0.2 * ACK_S, 3 * ACK_S),
+    "freeze-manager": Kind(_stop, ["manager"], 1.2 * ACK_S, 3 * ACK_S),
+    "freeze-consumer": Kind(_stop, ["consumer"], 1.2 * ACK_S, 3 * ACK_S),
+    "freeze-producer": Kind(_stop, ["producer"], 1.2 * ACK_S, 3 * ACK_S),
+    "clock": Kind(_clock, ["consumer", "producer", "manager"], 5, 15, (-3600, 3600)),
+    "server-kill": Kind(_kill_server, ["server"], 0.05, ACK_S, alone=True),
+    "server-stop": Kind(_stop_server, ["server"], 0.2, 0.8 * ACK_S, alone=True),
+    "script-flush": Kind(_flush, ["server"]),
+    "out-of-memory": Kind(_fill, ["server"], 0.5, ACK_S, alone=True),
+    "cut": Kind(_cut, ["door"], 0, 2),
+    "delay": Kind(_trouble, ["door"], 1, 5, (20, 100, 400)),
+    "refuse": Kind(_trouble, ["door"], 0.5, ACK_S),
+    "hang": Kind(_trouble, ["door"], 0.5, 2.5 * ACK_S),
+    "lose-replies": Kind(_trouble, ["door"], 0.5, 3),
+    "trim": Kind(_foreign(trim), ["place"], 0.3, 2, (5, 20, 100)),
+    "delete-bodies": Kind(_foreign(delete_bodies), ["topic"], 0.3, 2, (1, 3, 10)),
+    "delete-consumer": Kind(_foreign(delete_consumer), ["place"], 0.3, 2),
+    "destroy-group": Kind(_foreign(destroy_group), ["place"]),
+    "roll": Kind(_roll, ["server"], alone=True),
+}
+"""Every kind of fault. `roll` restarts all roles, one after the other, from an earlier build."""
+
+
+def begin(stage: Stage, fault: Fault) -> Iterator[float]:
+    """The steps of a fault, noted from begin to end; an impossible fault is skipped."""
+    touched: Touched = {"kind": fault.kind, "target": fault.target, "since": now_us()}
+    how = "skipped"
+    try:
+        for pause in KINDS[fault.kind].make(stage, fault, touched):
+            yield pause
+            how = "failed"  # half done
+    except (redis.RedisError, LisaError, OSError) as error:
+        touched[how] = f"{type(error).__name__}: {error}"
+    touched["until"] = now_us()
+    stage.note("fault", **touched)
+
+
+def choose(said: str, *, earlier: bool, gateway: bool) -> list[str]:
+    """The kinds that `all`, `none`, or a list such as `kill-*,cut` selects. Raises ValueError."""
+    possible = [
+        kind
+        for kind in KINDS
+        if (earlier or kind != "roll") and (gateway or not kind.endswith("-gateway"))
+    ]
+    if said in ("all", "none"):
+        return possible if said == "all" else []
+    chosen = []
+    for pattern in said.split(","):
+        found = [kind for kind in possible if fnmatch(kind, pattern)]
+        if not found:
+            raise ValueError(f"no fault is called {pattern!r}; there are {', '.join(possible)}")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def draw(options: Options) -> list[Fault]:
+    """Faults in order of time, `every_s` apart on average; each kind once before any recurs."""
+    chance = random.Random(options.seed)
+    targets = {
+        **options.roles,
+        "server": ["server"],
+        "door": ["manager", "consumer", "producer", *["gateway"] * options.gateway, "*"],
+        "topic": [topic.name for topic in TOPICS],
+        "place": [f"{topic.name}/{group}" for topic in TOPICS for group in topic.groups],
+    }
+    faults: list[Fault] = []
+    at_s, deck = FIRST_S, list[str]()
+    while at_s < options.seconds - LAST_S:
+        if not deck:
+            rolled = any(fault.kind == "roll" for fault in faults)
+            deck = [kind for kind in options.kinds if kind != "roll" or not rolled]
+            chance.shuffle(deck)
+            if not deck:
+                break
+        name = deck.pop()
+        kind = KINDS[name]
+        seconds = round(chance.uniform(kind.shortest_s, kind.longest_s), 2)
+        target = chance.choice([target for group in kind.targets for target in targets[group]])
+        faults.append(Fault(round(at_s, 2), name, target, seconds, chance.choice(kind.amounts)))
+        at_s += options.every_s * chance.uniform(0.5, 1.5) + seconds * kind.alone
+    return faults

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import secrets
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.torture.earlier import is_known
-from tests.torture.plan import Cast, choose
+from tests.servers import ROOT
+from tests.torture.faults import choose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LONGEST_S, LONGEST_ARCHIVED_S = 8.0, 60.0
+SHORT_S, SHORT_WAIT_MS = 30.0, 15_000
 PERSISTENCE = ("always", "everysec", "snapshot")
+RELEASE = "569b0c0"
+"""The commit of the last release, 0.1.0."""
 
 
 class Options(NamedTuple):
@@ -48,24 +53,35 @@ class Options(NamedTuple):
         return LONGEST_ARCHIVED_S if self.restore else LONGEST_S
 
     @property
-    def cast(self) -> Cast:
-        """The names of all roles. Consumers and producers alternate between two kinds."""
-        return Cast(
-            _names("manager", self.managers),
-            _names("consumer", self.consumers),
-            [*_names("producer", self.producers), *["producer-http"] * self.gateway],
-            ["gateway-1"] * self.gateway,
-            ["puller-1"] * self.gateway,
-        )
+    def waits_ms(self) -> float:
+        """How long a message may wait for its window: a short run ends sooner than it opens."""
+        return SHORT_WAIT_MS if self.seconds < SHORT_S else math.inf
+
+    @property
+    def roles(self) -> dict[str, list[str]]:
+        """The names of all roles, by kind."""
+        numbers = {
+            "manager": self.managers,
+            "consumer": self.consumers,
+            "gateway": self.gateway,
+            "puller": self.gateway,
+            "producer": self.producers,
+            "archive": self.restore,
+        }
+        names = {
+            kind: [f"{kind}-{n}" for n in range(1, 1 + most)] for kind, most in numbers.items()
+        }
+        names["producer"] += ["producer-http"] * self.gateway
+        return names
 
 
-def _names(kind: str, n: int) -> list[str]:
-    return [f"{kind}-{number}" for number in range(1, n + 1)]
-
-
-def _every_s(seconds: float, kinds: int) -> float:
-    """Short runs have every kind once, long ones have quiet periods between the faults."""
-    return min(20.0, max(1.3, (seconds - 12) / (2 * max(kinds, 1))))
+def is_known(commit: str) -> bool:
+    """Whether the repository, which may be a shallow clone or none, has a commit."""
+    git = ["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"]
+    try:
+        return subprocess.run(git, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -73,7 +89,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser("python -m tests.torture", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=3.0, help="how long messages are sent (3)")
-    add("--seed", type=int, help="replays the plan of faults that another run printed")
+    add("--seed", type=int, default=secrets.randbelow(1_000_000), help="repeats a run's faults")
     add("--persistence", choices=PERSISTENCE, default="always")
     add("--faults", default="all", metavar="all|none|LIST", help="kinds, such as 'kill-*,cut'")
     add("--every", type=float, metavar="SECONDS", help="between faults, on average")
@@ -94,30 +110,19 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         return Options(out=given.check, check=True)
     if given.consumers < 2 or given.producers < 2:
         parser.error("two consumers and two producers are the least: they are of two kinds")
-    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    out = given.out or Path("build", "torture", f"{given.persistence}-{seed}")
+    out = given.out or Path("build", "torture", f"{given.persistence}-{given.seed}")
     if out.exists() and any(out.iterdir()) and not (out / "stage.jsonl").exists():
         parser.error(f"{out} holds something else than an earlier run, which this one would delete")
     earlier = given.earlier
     if earlier is not None and not Path(earlier).exists() and not is_known(earlier):
         parser.error(f"{earlier} is neither a file, nor a directory, nor a commit")
     try:
-        kinds = choose(given.faults, earlier=given.earlier is not None, gateway=given.gateway)
+        kinds = choose(given.faults, earlier=earlier is not None, gateway=given.gateway)
     except ValueError as error:
         parser.error(str(error))
-    return Options(
-        given.minutes,
-        seed,
-        given.persistence,
-        kinds,
-        given.every or _every_s(given.minutes * 60, len(kinds)),
-        given.rate,
-        given.managers or random.Random(seed).randint(2, 4),
-        given.consumers,
-        given.producers,
-        given.gateway,
-        given.restore,
-        given.earlier,
-        given.program,
-        out,
-    )
+    # Short runs have every kind once, long ones have quiet periods between the faults.
+    every_s = min(20.0, max(1.3, (given.minutes * 60 - 12) / (2 * max(len(kinds), 1))))
+    managers = given.managers or random.Random(given.seed).randint(2, 4)
+    fields = {name: value for name, value in vars(given).items() if name in Options._fields}
+    fields |= {"kinds": kinds, "every_s": given.every or every_s, "managers": managers}
+    return Options(**{**fields, "out": out, "check": False})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -13,170 +16,122 @@ import redis
 from lisa.admin.fsck import check
 from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import LisaError
-from lisa.core.store.store import chunks
-from tests.torture import ticking
-from tests.torture.faults import begin
-from tests.torture.foreign import numbers_in, repair
-from tests.torture.plan import draw
-from tests.torture.restoring import WITHIN_S, has_begun, restore
-from tests.torture.samples import EVERY_S, Sampler
-from tests.torture.stage import Stage
-from tests.torture.world import ACK_S, FOREIGN, MINUTE_MS, TOPICS
+from lisa.core.model.recurring.define import define
+from lisa.core.model.recurring.ticks import next_tick
+from lisa.core.store import schedule_reads, schedules
+from lisa.core.transitions.declare import Declare
+from tests.torture.faults import begin, draw, numbers_in, repair
+from tests.torture.ledger import Ledger
+from tests.torture.reading import ARCHIVED
+from tests.torture.stage import Stage, now_us
+from tests.torture.world import ACK_S, FOREIGN, MINUTE_MS, SCHEDULES, TICKS, TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from tests.torture.foreign import Repaired
+    from lisa.core.store.store import SyncStore
     from tests.torture.options import Options
-    from tests.torture.plan import Fault
 
-TICK_S = 0.05
-TELL_EVERY_S = 10.0
+STEP_S = 0.05
+TELL_EVERY_S, SAMPLE_EVERY_S = 10.0, 5.0
 STARTS_WITHIN_S = 120.0  # all roles, on a busy machine
+JVM_STARTS_WITHIN_S = 600.0
 STUCK_AFTER_S = 10 * ACK_S
 """Messages are stuck after the longest delay, a closed window, and this long without 10 % progress
 or a fault."""
 
 LESS = 0.9
-
 PAGE = 500
-
-
-class Schedule:
-    """Steps of faults and other work, each at its time."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[float, int, Iterator[float]]] = []
-        self._count = 0
-        self.faults = 0
-
-    def add(self, at: float, work: Iterator[float]) -> None:
-        self._count += 1
-        heapq.heappush(self._steps, (at, self._count, work))
-
-    def step(self) -> bool:
-        """Run what is due; returns whether anything is left."""
-        while self._steps and self._steps[0][0] <= time.monotonic():
-            _, number, work = heapq.heappop(self._steps)
-            for pause in work:
-                heapq.heappush(self._steps, (time.monotonic() + pause, number, work))
-                break
-        return bool(self._steps)
+KB = 1024
 
 
 def run(options: Options, tell: Callable[[str], None]) -> None:
     """Run, and write the ledgers, `stage.jsonl`, `samples.jsonl` and `final.json` to `out`."""
     with Stage(options) as stage:
-        stage.note(
-            "begin",
-            options={
-                **options._asdict(),
-                "out": str(options.out),
-                "earlier": str(options.earlier or ""),
-            },
-        )
+        stage.note("begin", options=json.loads(json.dumps(options._asdict(), default=str)))
         _Run(stage, tell).whole()
 
 
 class _Run:
+    """The steps of a run. `_steps` are those of faults, each at its time."""
+
     def __init__(self, stage: Stage, tell: Callable[[str], None]) -> None:
         self._stage = stage
         self._tell = tell
-        self._began = time.monotonic()
-        self._sampler = Sampler(stage)
+        self._samples = Ledger(stage.out / "samples.jsonl")
         self._next_sample = self._next_word = 0.0
+        self._began = time.monotonic()
         self._doing = ""
-        self._first_ticks: dict[str, int] | None = None
+        self._steps: list[tuple[float, int, Iterator[float]]] = []
 
     def whole(self) -> None:
         stage, options = self._stage, self._stage.options
-        for kind in ("manager", "consumer", "gateway", "puller", "archive"):
-            self._start(kind)
-        self._await_groups()
-        self._await_gateway()
-        if not options.restore:
-            self._first_ticks = ticking.begin(stage.store)
-        self._start("producer")
+        archive = stage.out / "archive"
+        stage.start_roles("manager", "consumer", "gateway", "puller", "archive")
+        # A group declared later does not owe messages promoted earlier, and calls before the
+        # gateway listens fail without a fault.
+        self._await(self._has_groups, STARTS_WITHIN_S, "nobody declared the groups")
+        stage.tail.begin()
+        self._await(lambda: stage.is_gateway_open, STARTS_WITHIN_S, "the gateway did not begin")
+        first_ticks = {} if options.restore else begin_schedules(stage.store)
+        stage.start_roles("producer")
         if options.restore:
-            self._await_archive()
+            self._await(lambda: has_begun(archive), JVM_STARTS_WITHIN_S, "no archive")
         self._began = time.monotonic()
         stage.note("load")
-        schedule = Schedule()
-        for fault in draw(
-            options.seed, options.seconds, options.every_s, options.cast, options.kinds
-        ):
-            schedule.add(self._began + fault.at_s, self._fault(fault))
-        self._until(self._began + options.seconds, schedule)
+        for number, fault in enumerate(draw(options)):
+            self._doing = f"{fault.kind} {fault.target}"
+            heapq.heappush(self._steps, (self._began + fault.at_s, number, begin(stage, fault)))
+        while self._steps or time.monotonic() < self._began + options.seconds:
+            self._step()
         stage.end_roles("producer")
         stage.note("sent")
         if options.restore:
             self._tell("restoring")
             stage.end_roles("archive")
             restore(stage)
-        if options.persistence != "always" and set(FOREIGN) & set(options.kinds):
+        if options.persistence != "always" and FOREIGN.keys() & set(options.kinds):
             # A server that loses data may lose a repair but keep the damage.
             self._repair()
         self._drain()
         for kind in ("puller", "gateway", "consumer", "manager"):
             stage.end_roles(kind)
-        (stage.out / "final.json").write_text(json.dumps(self._final()), encoding="utf-8")
+        final = final_state(stage, first_ticks)
+        (stage.out / "final.json").write_text(json.dumps(final), encoding="utf-8")
         stage.note("over", lost_replies=stage.proxy.lost)
 
-    def _await_groups(self) -> None:
-        """A group declared later does not owe messages promoted earlier."""
-        store, ends = self._stage.store, time.monotonic() + STARTS_WITHIN_S
-        for topic in TOPICS:
-            while set(store.drive(store.groups(topic.name))) != set(topic.groups):
-                assert time.monotonic() < ends, f"nobody declared the groups of {topic.name}"
-                self._look()
-                time.sleep(TICK_S)
-        self._stage.tail.begin()
+    def _has_groups(self) -> bool:
+        store = self._stage.store
+        return all(
+            set(store.drive(store.groups(topic.name))) == set(topic.groups) for topic in TOPICS
+        )
 
-    def _await_gateway(self) -> None:
-        """Calls before the gateway listens fail without a fault."""
-        ends = time.monotonic() + STARTS_WITHIN_S
-        while not self._stage.is_gateway_open:
-            assert time.monotonic() < ends, "the gateway did not begin"
-            self._look()
-            time.sleep(TICK_S)
+    def _await(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        ends = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < ends, what
+            self._step()
 
-    def _await_archive(self) -> None:
-        ends = time.monotonic() + WITHIN_S
-        while not has_begun(self._stage.out / "archive"):
-            assert time.monotonic() < ends, "the archive did not begin"
-            self._look()
-            time.sleep(TICK_S)
-
-    def _start(self, kind: str) -> None:
-        for role in self._stage.roles.values():
-            if role.kind == kind:
-                self._stage.start(role)
-
-    def _fault(self, fault: Fault) -> Iterator[float]:
-        self._doing = f"{fault.kind} {fault.target}"
-        yield from begin(self._stage, fault)
-
-    def _until(self, ends: float, schedule: Schedule) -> None:
-        """Run until that instant, and until the last fault has ended."""
-        left = True
-        while left or time.monotonic() < ends:
-            left = schedule.step()
-            self._look()
-            time.sleep(TICK_S)
-
-    def _look(self) -> None:
+    def _step(self) -> None:
+        """Do what is due: steps of faults, samples, a word."""
+        while self._steps and self._steps[0][0] <= time.monotonic():
+            _, number, work = heapq.heappop(self._steps)
+            for pause in work:
+                heapq.heappush(self._steps, (time.monotonic() + pause, number, work))
+                break
         stage, now = self._stage, time.monotonic()
         stage.restart_those_that_died()
-        if not stage.is_up:
-            return
-        with suppress(redis.RedisError, LisaError):
-            stage.tail.step()
-            if now >= self._next_sample:
-                self._next_sample = now + EVERY_S
-                self._sampler.step()
-            if now >= self._next_word:
-                self._next_word = now + TELL_EVERY_S
-                self._tell(self._word())
+        if stage.is_up:
+            with suppress(redis.RedisError, LisaError):
+                stage.tail.step()
+                if now >= self._next_sample:
+                    self._next_sample = now + SAMPLE_EVERY_S
+                    line = {"at": now_us(), "found": sample(stage)}
+                    self._samples.write([json.dumps(line)])
+                if now >= self._next_word:
+                    self._next_word = now + TELL_EVERY_S
+                    self._tell(self._word())
+        time.sleep(STEP_S)
 
     def _word(self) -> str:
         counts = {"sent": 0, "acked": 0}
@@ -184,24 +139,18 @@ class _Run:
             for name, n in self._stage.store.drive(self._stage.store.stats(topic.name)).items():
                 if name == "sent" or name.startswith("acked@"):
                     counts[name.partition("@")[0]] += n
-        standing = self._stage.standing()
-        return (
-            f"{time.monotonic() - self._began:6.0f} s  {counts['sent']:,} sent  "
-            f"{counts['acked']:,} acked  "
-            + "  ".join(f"{n:,} {name}" for name, n in standing.items())
-            + f"  ({self._doing})"
-        )
+        words = [f"{n:,} {name}" for name, n in [*counts.items(), *self._stage.standing().items()]]
+        return f"{time.monotonic() - self._began:6.0f} s  {'  '.join(words)}  ({self._doing})"
 
     def _repair(self) -> None:
         work = repair(self._stage, [topic.name for topic in TOPICS])
         while True:
             try:
-                time.sleep(next(work))
+                next(work)
             except StopIteration as end:
-                found: Repaired = end.value
-                break
-            self._look()
-        self._stage.note("repair", repairing=found.began, repaired=found.kinds, found=found.words)
+                self._stage.note("repair", **(end.value or {}))
+                return
+            self._step()
 
     def _drain(self) -> None:
         """Until only garbage is left, or nothing has moved for longer than anything may take."""
@@ -209,58 +158,144 @@ class _Run:
         self._doing = "draining"
         patience_s = self._stage.options.longest_s + MINUTE_MS / 1000 + STUCK_AFTER_S
         while time.monotonic() < since + patience_s:
-            self._look()
+            self._step()
             standing = self._stage.standing()
-            left = sum(n for name, n in standing.items() if name != "garbage")
+            left = standing["waiting"] + standing["ready"] + standing["retry"]
             if not left:
                 return
             if best is None or left <= LESS * best:
                 best, since = left, time.monotonic()
-            time.sleep(4 * TICK_S)
 
-    def _final(self) -> dict[str, Any]:
-        """All live messages, the findings of fsck, and the counters."""
-        store = self._stage.store
-        report = store.drive(check(store, [topic.name for topic in TOPICS]))
-        rows = [row for topic in TOPICS for row in self._live(topic.name)]
-        stats = {one.name: store.drive(store.stats(one.name)) for one in TOPICS}
-        return {
-            "live": rows,
-            "bodies": report.bodies,
-            "ticks": None if self._first_ticks is None else ticking.found(store, self._first_ticks),
-            "stats": stats,
-            "findings": [
-                {
-                    "kind": one.kind,
-                    "topic": one.topic,
-                    "group": one.group,
-                    "id": one.id,
-                    "what": one.what,
-                }
-                for one in report.findings
-            ],
+
+def sample(stage: Stage) -> dict[str, float]:
+    """The memory of server and roles, and lengths. Raises redis.RedisError."""
+    memory = stage.client.info("memory")
+    found: dict[str, float] = {
+        "server used MB": int(memory["used_memory"]) / KB**2,
+        "server rss MB": int(memory["used_memory_rss"]) / KB**2,
+        **stage.standing(),
+        "keys": int(stage.client.dbsize()),
+    }
+    for name, role in stage.roles.items():
+        if role.now is not None and role.is_alive():
+            with suppress(OSError):
+                status = Path(f"/proc/{role.now.pid}/status").read_text(encoding="utf-8")
+                kb = status.partition("VmRSS:")[2].partition("kB")[0]
+                found[f"{name} rss MB"] = float(kb or 0) / KB
+    return found
+
+
+# Schedules: defined before the faults, counted tick by tick after them
+
+
+def begin_schedules(store: SyncStore) -> dict[str, int]:
+    """Define the schedules; returns the first tick of each."""
+    store.call(Declare(TICKS, "lisa"))
+    first = {}
+    for name, options in SCHEDULES.items():
+        store.drive(schedules.put(store, TICKS, name, define(name, dict(options))))  # type: ignore[arg-type]
+        record = store.drive(schedule_reads.get_record(store, TICKS, name))
+        assert record is not None
+        assert record.tick is not None
+        first[name] = record.tick
+    return first
+
+
+def _ticks(store: SyncStore, first: Mapping[str, int]) -> dict[str, Any] | None:
+    """The ticks of each schedule that there should be, and those that there are."""
+    if not first:
+        return None
+    keys = store.keys.topic(TICKS)
+    bodies = store.connection.execute(("KEYS", keys.body("*")))
+    parts = [body.decode().removeprefix(keys.body("")).partition("@") for body in bodies]
+    now_ms = store.drive(store.server_time_ms())
+    named: dict[str, Any] = {}
+    for name, tick in first.items():
+        record = store.drive(schedule_reads.get_record(store, TICKS, name))
+        ends = record.tick if record else None
+        definition, expected = define(name, dict(SCHEDULES[name])), [tick]  # type: ignore[arg-type]
+        while ends is not None and expected[-1] < ends:
+            expected.append(next_tick(definition, 0, expected[-1]) or ends)
+        if not (record and record.is_made):  # the next one counts if its message exists
+            expected.pop()
+        named[name] = {
+            "version": record.version if record else 0,
+            "behind_ms": None if ends is None else now_ms - ends,
+            "expected": expected,
+            "found": sorted(int(tick) for schedule, _, tick in parts if schedule == name),
         }
+    report = store.drive(check(store, [TICKS]))
+    sent = int(store.ask("HGET", keys.stats, "sent") or 0)
+    return {"schedules": named, "sent": sent, "findings": [str(found) for found in report.findings]}
 
-    def _live(self, topic: str) -> Iterator[dict[str, Any]]:
-        store = self._stage.store
-        keys = store.keys.topic(topic)
-        for state in LiveState:
-            cursor: str | None = None
-            while True:
-                page = store.drive(list_messages(store, topic, state, cursor=cursor, limit=PAGE))
-                for some in chunks(page.rows, PAGE):
-                    bodies = store.ask("MGET", *[keys.body(row.id) for row in some])
-                    for row, body in zip(some, bodies, strict=True):
-                        [number] = numbers_in([body]) or [0]  # 0: a record without a message
-                        yield {
-                            "number": number,
-                            "topic": topic,
-                            "group": row.group,
-                            "state": str(state),
-                            "id": row.id,
-                            "attempts": row.attempts,
-                            "reason": row.reason,
-                        }
-                cursor = page.cursor
-                if cursor is None:
-                    break
+
+# An archive of one topic's journal, and its restore after the server lost data
+
+
+def has_begun(archive: Path) -> bool:
+    """Whether anything is archived yet: a JVM starts slowly."""
+    return any(archive.glob("message_log/**/*.parquet"))
+
+
+def restore(stage: Stage) -> None:
+    """Restore what the archive has and the server lacks; note the result."""
+    report = ("--report", str(stage.out / "restored"), "--json")
+    command = [sys.executable, *stage.pipeline("restore", "--archive", *report)]
+    with (stage.out / "logs" / "restore.log").open("wb") as log:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=log, timeout=JVM_STARTS_WITHIN_S, check=False
+        )
+    (stage.out / "restored.json").write_bytes(done.stdout)
+    counts = json.loads(done.stdout)["counts"] if done.returncode == 0 else {}
+    code, age_s = done.returncode, JVM_STARTS_WITHIN_S
+    stage.note(
+        "end", role="restore", number=0, how="told to", code=code, age_s=age_s, counts=counts
+    )
+    numbers = []
+    import pyarrow.dataset as ds
+
+    if has_begun(stage.out / "archive"):
+        folder = stage.out / "archive" / "message_log"
+        log_table = ds.dataset(folder, format="parquet", partitioning="hive")
+        rows = log_table.to_table(["envelope"], filter=ds.field("state") == "sent")
+        numbers = numbers_in(rows["envelope"].to_pylist())
+    (stage.out / ARCHIVED).write_text(json.dumps(numbers), encoding="utf-8")
+
+
+# The final state
+
+
+def final_state(stage: Stage, first_ticks: Mapping[str, int]) -> dict[str, Any]:
+    """All live messages, the findings of fsck, and the counters."""
+    store = stage.store
+    report = store.drive(check(store, [topic.name for topic in TOPICS]))
+    names = ("kind", "topic", "group", "id", "what")
+    return {
+        "live": [row for topic in TOPICS for row in _live(store, topic.name)],
+        "bodies": report.bodies,
+        "ticks": _ticks(store, first_ticks),
+        "stats": {topic.name: store.drive(store.stats(topic.name)) for topic in TOPICS},
+        "findings": [
+            {name: getattr(finding, name) for name in names} for finding in report.findings
+        ],
+    }
+
+
+def _live(store: SyncStore, topic: str) -> Iterator[dict[str, Any]]:
+    keys = store.keys.topic(topic)
+    for state in LiveState:
+        cursor, is_first = None, True
+        while is_first or cursor is not None:
+            page = store.drive(list_messages(store, topic, state, cursor=cursor, limit=PAGE))
+            cursor, is_first = page.cursor, False
+            for row in page.rows:
+                [number] = numbers_in([store.ask("GET", keys.body(row.id))]) or [0]
+                yield {
+                    "number": number,  # 0: a record without a message
+                    "topic": topic,
+                    "group": row.group,
+                    "state": str(state),
+                    "id": row.id,
+                    "attempts": row.attempts,
+                    "reason": row.reason,
+                }

@@ -2,29 +2,23 @@
 
     python -m tests.torture.sender
 
-Its orders are in its environment (`book.Orders`), its actions in its ledger (`book.Book`).
+Its orders are in its environment, its actions in its ledger (`tests.torture.ledger.Book`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import os
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.torture.ledger import shift_clock
-
-shift_clock()
-
-from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
-from lisa.producer import Outgoing  # noqa: E402
-from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
-from tests.torture.world import (  # noqa: E402  # noqa: E402
+from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer
+from lisa.producer import Outgoing
+from tests.torture.ledger import Book, Orders, Pace, delay_ms, leaving
+from tests.torture.world import (
     POISON_RETRIES,
     RETRY_AFTER_MS,
     SCHEDULES,
@@ -32,6 +26,7 @@ from tests.torture.world import (  # noqa: E402  # noqa: E402
     WINDOWED,
     Do,
     body_of,
+    has_time_in_its_window,
     options_of,
     own_id,
     shortly_before_it_closes,
@@ -39,162 +34,31 @@ from tests.torture.world import (  # noqa: E402  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Mapping
 
 T = TypeVar("T")
 
-BULK_TICK_S = 0.15
-FIRED = 0.3
-"""Of the messages with windows; half of these are due while their windows are closed."""
+BULK_TICK_S, FICKLE_TICK_S = 0.15, 0.1
 DEFINES_EVERY_S = 2.0
-FICKLE_TICK_S = 0.1
 MOST_SINGLY = 20
 SKIPPED_TTL_MS = 1_500  # messages with a longer ttl also have a late policy
 TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
 
-
-Way = Callable[[str, list[int], list[Do]], None]
-
-
-class Bulk:
-    """Sends many messages per call, in every way that the blocking producer has."""
-
-    def __init__(self, orders: Orders) -> None:
-        self._book = Book(orders)
-        self._chance = random.Random(orders.seed)
-        self._longest_s = orders.longest_s
-        self._producer = Producer(orders.redis, patience=TRIES_FOR)
-        # An earlier build has no schedules, and a run that restores defines none.
-        has_schedules = bool(os.environ.get("TORTURE_SCHEDULES"))
-        self._schedule: Any = has_schedules and getattr(self._producer, "schedule", None)
-        self._ways = [(self._alike, 45), (self._each, 35), (self._stream, 10), (self._singly, 10)]
-
-    def _delay_ms(self) -> int:
-        return delay_ms(self._chance, self._longest_s)
-
-    def run(self, rate: float) -> None:
-        told, pace, next_s = leaving(), Pace(rate, max(1, int(rate))), 0.0
-        while not told:
-            n = pace.take()
-            if n:
-                self._tick(n)
-            if self._schedule and time.monotonic() >= next_s:
-                next_s = time.monotonic() + DEFINES_EVERY_S
-                self._define()
-            time.sleep(BULK_TICK_S)
-        self._book.commit()
-        self._producer.close()
-
-    def _define(self) -> None:
-        """Define the schedules as they are, as services do when they start."""
-        with suppress(LisaError):  # during a fault; the schedules exist nevertheless
-            for name, options in SCHEDULES.items():
-                self._schedule(name, topic=TICKS, body=name, **options)
-
-    def _tick(self, n: int) -> None:
-        (topic,) = self._chance.choices(("bulk", "two", "batch"), (80, 8, 12))
-        ways, weights = zip(*self._ways, strict=True)
-        (way,) = self._chance.choices(ways, weights)
-        singly = min(n, MOST_SINGLY) if way == self._singly else 0
-        if singly:
-            self._by(way, topic, singly)
-        if n > singly:
-            self._by(self._alike if singly else way, topic, n - singly)
-
-    def _by(self, way: Way, topic: str, n: int) -> None:
-        does = [Do.OK] * n
-        if topic == "batch":
-            does = self._chance.choices((Do.OK, Do.RAISE), (99, 1), k=n)
-        self._book.clock.ask()
-        way(topic, self._book.numbers(n), does)
-
-    def _alike(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """One due time for all, ids left to Lisa: the fast way."""
-        delay = self._delay_ms()
-        call = self._book.send(topic, numbers, does, [f"+{delay}"])
-        self._book.commit()
-        bodies = [body_of(number, do) for number, do in zip(numbers, does, strict=True)]
-        self._many(call, topic, bodies, delay=timedelta(milliseconds=delay))
-
-    def _each(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """Explicit ids, each with its own due time."""
-        dues = [f"+{self._delay_ms()}" for _ in numbers]
-        if self._chance.random() < 0.3:
-            now_ms = self._book.clock.now().high // 1000
-            dues = [str(now_ms + int(due)) for due in dues]
-        call = self._book.send(topic, numbers, does, dues)
-        self._book.commit()
-        self._many(call, topic, list(_outgoing(numbers, does, dues)))
-
-    def _many(self, call: int, topic: str, bodies: Sequence[object], **options: Any) -> None:
-        try:
-            report = self._producer.send_many(topic, bodies, **options)
-        except LisaError as error:
-            self._book.fail(call, error)
-        else:
-            self._book.confirm(call, _alike_letters([one.outcome[0] for one in report]))
-
-    def _stream(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """A stream of sends; outcomes before an error are confirmed."""
-        dues = [f"+{self._delay_ms()}" for _ in numbers]
-        call = self._book.send(topic, numbers, does, dues)
-        self._book.commit()
-        letters: list[str] = []
-        try:
-            for outcome in self._producer.send_stream(topic, _outgoing(numbers, does, dues)):
-                letters.append(outcome.outcome[0])  # noqa: PERF401  keeps those before an error
-        except LisaError as error:
-            error.sent = len(letters)
-            self._book.fail(call, error)
-        else:
-            self._book.confirm(call, _alike_letters(letters))
-
-    def _singly(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """One call each, committed together."""
-        calls = []
-        for number, do in zip(numbers, does, strict=True):
-            delay = self._delay_ms()
-            calls.append((self._book.send(topic, [number], [do], [f"+{delay}"]), number, do, delay))
-        self._book.commit()
-        for call, number, do, delay in calls:
-            try:
-                self._producer.send(topic, body_of(number, do), delay=timedelta(milliseconds=delay))
-            except LisaError as error:
-                self._book.fail(call, error)
-            else:
-                self._book.confirm(call, "a")
-
-
-def _outgoing(
-    numbers: Sequence[int], does: Sequence[Do], dues: Sequence[str]
-) -> Iterator[Outgoing]:
-    for number, do, due in zip(numbers, does, dues, strict=True):
-        body = body_of(number, do)
-        if due.startswith("+"):
-            yield Outgoing(body, id=own_id(number), delay=timedelta(milliseconds=int(due)))
-        else:
-            yield Outgoing(body, id=own_id(number), at_ms=int(due))
-
-
-def _alike_letters(letters: Sequence[str]) -> str:
-    return letters[0] if len(set(letters)) == 1 else "".join(letters)
-
-
-class Fickle:
-    """Sends one by one on an event loop and changes its mind, in stories of one or two calls."""
-
-    TOPICS: ClassVar = {"async": 25, "hard": 20, "hang": 3, "fickle": 52}
-    STORIES: ClassVar = {
-        "plain": 20,
-        "again": 15,
-        "reject": 8,
-        "replace": 15,
-        "cancel": 22,
-        "move": 12,
-        "fire": 5,
-        "ttl": 3,
-    }
-    HARD: ClassVar = {
+BULK_TOPICS = {"bulk": 80, "two": 8, "batch": 12}
+WAYS = {"alike": 45, "each": 35, "stream": 10, "singly": 10}
+TOPICS = {"async": 25, "hard": 20, "hang": 3, "fickle": 52, WINDOWED: 20}
+STORIES = {
+    "plain": 20,
+    "again": 15,
+    "reject": 8,
+    "replace": 15,
+    "cancel": 22,
+    "move": 12,
+    "fire": 5,
+    "ttl": 3,
+}
+DOES = {
+    "hard": {
         Do.OK: 600,
         Do.RAISE: 100,
         Do.RETRY: 100,
@@ -203,44 +67,157 @@ class Fickle:
         Do.SLOWER: 50,
         Do.DISCARD: 6,
         Do.POISON: 2,
-    }
+    },
+    "hang": {Do.OK: 80, Do.HANG: 20},
+    "batch": {Do.OK: 99, Do.RAISE: 1},
+    WINDOWED: {Do.OK: 80, Do.RAISE: 10, Do.RETRY: 10},
+}
+"""How handlers of these topics treat messages: weights."""
 
-    AGAIN: ClassVar = {Do.OK: 80, Do.RAISE: 10, Do.RETRY: 10}
+FIRED = 0.3
+"""Of the messages with windows; half of these are due while their windows are closed."""
+
+
+class Sender:
+    """What both kinds share: a ledger, and draws."""
 
     def __init__(self, orders: Orders) -> None:
+        self._orders = orders
         self._book = Book(orders)
         self._chance = random.Random(orders.seed)
-        self._longest_s = orders.longest_s
-        self._producer = AsyncProducer(orders.redis, patience=TRIES_FOR)
-        self._has_windows = bool(os.environ.get("TORTURE_WINDOWS"))
-        self._topics = {**self.TOPICS, WINDOWED: 20 * self._has_windows}
-        self._later: list[tuple[float, int, str, int, str]] = []
-        self._calls: list[Awaitable[None]] = []
+        self._told, self._pace = leaving(), Pace(orders.rate)
 
     def _delay_ms(self) -> int:
-        return delay_ms(self._chance, self._longest_s)
+        return delay_ms(self._chance, self._orders.longest_s)
+
+    def _drawn(self, weights: Mapping[T, int]) -> T:
+        return self._chance.choices(list(weights), list(weights.values()))[0]
+
+    def _do(self, topic: str) -> Do:
+        return self._drawn(DOES.get(topic, {Do.OK: 1}))
+
+
+class Bulk(Sender):
+    """Sends many messages per call, in every way that the blocking producer has."""
+
+    def run(self) -> None:
+        next_s = 0.0
+        with Producer(self._orders.redis, patience=TRIES_FOR) as self._producer:
+            while not self._told:
+                if n := self._pace.take():
+                    self._tick(n)
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + DEFINES_EVERY_S
+                    self._define()
+                time.sleep(BULK_TICK_S)
+            self._book.commit()
+
+    def _define(self) -> None:
+        """Define the schedules as they are, as services do when they start.
+
+        An earlier build has no schedules, and a run that restores defines none.
+        """
+        schedule: Any = self._orders.has_schedules and getattr(self._producer, "schedule", None)
+        with suppress(LisaError):  # during a fault; the schedules exist nevertheless
+            for name, options in SCHEDULES.items() if schedule else ():
+                schedule(name, topic=TICKS, body=name, **options)
+
+    def _tick(self, n: int) -> None:
+        """Send new messages; of single calls, which are slow, only a few.
+
+        alike: one due time for all, ids left to Lisa: the fast way. each: explicit ids, each with
+        its own due time, some of them absolute. stream: outcomes before an error are confirmed.
+        """
+        topic, way = self._drawn(BULK_TOPICS), self._drawn(WAYS)
+        self._book.clock.ask()
+        if way == "singly":
+            calls = [self._noted(way, topic, 1) for _ in range(min(n, MOST_SINGLY))]
+            n, way = n - len(calls), "alike"
+        else:
+            calls = []
+        if n:
+            calls.append(self._noted(way, topic, n))
+        self._book.commit()
+        for call in calls:
+            self._send(*call)
+
+    def _noted(self, way: str, topic: str, n: int) -> tuple[int, str, str, list[Outgoing]]:
+        numbers, does = self._book.numbers(n), [self._do(topic) for _ in range(n)]
+        is_alike = way == "alike"
+        delays = [self._delay_ms()] * n if is_alike else [self._delay_ms() for _ in numbers]
+        dues, now_ms = [f"+{delay}" for delay in delays], 0
+        if way == "each" and self._chance.random() < 0.3:
+            now_ms = self._book.clock.now().high // 1000
+            dues = [str(now_ms + delay) for delay in delays]
+        call = self._book.send(topic, numbers, does, dues)
+        outgoing = [
+            Outgoing(
+                body_of(number, do),
+                id=None if way in ("alike", "singly") else own_id(number),
+                **{"at_ms": now_ms + delay} if now_ms else {"delay": timedelta(milliseconds=delay)},
+            )
+            for number, do, delay in zip(numbers, does, delays, strict=True)
+        ]
+        return call, way, topic, outgoing
+
+    def _send(self, call: int, way: str, topic: str, outgoing: list[Outgoing]) -> None:
+        letters: list[str] = []
+        try:
+            for outcome in self._outcomes(way, topic, outgoing):
+                letters.append(outcome[0])  # noqa: PERF401  keeps those before an error
+        except LisaError as error:
+            if way == "stream":
+                error.sent = len(letters)
+            self._book.fail(call, error)
+        else:
+            self._book.confirm(call, *letters)
+
+    def _outcomes(self, way: str, topic: str, outgoing: list[Outgoing]) -> Iterator[str]:
+        bodies, delay = [message.body for message in outgoing], outgoing[0].delay
+        if way == "singly":
+            self._producer.send(topic, bodies[0], delay=delay)
+            yield "accepted"
+        elif way == "stream":
+            for report in self._producer.send_stream(topic, iter(outgoing)):
+                yield report.outcome
+        elif way == "alike":
+            for report in self._producer.send_many(topic, bodies, delay=delay):
+                yield report.outcome
+        else:
+            for report in self._producer.send_many(topic, outgoing):
+                yield report.outcome
+
+
+class Fickle(Sender):
+    """Sends one by one on an event loop and changes its mind, in stories of one or two calls."""
+
+    def __init__(self, orders: Orders) -> None:
+        super().__init__(orders)
+        self._topics = {**TOPICS, WINDOWED: TOPICS[WINDOWED] * orders.has_windows}
+        self._later: list[tuple[float, int, str, str]] = []
+        self._calls: list[Awaitable[None]] = []
 
     def _now_ms(self) -> int:
         return self._book.clock.now().low // 1000
 
-    async def run(self, rate: float) -> None:
+    async def run(self) -> None:
         """Due times in windows are chosen by Redis's clock: this process's own may be off."""
-        if not self._has_windows:
-            await self._run(rate)
+        self._producer = AsyncProducer(self._orders.redis, patience=TRIES_FOR)
+        if not self._orders.has_windows:
+            await self._run()
             return
         from lisa.core.model.windows.placing import using_clock
 
         with using_clock(self._now_ms):
-            await self._run(rate)
+            await self._run()
 
-    async def _run(self, rate: float) -> None:
-        told, pace = leaving(), Pace(rate, max(1, int(rate)))
-        while not told or self._later:
+    async def _run(self) -> None:
+        while not self._told or self._later:
             self._book.clock.ask()
-            for _ in range(0 if told else pace.take()):
+            for _ in range(0 if self._told else self._pace.take()):
                 self._begin()
             while self._later and self._later[0][0] <= time.monotonic():
-                _, _, story, number, topic = heapq.heappop(self._later)
+                _, number, story, topic = heapq.heappop(self._later)
                 self._go_on(story, number, topic)
             calls, self._calls = self._calls, []
             if calls:
@@ -251,99 +228,69 @@ class Fickle:
         await self._producer.close()
 
     def _begin(self) -> None:
-        topic = self._drawn(self._topics)
-        [number] = self._book.numbers(1)
-        if topic == "fickle":
-            self._begin_story(self._drawn(self.STORIES), number)
-            return
-        do = Do.HANG if topic == "hang" and self._chance.random() < 0.2 else Do.OK
-        if topic == "hard":
-            do = self._drawn(self.HARD)
-        elif topic == WINDOWED:
-            do = self._drawn(self.AGAIN)
-        retry = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES) if do is Do.POISON else None
-        delay = self._delay_ms()
-        if topic == WINDOWED and self._chance.random() < 0.5:
-            delay = shortly_before_it_closes(number, self._now_ms(), delay)
-        self._send(topic, number, do, delay, retry=retry)
-        if topic == WINDOWED and self._chance.random() < FIRED:
-            self._go_on_later("fire", number, topic, delay)
-
-    def _drawn(self, weights: Mapping[T, int]) -> T:
-        [one] = self._chance.choices(list(weights), list(weights.values()))
-        return one
-
-    def _begin_story(self, story: str, number: int) -> None:
-        delay = self._delay_ms() if story == "plain" else self._chance.randint(300, 3_000)
-        ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
-        self._send("fickle", number, Do.OK, delay, ttl_ms=ttl_ms)
+        """Send a message; a second call comes later, if the story has one."""
+        topic, [number] = self._drawn(self._topics), self._book.numbers(1)
+        story, delay, ttl_ms = "plain", self._delay_ms(), 0
+        if topic == WINDOWED:
+            if self._chance.random() < 0.5:
+                delay = shortly_before_it_closes(number, self._now_ms(), delay)
+            if not has_time_in_its_window(number, self._now_ms(), delay, self._orders.waits_ms):
+                topic = "async"
+            elif self._chance.random() < FIRED:
+                story = "fire"
+        elif topic == "fickle":
+            story = self._drawn(STORIES)
+            delay = delay if story == "plain" else self._chance.randint(300, 3_000)
+            ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
+        self._send(topic, number, self._do(topic), delay, ttl_ms)
         if story not in ("plain", "ttl"):
-            self._go_on_later(story, number, "fickle", delay)
+            # Around its due time, too: ready or in flight is the harder case.
+            at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
+            heapq.heappush(self._later, (at, number, story, topic))
 
-    def _go_on_later(self, story: str, number: int, topic: str, delay: int) -> None:
-        """Around its due time, too: ready or in flight is the harder case."""
-        at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
-        heapq.heappush(self._later, (at, number, story, number, topic))
-
-    def _send(
-        self,
-        topic: str,
-        number: int,
-        do: Do,
-        delay: int,
-        *,
-        ttl_ms: int = 0,
-        retry: str | None = None,
-    ) -> None:
+    def _send(self, topic: str, number: int, do: Do, delay: int, ttl_ms: int) -> None:
         call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
-        ttl = timedelta(milliseconds=ttl_ms) if ttl_ms else None
         options = options_of(number, self._now_ms()) if topic == WINDOWED else {}
-        if self._has_windows and ttl_ms > SKIPPED_TTL_MS:  # an earlier build has neither
+        if do is Do.POISON:
+            options["retry"] = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES)
+        if ttl_ms:
+            options["ttl"] = timedelta(milliseconds=ttl_ms)
+        if self._orders.has_windows and ttl_ms > SKIPPED_TTL_MS:  # an earlier build has neither
             options["late"] = "skip after 1s"
-        send = self._producer.send(
-            topic,
-            body_of(number, do),
-            id=own_id(number),
-            delay=timedelta(milliseconds=delay),
-            ttl=ttl,
-            retry=retry,
-            **options,
+        options |= {"id": own_id(number), "delay": timedelta(milliseconds=delay)}
+        self._calls.append(
+            self._note(call, self._producer.send(topic, body_of(number, do), **options), "a")
         )
-        self._calls.append(self._note(call, send, "a"))
 
     def _go_on(self, story: str, number: int, topic: str) -> None:
-        message_id, delay = own_id(number), self._chance.randint(200, 3_000)
-        later = timedelta(milliseconds=delay)
+        name, delay = own_id(number), self._chance.randint(200, 3_000)
+        later, due, producer = timedelta(milliseconds=delay), f"+{delay}", self._producer
         if story == "cancel":
-            call = self._book.attempt("X", number)
-            self._calls.append(self._note(call, self._producer.cancel(topic, message_id)))
+            self._call(producer.cancel(topic, name), "X", number)
         elif story == "move":
-            call = self._book.attempt("R", number, f"+{delay}")
-            moved = self._producer.reschedule(topic, message_id, delay=later)
-            self._calls.append(self._note(call, moved))
+            self._call(producer.reschedule(topic, name, delay=later), "R", number, due)
         elif story == "fire":
-            call = self._book.attempt("R", number, "+0")
-            self._calls.append(self._note(call, self._producer.fire_now(topic, message_id)))
+            self._call(producer.fire_now(topic, name), "R", number, "+0")
         elif story == "replace":
             [new] = self._book.numbers(1)
-            call = self._book.attempt("P", topic_number(topic), new, number, f"+{delay}")
-            outgoing = Outgoing([new, Do.OK], id=message_id, delay=later)
-            self._calls.append(self._note(call, self._outcome(topic, outgoing, "replace")))
+            outgoing = Outgoing([new, Do.OK], id=name, delay=later)
+            work = self._outcome(topic, outgoing, "replace")
+            self._call(work, "P", topic_number(topic), new, number, due)
         elif story == "again":
-            call = self._book.attempt("D", number, f"+{delay}")
-            outgoing = Outgoing([number, Do.OK], id=message_id, delay=later)
-            self._calls.append(self._note(call, self._outcome(topic, outgoing, "keep")))
+            outgoing = Outgoing([number, Do.OK], id=name, delay=later)
+            self._call(self._outcome(topic, outgoing, "keep"), "D", number, due)
         else:
-            call = self._book.attempt("D", number, f"+{delay}")
-            send = self._producer.send(
-                topic, [number, Do.OK], id=message_id, delay=later, on_duplicate="reject"
-            )
-            self._calls.append(self._note(call, send, "a"))
+            body, mode = [number, Do.OK], "reject"
+            send = producer.send(topic, body, id=name, delay=later, on_duplicate=mode)
+            self._calls.append(self._note(self._book.attempt("D", number, due), send, "a"))
+
+    def _call(self, work: Awaitable[str], kind: str, *fields: object) -> None:
+        self._calls.append(self._note(self._book.attempt(kind, *fields), work))
 
     async def _outcome(self, topic: str, outgoing: Outgoing, mode: str) -> str:
         """The outcome of one message: only a bulk call reports it."""
-        [one] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
-        return one.outcome
+        [report] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
+        return report.outcome
 
     async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> None:
         try:
@@ -359,10 +306,10 @@ class Fickle:
 def main() -> None:
     orders = Orders.read()
     with suppress(KeyboardInterrupt):
-        if os.environ["TORTURE_KIND"] == "bulk":
-            Bulk(orders).run(orders.rate)
+        if orders.kind == "bulk":
+            Bulk(orders).run()
         else:
-            asyncio.run(Fickle(orders).run(orders.rate))
+            asyncio.run(Fickle(orders).run())
 
 
 if __name__ == "__main__":

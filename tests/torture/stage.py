@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+import zipfile
 from contextlib import suppress
-from functools import partial
-from itertools import chain, count
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from lisa.core.model.keys import Keys
@@ -19,30 +23,126 @@ from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
-from tests.servers import connect, redis_server
-from tests.torture import restoring
-from tests.torture.earlier import unpacked
-from tests.torture.ledger import Ledger
+from lisa.testing.clocked_server import library
+from tests.servers import ROOT, connect, redis_server
+from tests.torture.ledger import Ledger, Orders
 from tests.torture.proxy import Proxy
-from tests.torture.roles import Build, Role, leash, plain_environment
-from tests.torture.tail import Tail, tail_for
+from tests.torture.tail import tail_for
 from tests.torture.world import TOPICS, consumer_yaml, manager_yaml, topic_window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.torture.options import Options
-    from tests.torture.roles import Incarnation
 
 SWIFT = ("bulk", "two")
 STURDY = ("batch", "async", "hard", "hang", "fickle", "windows")
 FICKLE_SHARE = 0.1
 HTTP_PER_S = 15.0  # each costs a hundred times as much as one in a batch
+LEAVES_WITHIN_S = 30.0
+
+ARCHIVED_TOPIC = "bulk"
+ARCHIVED_LOSES_S = 20.0
+"""How much the server loses in a run that restores, far more than its setting allows: archiving
+takes seconds."""
+
+SPARK = ("--master", "local[1]", "--spark-conf", "spark.sql.shuffle.partitions=1")
 
 
 def now_us() -> int:
     """This machine's clock, which is also the server's."""
     return time.time_ns() // 1000
+
+
+def leash() -> list[str]:
+    """A command prefix that ends a process with this one, even if killed; empty without setpriv."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL"] if found else []
+
+
+def plain_environment(*path: str) -> dict[str, str]:
+    """This process's environment without Lisa's settings; imports search `path` first."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+    return env | {
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def shifted(shift_s: int) -> dict[str, str]:
+    """The environment of a process whose clock is off. Raises ServerUnavailable."""
+    if not shift_s:
+        return {}
+    return {
+        "LD_PRELOAD": str(library()),
+        "FAKETIME": f"{shift_s:+}",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DISABLE_SHM": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def unpacked(build: str, out: Path) -> Path:
+    """The directory from which Python imports an earlier build.
+
+    build: a directory, a wheel, or a commit, from which a wheel is built.
+    out: a new directory for what is unpacked.
+    """
+    wheel = Path(build)
+    if wheel.is_dir():
+        return wheel.resolve()
+    if not wheel.is_file():
+        source = out.with_name(f"{out.name}-source")
+        source.mkdir()
+        archive = (source / "source.tar").resolve()
+        git = ["git", "-C", str(ROOT), "archive", f"--output={archive}", build]
+        subprocess.run(git, check=True)
+        subprocess.run(["tar", "-xf", archive.name], cwd=source, check=True)
+        hatch = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
+        subprocess.run(hatch, cwd=source, check=True, capture_output=True)
+        [wheel] = (source / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(out)
+    return out
+
+
+class Process(subprocess.Popen[bytes]):
+    """One process of a role, with a number unique in the run."""
+
+    role = ""
+    number = 0
+    began = 0.0
+
+
+@dataclass
+class Role:
+    """A named role in the run, filled by one process at a time.
+
+    command: the arguments of `python`.
+    build: the directory of an earlier build; None: this checkout.
+    """
+
+    name: str
+    command: Sequence[str]
+    build: Path | None
+    shift_s: int = 0
+    now: Process | None = None
+    is_wanted: bool = True
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
+
+    def is_alive(self) -> bool:
+        """Whether the role has a running process."""
+        return self.now is not None and self.now.poll() is None
+
+    def tell_to_leave(self) -> None:
+        """Send SIGTERM, also to a stopped process."""
+        self.is_wanted = False
+        if self.now is not None:
+            self.now.send_signal(signal.SIGCONT)
+            self.now.send_signal(signal.SIGTERM)
 
 
 class Stage:
@@ -57,18 +157,17 @@ class Stage:
         for name in ("ledgers", "logs"):
             (self.out / name).mkdir(parents=True, exist_ok=True)
         self._events = Ledger(self.out / "stage.jsonl")
-        extra = {"always": ("--appendfsync", "always"), "everysec": ("--appendfsync", "everysec")}
-        binary = redis_server() if options.program == "redis" else None
+        has_file = options.persistence != "snapshot"
         self.server = EmbeddedServer(
             directory=self.out / "server",
-            appendonly=options.persistence in extra,
-            extra=extra.get(options.persistence, ()),
-            binary=binary,
+            appendonly=has_file,
+            extra=("--appendfsync", options.persistence) if has_file else (),
+            binary=redis_server() if options.program == "redis" else None,
         )
         self.roles: dict[str, Role] = {}
         self.is_up = False
-        path = unpacked(options.earlier, self.out / "earlier") if options.earlier else None
-        self.earlier = Build(path) if path else None
+        earlier = self.out / "earlier"
+        self.earlier = unpacked(options.earlier, earlier) if options.earlier else None
         self._numbers = count(1)
         self._helpers: list[subprocess.Popen[bytes]] = []
 
@@ -88,23 +187,31 @@ class Stage:
         self.is_up = True
         self.client = connect(self.server.url)
         self.store = SyncStore(Connection(Address(self.server.url)), Keys())
-        more = {"loses_s": restoring.LOSES_S} if self.options.restore else {}
-        self.tail: Tail = tail_for(self.options.persistence, self.server, self.client, **more)
-        doors = ("manager", "consumer", "producer", "gateway")
-        self.proxy = Proxy(self.server.port, doors)
-        self._cast()
+        loses_s = ARCHIVED_LOSES_S if self.options.restore else 1.0
+        self.tail = tail_for(self.options.persistence, self.server, self.client, loses_s)
+        self.proxy = Proxy(self.server.port, ("manager", "consumer", "producer", "gateway"))
+        self._gateway_port = free_port()
+        window = "" if self.earlier else topic_window()  # which an earlier build may ignore
+        journaled = [ARCHIVED_TOPIC] if self.options.restore else []
+        for name, text in (
+            ("manager", manager_yaml(*journaled, window=window)),
+            ("swift", consumer_yaml(SWIFT)),
+            ("sturdy", consumer_yaml(STURDY)),
+        ):
+            (self.out / "logs" / f"{name}.yml").write_text(text, encoding="utf-8")
+        for names in self.options.roles.values():
+            for name in names:
+                self.roles[name] = Role(name, self._command_of(name), self.earlier)
 
     def close(self) -> None:
         """Stop all processes."""
-        for role in self.roles.values():
-            with suppress(ProcessLookupError):
-                role.end()
-        for one in self._helpers:
-            one.kill()
-            one.wait()
+        running = [role.now for role in self.roles.values() if role.now is not None]
+        for process in [*running, *self._helpers]:
+            process.kill()  # a stopped one, too
+            process.wait()
         if hasattr(self, "proxy"):
             with suppress(ProcessLookupError):
-                signal_server(self.server, signal.SIGCONT)
+                self.signal_server(signal.SIGCONT)
             self.proxy.close()
             self.store.close()
             self.client.close()
@@ -117,141 +224,95 @@ class Stage:
 
     # The roles
 
-    def _cast(self) -> None:
-        cast, logs = self.options.cast, self.out / "logs"
-        journaled = [restoring.TOPIC] if self.options.restore else []
-        window = topic_window() if self._has_windows else ""
-        manager = manager_yaml(*journaled, window=window)
-        (logs / "manager.yml").write_text(manager, encoding="utf-8")
-        for name, topics in (("swift", SWIFT), ("sturdy", STURDY)):
-            (logs / f"{name}.yml").write_text(consumer_yaml(topics), encoding="utf-8")
-        self._gateway_port = free_port()
-        archives = ["archive-1"] * self.options.restore
-        every = (
-            cast.managers,
-            cast.consumers,
-            cast.gateways,
-            cast.pullers,
-            cast.producers,
-            archives,
-        )
-        for name in chain(*every):
-            self.roles[name] = Role(
-                name,
-                self._command_of(name),
-                partial(self._env, name),
-                lambda: next(self._numbers),
-                logs,
-            )
-            if self.earlier is not None:
-                self.roles[name].build = self.earlier
-
     def _command_of(self, name: str) -> list[str]:
+        """Consumers and producers alternate between two kinds."""
         kind, _, number = name.partition("-")
-        url = self.proxy.url(kind) if kind in ("manager", "consumer", "gateway") else ""
-        commands = {
-            "manager": [
-                "-m",
-                "tests.torture.shifted",
-                "lisa.cli.manager",
-                "--config",
-                "manager.yml",
-                "--redis",
-                url,
-            ],
-            "gateway": [
-                "-m",
-                "lisa.cli.gateway",
-                "--redis",
-                url,
-                "--port",
-                str(self._gateway_port),
-            ],
-            "archive": restoring.archive_command(self.server.url, self.out),
-            "puller": ["-m", "tests.torture.web"],
-            "producer": ["-m", "tests.torture.web" if number == "http" else "tests.torture.sender"],
-        }
-        if kind == "consumer":
-            which = "swift" if int(number) % 2 else "sturdy"
-            commands["consumer"] = [
-                "-m",
-                "lisa.cli.consumer",
-                "--config",
-                f"{which}.yml",
-                "--redis",
-                url,
-                f"tests.torture.handlers:{which}",
-            ]
-        return commands[kind]
+        is_http = number == "http"
+        if kind in ("producer", "puller"):
+            module = "web" if kind == "puller" or is_http else "sender"
+            return ["-m", f"tests.torture.{module}"]
+        if kind == "archive":
+            return self.pipeline("archive", "--to", "--interval", "2s", "--on-gap", "record")
+        url = self.proxy.url(kind)
+        command = ["-m", f"lisa.cli.{kind}", "--redis", url]
+        if kind == "gateway":
+            return [*command, "--port", str(self._gateway_port)]
+        if kind == "manager":
+            return [*command, "--config", "manager.yml"]
+        which = "swift" if int(number) % 2 else "sturdy"
+        return [*command, "--config", f"{which}.yml", f"tests.torture.handlers:{which}"]
 
-    def _env(self, name: str, number: int) -> dict[str, str]:
-        kind, _, which = name.partition("-")
-        folder = "sent" if kind == "producer" else "handled"
-        door = "gateway" if kind == "puller" else "consumer"
-        env = {
-            "TORTURE_CLOCK_PORT": str(self.server.port),
-            "TORTURE_DOOR_PORT": str(self.proxy.port(door)),
-            "TORTURE_LEDGER": str(self.out / "ledgers" / f"{folder}-{number}.tsv"),
-            "TORTURE_GATEWAY": f"http://127.0.0.1:{self._gateway_port}",
-            "TORTURE_KIND": "pull",
-        }
+    def pipeline(self, command: str, where: str, *arguments: str) -> list[str]:
+        """Arguments for `lisa pipeline archive` or `restore`: the topic's journal as Parquet."""
+        topic, url = ("--topic", ARCHIVED_TOPIC), ("--redis", self.server.url)
+        archive = (where, str(self.out / "archive"))
+        command_line = ("-m", "lisa.cli.main", "pipeline", command)
+        return [*command_line, *archive, *topic, *arguments, *url, *SPARK]
+
+    def _orders(self, role: Role, number: int) -> Orders:
+        """What a process of the run's own programs is told."""
+        _, _, which = role.name.partition("-")
+        options = self.options
+        kind, folder, rate = role.kind, "handled", 0.0
         if kind == "producer":
-            env |= {
-                "TORTURE_REDIS": self.proxy.url("producer"),
-                "TORTURE_SEED": str(self.options.seed * 1_000_003 + number),
-                "TORTURE_RATE": str(self._rate(which)),
-                "TORTURE_LONGEST_S": str(self.options.longest_s),
-                "TORTURE_KIND": self._sender(which),
-                "TORTURE_SCHEDULES": "" if self.options.restore else "1",
-                "TORTURE_WINDOWS": "1" if self._has_windows else "",
-            }
-        return env
-
-    @property
-    def _has_windows(self) -> bool:
-        """Whether messages have windows, which consumers of an earlier build may ignore."""
-        return self.earlier is None
-
-    def _sender(self, which: str) -> str:
-        return "http" if which == "http" else "fickle" if int(which) % 2 == 0 else "bulk"
-
-    def _rate(self, which: str) -> float:
-        rate, producers = self.options.rate, self.options.producers
-        kind = self._sender(which)
-        if kind == "http":
-            return min(rate, HTTP_PER_S)
-        if kind == "fickle":
-            return rate * FICKLE_SHARE / (producers // 2)
-        return rate * (1 - FICKLE_SHARE) / (producers - producers // 2)
-
-    def start(self, role: Role) -> Incarnation:
-        """Start a process for a role."""
-        one = role.start()
-        self.note(
-            "start",
-            role=role.name,
-            number=one.number,
-            pid=one.pid,
-            shift=role.shift_s,
-            earlier=role.build.path is not None,
+            folder = "sent"
+            kind = "http" if which == "http" else "bulk" if int(which) % 2 else "fickle"
+            n, share = options.producers // 2, options.rate * FICKLE_SHARE
+            rates = {"fickle": share / n, "bulk": (options.rate - share) / (options.producers - n)}
+            rate = rates.get(kind, min(options.rate, HTTP_PER_S))
+        return Orders(
+            number=number,
+            kind="pull" if kind == "puller" else kind,
+            ledger=str(self.out / "ledgers" / f"{folder}-{number}.tsv"),
+            clock_port=self.server.port,
+            door_port=self.proxy.port("gateway" if kind == "puller" else "consumer"),
+            gateway=f"http://127.0.0.1:{self._gateway_port}",
+            redis=self.proxy.url("producer"),
+            seed=options.seed * 1_000_003 + number,
+            rate=rate,
+            longest_s=options.longest_s,
+            shift_s=role.shift_s,
+            has_schedules=not options.restore,
+            has_windows=self.earlier is None,
+            waits_ms=options.waits_ms,
         )
-        return one
 
-    def ended(self, one: Incarnation, how: str) -> None:
+    def start(self, role: Role) -> None:
+        """Start a process for a role; its output is appended to the role's log."""
+        number, logs = next(self._numbers), self.out / "logs"
+        path = [str(role.build)] if role.build else []
+        orders = json.dumps(self._orders(role, number)._asdict())
+        env = {**plain_environment(*path), **shifted(role.shift_s), "TORTURE_ORDERS": orders}
+        with (logs / f"{role.name}.log").open("ab") as log:
+            role.now = Process(
+                [*leash(), sys.executable, *role.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                cwd=logs,
+                start_new_session=True,
+            )
+        role.now.role, role.now.number, role.now.began = role.name, number, time.monotonic()
+        is_earlier = role.build is not None
+        self.note("start", role=role.name, number=number, shift=role.shift_s, earlier=is_earlier)
+
+    def ended(self, process: Process, how: str) -> None:
         """Record the end of a process."""
-        self.note(
-            "end",
-            role=one.role.name,
-            number=one.number,
-            how=how,
-            code=one.poll(),
-            age_s=time.monotonic() - one.began,
-        )
+        age_s, code = time.monotonic() - process.began, process.poll()
+        role, number = process.role, process.number
+        self.note("end", role=role, number=number, how=how, code=code, age_s=age_s)
+
+    def start_roles(self, *kinds: str) -> None:
+        """Start all roles of these kinds."""
+        for role in self.roles.values():
+            if role.kind in kinds:
+                self.start(role)
 
     def restart_those_that_died(self) -> None:
         """Restart roles that ended early: that is a defect, but the run continues."""
         for role in self.roles.values():
-            if role.is_wanted and role.now is not None and not role.is_alive:
+            if role.is_wanted and role.now is not None and not role.is_alive():
                 self.ended(role.now, "by itself")
                 self.start(role)
 
@@ -260,19 +321,20 @@ class Stage:
         leaving = []
         for role in self.roles.values():
             if role.kind == kind and role.now is not None:
-                role.is_wanted = False
-                if role.is_alive:
-                    role.now.tell_to_leave()
-                    leaving.append(role.now)
-        for one in leaving:
-            one.wait()
-            self.ended(one, "told to")
+                leaving += [role.now] * role.is_alive()
+                role.tell_to_leave()
+        for process in leaving:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVES_WITHIN_S)
+            process.kill()
+            process.wait()
+            self.ended(process, "told to")
 
     def help(
         self, command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Start an operator's command; it ends with the stage at the latest."""
-        one = subprocess.Popen(
+        process = subprocess.Popen(
             [*leash(), *command],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -280,8 +342,8 @@ class Stage:
             env=plain_environment(),
             cwd=self.out / "logs",
         )
-        self._helpers = [*[other for other in self._helpers if other.poll() is None], one]
-        return one
+        self._helpers.append(process)
+        return process
 
     @property
     def is_gateway_open(self) -> bool:
@@ -309,14 +371,14 @@ class Stage:
         self.server.restart()
         self.is_up = True
 
-    def stop_server(self, *, resume: bool) -> None:
+    def signal_server(self, number: signal.Signals) -> None:
         """Send SIGSTOP or SIGCONT."""
-        self.is_up = resume
-        signal_server(self.server, signal.SIGCONT if resume else signal.SIGSTOP)
+        self.is_up = number == signal.SIGCONT
+        os.kill(self.server.pid, number)
 
     def standing(self) -> dict[str, int]:
         """The number of messages by state, over all topics. Raises redis.RedisError."""
-        found = dict.fromkeys(("waiting", "ready", "retry", "garbage"), 0)
+        found = dict.fromkeys(("waiting", "ready", "retry", "garbage", "ready streams"), 0)
         pipe = self.client.pipeline(transaction=False)
         names = []
         for topic in TOPICS:
@@ -328,12 +390,8 @@ class Stage:
                 pipe.hlen(own.entries)
                 pipe.zcard(own.retry)
                 pipe.zcard(own.garbage)
-                names += ["ready", "retry", "garbage"]
+                pipe.xlen(own.ready)
+                names += ["ready", "retry", "garbage", "ready streams"]
         for name, n in zip(names, pipe.execute(), strict=True):
             found[name] += int(n)
         return found
-
-
-def signal_server(server: EmbeddedServer, number: signal.Signals) -> None:
-    """Send the server a signal."""
-    os.kill(server.pid, number)

@@ -13,16 +13,14 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import redis
-
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import redis
+
     from lisa.embedded import EmbeddedServer
 
-FSYNC_S = 1.0
 PUT_OFF_S = 2.0  # how long the server may postpone a write during an fsync
-LOOK_S = 0.1
 SAVE_EVERY_S = 5.0
 
 
@@ -66,17 +64,16 @@ class PowerCut(Tail):
         return int((time.time() - most_s) * 1e6)
 
     def after_kill(self) -> None:
-        if not self._sizes:
-            return
-        _, file, size = self._sizes[0]
-        if self._newest() == file and file.stat().st_size > size:
-            with file.open("r+b") as log:
-                log.truncate(size)
-        self._sizes.clear()
+        if self._sizes:
+            _, file, size = self._sizes[0]
+            if self._newest() == file and file.stat().st_size > size:
+                with file.open("r+b") as log:
+                    log.truncate(size)
+            self._sizes.clear()
 
     def _newest(self) -> Path | None:
         files = self._directory.glob("*.incr.aof")
-        return max(files, key=lambda one: one.stat().st_mtime, default=None)
+        return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 class Snapshots(Tail):
@@ -114,12 +111,8 @@ class Snapshots(Tail):
         self._next = 0.0
 
 
-def tail_for(
-    persistence: str, server: EmbeddedServer, client: redis.Redis, *, loses_s: float = FSYNC_S
-) -> Tail:
-    """The expected loss for a persistence setting; `everysec` may be made to lose more."""
+def tail_for(persistence: str, server: EmbeddedServer, client: redis.Redis, loses_s: float) -> Tail:
+    """The expected loss for a persistence setting, of so many seconds under `everysec`."""
     if persistence == "everysec":
         return PowerCut(server.directory, loses_s)
-    if persistence == "snapshot":
-        return Snapshots(client)
-    return Tail()
+    return Snapshots(client) if persistence == "snapshot" else Tail()

@@ -1,86 +1,223 @@
-"""The torture run itself, short; `make torture` runs it for any length."""
+"""The torture run itself, short, and its options and faults; `make torture` runs any length."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import redis
 
+from tests.servers import ROOT
+from tests.torture import faults
 from tests.torture.__main__ import torture
-from tests.torture.earlier import RELEASE, is_known
-from tests.torture.options import parse
+from tests.torture.faults import FINDS_TRIES, KINDS, Fault, begin, choose, draw
+from tests.torture.ledger import Ledger
+from tests.torture.options import RELEASE, Options, is_known, parse
+from tests.torture.stage import Role, shifted
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from tests.torture.checker import Verdicts
+    from tests.torture.stage import Stage
 
 
-def run(out: Path, *options: str) -> Verdicts:
+def run(out: Path, options: str) -> tuple[Verdicts, dict[str, Any]]:
+    """A run's verdicts, and its report."""
     said: list[str] = []
-    verdicts = torture(parse([*options, "--out", str(out)]), said.append)
+    verdicts = torture(parse([*options.split(), "--out", str(out)]), said.append)
     assert verdicts.is_clean, said[-1]
-    return verdicts
+    return verdicts, json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.full
+def test_twenty_seconds(tmp_path: Path) -> None:
+    kinds = "kill-*,server-kill,lose-replies,cut"
+    verdicts, report = run(tmp_path, f"--minutes 0.34 --rate 300 --seed 1 --faults {kinds}")
+    assert verdicts.counts["confirmed"] > 0.25 * 20 * 300
+    assert verdicts.counts["handlings: ok"] > 0.25 * 20 * 300
+    assert set(report["faults"]) == set(report["options"]["kinds"]), report["skipped"]
 
 
 @pytest.mark.full
 def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
-    verdicts = run(tmp_path, "--minutes", "0.75", "--rate", "300", "--seed", "1", "--gateway")
+    verdicts, report = run(tmp_path, "--minutes 0.75 --rate 300 --seed 1 --gateway")
     assert verdicts.counts["confirmed"] > 0.25 * 45 * 300
     assert verdicts.counts["handlings: ok"] > 0.25 * 45 * 300
     assert verdicts.counts["handlings held to account"] > 0
     assert verdicts.counts["handlings with a window"] > 0
     assert verdicts.counts["ticks"] > 45  # three schedules, two of them with a tick each second
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert set(report["faults"]) == set(report["options"]["kinds"]), report["skipped"]
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not is_known(RELEASE), reason=f"no commit {RELEASE}: not a complete clone")
 def test_a_rolling_restart_from_the_last_release(tmp_path: Path) -> None:
-    verdicts = run(
-        tmp_path,
-        "--minutes",
-        "0.5",
-        "--rate",
-        "300",
-        "--seed",
-        "1",
-        "--gateway",
-        "--earlier",
-        RELEASE,
-        "--faults",
-        "roll,kill-consumer,kill-manager,cut",
-    )
+    kinds = "roll,kill-consumer,kill-manager,cut"
+    options = f"--minutes 0.5 --rate 300 --seed 1 --gateway --earlier {RELEASE} --faults {kinds}"
+    verdicts, _ = run(tmp_path, options)
     assert verdicts.counts["confirmed"] > 0.25 * 30 * 300
     lines = (tmp_path / "stage.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
-    starts = [(one["role"], one["earlier"]) for one in events if one["event"] == "start"]
+    starts = [(event["role"], event["earlier"]) for event in events if event["event"] == "start"]
     first, last = dict(reversed(starts)), dict(starts)
     assert all(first.values())
     assert not any(last.values())
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("persistence", "seed"), [("always", 2), ("everysec", 3), ("snapshot", 4)])
+def test_three_minutes(tmp_path: Path, persistence: str, seed: int) -> None:
+    run(tmp_path, f"--seed {seed} --gateway --persistence {persistence}")
+
+
+# Options
+
+
+def test_a_seed_selects_the_faults() -> None:
+    options = parse(["--minutes", "100", "--seed", "3", "--every", "2", "--gateway"])
+    plan, kinds = draw(options), options.kinds
+    assert plan == draw(options)
+    assert plan != draw(options._replace(seed=4))
+    drawn = [fault.kind for fault in plan]
+    for n in range(2):  # each occurs before any recurs
+        assert sorted(drawn[n * len(kinds) : (n + 1) * len(kinds)]) == sorted(kinds)
+    for fault, after in pairwise(plan):
+        waits_s = fault.seconds if KINDS[fault.kind].alone else 0
+        assert after.at_s > fault.at_s + waits_s
+    assert {"gateway-1", "puller-1"} <= {fault.target for fault in plan}
+    rolls = draw(options._replace(kinds=list(KINDS)))
+    assert [fault.kind for fault in rolls].count("roll") == 1
+    without = draw(options._replace(gateway=False, kinds=parse([]).kinds))
+    assert not [fault for fault in without if "gateway" in fault.target or "pull" in fault.target]
+
+
+def test_a_short_run_has_every_kind_once() -> None:
+    options = parse(["--minutes", "0.75", "--seed", "1", "--gateway"])
+    assert {fault.kind for fault in draw(options)} == set(options.kinds)
+    assert 2 <= options.managers <= 4
+
+
+def test_kinds_are_chosen_by_pattern() -> None:
+    assert choose("none", earlier=True, gateway=True) == []
+    kinds = choose("cut,kill-*", earlier=False, gateway=False)
+    assert kinds == ["cut", "kill-manager", "kill-consumer", "kill-producer"]
+
+
+def test_directories(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.touch()
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--out", str(tmp_path)])  # only files of a run are deleted
+    for name in ("stage.jsonl", "final.json"):
+        (tmp_path / name).touch()
+    assert parse(["--out", str(tmp_path)]).out == tmp_path
+    assert parse(["--check", str(tmp_path)]) == Options(out=tmp_path, check=True)
+
+
 @pytest.mark.parametrize(
-    ("persistence", "seed"),
-    [
-        ("always", "2"),
-        ("everysec", "3"),
-        ("snapshot", "4"),
-    ],
+    "wrong", ["--faults earthquake", "--consumers 1", "--check /nowhere", "--earlier /nowhere"]
 )
-def test_three_minutes(tmp_path: Path, persistence: str, seed: str) -> None:
-    run(
-        tmp_path,
-        "--minutes",
-        "3",
-        "--rate",
-        "500",
-        "--seed",
-        seed,
-        "--gateway",
-        "--persistence",
-        persistence,
-    )
+def test_invalid_command_lines_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(wrong.split())
+    assert capsys.readouterr().err
+
+
+def test_the_page_says_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    commands = re.findall(r'^\$ make torture ARGS="(.*)"$', page, re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert parse(command.split()).kinds
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    options = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
+    assert set(re.findall(r"`(--[a-z]+)`", page)) >= options
+
+
+# Faults and clocks
+
+
+class Notes:
+    """A fake stage on which nothing runs."""
+
+    is_up = True
+
+    def __init__(self) -> None:
+        self.noted: dict[str, Any] = {}
+        self.roles = {"consumer-1": Role("consumer-1", [], None)}
+
+    def note(self, _event: str, **fields: Any) -> None:
+        self.noted = fields
+
+
+def done(kind: str, target: str = "consumer-1") -> dict[str, Any]:
+    """What a fault recorded, without its pauses."""
+    stage = Notes()
+    for _ in begin(cast("Stage", stage), Fault(0.0, kind, target, 0.1, 3600)):
+        pass
+    return stage.noted
+
+
+@pytest.mark.parametrize("kind", ["kill-consumer", "stop-consumer", "clock"])
+def test_faults_of_stopped_processes_are_skipped(kind: str) -> None:
+    assert done(kind)["skipped"] == "it does not run"
+
+
+@pytest.mark.parametrize(
+    ("tries", "target"), [(2, "two/west"), (FINDS_TRIES - 2, "hard/lisa"), (None, "")]
+)
+def test_foreign_damage_waits_for_messages_and_moves_to_them(
+    monkeypatch: pytest.MonkeyPatch, tries: int | None, target: str
+) -> None:
+    away, found = redis.ConnectionError("away"), {"messages": [7]}
+    finds = iter([away, *[None] * (99 if tries is None else tries), found])
+
+    def trim(_stage: Stage, fault: Fault) -> dict[str, Any] | None:
+        found = next(finds)
+        if isinstance(found, Exception):
+            raise found
+        return found and found | {"at": fault.target}
+
+    def repair(_stage: Stage, topics: list[str]) -> Generator[float, None, dict[str, Any]]:
+        yield 0.1
+        return {"repairing": 1, "repaired": {topics[0]: {"entry-lost": 1}}}
+
+    monkeypatch.setattr(faults, "longest", lambda *_: "hard/lisa")
+    monkeypatch.setattr(faults, "repair", repair)
+    monkeypatch.setitem(KINDS, "trim", KINDS["trim"]._replace(make=faults._foreign(trim)))
+    noted = done("trim", "two/west")
+    if tries is None:
+        assert noted["skipped"] == "there was nothing to take"
+    else:
+        assert noted["messages"] == [7]
+        assert noted["at"] == noted["target"] == target
+        assert noted["repaired"] == {target.partition("/")[0]: {"entry-lost": 1}}
+        assert "skipped" not in noted
+
+
+def test_a_full_disk_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    monkeypatch.setattr(os, "write", lambda _file, data: len(data) - 1)
+    with pytest.raises(AssertionError, match="only 2 of 3 bytes"):
+        ledger.write(["it"])
+
+
+def test_every_clock_of_a_process_is_off() -> None:
+    clocks = "import datetime, time; print(time.time(), datetime.datetime.now().timestamp())"
+    times = []
+    for shift_s in (-3600, 0, 3600):
+        env = {**os.environ, **shifted(shift_s)}
+        command = [sys.executable, "-c", clocks]
+        said = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+        times.append([float(clock) / 60 for clock in said.stdout.split()])
+    for before, after in pairwise(times):
+        assert [round(b - a) for a, b in zip(before, after, strict=True)] == [60, 60]

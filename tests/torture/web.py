@@ -1,21 +1,14 @@
-"""A producer and a consumer that use only the gateway's HTTP API.
-
-    python -m tests.torture.web
-
-TORTURE_KIND selects one of the two; the ledgers are those of `book` and `handlers`.
-"""
+"""A producer and a consumer that use only the gateway's HTTP API: `python -m tests.torture.web`."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import Any
 
 import httpx
 
-from tests.torture.book import Book, Orders, Pace, delay_ms, leaving
-from tests.torture.ledger import shift_clock
+from tests.torture.ledger import Book, Diary, Orders, Pace, delay_ms, leaving
 from tests.torture.world import ANSWERS_OF_TROUBLE, Do, Verdict, body_of, own_id, place_number
 
 TICK_S = 0.1
@@ -35,10 +28,10 @@ class Unanswered(Exception):
         super().__init__(f"{status} {said}")
         self.status = status
 
-    @property
-    def is_of_trouble(self) -> bool:
-        """Whether it reports a failing server or client: other errors are the gateway's own."""
-        return self.status in ANSWERS_OF_TROUBLE
+    def check(self) -> None:
+        """Raise it, unless a failing server or client explains it."""
+        if self.status not in ANSWERS_OF_TROUBLE:
+            raise self
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: object) -> Any:
@@ -53,9 +46,9 @@ async def _post(client: httpx.AsyncClient, path: str, body: object) -> Any:
 
 async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
     book, chance = Book(orders), random.Random(orders.seed)
-    told, pace = leaving(), Pace(orders.rate, max(1, int(orders.rate)))
+    told, pace = leaving(), Pace(orders.rate)
 
-    async def one(call: int, number: int, delay: int) -> None:
+    async def send(call: int, number: int, delay: int) -> None:
         body = {"body": body_of(number, Do.OK), "id": own_id(number), "delay_ms": delay}
         try:
             await _post(client, "messages", body)
@@ -70,7 +63,7 @@ async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
         for _ in range(pace.take()):
             [number], delay = book.numbers(1), delay_ms(chance, orders.longest_s)
             call = book.send("http", [number], [Do.OK], [f"+{delay}"])
-            calls.append(one(call, number, delay))
+            calls.append(send(call, number, delay))
         if calls:
             book.commit()
             await asyncio.gather(*calls)
@@ -78,10 +71,8 @@ async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
     book.commit()
 
 
-async def _pull(client: httpx.AsyncClient) -> None:
-    from tests.torture.handlers import diary
-
-    told, place = leaving(), place_number("http", "lisa")
+async def _pull(client: httpx.AsyncClient, orders: Orders) -> None:
+    diary, told, place = Diary(orders), leaving(), place_number("http", "lisa")
 
     async def settle(message_id: str, receipt: str) -> None:
         for _ in range(ACK_TRIES):
@@ -91,36 +82,27 @@ async def _pull(client: httpx.AsyncClient) -> None:
             except Unanswered as error:
                 if error.status == STALE:  # its lease was lost
                     return
-                if not error.is_of_trouble:
-                    raise
+                error.check()
                 await asyncio.sleep(PAUSE_S)
 
     while not told:
         try:
             deliveries = (await _post(client, "pull", PULL))["deliveries"]
         except Unanswered as error:
-            if not error.is_of_trouble:
-                raise
+            error.check()
             await asyncio.sleep(PAUSE_S)
             continue
-        acks = []
-        for one in deliveries:
-            number, do, *_ = one["body"]
-            diary.note(
-                diary.take(number, do, place, one["attempt"], one["due_ms"]), verdict=Verdict.OK
-            )
-            acks.append(settle(one["id"], one["receipt"]))
-        await asyncio.gather(*acks)
+        for row in deliveries:
+            handling = diary.begin(place, row["body"], row["attempt"], row["due_ms"])
+            diary.note(handling, verdict=Verdict.OK)
+        await asyncio.gather(*[settle(row["id"], row["receipt"]) for row in deliveries])
 
 
-async def _run() -> None:
-    async with httpx.AsyncClient(base_url=os.environ["TORTURE_GATEWAY"], timeout=5.0) as client:
-        if os.environ["TORTURE_KIND"] == "pull":
-            await _pull(client)
-        else:
-            await _send(client, Orders.read())
+async def _run(orders: Orders) -> None:
+    work = _pull if orders.kind == "pull" else _send
+    async with httpx.AsyncClient(base_url=orders.gateway, timeout=5.0) as client:
+        await work(client, orders)
 
 
 if __name__ == "__main__":
-    shift_clock()
-    asyncio.run(_run())
+    asyncio.run(_run(Orders.read()))

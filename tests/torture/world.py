@@ -207,6 +207,13 @@ def opening(number: int, at_ms: int) -> int:
     return at_ms if is_open(number, at_ms * 1000) else (at_ms // MINUTE_MS + 1) * MINUTE_MS
 
 
+def has_time_in_its_window(number: int, now_ms: int, delay_ms: int, waits_ms: float) -> bool:
+    """Whether a message can be handled within this time: in a short run, none waits a minute."""
+    begins_ms = opening(number, now_ms + delay_ms)
+    ends_ms = (begins_ms // MINUTE_MS + 1) * MINUTE_MS
+    return waits_ms >= MINUTE_MS or begins_ms - now_ms <= waits_ms <= ends_ms - begins_ms
+
+
 def shortly_before_it_closes(number: int, now_ms: int, delay_ms: int) -> int:
     """A delay to right before the window of a message closes, if it is open until then.
 
