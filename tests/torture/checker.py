@@ -642,18 +642,11 @@ GROWS_MB, GROWS_KEYS = 16.0, 5_000.0
 """How much, and by what share of its mean, a series may rise in the second half of a run."""
 
 
-class Flatness(NamedTuple):
-    """One series over the second half of a run. `growth` is the rise of a fitted line, as a
-    share of its mean."""
+def flatness(run: Run) -> dict[str, dict[str, float]]:
+    """Each series over the second half of a run, from the first message to the last.
 
-    least: float
-    mean: float
-    most: float
-    growth: float
-
-
-def flatness(run: Run) -> dict[str, Flatness]:
-    """The second half of each series, from the first message to the last."""
+    `growth` is the rise of a fitted line, as a share of its mean.
+    """
     instants = {event["event"]: event["at"] for event in run.events}
     since, until = instants.get("load", 0), instants.get("sent", 0)
     samples = [sample for sample in run.samples if since <= sample["at"] <= until]
@@ -669,7 +662,8 @@ def flatness(run: Run) -> dict[str, Flatness]:
         if len(points) > 2 and mean:
             slope = float(np.polyfit(at - at[0], values, 1)[0])
             rises = slope * float(at[-1] - at[0]) / mean
-        found[name] = Flatness(float(values.min()), mean, float(values.max()), rises)
+        most = float(values.max())
+        found[name] = {"least": float(values.min()), "mean": mean, "most": most, "growth": rises}
     return found
 
 
@@ -679,10 +673,10 @@ def growth(case: Case) -> None:
     if instants.get("sent", 0) - instants.get("load", 0) < JUDGED_FROM_S * 1e6:
         return
     for name, half in flatness(case.run).items():
-        rises, most = half.growth * half.mean, GROWS_KEYS if name == "keys" else GROWS_MB
-        is_judged = name == "keys" or name.endswith("MB")
-        if is_judged and rises > GROWS_BY * half.mean + most:
-            what = f"growth: {name} rose by {rises:,.1f} in the second half, to {half.most:,.1f}"
+        mean, most = half["mean"], GROWS_KEYS if name == "keys" else GROWS_MB
+        rises, is_judged = half["growth"] * mean, name == "keys" or name.endswith("MB")
+        if is_judged and rises > GROWS_BY * mean + most:
+            what = f"growth: {name} rose by {rises:,.1f} in the second half, to {half['most']:,.1f}"
             case.accuse("unexplained", 0, what)
 
 

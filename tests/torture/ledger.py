@@ -231,16 +231,15 @@ class Pace:
     """Limits a rate, without making up for pauses of more than a second."""
 
     def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._credit = 0.0
-        self._last = time.monotonic()
+        self._rate, self._credit, self._last = rate, 0.0, time.monotonic()
 
     def take(self) -> int:
         """How many are due now."""
         now = time.monotonic()
         credit = self._credit + (now - self._last) * self._rate
-        n, self._last = int(min(credit, max(1, int(self._rate)))), now
-        self._credit = min(credit, max(1, int(self._rate))) - n
+        self._credit, self._last = min(credit, max(1.0, self._rate)), now
+        n = int(self._credit)
+        self._credit -= n
         return n
 
 

@@ -20,19 +20,12 @@ CHUNK_BYTES = 1 << 24
 ARCHIVED = "archived.json"
 
 
-def _table(**columns: str) -> np.dtype[Any]:
-    return np.dtype(list(columns.items()))
+def _table(columns: str) -> np.dtype[Any]:
+    return np.dtype([(name, kind) for name, kind in (pair.split() for pair in columns.split(","))])
 
 
 MESSAGES = _table(
-    number="i8",
-    topic="u1",
-    do="u1",
-    taken_back="u1",
-    ttl="i4",
-    due="i8",
-    tried="i8",
-    confirmed="i8",
+    "number i8, topic u1, do u1, taken_back u1, ttl i4, due i8, tried i8, confirmed i8"
 )
 """A sender's record of one message; instants in us, 0 for never. `due` (ms) is the earliest
 instant at which it may be handled, by what was first sent under its id; `ttl`: ms, 0 for none."""
@@ -41,17 +34,8 @@ WRITTEN = ("place", "attempt", "due", "begin", "end", "verdict", "asked", "begin
 """The columns of a handler's ledger, after the message."""
 
 HANDLED = _table(
-    message="i4",
-    place="u1",
-    attempt="u2",
-    due="i8",
-    begin="i8",
-    end="i8",
-    verdict="u1",
-    asked="u1",
-    begin_by="i8",
-    end_from="i8",
-    process="u2",
+    "message i4, place u1, attempt u2, due i8, begin i8, end i8, verdict u1, asked u1, "
+    "begin_by i8, end_from i8, process u2"
 )
 """One handling: `message` is a row of messages, `due` in ms, the others in us.
 

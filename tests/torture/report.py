@@ -13,11 +13,12 @@ from tests.torture.checker import flatness
 from tests.torture.world import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tests.torture.checker import Finding, Verdicts
+    from tests.torture.checker import Verdicts
     from tests.torture.reading import Run
 
 PERCENTILES = (50, 90, 99, 99.9, 100)
@@ -33,7 +34,6 @@ def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
     begun = next(event for event in run.events if event["event"] == "begin")
     over = run.events[-1]
     return {
-        "clean": verdicts.is_clean,
         "options": begun["options"],
         "seconds": (over["at"] - begun["at"]) / 1e6,
         "counts": dict(verdicts.counts),
@@ -42,18 +42,15 @@ def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
         "skipped": dict(Counter(fault["kind"] for fault in faults if "skipped" in fault)),
         "half_done": dict(Counter(fault["kind"] for fault in done if "failed" in fault)),
         "lost_replies": over.get("lost_replies", 0),
-        "verdicts": {name: _plain(found) for name, found in verdicts.guilty.items()},
-        "excused": {name: _plain(found) for name, found in verdicts.excused.items()},
         "handled_again": dict(verdicts.again.most_common()),
         "lateness_ms": lateness(run, windows),
-        "redelivery": redelivery(run, windows),
-        "second_half": {name: half._asdict() for name, half in flatness(run).items()},
+        "redelivery_in_ack_timeouts": redelivery(run, windows),
+        "second_half": flatness(run),
+        "excused": {name: found[:WRITTEN] for name, found in verdicts.excused.items()},
+        "verdicts": {name: found[:WRITTEN] for name, found in verdicts.guilty.items()},
+        "accusations": sum(map(len, verdicts.guilty.values())),
+        "clean": verdicts.is_clean,
     }
-
-
-def _plain(found: list[Finding]) -> dict[str, Any]:
-    named = [{"message": finding.number, "what": finding.what} for finding in found[:WRITTEN]]
-    return {"count": len(found), "named": named}
 
 
 def lateness(run: Run, windows: list[Window]) -> dict[str, dict[str, float]]:
@@ -95,46 +92,23 @@ def redelivery(run: Run, windows: list[Window]) -> dict[str, dict[str, float]]:
 def write(found: dict[str, Any], out: Path) -> str:
     """Write `report.json` and `report.txt`; returns the text."""
     (out / "report.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    text = "\n".join(_text(found)) + "\n"
+    verdict = "CLEAN" if found["clean"] else "NOT CLEAN"
+    text = "\n".join([*_lines(found), "", verdict, ""])
     (out / "report.txt").write_text(text, encoding="utf-8")
     return text
 
 
-def _text(found: dict[str, Any]) -> list[str]:
-    options = found["options"]
-    title = (
-        f"torture run: {found['seconds']:.0f} s, persistence {options['persistence']}, "
-        f"seed {options['seed']}, {options['managers']} managers, {options['program']}"
-    )
-    lines = [
-        title,
-        "\nmessages",
-        *_table(found["counts"]),
-        *_table(found["errors"], "error {}"),
-        f"\nfaults: {sum(found['faults'].values())}, replies lost: {found['lost_replies']}",
-        *_table(found["faults"]),
-        *_table(found["half_done"], "{}, half done"),
-        *_table(found["skipped"], "{}, not done"),
-        "\nhandled again, and why",
-        *_table(found["handled_again"]),
-    ]
-    for series, unit in (("lateness_ms", "ms"), ("redelivery", "ack timeouts")):
-        lines.append(f"\n{series.partition('_')[0]}, {unit}")
-        for name, spread in found[series].items():
-            said = "  ".join(f"{key} {value:,.6g}" for key, value in spread.items())
-            lines.append(f"  {name}: {said}")
-    lines.append("\nsecond half: least, mean, most; growth from beginning to end")
-    for name, half in found["second_half"].items():
-        said = " ".join(f"{half[key]:12,.1f}" for key in ("least", "mean", "most"))
-        lines.append(f"  {name:24} {said} {half['growth']:+8.1%}")
-    lines.append("")
-    for lists, why in ((found["excused"], ", explained by a fault"), (found["verdicts"], "")):
-        for name, rows in lists.items():
-            lines.append(f"{name}{why}: {rows['count']:,}")
-            lines += [f"  {row['message']}  {row['what']}" for row in rows["named"][:SHOWN]]
-            lines += ["  ... the others are in report.json"] * (rows["count"] > SHOWN)
-    return [*lines, "", "CLEAN" if found["clean"] else "NOT CLEAN"]
-
-
-def _table(rows: dict[str, Any], title: str = "{}") -> list[str]:
-    return [f"  {title.format(name):44} {n:12,}" for name, n in rows.items()]
+def _lines(found: dict[str, Any], indent: str = "") -> Iterator[str]:
+    """Values by name; a few numbers in one line, and the first of many findings."""
+    for name, value in found.items():
+        title = f"{indent}{name.replace('_', ' ')}"
+        if isinstance(value, list) and name != "kinds":
+            yield f"{title}: {len(value):,}"
+            yield from [f"{indent}  {number}  {what}" for number, what in value[:SHOWN]]
+        elif isinstance(value, dict) and indent:
+            yield f"{title:30}" + "  ".join(f"{key} {n:,.6g}" for key, n in value.items())
+        elif isinstance(value, dict):
+            yield f"\n{title}"
+            yield from _lines(value, "  ")
+        else:
+            yield f"{title:46} {value:,}" if isinstance(value, int) else f"{title:46} {value}"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lisa.core.store.store import SyncStore
+    from tests.torture.faults import Fault
     from tests.torture.options import Options
 
 STEP_S = 0.05
@@ -80,8 +81,7 @@ class _Run:
         self._began = time.monotonic()
         stage.note("load")
         for number, fault in enumerate(draw(options)):
-            self._doing = f"{fault.kind} {fault.target}"
-            heapq.heappush(self._steps, (self._began + fault.at_s, number, begin(stage, fault)))
+            heapq.heappush(self._steps, (self._began + fault.at_s, number, self._fault(fault)))
         while self._steps or time.monotonic() < self._began + options.seconds:
             self._step()
         stage.end_roles("producer")
@@ -99,6 +99,10 @@ class _Run:
         final = final_state(stage, first_ticks)
         (stage.out / "final.json").write_text(json.dumps(final), encoding="utf-8")
         stage.note("over", lost_replies=stage.proxy.lost)
+
+    def _fault(self, fault: Fault) -> Iterator[float]:
+        self._doing = f"{fault.kind} {fault.target}"
+        yield from begin(self._stage, fault)
 
     def _has_groups(self) -> bool:
         store = self._stage.store

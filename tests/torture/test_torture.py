@@ -8,25 +8,21 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 
 from tests.servers import ROOT
-from tests.torture import faults
 from tests.torture.__main__ import torture
-from tests.torture.faults import FINDS_TRIES, KINDS, Fault, begin, choose, draw
+from tests.torture.faults import KINDS, choose, draw
 from tests.torture.ledger import Ledger
 from tests.torture.options import RELEASE, Options, is_known, parse
-from tests.torture.stage import Role, shifted
+from tests.torture.stage import shifted
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from tests.torture.checker import Verdicts
-    from tests.torture.stage import Stage
 
 
 def run(out: Path, options: str) -> tuple[Verdicts, dict[str, Any]]:
@@ -141,67 +137,6 @@ def test_the_page_says_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None
         parse(["--help"])
     options = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
     assert set(re.findall(r"`(--[a-z]+)`", page)) >= options
-
-
-# Faults and clocks
-
-
-class Notes:
-    """A fake stage on which nothing runs."""
-
-    is_up = True
-
-    def __init__(self) -> None:
-        self.noted: dict[str, Any] = {}
-        self.roles = {"consumer-1": Role("consumer-1", [], None)}
-
-    def note(self, _event: str, **fields: Any) -> None:
-        self.noted = fields
-
-
-def done(kind: str, target: str = "consumer-1") -> dict[str, Any]:
-    """What a fault recorded, without its pauses."""
-    stage = Notes()
-    for _ in begin(cast("Stage", stage), Fault(0.0, kind, target, 0.1, 3600)):
-        pass
-    return stage.noted
-
-
-@pytest.mark.parametrize("kind", ["kill-consumer", "stop-consumer", "clock"])
-def test_faults_of_stopped_processes_are_skipped(kind: str) -> None:
-    assert done(kind)["skipped"] == "it does not run"
-
-
-@pytest.mark.parametrize(
-    ("tries", "target"), [(2, "two/west"), (FINDS_TRIES - 2, "hard/lisa"), (None, "")]
-)
-def test_foreign_damage_waits_for_messages_and_moves_to_them(
-    monkeypatch: pytest.MonkeyPatch, tries: int | None, target: str
-) -> None:
-    away, found = redis.ConnectionError("away"), {"messages": [7]}
-    finds = iter([away, *[None] * (99 if tries is None else tries), found])
-
-    def trim(_stage: Stage, fault: Fault) -> dict[str, Any] | None:
-        found = next(finds)
-        if isinstance(found, Exception):
-            raise found
-        return found and found | {"at": fault.target}
-
-    def repair(_stage: Stage, topics: list[str]) -> Generator[float, None, dict[str, Any]]:
-        yield 0.1
-        return {"repairing": 1, "repaired": {topics[0]: {"entry-lost": 1}}}
-
-    monkeypatch.setattr(faults, "longest", lambda *_: "hard/lisa")
-    monkeypatch.setattr(faults, "repair", repair)
-    monkeypatch.setitem(KINDS, "trim", KINDS["trim"]._replace(make=faults._foreign(trim)))
-    noted = done("trim", "two/west")
-    if tries is None:
-        assert noted["skipped"] == "there was nothing to take"
-    else:
-        assert noted["messages"] == [7]
-        assert noted["at"] == noted["target"] == target
-        assert noted["repaired"] == {target.partition("/")[0]: {"entry-lost": 1}}
-        assert "skipped" not in noted
 
 
 def test_a_full_disk_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
