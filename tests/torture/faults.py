@@ -25,7 +25,7 @@ from tests.torture.stage import now_us
 from tests.torture.world import ACK_S, TOPICS, place_number
 
 if TYPE_CHECKING:
-    from tests.torture.options import Options
+    from tests.torture.__main__ import Options
     from tests.torture.stage import Stage
 
 FIRST_S = 4.0
@@ -300,7 +300,7 @@ def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Touche
     out = stage.out / "logs" / f"fsck-{began}.json"  # two may be running
     command = ["fsck", *topics, "--repair", "--json", "--redis", stage.server.url]
     with out.open("wb") as said, (stage.out / "logs" / "fsck.log").open("ab") as log:
-        process = stage.help([sys.executable, "-m", "lisa.cli.main", *command], said, log)
+        process = stage.process([sys.executable, "-m", "lisa.cli.main", *command], said, log)
     while process.poll() is None:
         yield STEP_S
     if process.returncode not in (0, 1):  # 1: some finding cannot be repaired

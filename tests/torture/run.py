@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lisa.core.store.store import SyncStore
+    from tests.torture.__main__ import Options
     from tests.torture.faults import Fault
-    from tests.torture.options import Options
 
 STEP_S = 0.05
 TELL_EVERY_S, SAMPLE_EVERY_S = 10.0, 5.0
@@ -92,7 +91,9 @@ class _Run:
             restore(stage)
         if options.persistence != "always" and FOREIGN.keys() & set(options.kinds):
             # A server that loses data may lose a repair but keep the damage.
-            self._repair()
+            heapq.heappush(self._steps, (time.monotonic(), 0, self._repair()))
+            while self._steps:
+                self._step()
         self._drain()
         for kind in ("puller", "gateway", "consumer", "manager"):
             stage.end_roles(kind)
@@ -146,15 +147,9 @@ class _Run:
         words = [f"{n:,} {name}" for name, n in [*counts.items(), *self._stage.standing().items()]]
         return f"{time.monotonic() - self._began:6.0f} s  {'  '.join(words)}  ({self._doing})"
 
-    def _repair(self) -> None:
-        work = repair(self._stage, [topic.name for topic in TOPICS])
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                self._stage.note("repair", **(end.value or {}))
-                return
-            self._step()
+    def _repair(self) -> Iterator[float]:
+        found = yield from repair(self._stage, [topic.name for topic in TOPICS])
+        self._stage.note("repair", **(found or {}))
 
     def _drain(self) -> None:
         """Until only garbage is left, or nothing has moved for longer than anything may take."""
@@ -243,18 +238,14 @@ def has_begun(archive: Path) -> bool:
 
 def restore(stage: Stage) -> None:
     """Restore what the archive has and the server lacks; note the result."""
+    log = stage.out / "logs" / "restore.log"
     report = ("--report", str(stage.out / "restored"), "--json")
     command = [sys.executable, *stage.pipeline("restore", "--archive", *report)]
-    with (stage.out / "logs" / "restore.log").open("wb") as log:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=log, timeout=JVM_STARTS_WITHIN_S, check=False
-        )
-    (stage.out / "restored.json").write_bytes(done.stdout)
-    counts = json.loads(done.stdout)["counts"] if done.returncode == 0 else {}
-    code, age_s = done.returncode, JVM_STARTS_WITHIN_S
-    stage.note(
-        "end", role="restore", number=0, how="told to", code=code, age_s=age_s, counts=counts
-    )
+    with (stage.out / "restored.json").open("wb") as out, log.open("wb") as errors:
+        process = stage.process(command, out, errors)
+        process.role = "restore"
+        process.wait(JVM_STARTS_WITHIN_S)
+    stage.ended(process, "told to")
     numbers = []
     import pyarrow.dataset as ds
 
@@ -300,6 +291,5 @@ def _live(store: SyncStore, topic: str) -> Iterator[dict[str, Any]]:
                     "group": row.group,
                     "state": str(state),
                     "id": row.id,
-                    "attempts": row.attempts,
                     "reason": row.reason,
                 }

@@ -48,26 +48,15 @@ BULK_TOPICS = {"bulk": 80, "two": 8, "batch": 12}
 WAYS = {"alike": 45, "each": 35, "stream": 10, "singly": 10}
 TOPICS = {"async": 25, "hard": 20, "hang": 3, "fickle": 52, WINDOWED: 20}
 STORIES = {
-    "plain": 20,
-    "again": 15,
-    "reject": 8,
-    "replace": 15,
-    "cancel": 22,
-    "move": 12,
-    "fire": 5,
-    "ttl": 3,
-}
+    "plain": 20, "again": 15, "reject": 8, "replace": 15,
+    "cancel": 22, "move": 12, "fire": 5, "ttl": 3,
+}  # fmt: skip
+HARD = {
+    Do.OK: 600, Do.RAISE: 100, Do.RETRY: 100, Do.FALSE: 50, Do.SLOW: 100, Do.SLOWER: 50,
+    Do.DISCARD: 6, Do.POISON: 2,
+}  # fmt: skip
 DOES = {
-    "hard": {
-        Do.OK: 600,
-        Do.RAISE: 100,
-        Do.RETRY: 100,
-        Do.FALSE: 50,
-        Do.SLOW: 100,
-        Do.SLOWER: 50,
-        Do.DISCARD: 6,
-        Do.POISON: 2,
-    },
+    "hard": HARD,
     "hang": {Do.OK: 80, Do.HANG: 20},
     "batch": {Do.OK: 99, Do.RAISE: 1},
     WINDOWED: {Do.OK: 80, Do.RAISE: 10, Do.RETRY: 10},

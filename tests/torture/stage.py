@@ -27,13 +27,13 @@ from lisa.testing.clocked_server import library
 from tests.servers import ROOT, connect, redis_server
 from tests.torture.ledger import Ledger, Orders
 from tests.torture.proxy import Proxy
-from tests.torture.tail import tail_for
-from tests.torture.world import TOPICS, consumer_yaml, manager_yaml, topic_window
+from tests.torture.tail import PowerCut, Snapshots, Tail
+from tests.torture.world import TOPICS, consumer_config, manager_config, topic_window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.torture.options import Options
+    from tests.torture.__main__ import Options
 
 SWIFT = ("bulk", "two")
 STURDY = ("batch", "async", "hard", "hang", "fickle", "windows")
@@ -169,7 +169,7 @@ class Stage:
         earlier = self.out / "earlier"
         self.earlier = unpacked(options.earlier, earlier) if options.earlier else None
         self._numbers = count(1)
-        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
 
     def __enter__(self) -> Self:
         try:
@@ -187,16 +187,20 @@ class Stage:
         self.is_up = True
         self.client = connect(self.server.url)
         self.store = SyncStore(Connection(Address(self.server.url)), Keys())
-        loses_s = ARCHIVED_LOSES_S if self.options.restore else 1.0
-        self.tail = tail_for(self.options.persistence, self.server, self.client, loses_s)
+        self.tail = Tail()
+        if self.options.persistence == "everysec":
+            loses_s = ARCHIVED_LOSES_S if self.options.restore else 1.0
+            self.tail = PowerCut(self.server.directory, loses_s)
+        elif self.options.persistence == "snapshot":
+            self.tail = Snapshots(self.client)
         self.proxy = Proxy(self.server.port, ("manager", "consumer", "producer", "gateway"))
         self._gateway_port = free_port()
         window = "" if self.earlier else topic_window()  # which an earlier build may ignore
         journaled = [ARCHIVED_TOPIC] if self.options.restore else []
         for name, text in (
-            ("manager", manager_yaml(*journaled, window=window)),
-            ("swift", consumer_yaml(SWIFT)),
-            ("sturdy", consumer_yaml(STURDY)),
+            ("manager", manager_config(*journaled, window=window)),
+            ("swift", consumer_config(SWIFT)),
+            ("sturdy", consumer_config(STURDY)),
         ):
             (self.out / "logs" / f"{name}.yml").write_text(text, encoding="utf-8")
         for names in self.options.roles.values():
@@ -205,8 +209,7 @@ class Stage:
 
     def close(self) -> None:
         """Stop all processes."""
-        running = [role.now for role in self.roles.values() if role.now is not None]
-        for process in [*running, *self._helpers]:
+        for process in self._processes:
             process.kill()  # a stopped one, too
             process.wait()
         if hasattr(self, "proxy"):
@@ -284,18 +287,30 @@ class Stage:
         orders = json.dumps(self._orders(role, number)._asdict())
         env = {**plain_environment(*path), **shifted(role.shift_s), "TORTURE_ORDERS": orders}
         with (logs / f"{role.name}.log").open("ab") as log:
-            role.now = Process(
-                [*leash(), sys.executable, *role.command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                cwd=logs,
-                start_new_session=True,
-            )
+            role.now = self.process([sys.executable, *role.command], log, log, env)
         role.now.role, role.now.number, role.now.began = role.name, number, time.monotonic()
         is_earlier = role.build is not None
         self.note("start", role=role.name, number=number, shift=role.shift_s, earlier=is_earlier)
+
+    def process(
+        self,
+        command: Sequence[str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        env: dict[str, str] | None = None,
+    ) -> Process:
+        """Start a process, perhaps an operator's; it ends with the stage at the latest."""
+        process = Process(
+            [*leash(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=env or plain_environment(),
+            cwd=self.out / "logs",
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
 
     def ended(self, process: Process, how: str) -> None:
         """Record the end of a process."""
@@ -329,21 +344,6 @@ class Stage:
             process.kill()
             process.wait()
             self.ended(process, "told to")
-
-    def help(
-        self, command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        """Start an operator's command; it ends with the stage at the latest."""
-        process = subprocess.Popen(
-            [*leash(), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=plain_environment(),
-            cwd=self.out / "logs",
-        )
-        self._helpers.append(process)
-        return process
 
     @property
     def is_gateway_open(self) -> bool:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import redis
 
-    from lisa.embedded import EmbeddedServer
-
 PUT_OFF_S = 2.0  # how long the server may postpone a write during an fsync
 SAVE_EVERY_S = 5.0
 
@@ -77,7 +75,7 @@ class PowerCut(Tail):
 
 
 class Snapshots(Tail):
-    """With snapshots only: one is started every few seconds."""
+    """Under `snapshot`: one is started every few seconds."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -109,10 +107,3 @@ class Snapshots(Tail):
     def after_kill(self) -> None:
         self._began = None
         self._next = 0.0
-
-
-def tail_for(persistence: str, server: EmbeddedServer, client: redis.Redis, loses_s: float) -> Tail:
-    """The expected loss for a persistence setting, of so many seconds under `everysec`."""
-    if persistence == "everysec":
-        return PowerCut(server.directory, loses_s)
-    return Snapshots(client) if persistence == "snapshot" else Tail()

@@ -124,17 +124,12 @@ a call failed, a fault at another door: fail; fault refuse consumer 19 21
 a call failed, another process frozen: fail; freeze 7 19 25
 a call failed long after a fault: fail; fault server-stop server 8 10
 a call failed, and a fault was skipped: fail; fault server-stop server 19 21 skipped=yes
-a call failed in a fault with TopicFull: fail TopicFull producer-http; kill 9 19 gateway-1;
-    fault server-kill server 19 24
-a call failed in a fault with LisaError: fail LisaError producer-http; kill 9 19 gateway-1;
-    fault server-kill server 19 24
-a call failed in a fault with KeyError: fail KeyError producer-http; kill 9 19 gateway-1;
-    fault server-kill server 19 24
-a call failed in a fault with Unanswered 400: fail "Unanswered 400" producer-http;
-    kill 9 19 gateway-1; fault server-kill server 19 24
-a call failed in a fault with Unanswered 500: fail "Unanswered 500" producer-http;
-    kill 9 19 gateway-1; fault server-kill server 19 24
-another role was rolled: fail Unanswered producer-http; fault roll server 19 24 rolled=manager-1
+a call failed in a fault with TopicFull: fail TopicFull; fault server-kill server 19 24
+a call failed in a fault with LisaError: fail LisaError; fault server-kill server 19 24
+a call failed in a fault with KeyError: fail KeyError; fault server-kill server 19 24
+a call failed in a fault with Unanswered 400: fail "Unanswered 400"; kill 9 19 gateway-1
+a call failed in a fault with Unanswered 500: fail "Unanswered 500"; kill 9 19 gateway-1
+another role was rolled: fail Unanswered; fault roll server 19 24 rolled=manager-1
 cancelled after it was handled: send; handle 1.1; cancel 1.2
 a new id that is known: send answer=d; handle 1.1
 accepted twice: send due=+3000; again 0.1 +3000 a; handle 3.2
@@ -218,10 +213,9 @@ a call failed at the door producer: fail; fault hang producer 18 19.5
 a call failed at the door *: fail; fault hang * 18 19.5
 a call failed, its process frozen: fail; freeze 1 19 25
 a call failed in a stall: fail; stall 21 23
-the gateway was killed: fail Unanswered producer-http; kill 9 19 gateway-1
-the gateway was killed and answered: fail "Unanswered 503" producer-http; kill 9 19 gateway-1
-the gateway was rolled: fail Unanswered producer-http;
-    fault roll server 19 24 rolled=manager-1,gateway-1
+the gateway was killed: fail Unanswered; kill 9 19 gateway-1
+the gateway was killed and answered: fail "Unanswered 503"; kill 9 19 gateway-1
+the gateway was rolled: fail Unanswered; fault roll server 19 24 rolled=manager-1,gateway-1
 twice, its process killed: twice; kill 2 1.2
 killed while it was handled: send hard do=SLOWER; handle 1.1 took_s=none; kill 2 4;
     handle 30 process=3
@@ -371,8 +365,8 @@ class Papers:
         answer: str | None = "a",
     ) -> None:
         self._begin(topic, str(due), at_s)
-        self._call("S", at_s, topic_number(topic), self.number, 1, int(Do[do]), due, ttl_ms)
-        self._answer(at_s, answer)
+        fields = topic_number(topic), self.number, 1, int(Do[do]), due, ttl_ms
+        self._call("S", at_s, answer, *fields)
 
     def _begin(self, topic: str, due: str, at_s: float) -> None:
         self.number, self.topic = number_of(SENDER, self._count), topic
@@ -384,40 +378,36 @@ class Papers:
         self._dues[self.number] = (at_us - BEGAN_US) / 1e6
 
     def cancel(self, at_s: float, answer: str | None = "c") -> None:
-        self._call("X", at_s, self.number)
-        self._answer(at_s, answer)
+        self._call("X", at_s, answer, self.number)
 
     def move(self, at_s: float, due: str, answer: str | None = "r") -> None:
         if answer == "r":
             self._due(due, at_s)
-        self._call("R", at_s, self.number, due)
-        self._answer(at_s, answer)
+        self._call("R", at_s, answer, self.number, due)
 
     def again(self, at_s: float, due: str, answer: str | None = "d") -> None:
-        self._call("D", at_s, self.number, due)
-        self._answer(at_s, answer)
+        self._call("D", at_s, answer, self.number, due)
 
     def replace(self, at_s: float, due: str, answer: str | None = "r") -> None:
         self.old = self.number
         self._begin("fickle", due, at_s)
-        self._call("P", at_s, topic_number("fickle"), self.number, self.old, due)
-        self._answer(at_s, answer)
+        self._call("P", at_s, answer, topic_number("fickle"), self.number, self.old, due)
 
-    def _call(self, kind: str, at_s: float, *fields: object) -> None:
+    def _call(self, kind: str, at_s: float, letter: str | None, *fields: object) -> None:
+        """No letter: an error, four seconds later, that a fault explains."""
         self._calls += 1
-        self.sent.append("\t".join(map(str, (kind, self._calls, us(at_s), *fields))))
-
-    def _answer(self, at_s: float, letters: str | None) -> None:
-        """None: an error, four seconds later, that a fault explains."""
-        if letters is None:
-            self.sent.append(f"E\t{self._calls}\t{us(at_s + 4)}\t0\tServerUnavailable")
+        call = self._calls
+        self.sent.append("\t".join(map(str, (kind, call, us(at_s), *fields))))
+        if letter is None:
+            self.sent.append(f"E\t{call}\t{us(at_s + 4)}\t0\tServerUnavailable")
             self.fault("hang", "producer", at_s, at_s + 3)
         else:
-            self.sent.append(f"C\t{self._calls}\t{us(at_s + 0.01)}\t{letters}")
+            self.sent.append(f"C\t{call}\t{us(at_s + 0.01)}\t{letter}")
 
-    def fail(self, error: str = "ServerUnavailable", role: str = "producer-1") -> None:
+    def fail(self, error: str = "ServerUnavailable") -> None:
         """A send at 20 s ends in an error at 24 s, without any fault."""
-        self.events[0]["role"] = role
+        if error.startswith("Unanswered"):
+            self.events[0]["role"] = "producer-http"
         self.send(at_s=20.0, answer=None)
         self.events.pop()
         self.sent[-1] = self.sent[-1].replace("ServerUnavailable", error)

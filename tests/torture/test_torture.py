@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.servers import ROOT
-from tests.torture.__main__ import torture
+from tests.torture.__main__ import RELEASE, Options, is_known, parse, torture
 from tests.torture.faults import KINDS, choose, draw
 from tests.torture.ledger import Ledger
-from tests.torture.options import RELEASE, Options, is_known, parse
 from tests.torture.stage import shifted
 
 if TYPE_CHECKING:

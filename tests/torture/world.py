@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 ACK_S = 3.0
 """The ack timeout of every topic; all bounds of a run are multiples of it."""
@@ -126,41 +127,33 @@ def body_of(number: int, do: int) -> list[int | str]:
     return [number, do, "x" * LARGE[number // LARGE_EVERY % len(LARGE)]]
 
 
-def manager_yaml(*journaled: str, window: str = "") -> str:
-    """The configuration of all managers: it declares the topics. Some may have a journal.
+def manager_config(*journaled: str, window: str = "") -> str:
+    """The configuration of all managers, JSON as YAML: it declares the topics.
 
-    window: of the topic of messages with windows.
+    journaled: the topics with a journal. window: of the topic of messages with windows.
     """
-    ack = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
-    lines = [
-        "lisa-delay-queue:",
-        "  manager-server:",
-        f"    timeout: {ack}ms",
-        f"    retry: {{fixed: {{delay: {RETRY_DELAY_MS}ms, count: {RETRIES}}}}}",
-        "  groups:",
-    ]
-    for topic in TOPICS:
-        for group in topic.groups:
-            lines += [
-                f"    - topic: {topic.name}",
-                f"      group: {group}",
-                f"      retention: {RETENTION_S:g}s",
-            ]
-            if topic.name in journaled:
-                lines.append("      journal: true")
-            if topic.name == WINDOWED and window:
-                lines.append(f"      window: '{window}'")
-    return "\n".join(lines) + "\n"
+    ack_ms = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
+    retry = {"fixed": {"delay": f"{RETRY_DELAY_MS}ms", "count": RETRIES}}
+    groups: list[dict[str, Any]] = _groups([topic.name for topic in TOPICS])
+    for group in groups:
+        group["retention"] = f"{RETENTION_S:g}s"
+        if group["topic"] in journaled:
+            group["journal"] = True
+        if group["topic"] == WINDOWED and window:
+            group["window"] = window
+    server = {"timeout": f"{ack_ms}ms", "retry": retry}
+    return json.dumps({"lisa-delay-queue": {"manager-server": server, "groups": groups}})
 
 
-def consumer_yaml(topics: tuple[str, ...]) -> str:
+def consumer_config(topics: Sequence[str]) -> str:
     """The configuration of a consumer: every group of its topics."""
-    lines = ["lisa-delay-queue:", "  consumer-server:", "    grace: 10s", "  groups:"]
-    for topic in TOPICS:
-        if topic.name in topics:
-            for group in topic.groups:
-                lines += [f"    - topic: {topic.name}", f"      group: {group}"]
-    return "\n".join(lines) + "\n"
+    server = {"consumer-server": {"grace": "10s"}, "groups": _groups(topics)}
+    return json.dumps({"lisa-delay-queue": server})
+
+
+def _groups(names: Sequence[str]) -> list[dict[str, Any]]:
+    topics = [topic for topic in TOPICS if topic.name in names]
+    return [{"topic": topic.name, "group": group} for topic in topics for group in topic.groups]
 
 
 # Windows: messages with even numbers are open in even minutes: by the window of the topic, in a
