@@ -26,7 +26,7 @@ from tests.torture.world import ACK_S, TOPICS, place_number
 
 if TYPE_CHECKING:
     from tests.torture.__main__ import Options
-    from tests.torture.stage import Stage
+    from tests.torture.stage import Process, Stage
 
 FIRST_S = 4.0
 LAST_S = 3.0
@@ -36,8 +36,9 @@ CUT_AGAIN_S = 0.2
 ROLL_PAUSE_S = 0.5
 STARTS, START_AGAIN_S = 10, 0.5
 REPAIR_TRIES = 10
-FINDS_TRIES, FINDS_AGAIN_S = 20, 0.05
+FINDS_TRIES, MOVES_AFTER, FINDS_AGAIN_S = 60, 10, 0.05
 TOLD = 20
+PLACES = [f"{topic.name}/{group}" for topic in TOPICS for group in topic.groups]
 
 
 class Fault(NamedTuple):
@@ -55,36 +56,37 @@ Maker = Callable[["Stage", Fault, Touched], Iterator[float]]
 """Makes a fault: yields the pause until its next step."""
 
 
+def _running(stage: Stage, fault: Fault, touched: Touched) -> Process | None:
+    """The target's process, if it runs."""
+    process = stage.roles[fault.target].now
+    if process is None or process.poll() is not None:
+        touched["skipped"] = "it does not run"
+        return None
+    touched["numbers"] = [process.number]
+    return process
+
+
 def _kill(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
     role = stage.roles[fault.target]
-    process = role.now
-    if process is None or not role.is_alive():
-        touched["skipped"] = "it does not run"
-        return
-    touched["numbers"] = [process.number]
-    process.kill()
-    process.wait()
-    touched["killed"] = now_us()
-    role.is_wanted = False
-    stage.ended(process, "killed")
-    yield fault.seconds
-    role.is_wanted = True
-    if not role.is_alive():
-        stage.start(role)
-    while role.kind == "gateway" and role.is_alive() and not stage.is_gateway_open:
-        yield STEP_S  # until then it cannot be reached
+    if process := _running(stage, fault, touched):
+        process.kill()
+        process.wait()
+        touched["killed"] = now_us()
+        role.is_wanted = False
+        stage.ended(process, "killed")
+        yield fault.seconds
+        role.is_wanted = True
+        if not role.is_alive():
+            stage.start(role)
+        while role.kind == "gateway" and role.is_alive() and not stage.is_gateway_open:
+            yield STEP_S  # until then it cannot be reached
 
 
 def _stop(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
-    role = stage.roles[fault.target]
-    process = role.now
-    if process is None or not role.is_alive():
-        touched["skipped"] = "it does not run"
-        return
-    touched["numbers"] = [process.number]
-    process.send_signal(signal.SIGSTOP)
-    yield fault.seconds
-    process.send_signal(signal.SIGCONT)
+    if process := _running(stage, fault, touched):
+        process.send_signal(signal.SIGSTOP)
+        yield fault.seconds
+        process.send_signal(signal.SIGCONT)
 
 
 def _clock(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
@@ -184,16 +186,16 @@ Work = Callable[["Stage", Fault], "Touched | None"]
 def _foreign(work: Work) -> Maker:
     """A fault made by another program; later an operator has fsck repair it.
 
-    It waits for messages to damage; if none arrive, it moves to the topic or group with the most.
+    It waits for messages to damage; if none arrive, it moves from place to place.
     """
 
     def make(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
+        others = PLACES if "/" in fault.target else [topic.name for topic in TOPICS]
         done = None
-        for attempt in range(FINDS_TRIES + 1):
-            if attempt > FINDS_TRIES / 2 and stage.is_up:
-                fault = fault._replace(target=longest(stage, fault.kind))
-                touched["target"] = fault.target
-            touched["since"] = now_us()
+        for attempt in range(FINDS_TRIES):
+            if attempt >= MOVES_AFTER:
+                fault = fault._replace(target=others[attempt % len(others)])
+            touched["target"], touched["since"] = fault.target, now_us()
             with suppress(redis.RedisError, LisaError):
                 done = work(stage, fault) if stage.is_up else None
             if done is not None:
@@ -268,26 +270,6 @@ def destroy_group(stage: Stage, fault: Fault) -> Touched | None:
     if not stage.client.xgroup_destroy(stream, group):
         return None
     return {"places": [place_number(topic, group)], "redelivers": True}
-
-
-def longest(stage: Stage, kind: str) -> str:
-    """The topic, or the topic's group, that a kind of fault can damage most."""
-    pipe, places = stage.client.pipeline(transaction=False), []
-    for topic in TOPICS:
-        keys = stage.store.keys.topic(topic.name)
-        if kind == "delete-bodies":
-            pipe.zcard(keys.waiting)
-            places.append(topic.name)
-            continue
-        for group in topic.groups:
-            stream = keys.group(group).ready
-            _ = pipe.xpending(stream, group) if kind == "delete-consumer" else pipe.xlen(stream)
-            places.append(f"{topic.name}/{group}")
-    amounts = []
-    for said in pipe.execute(raise_on_error=False):
-        pending = said.get("pending", 0) if isinstance(said, dict) else said
-        amounts.append(pending if isinstance(pending, int) else 0)  # without its group, none
-    return max(zip(amounts, places, strict=True))[1]
 
 
 def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Touched | None]:
@@ -425,7 +407,7 @@ def draw(options: Options) -> list[Fault]:
         "server": ["server"],
         "door": ["manager", "consumer", "producer", *["gateway"] * options.gateway, "*"],
         "topic": [topic.name for topic in TOPICS],
-        "place": [f"{topic.name}/{group}" for topic in TOPICS for group in topic.groups],
+        "place": PLACES,
     }
     faults: list[Fault] = []
     at_s, deck = FIRST_S, list[str]()

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 
 from lisa import Consumer, Discard, Retry
 from tests.torture.ledger import Diary, Handling, Orders
-from tests.torture.world import (
-    ACK_S,
-    HANG_TIMEOUT_S,
-    RETRY_AFTER_MS,
-    Do,
-    Verdict,
-    place_number,
-)
+from tests.torture.world import ACK_S, HANG_TIMEOUT_S, RETRY_AFTER_MS, Do, Verdict, place_number
 
 if TYPE_CHECKING:
     from collections.abc import Generator
