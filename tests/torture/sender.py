@@ -41,6 +41,7 @@ T = TypeVar("T")
 BULK_TICK_S, FICKLE_TICK_S = 0.15, 0.1
 DEFINES_EVERY_S = 2.0
 MOST_SINGLY = 20
+LATER_S = 5.0
 SKIPPED_TTL_MS = 1_500  # messages with a longer ttl also have a late policy
 TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
 
@@ -234,7 +235,8 @@ class Fickle(Sender):
         self._send(topic, number, self._do(topic), delay, ttl_ms)
         if story not in ("plain", "ttl"):
             # Around its due time, too: ready or in flight is the harder case.
-            at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
+            soon_s = min(delay / 1000, LATER_S) + 0.1  # or it could not leave in time
+            at = time.monotonic() + self._chance.uniform(0.1, soon_s)
             heapq.heappush(self._later, (at, number, story, topic))
 
     def _send(self, topic: str, number: int, do: Do, delay: int, ttl_ms: int) -> None:
