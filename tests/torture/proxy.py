@@ -163,18 +163,18 @@ class Proxy:
 
     def make(self, trouble: Trouble, door: str = "*", *, delay_s: float = 0.0) -> None:
         """Start (or, with Trouble.NONE, end) a fault at one door or at all of its doors."""
-        self._run(door, lambda one: one.make(trouble, delay_s))
+        self._run(door, lambda target: target.make(trouble, delay_s))
 
     def lose_replies_to(self, *words: bytes, times: int = 1, door: str = "*") -> None:
         """Lose the first `times` replies to each call with one of these words.
 
         Applies to every request sent after this call returns.
         """
-        self._run(door, lambda one: one.choose(words, times))
+        self._run(door, lambda target: target.choose(words, times))
 
     def cut(self, door: str = "*") -> None:
         """Cut all connections."""
-        self._run(door, lambda one: one.cut())
+        self._run(door, lambda target: target.cut())
 
     @property
     def lost(self) -> int:
