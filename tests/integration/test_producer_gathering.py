@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from lisa.core.transitions.configure import Configure
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Cancelled
 from tests.producers import Topic
-from tests.proxies import LossyProxy
 
 if TYPE_CHECKING:
     import redis
@@ -74,35 +73,6 @@ async def test_sends_on_behalf_of_different_callers_do_not_share_a_call(
     }
 
 
-async def test_sends_that_meet_share_a_script_call(
-    producer: AsyncProducer, topic: Topic, client: redis.Redis
-) -> None:
-    async def task(number: int) -> list[str]:
-        return [await producer.send("orders", [number, n], delay=HOUR) for n in range(10)]
-
-    before = script_calls(client)
-    sent = await asyncio.gather(*map(task, range(100)))
-    assert script_calls(client) - before == 10  # one per round, with all hundred
-    assert topic.waiting().keys() == {"first", *(one for ids in sent for one in ids)}
-    assert len(topic.waiting()) == 1_001
-    for number, ids in enumerate(sent):
-        assert ids == sorted(ids)
-        found = await producer.get("orders", ids[-1])
-        assert found is not None
-        assert found.body == [number, 9]
-
-
-async def test_items_added_during_a_call_go_with_the_next_call(
-    producer: AsyncProducer, client: redis.Redis
-) -> None:
-    before = script_calls(client)
-    first = asyncio.create_task(producer.send("orders", 0, delay=HOUR))
-    await until(lambda: script_calls(client) > before)
-    rest = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(20)]
-    await asyncio.gather(first, *rest)
-    assert script_calls(client) - before == 2
-
-
 async def test_a_call_is_bounded_by_number_and_by_bytes(
     producer: AsyncProducer, topic: Topic, client: redis.Redis
 ) -> None:
@@ -121,74 +91,6 @@ async def test_a_call_is_bounded_by_number_and_by_bytes(
         before = script_calls(client)
         await asyncio.gather(*(another.send("orders", n) for n in range(101)))
         assert script_calls(client) - before == 3, "76 by ten groups, half if due"
-
-
-async def test_due_messages_keep_the_order_of_calls(producer: AsyncProducer, topic: Topic) -> None:
-    topic.declare("lisa")
-    ids = await asyncio.gather(*(producer.send("orders", n) for n in range(50)))
-    assert [entry.id for entry in topic.take("lisa")] == ids
-
-
-async def test_topics_and_options_keep_apart(producer: AsyncProducer) -> None:
-    await producer.send("orders", "old", id="a", delay=HOUR)
-    extras: Any = {"delay": HOUR, "headers": {"k": "v"}}
-    kept, replaced, other, rejected = await outcomes(
-        producer.send("orders", "keep", id="first", delay=HOUR),
-        producer.send("orders", "new", id="a", on_duplicate="replace", **extras),
-        producer.send("bills", "bill", id="a", delay=2 * HOUR, ttl=HOUR, retry="1s"),
-        producer.send("orders", "no", id="a", on_duplicate="reject"),
-    )
-    assert (kept, replaced, other) == ("first", "a", "a")
-    assert isinstance(rejected, DuplicateMessage)
-    found = [await producer.get(*one) for one in (("orders", "a"), ("bills", "a"))]
-    assert [(one.body, one.headers) for one in found if one] == [("new", {"k": "v"}), ("bill", {})]
-
-
-async def test_equal_ids_in_one_call_are_as_if_sent_one_after_the_other(
-    producer: AsyncProducer,
-) -> None:
-    said = await outcomes(
-        *(producer.send("orders", n, id="a", delay=HOUR, on_duplicate="reject") for n in range(3))
-    )
-    assert said[0] == "a"
-    assert [type(one) for one in said[1:]] == [DuplicateMessage] * 2
-    found = await producer.get("orders", "a")
-    assert found is not None
-    assert found.body == 0
-    said = await outcomes(
-        *(producer.send("orders", n, id="a", delay=HOUR, on_duplicate="replace") for n in range(3))
-    )
-    found = await producer.get("orders", "a")
-    assert found is not None
-    assert (said, found.body) == (["a"] * 3, 2)
-
-
-async def test_one_bad_message_does_not_affect_others(
-    producer: AsyncProducer, topic: Topic
-) -> None:
-    topic.store.call(Configure("orders", {"max_body_bytes": "10"}))
-    bodies: list[Any] = ["fine"] * 40
-    bodies[7], bodies[21], bodies[22] = "x" * 11, object(), "y" * 12
-    said = await outcomes(*(producer.send("orders", body, delay=HOUR) for body in bodies))
-    bad = {n: str(one) for n, one in enumerate(said) if isinstance(one, InvalidMessage)}
-    assert bad.keys() == {7, 21, 22}
-    assert ("has 11 bytes" in bad[7], "JSON" in bad[21], "has 12 bytes" in bad[22]) == (True,) * 3
-    assert topic.waiting().keys() == {"first", *(one for one in said if isinstance(one, str))}
-    assert len(topic.waiting()) == 38
-
-
-async def test_a_full_topic_accepts_messages_up_to_its_capacity(
-    producer: AsyncProducer, topic: Topic
-) -> None:
-    topic.store.call(Configure("orders", {"capacity": "8"}))
-    said = await outcomes(
-        *(producer.send("orders", n, delay=HOUR) for n in range(19)),
-        producer.send("orders", "known", id="first", delay=HOUR),
-    )
-    assert [type(one) for one in said[:7]] == [str] * 7
-    assert [type(one) for one in said[7:19]] == [TopicFull] * 12
-    assert said[19] == "first"
-    assert len(topic.waiting()) == 8
 
 
 async def test_a_cancelled_task_does_not_affect_others(
@@ -222,7 +124,9 @@ async def test_a_cancelled_send_is_not_sent_when_a_refused_call_is_split(
     assert topic.waiting().keys() == {"first", said[1], said[3]}
 
 
-async def test_closing_sends_the_waiting_messages(redis_url: str, topic: Topic) -> None:
+async def test_closing_sends_what_waits_unless_it_is_cancelled(
+    redis_url: str, topic: Topic
+) -> None:
     producer = AsyncProducer(redis_url)
     tasks = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(5)]
     cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
@@ -230,9 +134,6 @@ async def test_closing_sends_the_waiting_messages(redis_url: str, topic: Topic) 
     await producer.close()
     assert cancels.done()
     assert topic.waiting().keys() == {task.result() for task in tasks}
-
-
-async def test_a_cancelled_close_cancels_the_waiting_sends_and_disconnects() -> None:
     connected, ended = asyncio.Event(), asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -263,29 +164,6 @@ async def test_without_a_server_each_caller_gets_an_error() -> None:
     assert all(one.__cause__ is not None for one in said)
 
 
-async def test_a_lost_reply_adds_nothing(redis_url: str, topic: Topic) -> None:
-    with LossyProxy(redis_url) as proxy:
-        async with AsyncProducer(proxy.url) as producer:
-            await producer.send("orders", "x", id="x", delay=HOUR)
-            proxy.lose(2)
-            sends = [producer.send("orders", n, delay=HOUR) for n in range(20)]
-            ids = await asyncio.gather(*sends, producer.send("orders", 1, id="own", delay=HOUR))
-    assert proxy.lost == 2
-    assert topic.waiting().keys() == {"x", *ids}
-    assert topic.store.drive(topic.store.stats("orders"))["sent"] == 22
-
-
-async def test_cancels_that_meet_share_a_script_call(
-    producer: AsyncProducer, topic: Topic, client: redis.Redis
-) -> None:
-    ids = await asyncio.gather(*(producer.send("orders", n, delay=HOUR) for n in range(80)))
-    before = script_calls(client)
-    said = await asyncio.gather(*(producer.cancel("orders", one) for one in [*ids, "nobody"]))
-    assert script_calls(client) - before == 1
-    assert said == [Cancelled.CANCELLED] * 80 + [Cancelled.UNKNOWN]
-    assert topic.waiting().keys() == {"first"}
-
-
 async def test_waiting_sends_are_cancelled_when_their_event_loop_ends(redis_url: str) -> None:
     made = AsyncProducer(redis_url)
 
@@ -298,25 +176,6 @@ async def test_waiting_sends_are_cancelled_when_their_event_loop_ends(redis_url:
     assert ended.cancelled()
 
 
-async def test_another_threads_loop_is_refused(redis_url: str) -> None:
-    async with AsyncProducer(redis_url) as producer:
-        task = asyncio.create_task(producer.send("orders", 1, delay=HOUR))
-        await asyncio.sleep(0)
-        errors: list[BaseException] = []
-
-        def elsewhere() -> None:
-            try:
-                asyncio.run(producer.send("orders", 2, delay=HOUR))
-            except RuntimeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(10)
-        assert "event loop" in str(errors[0])
-        assert await task
-
-
 def test_another_event_loop_is_refused_until_the_producer_is_closed(redis_url: str) -> None:
     producer = AsyncProducer(redis_url)
 
@@ -324,8 +183,9 @@ def test_another_event_loop_is_refused_until_the_producer_is_closed(redis_url: s
         await producer.send("orders", 1, delay=HOUR)
         await producer.close()
 
-    asyncio.run(send_and_close())
-    asyncio.run(send_and_close())
+    with ThreadPoolExecutor(1) as thread:  # whose loop exists beside this thread's
+        for run in (asyncio.run, lambda call: thread.submit(asyncio.run, call).result()):
+            run(send_and_close())
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(producer.send("orders", 1, delay=HOUR))
         for call in (producer.send, producer.send_many):
@@ -350,3 +210,83 @@ async def test_no_cancellation_is_lost(redis_url: str) -> None:
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled(), f"goes on after {steps} steps"
+
+
+async def test_calls_that_meet_share_a_script_call(
+    producer: AsyncProducer, topic: Topic, client: redis.Redis
+) -> None:
+    async def task(number: int) -> list[str]:
+        return [await producer.send("orders", [number, n], delay=HOUR) for n in range(10)]
+
+    before = script_calls(client)
+    sent = await asyncio.gather(*map(task, range(100)))
+    assert script_calls(client) - before == 10  # one per round, with all hundred
+    assert topic.waiting().keys() == {"first", *(one for ids in sent for one in ids)}
+    assert len(topic.waiting()) == 1_001
+    for number, ids in enumerate(sent):
+        assert ids == sorted(ids)
+        found = await producer.get("orders", ids[-1])
+        assert found is not None
+        assert found.body == [number, 9]
+    before = script_calls(client)
+    first = asyncio.create_task(producer.send("orders", 0, delay=HOUR))
+    await until(lambda: script_calls(client) > before)
+    rest = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(20)]
+    await asyncio.gather(first, *rest)
+    assert script_calls(client) - before == 2, "those of the meantime go with the next call"
+    asked = [*(ids[0] for ids in sent[:80]), "nobody"]
+    before = script_calls(client)
+    said = await asyncio.gather(*(producer.cancel("orders", one) for one in asked))
+    assert script_calls(client) - before == 1
+    assert said == [Cancelled.CANCELLED] * 80 + [Cancelled.UNKNOWN]
+
+
+async def test_each_send_has_its_own_topic_options_and_outcome(
+    producer: AsyncProducer, topic: Topic
+) -> None:
+    await producer.send("orders", "old", id="a", delay=HOUR)
+    extras: Any = {"delay": HOUR, "headers": {"k": "v"}}
+    kept, replaced, other, rejected = await outcomes(
+        producer.send("orders", "keep", id="first", delay=HOUR),
+        producer.send("orders", "new", id="a", on_duplicate="replace", **extras),
+        producer.send("bills", "bill", id="a", delay=2 * HOUR, ttl=HOUR, retry="1s"),
+        producer.send("orders", "no", id="a", on_duplicate="reject"),
+    )
+    assert (kept, replaced, other) == ("first", "a", "a")
+    assert isinstance(rejected, DuplicateMessage)
+    found = [await producer.get(*one) for one in (("orders", "a"), ("bills", "a"))]
+    assert [(one.body, one.headers) for one in found if one] == [("new", {"k": "v"}), ("bill", {})]
+    for mode, kinds, last in (
+        ("reject", [str, DuplicateMessage, DuplicateMessage], 0),
+        ("replace", [str, str, str], 2),
+    ):
+        options: Any = {"id": "b", "delay": HOUR, "on_duplicate": mode}
+        said = await outcomes(*(producer.send("orders", n, **options) for n in range(3)))
+        assert [type(one) for one in said] == kinds, "as if sent one after the other"
+        seen = await producer.get("orders", "b")
+        assert seen is not None
+        assert seen.body == last
+    topic.declare("lisa")
+    ids = await asyncio.gather(*(producer.send("orders", n) for n in range(50)))
+    assert [entry.id for entry in topic.take("lisa")] == ids, "in the order of calls"
+
+
+async def test_a_refused_message_does_not_affect_others(
+    producer: AsyncProducer, topic: Topic
+) -> None:
+    topic.store.call(Configure("orders", {"max_body_bytes": "10"}))
+    bodies: list[Any] = ["fine"] * 40
+    bodies[7], bodies[21], bodies[22] = "x" * 11, object(), "y" * 12
+    said = await outcomes(*(producer.send("orders", body, delay=HOUR) for body in bodies))
+    bad = {n: str(one) for n, one in enumerate(said) if isinstance(one, InvalidMessage)}
+    assert bad.keys() == {7, 21, 22}
+    assert ("has 11 bytes" in bad[7], "JSON" in bad[21], "has 12 bytes" in bad[22]) == (True,) * 3
+    assert topic.waiting().keys() == {"first", *(one for one in said if isinstance(one, str))}
+    assert len(topic.waiting()) == 38
+    topic.store.call(Configure("orders", {"capacity": "45"}))
+    said = await outcomes(
+        *(producer.send("orders", n, delay=HOUR) for n in range(19)),
+        producer.send("orders", "known", id="first", delay=HOUR),
+    )
+    assert [type(one) for one in said] == [str] * 7 + [TopicFull] * 12 + [str]
+    assert len(topic.waiting()) == 45

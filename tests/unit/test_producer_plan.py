@@ -1,29 +1,64 @@
-"""Send options and due times, all checked before any server call."""
+"""What a producer is given to send: options, due times, bodies, and the calls made of them.
+
+All of it is checked before any server call.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import tracemalloc
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
+import msgspec
+import pydantic
 import pytest
 
+from lisa import AsyncProducer, Consumer, Retry, RetryPolicy
 from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
+from lisa.core.model.envelope import (
+    decode_body,
+    decode_envelope,
+    encode_headers,
+    encode_tail,
+    encode_tails,
+    new_id,
+    new_ids,
+)
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.retry_policy import RetryPolicy
-from lisa.producer import OnDuplicate, Outgoing, Producer
+from lisa.core.model.keys import check_group, check_id, check_topic
+from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
+from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.producer import OnDuplicate, Outgoing, Producer, SendOutcome, SendReport
+from lisa.producer.calls import MOST, calls, encode, pieces
 from lisa.producer.plan import SendOptions, SendPlan
+from tests.producers import noting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOWHERE = "redis://127.0.0.1:1/0"
+HOUR = timedelta(hours=1)
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NAIVE = NOON.replace(tzinfo=None)
 NOON_MS = 1_893_499_200_000
 
 
 def plan(**options: Any) -> SendPlan:
     return SendPlan.of(cast("SendOptions", options), None)
+
+
+def made(bodies: list[Any], size: int = 500, **options: Any) -> list[Enqueue]:
+    of_call = plan(**options)
+    return list(calls("orders", of_call.on_duplicate, encode(of_call, bodies), size))
+
+
+def body_of(envelope: bytes) -> Any:
+    parts = decode_envelope(envelope)
+    return decode_body(parts.kind, parts.body)
 
 
 @pytest.mark.parametrize(
@@ -35,27 +70,15 @@ def plan(**options: Any) -> SendPlan:
         ({"delay": timedelta(microseconds=1)}, "+1"),
         ({"delay": timedelta(milliseconds=2, microseconds=1)}, "+3"),
         ({"at_ms": NOON_MS}, str(NOON_MS)),
-        pytest.param({"at_ms": OLDEST_DUE_MS}, str(OLDEST_DUE_MS), id="oldest"),
         ({"at_ms": MAX_DUE_MS}, str(MAX_DUE_MS)),
-        ({"at": NOON}, str(NOON_MS)),
         ({"at": NOON + timedelta(microseconds=1)}, str(NOON_MS + 1)),
-        ({"at": NOON.replace(tzinfo=None), "tz": "UTC"}, str(NOON_MS)),
-        ({"at": NOON.replace(tzinfo=None), "tz": "+08:00"}, str(NOON_MS - 28_800_000)),
-        (
-            {"at": NOON.replace(tzinfo=None), "tz": ZoneInfo("Asia/Tokyo")},
-            str(NOON_MS - 32_400_000),
-        ),
+        ({"at": NAIVE, "tz": "UTC"}, str(NOON_MS)),
+        ({"at": NAIVE, "tz": "+08:00"}, str(NOON_MS - 28_800_000)),
+        ({"at": NAIVE, "tz": ZoneInfo("Asia/Tokyo")}, str(NOON_MS - 32_400_000)),
     ],
 )
 def test_due(options: dict[str, Any], due: str) -> None:
     assert plan(**options).due == due
-
-
-def test_the_producers_zone_applies_to_naive_datetimes_unless_tz_is_given() -> None:
-    zone = timezone(timedelta(hours=8))
-    naive = NOON.replace(tzinfo=None)
-    assert SendPlan.of(SendOptions(at=naive), zone).due == str(NOON_MS - 28_800_000)
-    assert SendPlan.of(SendOptions(at=naive, tz="UTC"), zone).due == str(NOON_MS)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +86,13 @@ def test_the_producers_zone_applies_to_naive_datetimes_unless_tz_is_given() -> N
     [
         ({"delay": timedelta(microseconds=-1)}, "negative"),
         ({"delay": timedelta.max}, "9999"),
-        ({"delay": 30}, "no unit"),
-        ({"delay": "soon"}, "not a duration"),
         ({"delay": math.nan}, "not a duration"),
         ({"at_ms": math.nan}, "integer"),
         ({"at_ms": 1e12}, "integer"),
         ({"at_ms": True}, "integer"),
         ({"at_ms": "1893499200000"}, "integer"),
         ({"at_ms": MAX_DUE_MS + 1}, "9999"),
-        ({"at_ms": 10**30}, "9999"),
-        ({"at": NOON.replace(tzinfo=None)}, "zone"),
+        ({"at": NAIVE}, "zone"),
         ({"at": date(2030, 1, 1)}, "datetime"),
         ({"at": NOON_MS}, "at_ms"),
         ({"at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-8)))}, "9999"),
@@ -80,9 +100,7 @@ def test_the_producers_zone_applies_to_naive_datetimes_unless_tz_is_given() -> N
         ({"at": NOON, "tz": "Mars/Olympus"}, "Mars/Olympus"),
         ({"delay": timedelta(1), "at_ms": 1}, "contradict"),
         ({"at": NOON, "at_ms": 1}, "contradict"),
-        ({"ttl": timedelta(seconds=-1)}, "ttl"),
         ({"ttl": timedelta(0)}, "ttl"),
-        ({"ttl": 60}, "no unit"),
         ({"retry": "soon"}, "soon"),
         ({"retry": [timedelta(seconds=-1)]}, "negative"),
         ({"retry": timedelta(1)}, "policy"),
@@ -98,35 +116,58 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
         plan(**options)
 
 
-def test_an_unknown_option_is_an_error_of_the_program() -> None:
-    with pytest.raises(TypeError, match="dely"):
-        plan(dely=timedelta(1))
+OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "grace": lambda value: Consumer(NOWHERE, grace=value)._options.grace,
+    "poll_timeout": lambda value: Consumer(NOWHERE, poll_timeout=value)._options.poll_timeout,
+    "patience": lambda value: Producer(NOWHERE, patience=value)._patience,
+    "async patience": lambda value: AsyncProducer(NOWHERE, patience=value)._patience,
+}
+PARAMETERS: dict[str, Callable[[Any], Any]] = {
+    "delay": lambda value: plan(delay=value).due,
+    "ttl": lambda value: plan(ttl=value).ttl_ms,
+    "outgoing delay": lambda value: plan().with_differences(Outgoing(1, delay=value)).due,
+    "outgoing ttl": lambda value: plan().with_differences(Outgoing(1, ttl=value)).ttl_ms,
+    "Retry": lambda value: Retry(delay=value).delay,
+    "fixed delay": lambda value: RetryPolicy.fixed(delay=value),
+    "initial": lambda value: RetryPolicy.exponential(initial=value),
+    "cap": lambda value: RetryPolicy.exponential(initial=timedelta(seconds=1), cap=value),
+}
 
 
-@pytest.mark.parametrize(
-    ("retry", "policy"),
-    [
+@pytest.mark.parametrize("name", [*OPTIONS, *PARAMETERS])
+def test_every_duration_is_a_timedelta_or_text_with_a_unit(name: str) -> None:
+    use = (OPTIONS | PARAMETERS)[name]
+    assert use("90s") == use("1m30s") == use(timedelta(seconds=90)) != use("2m")
+    kind = ConfigError if name in OPTIONS else InvalidMessage
+    for wrong in (10, 1.5, "10", "soon", "-1s", timedelta(seconds=-1)):
+        with pytest.raises(kind, match=f"^{name.rpartition(' ')[2].replace('Retry', 'delay')}: "):
+            use(wrong)
+
+
+def test_durations_of_a_pull_are_checked_before_a_server_is_asked() -> None:
+    for name in ("wait", "ack_timeout"):
+        with Consumer(NOWHERE) as consumer, pytest.raises(InvalidMessage, match=f"^{name}: "):
+            consumer.pull("orders", **{name: 5})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^grace: 10 has no unit; write '10ms' or '10s'$"):
+        OPTIONS["grace"](10)
+
+
+def test_retry_and_ttl() -> None:
+    for retry, policy in (
         (None, None),
         ([], ""),
-        ("", ""),
         ("0,0,2m", "0,0,120000"),
         ([timedelta(0), timedelta(minutes=2)], "0,120000"),
         (RetryPolicy.fixed(delay=timedelta(seconds=1), count=2), "1000,1000"),
-    ],
-)
-def test_retry(retry: Any, policy: str | None) -> None:
-    assert plan(retry=retry).policy == policy
-
-
-def test_ttl_is_rounded_up() -> None:
+    ):
+        assert plan(retry=retry).policy == policy
     assert plan(ttl=timedelta(microseconds=1)).ttl_ms == 1
     assert plan(ttl=timedelta.max).ttl_ms == MAX_DUE_MS
 
 
 def test_outgoing_inherits_unset_options() -> None:
     call = plan(delay=timedelta(1), ttl=timedelta(2), retry="1s", headers={"a": "b"})
-    same = call.with_differences(Outgoing("body"))
-    assert same == call
+    assert call.with_differences(Outgoing("body")) == call
     own = call.with_differences(
         Outgoing("body", at_ms=NOON_MS, ttl=timedelta(seconds=1), retry=[], headers={})
     )
@@ -134,41 +175,24 @@ def test_outgoing_inherits_unset_options() -> None:
     assert own.on_duplicate is OnDuplicate.KEEP
 
 
-@pytest.mark.parametrize("name", ["a|b", "a}b", "{a", "a\nb"])
-def test_names_contain_no_key_separators(name: str) -> None:
+def test_names_contain_no_key_separators() -> None:
     for check in (check_topic, check_group):
-        with pytest.raises(InvalidMessage, match="is not allowed"):
-            check(name)
+        for name in ("a|b", "a}b", "{a", "a\nb"):
+            with pytest.raises(InvalidMessage, match="is not allowed"):
+                check(name)
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "t{1}", "x" * 129, "é", None, 7, ["orders"]])
-def test_bad_topics_are_refused_before_a_server_is_asked(topic: Any) -> None:
+def test_bad_topics_are_refused(topic: Any) -> None:
     producer = Producer(NOWHERE)
-    for call in (producer.cancel, producer.fire_now, producer.get, producer.send):
+    for call in (
+        *(producer.cancel, producer.fire_now, producer.get, producer.send),
+        lambda name, body: producer.send_many(name, [body]),
+        lambda name, body: producer.send_stream(name, [body]),
+        lambda name, _: producer.reschedule(name, "x", delay=timedelta(1)),
+    ):
         with pytest.raises(InvalidMessage, match="topic"):
             call(topic, "x")
-    with pytest.raises(InvalidMessage, match="topic"):
-        producer.send_many(topic, ["x"])
-    with pytest.raises(InvalidMessage, match="topic"):
-        producer.send_stream(topic, ["x"])
-    with pytest.raises(InvalidMessage, match="topic"):
-        producer.reschedule(topic, "x", delay=timedelta(1))
-
-
-@pytest.mark.parametrize(
-    "message_id", ["", "a\nb", "\x00", "x" * 257, "é" * 129, "\ud800", 7, b"x"]
-)
-def test_bad_ids_are_refused_before_a_server_is_asked(message_id: Any) -> None:
-    producer = Producer(NOWHERE)
-    with pytest.raises(InvalidMessage, match="id"):
-        producer.send("orders", "x", id=message_id)
-    with pytest.raises(InvalidMessage, match="id"):
-        producer.send_many("orders", [Outgoing("x", id=message_id)])
-    with pytest.raises(InvalidMessage, match="id"):
-        producer.cancel_many("orders", ["fine", message_id])
-    for call in (producer.cancel, producer.fire_now, producer.get):
-        with pytest.raises(InvalidMessage, match="id"):
-            call("orders", message_id)
 
 
 def recursive() -> list[Any]:
@@ -182,7 +206,7 @@ def recursive() -> list[Any]:
     [math.nan, {"a": [math.inf]}, object(), {"a": object()}, recursive(), "\ud800", {1j: 2}],
     ids=lambda value: type(value).__name__,
 )
-def test_bad_bodies_are_refused_before_a_server_is_asked(body: Any) -> None:
+def test_bad_bodies_are_refused(body: Any) -> None:
     producer = Producer(NOWHERE)
     with pytest.raises(InvalidMessage, match="body"):
         producer.send("orders", body)
@@ -199,25 +223,148 @@ def test_a_key_that_is_not_text_is_named(key: Any) -> None:
 @pytest.mark.parametrize("bodies", ["text", b"bytes", {"order": 1}])
 def test_one_body_in_place_of_many_is_refused(bodies: Any) -> None:
     producer = Producer(NOWHERE)
-    with pytest.raises(InvalidMessage, match="iterable"):
-        producer.send_many("orders", bodies)
-    with pytest.raises(InvalidMessage, match="iterable"):
-        producer.cancel_many("orders", bodies)
-    with pytest.raises(InvalidMessage, match="iterable"):
-        producer.send_stream("orders", bodies)
+    for call in (producer.send_many, producer.cancel_many, producer.send_stream):
+        with pytest.raises(InvalidMessage, match="iterable"):
+            call("orders", bodies)
 
 
-def test_outgoing_is_not_a_body() -> None:
+def test_mistakes_of_a_call() -> None:
+    with pytest.raises(TypeError, match="dely"):
+        plan(dely=timedelta(1))
     with pytest.raises(InvalidMessage, match="send_many"):
         Producer(NOWHERE).send("orders", Outgoing("x"))
-
-
-def test_reschedule_requires_a_due_time() -> None:
     with pytest.raises(InvalidMessage, match="fire_now"):
         Producer(NOWHERE).reschedule("orders", "a")
-
-
-@pytest.mark.parametrize("patience", [timedelta(seconds=-1), 5, None])
-def test_patience_is_a_duration(patience: Any) -> None:
     with pytest.raises(ConfigError, match="patience"):
-        Producer(NOWHERE, patience=patience)
+        Producer(NOWHERE, patience=None)  # type: ignore[arg-type]
+
+
+class Struct(msgspec.Struct):
+    order: int
+
+
+@dataclass
+class Data:
+    order: int
+
+
+class Model(pydantic.BaseModel):
+    order: int
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        ([1, 2.5, "é", None], [1, 2.5, "é", None]),
+        ("text é", "text é"),
+        (b"\x00\xff", b"\x00\xff"),
+        (bytearray(b"ab"), b"ab"),
+        (memoryview(b"ab"), b"ab"),
+        (Struct(42), {"order": 42}),
+        (Data(42), {"order": 42}),
+        (Model(order=42), {"order": 42}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_bodies_survive_a_round_trip(body: Any, read: Any) -> None:
+    (call,) = made([body, Outgoing(body)], headers={"k": "v"})
+    for envelope in call.envelopes:
+        assert body_of(envelope) == read
+        assert decode_envelope(envelope).headers == {"k": "v"}
+        assert decode_envelope(envelope).token == call.token
+
+
+def test_many_bodies_are_encoded_and_refused_like_single_ones() -> None:
+    headers = encode_headers({"k": "v"})
+    for bodies in ([b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]):
+        assert encode_tails(bodies, headers) == [encode_tail(body, headers) for body in bodies]
+    bads: list[Any] = ["\ud800", {"n": float("nan")}, {"n": object()}]
+    for bad in (*bads, b"x" * (LARGEST_BODY_BYTES + 1)):
+        with pytest.raises(InvalidMessage) as alone:
+            encode_tail(bad, b"0000")
+        with pytest.raises(InvalidMessage) as among:
+            encode_tails([type(bad)(), bad], b"0000")
+        assert str(among.value) == str(alone.value)
+
+
+def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
+    def sizes(bodies: list[Any], **options: Any) -> list[int]:
+        parts = made(bodies, 8, **options)
+        assert len({call.token for call in parts}) == len(parts)
+        return [len(call.ids) for call in parts]
+
+    assert sizes([1] * 8, delay=HOUR) == [8]
+    assert sizes([1] * 8, at_ms=4_000_000_000_000) == [8]
+    assert sizes([1] * 8) == [4] * 2, "straight to ready"
+    assert sizes([1] * 8, at_ms=OLDEST_DUE_MS) == [4] * 2, "straight to ready"
+    own = [Outgoing(1, at_ms=OLDEST_DUE_MS + n) for n in range(8)]
+    assert sizes(own) == [4] * 2, "a due time each"
+    known = [Outgoing(1, id=str(n)) for n in range(8)]
+    assert sizes(known, delay=HOUR) == [4] * 2, "may be known"
+    assert sizes(known, delay=HOUR, on_duplicate="replace") == [2] * 4, "may replace others"
+    later = made(list(range(2 * MOST + 1)), size=1, delay=HOUR)
+    assert [len(call.ids) for call in later] == [MOST, MOST, 1], "concern no group yet"
+
+
+def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
+    large, small = b"x" * (BYTES_PER_CALL + 1), b"x" * (BYTES_PER_CALL // 3)
+    bodies = [small, small, small, large, small, b""]
+    parts = made(bodies)
+    assert [body_of(envelope) for call in parts for envelope in call.envelopes] == bodies
+    assert [len(call.ids) for call in parts] == [2, 1, 1, 2]
+
+
+def test_outgoing_beside_plain_bodies() -> None:
+    (call,) = made(["a", Outgoing("b", id="own", at_ms=OLDEST_DUE_MS, retry="1s"), "c"])
+    first, second, third = call.ids
+    assert (second, first < third, call.are_ids_new) == ("own", True, False)
+    assert list(call.dues) == ["+0", str(OLDEST_DUE_MS), "+0"]
+    assert list(call.policies) == [None, "1000", None]
+    assert [body_of(envelope) for envelope in call.envelopes] == ["a", "b", "c"]
+
+
+def test_a_common_due_time_is_passed_once() -> None:
+    (plain,) = made(["a", "b"], at_ms=OLDEST_DUE_MS)
+    (rows,) = made([Outgoing("a", at_ms=OLDEST_DUE_MS), "b"], at_ms=OLDEST_DUE_MS)
+    assert [list(call.dues) for call in (plain, rows)] == [[str(OLDEST_DUE_MS)]] * 2
+    assert plain.are_ids_new
+    assert rows.are_ids_new
+    dues = [str(OLDEST_DUE_MS + n) for n in range(3)]
+    parts = made([Outgoing(due, at_ms=int(due)) for due in dues], size=4)
+    assert [list(call.dues) for call in parts] == [dues[:2], dues[2:]]
+
+
+def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> None:
+    made_ids: list[str] = []
+    for count in (500, 1, 4096, 0):
+        made_ids += [*new_ids(count), new_id()]
+    assert made_ids == sorted(set(made_ids))
+    assert all(check_id(one) == one and len(one) == 22 for one in made_ids)
+    assert not any(one.startswith("-") for one in made_ids), "would be an option of a command"
+
+
+def test_pieces_draws_only_what_it_gives() -> None:
+    drawn: list[int] = []
+    source = pieces(noting(drawn, 2 * MOST))
+    assert next(source) == drawn == list(range(MOST))
+
+
+def test_a_report_counts_iterates_and_takes_few_bytes_a_message() -> None:
+    report = SendReport()
+    report.add(["a", "b"], [Sent.ACCEPTED, Sent.DUPLICATE])
+    report.add(["c", "d"], [Sent.REPLACED, Sent.REJECTED])
+    counts = (report.accepted, report.duplicate, report.replaced, report.rejected, len(report))
+    assert counts == (1, 1, 1, 1, 4)
+    assert list(report)[1:3] == [SendOutcome("b", Sent.DUPLICATE), SendOutcome("c", Sent.REPLACED)]
+    assert "accepted=1 duplicate=1" in repr(report)
+    assert not SendReport()
+    tracemalloc.start()
+    try:
+        large = SendReport()
+        for _ in range(100):
+            large.add(new_ids(500), [Sent.ACCEPTED] * 500)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(large) == 50_000
+    assert taken / len(large) < 40
