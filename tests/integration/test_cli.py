@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lisa.cli.main import main
-from lisa.core.model.envelope import new_id
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
@@ -81,7 +80,7 @@ def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any
     )
     shown = lisa("get", "orders", one).stdout
     assert "waiting" in shown
-    assert "(in 29m 5" in shown
+    assert re.search(r"\(in (30|29|28)m", shown)
     assert lisa("reschedule", "orders", one, "--delay", "1h").stdout.split() == [one, "rescheduled"]
     assert ask("get", "orders", one)["due_ms"] - found["due_ms"] >= 29 * 60_000
     local = ["--at-local", "2030-12-24T09:00", "--tz", "Asia/Tokyo"]
@@ -95,21 +94,86 @@ def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any
     ]
 
 
-def test_an_id_that_looks_like_an_option_follows_two_dashes(lisa: Lisa) -> None:
-    assert not new_id().startswith("-")
-    assert lisa("send", "orders", "x", "--delay", "1h", "--id=-mine").stdout.strip() == "-mine"
-    assert lisa("cancel", "orders", "--", "-mine").stdout.split() == ["-mine", "cancelled"]
-
-
-def test_a_send_tells_the_outcome(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    send, options = ("send", "orders"), ("--id", "a", "--delay", "1h")
-    assert ask(*send, "1", *options) == {"topic": "orders", "id": "a", "outcome": "accepted"}
+def test_known_ids_and_ids_like_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    send, options = ("send", "orders"), ("--id=-a", "--delay", "1h")
+    assert ask(*send, "1", *options) == {"topic": "orders", "id": "-a", "outcome": "accepted"}
     assert ask(*send, "2", *options)["outcome"] == "duplicate"
     assert ask(*send, "3", *options, "--on-duplicate", "replace")["outcome"] == "replaced"
     reject = (*send, "4", *options, "--on-duplicate", "reject")
     assert ask(*reject, code=1)["outcome"] == "rejected"
     assert "known" in lisa(*reject, code=1).stderr
-    assert ask("get", "orders", "a")["body"] == 3
+    assert '"body":3' in lisa("get", "--json", "orders", "--", "-a").stdout.replace(" ", "")
+    assert lisa("cancel", "orders", "--", "-a").stdout.split() == ["-a", "cancelled"]
+
+
+def test_settings_from_the_environment_or_a_file(
+    lisa: Lisa, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lisa.yml"
+    path.write_text("lisa-delay-queue: {durability: replicas(1), patience: 0s}\n")
+    replicas = (
+        {"LISA_DURABILITY": "replicas(1)", "LISA_PATIENCE": "0s"},
+        {"LISA_CONFIG": str(path)},
+    )
+    lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
+    for command in (["send", "orders", "42"], ["cancel", "orders", "a"]):
+        for environment in replicas:
+            result = CliRunner(env=environment).invoke(main, [*command, "--redis", redis_url])
+            assert result.exit_code == 3, result.output  # the test's server has no replica
+            assert "replica" in result.output
+    pauses: list[float] = []
+    monkeypatch.setattr("lisa.core.redis.flow.time.sleep", pauses.append)
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    for environment in replicas:
+        result = CliRunner(env=environment).invoke(main, ["get", "orders", "a", "--redis", away])
+        assert (result.exit_code, pauses) == (3, [])
+    result = CliRunner(env={"LISA_PATIENCE": "5"}).invoke(main, ["get", "orders", "a"])
+    assert (result.exit_code, "patience" in result.output) == (2, True)
+    path.write_text(
+        f"lisa-delay-queue:\n  prefix: conf\n  redis: {{url: '{redis_url}'}}\n  zone: '+01:00'\n"
+    )
+    sent = ["--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00"]
+    one = CliRunner(env={"LISA_REDIS_URL": None}).invoke(main, sent).stdout.strip()
+    found = CliRunner(env={"LISA_CONFIG": str(path)}).invoke(main, ["get", "orders", one, "--json"])
+    assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"
+    for command in (
+        ["--prefix", "conf", "get", "orders", one],
+        ["get", "orders", one, "--prefix=conf"],
+    ):
+        assert "waiting" in lisa(*command).stdout
+    assert "unknown" in lisa("get", "orders", one, code=1).stderr
+
+
+def test_forms_of_a_body(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    deep = "[" * 60_000 + "]" * 60_000  # too deep to parse
+    for arguments, body, encoding in (
+        (["42"], 42, "json"),
+        (["--", "-5"], -5, "json"),
+        (["42", "--text"], "42", "text"),
+        (["plain words"], "plain words", "text"),
+        (['"quoted"', "--json-body"], "quoted", "text"),
+        (["[1, null]"], [1, None], "json"),
+        ([deep], deep, "text"),
+    ):
+        one = lisa("send", "orders", "--delay", "1h", *arguments).stdout.strip()
+        found = ask("get", "orders", one)
+        assert (found["body"], found["body_encoding"]) == (body, encoding)
+    one = lisa("send", "orders", "-", "--delay", "1h", stdin=b"\xff\xfe").stdout.strip()
+    assert ask("get", "orders", one)["body_encoding"] == "base64"
+
+
+def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "bodies"
+    path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8-sig")  # editors on Windows write a mark
+    said = ask("send", "orders", "--file", str(path), "--delay", "1h")
+    assert said == {"topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0}
+    assert ask("send", "orders", "--file", "-", stdin="a\nb\n")["accepted"] == 2
+    rows = ask("list", "orders")["messages"]
+    bodies = [ask("get", "orders", row["id"])["body"] for row in rows]
+    assert bodies == ["a", "b", {"n": 1}, "plain", 3]
+    assert ask("send", "orders", "--file", "-", "--text", stdin="\n \nx\r\n\r\n\n")["accepted"] == 1
+    refused = lisa("send", "orders", "--file", str(tmp_path / "missing"), "--json", code=2)
+    assert refused.stderr.count("\n") == 1
 
 
 def test_late_policies_and_ramps(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
@@ -138,63 +202,6 @@ def test_late_policies_and_ramps(lisa: Lisa, ask: Callable[..., Any], cast: Cast
     assert ask("topic", "show", "orders")["ramp_backlog"] is None
 
 
-def test_patience_comes_from_the_environment_or_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("lisa.core.redis.flow.time.sleep", pauses.append)
-    path = tmp_path / "producer.yml"
-    path.write_text("lisa-delay-queue: {patience: 0s}\n")
-    url = f"redis://127.0.0.1:{free_port()}/0"
-    for environment in ({"LISA_PATIENCE": "0s"}, {"LISA_CONFIG": str(path)}):
-        result = CliRunner(env=environment).invoke(main, ["get", "orders", "a", "--redis", url])
-        assert (result.exit_code, pauses) == (3, [])
-    result = CliRunner(env={"LISA_PATIENCE": "5"}).invoke(main, ["get", "orders", "a"])
-    assert result.exit_code == 2
-    assert "patience" in result.output
-
-
-@pytest.mark.parametrize("command", [["send", "orders", "42"], ["cancel", "orders", "a"]])
-def test_durability_comes_from_the_environment_or_a_file(
-    lisa: Lisa, redis_url: str, tmp_path: Path, command: list[str]
-) -> None:
-    lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
-    path = tmp_path / "producer.yml"
-    path.write_text("lisa-delay-queue: {durability: replicas(1), patience: 0s}\n")
-    for environment in (
-        {"LISA_DURABILITY": "replicas(1)", "LISA_PATIENCE": "0s"},
-        {"LISA_CONFIG": str(path)},
-    ):
-        result = CliRunner(env=environment).invoke(main, [*command, "--redis", redis_url])
-        assert result.exit_code == 3, result.output  # the test's server has no replica
-        assert "replica" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "body", "encoding"),
-    [
-        (["42"], 42, "json"),
-        (["--", "-5"], -5, "json"),
-        (["42", "--text"], "42", "text"),
-        (["plain words"], "plain words", "text"),
-        (['"quoted"', "--json-body"], "quoted", "text"),
-        (["[1, null]"], [1, None], "json"),
-        (["[" * 60_000 + "]" * 60_000], "[" * 60_000 + "]" * 60_000, "text"),  # too deep to parse
-    ],
-)
-def test_forms_of_a_body(
-    arguments: list[str], body: object, encoding: str, lisa: Lisa, ask: Callable[..., Any]
-) -> None:
-    one = lisa("send", "orders", "--delay", "1h", *arguments).stdout.strip()
-    found = ask("get", "orders", one)
-    assert (found["body"], found["body_encoding"]) == (body, encoding)
-
-
-def test_a_body_from_stdin_may_be_bytes(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    one = lisa("send", "orders", "-", "--delay", "1h", stdin=b"\xff\xfe").stdout.strip()
-    assert ask("get", "orders", one)["body_encoding"] == "base64"
-
-
 def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
     lisa("send", "orders", "x", "--id", "a", "--at", "2040-01-01T00:00:00+00:00")
     lisa("send", "orders", "x", "--id", "b", "--at", "2040-01-01T01:00:00", "--tz", "+01:00")
@@ -214,37 +221,10 @@ def test_distances_are_measured_by_the_servers_clock(
     lisa("schedules", "set", "orders", "hourly", "x", "--every", "1h")
     here = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: here() + int(25 * 3.6e12))
-    assert "(in 9h 59m" in lisa("get", "orders", "later").stdout
-    assert re.search(r"died .*s ago\)", lisa("garbage", "show", "orders", "dead").stdout)
+    assert re.search(r"\(in (10h|9h)", lisa("get", "orders", "later").stdout)
+    assert re.search(r"died .* ago\)", lisa("garbage", "show", "orders", "dead").stdout)
     for command in (["list", "orders"], ["next", "orders", "hourly", "--count", "1"]):
         assert re.search(r" \(in \d+m", lisa("schedules", *command).stdout), command
-
-
-def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
-    path = tmp_path / "bodies"
-    path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8")
-    said = ask("send", "orders", "--file", str(path), "--delay", "1h")
-    assert said == {"topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0}
-    assert ask("send", "orders", "--file", "-", stdin="a\nb\n")["accepted"] == 2
-    rows = ask("list", "orders")["messages"]
-    assert len(rows) == 5
-    bodies = [ask("get", "orders", row["id"])["body"] for row in rows]
-    assert bodies == ["a", "b", {"n": 1}, "plain", 3]
-    assert ask("send", "orders", "--file", "-", "--text", stdin="\n \nx\r\n\r\n\n")["accepted"] == 1
-    refused = lisa("send", "orders", "--file", str(tmp_path / "missing"), "--json", code=2)
-    assert refused.stderr.count("\n") == 1
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(
-    lisa: Lisa, ask: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Editors on Windows write it."""
-    path = tmp_path / "orders.jsonl"
-    path.write_text('{"order": 1}\n{"order": 2}\n', "utf-8-sig")
-    ask("send", "orders", "--file", str(path), "--delay", "1h", "--json-body")
-    ids = [one["id"] for one in ask("list", "orders")["messages"]]
-    bodies = [ask("get", "orders", one)["body"] for one in ids]
-    assert sorted(body["order"] for body in bodies) == [1, 2]
 
 
 def test_a_file_that_is_sent_in_part(lisa: Lisa, ask: Callable[..., Any]) -> None:
@@ -261,12 +241,6 @@ def test_a_file_that_is_sent_in_part(lisa: Lisa, ask: Callable[..., Any]) -> Non
     assert "line 1401: the body is not JSON" in said
     messages = ask("topic", "show", "orders")["waiting"] - sent
     assert f"; the first {2 * messages} lines" in said
-
-
-def test_a_full_topic(lisa: Lisa) -> None:
-    lisa("topic", "set", "orders", "capacity=1")
-    lisa("send", "orders", "x", "--delay", "1h")
-    assert "capacity" in lisa("send", "orders", "x", code=1).stderr
 
 
 def test_unknown_objects_give_a_negative_result(lisa: Lisa, ask: Callable[..., Any]) -> None:
@@ -290,13 +264,11 @@ def test_unknown_objects_give_a_negative_result(lisa: Lisa, ask: Callable[..., A
     assert "not a cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    "command", [("garbage", "requeue"), ("schedules", "show"), ("topic", "journal", "forget")]
-)
-def test_an_argument_that_is_not_text(lisa: Lisa, cast: Cast, command: tuple[str, ...]) -> None:
+def test_an_argument_that_is_not_text(lisa: Lisa, cast: Cast) -> None:
     cast.declare()
-    said = lisa(*command, "orders", os.fsdecode(b"\xff"), code=2).stderr
-    assert said == "lisa: '\\udcff' is not UTF-8 text\n"
+    for command in (["garbage", "requeue"], ["schedules", "show"], ["topic", "journal", "forget"]):
+        said = lisa(*command, "orders", os.fsdecode(b"\xff"), code=2).stderr
+        assert said == "lisa: '\\udcff' is not UTF-8 text\n"
 
 
 def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
@@ -314,50 +286,76 @@ def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "did you mean" in lisa("topic", "set", "orders", "ack_timeut=3s", code=2).stderr
     assert "out of range" in lisa("topic", "set", "orders", "ack_timeout=1ms", code=2).stderr
     assert "unknown topic option" in lisa("topic", "unset", "orders", "what", code=2).stderr
-
-
-def test_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
-    lisa("topic", "group", "add", "orders", "g")
-    assert "paused" in lisa("topic", "pause", "orders").stdout
-    assert ask("topics")[0]["paused"] is True
-    lisa("send", "orders", "x")
-    assert promote(cast).paused
-    assert ask("topic", "resume", "orders")["changed"] is True
-    assert ask("topic", "resume", "orders")["changed"] is False
-    assert promote(cast).moved == 1
-
-
-def test_a_group_too_many_is_refused(lisa: Lisa) -> None:
+    # A body so large blocks the server.
+    assert "9000000 bytes" in lisa("topic", "set", "orders", "max-body-bytes=9000000").stderr
+    assert not lisa("topic", "set", "orders", "max-body-bytes=8388608").stderr
     lisa("topic", "set", "orders", "max-groups=1")
     lisa("topic", "group", "add", "orders", "g")
     assert "its option max_groups" in lisa("topic", "group", "add", "orders", "h", code=1).stderr
-    assert "unchanged" in lisa("topic", "group", "add", "orders", "g").stdout
 
 
-def test_bodies_that_block_the_server_cause_a_warning(lisa: Lisa) -> None:
-    assert "9000000 bytes" in lisa("topic", "set", "orders", "max-body-bytes=9000000").stderr
-    assert not lisa("topic", "set", "orders", "max-body-bytes=8388608").stderr
-
-
-def test_groups(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+def test_groups_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
     lisa("topic", "group", "add", "orders", "g")
     assert "unchanged" in lisa("topic", "group", "add", "orders", "g").stdout
     lisa("topic", "group", "add", "orders", "other")
+    assert "paused" in lisa("topic", "pause", "orders").stdout
+    assert ask("topics")[0]["paused"] is True
     lisa("send", "orders", "x", "--id", "a")
-    promote(cast)
+    assert promote(cast).paused
+    assert ask("topic", "resume", "orders")["changed"] is True
+    assert ask("topic", "resume", "orders")["changed"] is False
+    assert promote(cast).moved == 2  # for two groups
     assert [one["ready"] for one in ask("topic", "group", "list", "orders")] == [1, 1]
-    assert (
-        "nothing was changed"
-        in lisa("topic", "group", "remove", "orders", "g", code=1, stdin="n\n").stderr
-    )
-    lisa("topic", "group", "remove", "orders", "g", "--yes")
+    remove = ("topic", "group", "remove", "orders")
+    assert "nothing was changed" in lisa(*remove, "g", code=1, stdin="n\n").stderr
+    lisa(*remove, "g", "--yes")
     assert [one["group"] for one in ask("topic", "group", "list", "orders")] == ["other"]
     assert ask("get", "orders", "a")["state"] == "ready"
-    assert (
-        "1 messages purged"
-        in lisa("topic", "group", "remove", "orders", "other", stdin="y\n").stdout
-    )
+    assert "1 messages purged" in lisa(*remove, "other", stdin="y\n").stdout
     assert ask("get", "orders", "a")["state"] == "purged"
+
+
+def test_topics_and_their_messages(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+    cast.declare()
+    kill(cast, "dead", reason="too \x1b[31mbad")
+    lisa("send", "orders", "x", "--delay", "1h")
+    cast.send(message_id="held")
+    cast.take()
+    cast.send(message_id="ready")
+    (found,) = ask("topics")
+    states = ("waiting", "ready", "in_flight", "retry", "garbage")
+    assert [found[state] for state in states] == [1, 1, 1, 0, 1]
+    assert re.search(r"in (1h|59m)", lisa("topics").stdout)
+    for state, one in (("garbage", "dead"), ("in_flight", "held"), ("ready", "ready")):
+        (row,) = ask("list", "orders", "--state", state)["messages"]
+        assert (row["id"], row["state"], row["group"]) == (one, state, "g")
+        assert row.get("consumer") == ("c1" if one == "held" else None)
+    assert "\x1b" not in lisa("list", "orders", "--state", "garbage").stdout
+    assert re.search(r"(?m)^idle +\d+(\.\d+)?m?s *$", lisa("get", "orders", "held").stdout)
+    found = ask("top", "--once", "--interval", "0.1")
+    assert found["seconds"] >= 0.1
+    (shown,) = found["topics"]
+    assert (shown["topic"], shown["waiting"], shown["in_per_s"]) == ("orders", 1, 0)
+
+
+def test_list_continues_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    ids = ["it's $HOME", *(f"m{n}" for n in range(6))]
+    for n, one in enumerate(ids):
+        cast.send(message_id=one, delay_ms=60_000 + n)
+    said = lisa("list", "orders", "--limit", "1").stderr
+    assert said.startswith("more: ")
+    rest = lisa("list", "orders", *shlex.split(said)[1:]).stdout  # as typed into a shell
+    assert ("m5" in rest, "it's" in rest) == (True, False)
+    seen: list[str] = []
+    cursor: list[str] = []
+    while True:
+        page = ask("list", "orders", "--limit", "3", *cursor)
+        seen += [row["id"] for row in page["messages"]]
+        lisa("cancel", "orders", seen[-1])  # the cursor's message is removed
+        if page["cursor"] is None:
+            break
+        cursor = ["--cursor", page["cursor"]]
+    assert seen == ids
 
 
 def test_a_topic_is_deleted(lisa: Lisa, ask: Callable[..., Any]) -> None:
@@ -395,58 +393,6 @@ def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) 
         "no archive nightly"
         in lisa("topic", "journal", "forget", "orders", "nightly", code=1).stderr
     )
-
-
-def test_topics(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
-    cast.declare()
-    kill(cast, "dead")
-    lisa("send", "orders", "x", "--delay", "1h")
-    cast.send()
-    cast.take()
-    (found,) = ask("topics")
-    states = ("waiting", "ready", "in_flight", "retry", "garbage")
-    assert [found[state] for state in states] == [1, 0, 1, 0, 1]
-    assert "in 59m 59s" in lisa("topics").stdout
-    assert "orders" in lisa("topic", "show", "orders", "--json").stdout
-
-
-def test_list_by_state(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
-    cast.declare()
-    kill(cast, "dead", reason="too \x1b[31mbad")
-    cast.send(message_id="held")
-    cast.take()
-    cast.send(message_id="ready")
-    for state, one in (("garbage", "dead"), ("in_flight", "held"), ("ready", "ready")):
-        (row,) = ask("list", "orders", "--state", state)["messages"]
-        assert (row["id"], row["state"], row["group"]) == (one, state, "g")
-    assert ask("list", "orders", "--state", "in_flight")["messages"][0]["consumer"] == "c1"
-    assert "\x1b" not in lisa("list", "orders", "--state", "garbage").stdout
-    assert re.search(r"(?m)^idle +\d+(\.\d+)?m?s *$", lisa("get", "orders", "held").stdout)
-
-
-def test_list_continues_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
-    for n in range(7):
-        cast.send(message_id=f"m{n}", delay_ms=60_000 + n)
-    seen: list[str] = []
-    cursor: list[str] = []
-    while True:
-        page = ask("list", "orders", "--limit", "3", *cursor)
-        seen += [row["id"] for row in page["messages"]]
-        lisa("cancel", "orders", seen[-1])  # the cursor's message is removed
-        if page["cursor"] is None:
-            break
-        cursor = ["--cursor", page["cursor"]]
-    assert seen == [f"m{n}" for n in range(7)]
-
-
-def test_the_printed_cursor_can_be_typed_into_a_shell(lisa: Lisa, cast: Cast) -> None:
-    for n, one in enumerate(["it's $HOME", "last"]):
-        cast.send(message_id=one, delay_ms=60_000 + n)
-    said = lisa("list", "orders", "--limit", "1").stderr
-    assert said.startswith("more: ")
-    rest = lisa("list", "orders", *shlex.split(said)[1:]).stdout
-    assert "last" in rest
-    assert "it's" not in rest
 
 
 def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
@@ -499,17 +445,6 @@ def test_consumers_and_managers(ask: Callable[..., Any], lisa: Lisa, cast: Cast)
     assert "gone" in lisa("managers").stdout
 
 
-def test_top(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
-    cast.declare()
-    cast.send(delay_ms=60_000)
-    found = ask("top", "--once", "--interval", "0.1")
-    assert found["seconds"] >= 0.1
-    assert [(one["topic"], one["waiting"], one["in_per_s"]) for one in found["topics"]] == [
-        ("orders", 1, 0)
-    ]
-    assert "orders" in lisa("top", "--once", "--interval", "0.1", "orders").stdout
-
-
 def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     cast.send(message_id="a", delay_ms=60_000)
     assert ask("fsck")["ok"] is True
@@ -532,29 +467,6 @@ def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     assert "run with --repair" in lisa("fsck", code=1).stdout
     assert ask("fsck", "--repair")["repaired"] == 1
     assert ask("fsck")["found"] == 0
-
-
-def test_prefixes_keep_apart(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    lisa("--prefix", "mine", "send", "orders", "x", "--id", "a", "--delay", "1h")
-    assert ask("get", "orders", "a", code=1)["state"] is None
-    assert ask("--prefix", "mine", "get", "orders", "a")["state"] == "waiting"
-    assert ask("get", "orders", "a", "--prefix", "mine")["state"] == "waiting"
-
-
-def test_the_server_from_a_configuration(redis_url: str, tmp_path: Path) -> None:
-    path = tmp_path / "lisa.yml"
-    path.write_text(
-        f"lisa-delay-queue:\n  prefix: conf\n  redis: {{url: '{redis_url}'}}\n  zone: '+01:00'\n",
-        encoding="utf-8",
-    )
-    runner = CliRunner(env={"LISA_REDIS_URL": None})
-    sent = ["--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00"]
-    result = runner.invoke(main, sent)
-    assert result.exit_code == 0, result.output
-    found = runner.invoke(
-        main, ["get", "orders", result.stdout.strip(), "--json"], env={"LISA_CONFIG": str(path)}
-    )
-    assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"
 
 
 def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:

@@ -5,51 +5,66 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lisa import Producer
 from tests.roles import Cast
-from tests.servers import PATIENCE, ROOT, Processes, connect, least
+from tests.servers import PATIENCE, ROOT, Processes, connect
 
-PROGRAM = ("-m", "lisa.cli.main")
-WORK = timedelta(seconds=1)  # allowance for a command beyond its work
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = (sys.executable, "-m", "lisa.cli.main")
 
 
-def lisa(
-    url: str, *arguments: str, stdin: str = "", timeout: timedelta = PATIENCE
-) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if "LISA_" not in name}
-    environment |= {"LISA_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
+def environment(url: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if "LISA_" not in name}
+    return clean | {"LISA_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
+
+
+def run(url: str, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *PROGRAM, *arguments],
+        command,
         check=False,
-        input=stdin,
         capture_output=True,
         text=True,
-        env=environment,
-        timeout=timeout.total_seconds(),
+        timeout=PATIENCE.total_seconds(),
+        **{"env": environment(url), **options},
     )
 
 
+def lisa(url: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return run(url, *PROGRAM, *arguments, **options)
+
+
+def send_many(url: str, count: int) -> None:
+    with Producer(url) as producer:
+        producer.send_many("orders", range(count), delay="1h")
+
+
+def declare(url: str, topic: str, group: str) -> None:
+    cast = Cast(url, topic, group).declare()
+    cast.store.close()
+
+
 def test_exit_codes_and_streams(redis_url: str) -> None:
-    sent = lisa(redis_url, "send", "orders", "-", "--delay", "1h", stdin='{"order": 42}')
+    sent = lisa(redis_url, "send", "orders", "-", "--delay", "1h", input='{"order": 42}')
     assert (sent.returncode, sent.stderr) == (0, "")
     one = sent.stdout.strip()
-    assert json.loads(lisa(redis_url, "get", "orders", one, "--json").stdout)["body"] == {
-        "order": 42
-    }
-    gone = lisa(redis_url, "cancel", "orders", one)
-    assert (gone.returncode, gone.stdout) == (0, f"{one}  cancelled\n")
+    found = json.loads(lisa(redis_url, "get", "orders", one, "--json").stdout)
+    assert found["body"] == {"order": 42}
     again = lisa(redis_url, "cancel", "orders", "nope")
     assert (again.returncode, again.stdout) == (1, "nope  unknown\n")
     wrong = lisa(redis_url, "send", "orders", "x", "--delay", "-1")
@@ -59,89 +74,75 @@ def test_exit_codes_and_streams(redis_url: str) -> None:
     refused = lisa("redis://:wrong@" + redis_url.split("//")[1], "topics")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     doctor = lisa(redis_url, "doctor", "--json")
-    assert doctor.returncode == 1
-    assert json.loads(doctor.stdout)["ok"] is False
-
-
-def test_a_command_takes_under_a_second(redis_url: str) -> None:
-    """Measured in CPU time, which does not depend on the machine's load."""
-
-    def used_s() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert lisa(redis_url, "send", "orders", "x").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    limit_s = WORK.total_seconds()
-    assert least(used_s, limit_s) < limit_s
+    assert (doctor.returncode, json.loads(doctor.stdout)["ok"]) == (1, False)
 
 
 def test_a_reader_may_close_the_pipe_early(redis_url: str) -> None:
-    lines = "\n".join(f"message {n}" for n in range(5_000))
-    sent = lisa(redis_url, "send", "orders", "--file", "-", "--delay", "1h", stdin=lines)
-    assert "5000" in sent.stdout
-    command = f"{sys.executable} -m lisa.cli.main list orders --limit 5000 | head -3"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-    )
+    send_many(redis_url, 5_000)
+    command = f"'{sys.executable}' -m lisa.cli.main list orders --limit 5000 | head -3"
+    done = run(redis_url, "bash", "-o", "pipefail", "-c", command)
     assert done.stdout.count("\n") == 3
     assert "Error" not in done.stderr
     assert done.stderr.count("\n") <= 1, "at most the cursor of what follows"
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("run", ["topics >&-", "topics --json >&-", "send wide - <&-"])
-def test_a_stream_may_be_closed(redis_url: str, run: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m lisa.cli.main {run}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-    )
+@pytest.mark.parametrize("command", ["topics --json >&-", "send wide - <&-"])
+def test_a_stream_may_be_closed(redis_url: str, command: str) -> None:
+    done = run(redis_url, "bash", "-c", f"'{sys.executable}' -m lisa.cli.main {command}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_characters_that_the_output_cannot_show_are_escaped(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lisa(redis_url, "send", "wide", "x", "--id", "a\N{EURO SIGN}", "--delay", "1h")
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    listed = lisa(redis_url, "list", "wide")
+def test_characters_that_the_output_cannot_show_are_escaped(redis_url: str) -> None:
+    with Producer(redis_url) as producer:
+        producer.send("wide", "x", id="a\N{EURO SIGN}", delay="1h")
+    latin = environment(redis_url) | {"PYTHONIOENCODING": "latin-1"}
+    listed = lisa(redis_url, "list", "wide", env=latin)
     assert (listed.returncode, listed.stderr) == (0, "")
     assert r"a\u20ac" in listed.stdout
 
 
-def declare(url: str, topic: str, group: str) -> None:
-    cast = Cast(url, topic, group).declare()
-    cast.store.close()
+def on_a_terminal(
+    url: str, *arguments: str, columns: int = 80, until: Callable[[bytes], bool] | None = None
+) -> str:
+    """What a command prints on a terminal of 24 lines.
 
-
-def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
-    """The lines that a command prints on a terminal."""
+    It is interrupted when the condition holds for what it has printed.
+    """
     leader, follower = pty.openpty()
-    environment = {**os.environ, "LISA_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
-    environment |= {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
+    size = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
     program = subprocess.Popen(
-        [sys.executable, *PROGRAM, *arguments], stdout=follower, env=environment
+        [*PROGRAM, *arguments],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment(url) | size,
+        start_new_session=True,
     )
     os.close(follower)
-    said = b""
-    with suppress(OSError):  # EIO: the other end is closed
-        while more := os.read(leader, 65_536):
-            said += more
-    os.close(leader)
-    assert program.wait(PATIENCE.total_seconds()) == 0
-    return said.decode().splitlines()
+    try:
+        said = b""
+        ends = time.monotonic() + PATIENCE.total_seconds()
+        while until is not None and not until(said):
+            assert time.monotonic() < ends, said
+            said += os.read(leader, 65_536)
+        if until is not None:
+            program.send_signal(signal.SIGINT)
+        with suppress(OSError):  # EIO: the other end is closed
+            while more := os.read(leader, 65_536):
+                said += more
+        assert program.wait(PATIENCE.total_seconds()) == 0, said
+        assert b"Traceback" not in said
+    finally:
+        program.kill()
+        program.wait()
+        os.close(leader)
+    return said.decode()
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["topics"], ["top", "--once", "--interval", "0.1"], ["list", "orders"], ["managers"]],
+    [["topics"], ["top", "--once", "--interval", "0.1"], ["list", "orders"]],
     ids=lambda arguments: arguments[0],
 )
 def test_tables_fit_80_columns(redis_url: str, arguments: list[str]) -> None:
@@ -150,38 +151,55 @@ def test_tables_fit_80_columns(redis_url: str, arguments: list[str]) -> None:
         producer.send("orders-of-customers-in-austria", "x", delay="1h")
     for group in ("mail", "invoices", "statistics"):
         declare(redis_url, "orders", group)
-    lines = on_a_terminal(redis_url, *arguments, columns=80)
+    lines = on_a_terminal(redis_url, *arguments).splitlines()
     assert max(map(len, lines)) <= 80
-    if arguments[0] in ("topics", "top"):
+    if arguments[0] == "list":
+        assert lines[2].split()[0] == one
+    else:
         assert len(lines) == 5, "one line for each topic"
         assert lines[3].startswith("orders-of-customers-in-austria  ")
-    elif arguments[0] == "list":
-        assert lines[2].split()[0] == one
-    assert len(on_a_terminal(redis_url, *arguments, columns=200)[0]) >= len(lines[0])
+
+
+def test_top_for_programs_runs_until_interrupted(redis_url: str, processes: Processes) -> None:
+    send_many(redis_url, 1)
+    top = processes.start(*PROGRAM[1:], "--redis", redis_url, "top", "--json", "--interval", "0.1")
+    top.wait_for('"topic":"orders"', times=3)
+    top.signal(signal.SIGINT)
+    assert top.wait() == 0
+    documents = [json.loads(line) for line in top.output.splitlines()]
+    assert all(one["topics"][0]["waiting"] == 1 for one in documents)
+
+
+def test_top_on_a_terminal(redis_url: str) -> None:
+    """Its warning stands below more topics than fit; at the end the terminal is as it was."""
+    with Producer(redis_url) as producer:
+        for n in range(30):
+            producer.send(f"orders-{n:02}", "x", at=datetime.now(UTC) - timedelta(minutes=5))
+    top = ("top", "--interval", "0.1")
+    said = on_a_terminal(redis_url, *top, until=lambda said: said.count(b"lisa-manager") >= 2)
+    screen = said.split("lisa-manager")[1]
+    assert screen.index("orders-00") < screen.index("more topics") < screen.index("no manager is")
+    assert "orders-29" not in screen
+    assert "\x1b[?1049l" in said
 
 
 def test_a_long_list_is_printed_while_it_is_read(redis_url: str) -> None:
-    lines = "\n".join(f"message {n}" for n in range(12_000))
-    lisa(redis_url, "send", "orders", "--file", "-", "--delay", "1h", stdin=lines)
-    command = [sys.executable, *PROGRAM, "list", "orders", "--limit", "12000"]
-    environment = {**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as reading:
+    send_many(redis_url, 12_000)
+    command = [*PROGRAM, "list", "orders", "--limit", "12000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(redis_url)) as reading:
         assert reading.stdout is not None
         first = [reading.stdout.readline() for _ in range(20)]
-        rest = 12_000 - 18
-        lisa(redis_url, "garbage", "list", "orders")
         with connect(redis_url) as client:
             client.delete("lisa:{orders}:waiting")
         read = len(reading.stdout.read().splitlines())
     assert first[0].split()[:2] == [b"id", b"due"]
-    assert 0 < read < rest, "what was deleted meanwhile had not been read yet"
+    assert 0 < read < 12_000 - 18, "what was deleted meanwhile had not been read yet"
 
 
-def test_completion_in_bash() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+def test_completion_in_bash(redis_url: str) -> None:
+    bash = environment(redis_url)
+    bash["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{bash['PATH']}"
     for words, expected in {
-        "lisa to": {"top", "topic", "topics"},
         "lisa garbage ": {"list", "show", "requeue", "purge"},
         "lisa list orders --state re": {"ready", "retry"},
     }.items():
@@ -191,9 +209,7 @@ def test_completion_in_bash() -> None:
             _lisa_completion lisa
             printf '%s\\n' "${{COMPREPLY[@]}}"
         """
-        done = subprocess.run(
-            ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment
-        )
+        done = run(redis_url, "bash", "-c", script, env=bash)
         assert set(done.stdout.split()) == expected, done.stderr
 
 
@@ -201,9 +217,9 @@ def test_completion_in_bash() -> None:
     ("arguments", "said"),
     [
         (["manager"], "runs on"),
-        (["consumer", "shop"], "reading for group g"),
+        pytest.param(["consumer", "shop"], "reading for group g", marks=pytest.mark.full),
         (["consumer", "shop", "--processes", "2"], "reading for group g"),
-        (["gateway", "--port", "0"], "started"),
+        pytest.param(["gateway", "--port", "0"], "started", marks=pytest.mark.full),
         (["gateway", "--port", "0", "--workers", "2"], "started"),
     ],
 )
@@ -249,42 +265,30 @@ def test_an_unknown_error_of_the_server_is_no_configuration_error(
     assert "answered with an error: upstream failure" in process.output
 
 
-def test_an_interrupted_command_leaves_one_line(redis_url: str, processes: Processes) -> None:
+def test_an_interrupted_command_leaves_one_line(processes: Processes) -> None:
     """Ctrl-C ends the wait for a server that never answers."""
-    import socket
-
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        waiting = processes.start(*PROGRAM, "--redis", url, "topics")
+        waiting = processes.start(*PROGRAM[1:], "--redis", url, "topics")
         silent.settimeout(PATIENCE.total_seconds())
         connection, _ = silent.accept()
-        waiting.signal(signal.SIGINT)
-        assert waiting.wait() == 1
+        with connection:
+            waiting.signal(signal.SIGINT)
+            assert waiting.wait() == 1
         assert waiting.output.strip() == "lisa: aborted"
-        connection.close()
 
 
 @pytest.mark.parametrize("program", ["main", "manager", "consumer", "gateway"])
 def test_a_password_on_the_command_line_causes_a_warning(program: str) -> None:
     def said(url: str) -> list[str]:
         arguments = ["topics"] if program == "main" else []
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", f"lisa.cli.{program}", *arguments),
-                *("--redis", url, "--prefix", "not a prefix"),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=PATIENCE.total_seconds(),
-        )
+        command = (sys.executable, "-m", f"lisa.cli.{program}", *arguments)
+        done = run("", *command, "--redis", url, "--prefix", "not a prefix", cwd=ROOT)
         assert done.returncode == 2
         assert "s3cret" not in done.stderr
         return [one for one in done.stderr.splitlines() if one.startswith("warning: ")]
 
-    assert said("redis://127.0.0.1:1/0") == []
     (warning,) = said("redis://:s3cret@127.0.0.1:1/0")
     assert "LISA_REDIS_URL" in warning
+    if program == "main":
+        assert said("redis://127.0.0.1:1/0") == []

@@ -15,8 +15,6 @@ import redis
 import redis.asyncio
 import uvloop
 
-import lisa
-from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
@@ -45,24 +43,16 @@ def connected(url: str) -> Iterator[Connection]:
         other.close()
 
 
-def test_replies_and_errors_are_returned_in_order(connection: Connection) -> None:
+def test_replies_arrive_in_order_and_as_soon_as_they_are_there(connection: Connection) -> None:
     replies = connection.begin([("ECHO", "first"), ("NO-SUCH-COMMAND",), ("ECHO", "last")])
     assert next(replies) == b"first"
     assert isinstance(next(replies), redis.ResponseError)
     assert list(replies) == [b"last"]
-
-
-def test_the_first_reply_is_there_while_a_later_command_waits(connection: Connection) -> None:
-    stream = "lisa-test-nothing-comes-here"
-    replies = connection.begin([("PING",), ("XREAD", "BLOCK", 60_000, "STREAMS", stream, "$")])
+    waits = ("XREAD", "BLOCK", 60_000, "STREAMS", "lisa-test-nothing-comes-here", "$")
+    replies = connection.begin([("PING",), waits])
     assert next(replies) == b"PONG"
-
-
-def test_unread_replies_are_not_given_to_later_calls(connection: Connection) -> None:
-    replies = connection.begin([("ECHO", "taken"), ("ECHO", "left")])
-    assert next(replies) == b"taken"
     del replies
-    assert connection.execute(("ECHO", "another")) == b"another"
+    assert connection.execute(("ECHO", "another")) == b"another", "not an unread reply"
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -168,22 +158,6 @@ def test_a_connection_that_the_server_closed_is_replaced(
     assert connection.execute(("PING",)) == b"PONG"
 
 
-def test_a_send_survives_that_the_server_closes_its_connection(redis_url: str) -> None:
-    with lisa.Producer(redis_url) as producer:
-        for _ in range(3):
-            assert producer.send("orders", {}, delay="1h")
-            with connected(redis_url) as other:
-                other.execute(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
-
-
-def test_closing_closes_all_connections(redis_url: str) -> None:
-    connection = Connection(Address.of(f"{redis_url}?client_name=to-be-closed"))
-    connection.execute_many([("PING",), ("PING",)])
-    connection.close()
-    with connected(redis_url) as other:
-        wait_until(lambda: b"to-be-closed" not in other.execute(("CLIENT", "LIST")))
-
-
 async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
     """The store lists a last topic on a node that hangs, which the caller does not wait for."""
     address = Address.of(f"{redis_url}?client_name=to-be-cancelled")
@@ -207,22 +181,6 @@ async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
     assert not store._registration.running
 
 
-def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Cut each new asyncio connection before its first write; returns those that were cut."""
-    cut: list[Any] = []
-    real: Any = redis.asyncio.Connection._connect
-
-    async def connect(self: Any) -> None:
-        await real(self)
-        cut.append(self)
-        self._writer.transport.abort()
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(redis.asyncio.Connection, "_connect", connect)
-    return cut
-
-
 @pytest.mark.parametrize("road", ["execute", "execute_many", "execute_chain"])
 def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
     redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, road: str
@@ -233,30 +191,35 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         "execute_many": lambda: connection.execute_many([("PING",), ("TIME",)]),
         "execute_chain": lambda: connection.execute_chain("k", [("PING",), ("TIME",)]),
     }
+    cut: list[Any] = []
+    real: Any = redis.asyncio.Connection._connect
+
+    async def connect(self: Any) -> None:
+        """Connect, and lose the connection before the first write."""
+        await real(self)
+        cut.append(self)
+        self._writer.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("got Future attached to a different loop")
 
     async def call() -> None:
         with monkeypatch.context() as patched:
-            cut = cut_while_connecting(patched)
+            patched.setattr(redis.asyncio.Connection, "_connect", connect)
             with pytest.raises(redis.ConnectionError):
                 await calls[road]()
             assert cut
         assert await calls[road]()
-        await connection.close()
-
-    runner.run(call())
-
-
-def test_a_connection_that_another_task_disconnected_is_a_lost_one(
-    redis_url: str, runner: asyncio.Runner
-) -> None:
-    connection = AsyncConnection(Address.of(redis_url))
-
-    async def call() -> None:
-        await connection.execute(("PING",))
+        with monkeypatch.context() as patched:
+            patched.setattr(redis.asyncio.Connection, "_send_packed_command", fail)
+            with pytest.raises(RuntimeError, match="different loop"):
+                await connection.execute(("PING",))
         pool = connection._redis.connection_pool
         one = await pool.get_connection()
         await one.send_command("BLPOP", "lisa-test-nothing", 60)
-        one._parser._stream = None
+        one._parser._stream = None  # as if another task had disconnected it
         with pytest.raises(redis.ConnectionError):
             await one.read_response()
         await pool.release(one)
@@ -264,71 +227,3 @@ def test_a_connection_that_another_task_disconnected_is_a_lost_one(
         await connection.close()
 
     runner.run(call())
-
-
-def test_other_errors_of_the_loop_are_not_taken_for_a_lost_connection(
-    redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = AsyncConnection(Address.of(redis_url))
-
-    async def fail(*_: Any) -> None:
-        raise RuntimeError("got Future attached to a different loop")
-
-    async def call() -> None:
-        await connection.execute(("PING",))
-        with monkeypatch.context() as patched:
-            patched.setattr(redis.asyncio.Connection, "_send_packed_command", fail)
-            with pytest.raises(RuntimeError, match="different loop"):
-                await connection.execute(("PING",))
-        assert await connection.execute(("PING",)) == b"PONG"
-        await connection.close()
-
-    runner.run(call())
-
-
-@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
-def test_a_socket_timeout_in_the_url_is_the_address_s_own(scheme: str) -> None:
-    address = Address(f"{scheme}://127.0.0.1:7000/0?socket_timeout=0.5&health_check_interval=3")
-    assert address.url == f"{scheme}://127.0.0.1:7000/0?health_check_interval=3"
-    assert address.socket_timeout_s == 0.5
-    assert address.blocking_for(4).keywords()["socket_timeout"] == 6
-
-
-@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "soon"])
-def test_a_socket_timeout_that_is_no_positive_number_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match="is not a number of seconds above 0"):
-        Address(f"redis://127.0.0.1:7000/0?socket_timeout={value}")
-
-
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_options_in_a_url_have_their_types(kind: str) -> None:
-    path = "/shop" if kind == "sentinel" else ""
-    query = "max_connections=3&socket_keepalive=false&socket_connect_timeout=2&client_name=shop"
-    keywords = Address(f"redis+{kind}://127.0.0.1:7000{path}?{query}").hosts()[2]
-    assert (keywords["max_connections"], keywords["socket_keepalive"]) == (3, False)
-    assert (keywords["socket_connect_timeout"], keywords["client_name"]) == (2.0, "shop")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://me:secret@[bad",
-        "redis://me:secret@h:port/0",
-        "redis+sentinel://me:secret@h:1/shop/first",
-        "redis+cluster://me:secret@h:port",
-        "redis://me:secret@h:1/0?max_connections=many",
-    ],
-)
-def test_a_malformed_url_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Connection(Address(url)).execute(("PING",))
-    assert "secret" not in str(caught.value)
-
-
-def test_ipv6_hosts() -> None:
-    address = Address("redis+sentinel://[::1],[fe80::2]:7001/shop")
-    assert address.hosts()[0] == [("::1", 26379), ("fe80::2", 7001)]
-    node = Address("redis+cluster://[::1]:7000").node("::1:7001")
-    assert node.url == "redis://[::1]:7001/0"
-    with redis.Redis.from_url(node.url) as client:
-        assert client.connection_pool.connection_kwargs["host"] == "::1"

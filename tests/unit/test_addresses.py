@@ -1,18 +1,27 @@
-"""Addresses: mistakes are reported with what to write instead."""
+"""Addresses of servers: which one is used, and what a mistake or a server's error is told as."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
-from lisa import Consumer, Manager, Producer
+from lisa import AsyncProducer, Consumer, Manager, Producer
+from lisa.cli.options import Chosen
 from lisa.core.daemon.status import StatusServer
 from lisa.core.model.addresses import listen_address
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.errors import ConfigError, ServerUnavailable
+from lisa.core.redis import errors
 from lisa.core.redis.address import Address
+from lisa.core.redis.exchange import is_usable_after
 from lisa.core.settings import ManagerSettings
+from lisa.pipeline.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 GOOD = [
     "redis://localhost:6379/0",
@@ -31,7 +40,6 @@ GOOD = [
     "redis+cluster://a/0",
 ]
 BAD = {
-    "localhost:6379": "'localhost:6379' is missing redis://; write redis://localhost:6379",
     "localhost": "'localhost' is missing redis://; write redis://localhost",
     "10.0.0.1:6379/3": "'10.0.0.1:6379/3' is missing redis://; write redis://10.0.0.1:6379/3",
     "me:secret@h:6379": "'h:6379' is missing redis://; write redis://h:6379",
@@ -39,90 +47,68 @@ BAD = {
     "redis+unix:///x": "is not a server address",
     "redis+://h": "is not a server address",
     "redis://h:65536/0": "the port 65536 is not a number from 0 to 65535",
-    "redis://h:port/0": "'h:port' is not host:port",
+    "redis://me:secret@h:port/0": "'h:port' is not host:port",
+    "redis://me:secret@[bad": "",
     "redis://a:1,b:2/0": "'a:1,b:2' is not host:port",
     "redis+sentinel://a,b:70000/shop": "the port 70000 is not a number from 0 to 65535",
-    "redis+cluster://a:1,b:x": "'b:x' is not host:port",
+    "redis+cluster://me:secret@a:1,b:x": "'b:x' is not host:port",
     "redis://db..svc:6379": "'db..svc' is not the name of a host",
     f"redis+cluster://a,{'x' * 64}.y": "xxx.y' is not the name of a host",
     "redis://h/first": "'first' is not the number of a database",
     "redis://h/-1": "'-1' is not the number of a database",
     "redis://h/1/2": "'1/2' is not the number of a database",
-    "redis+sentinel://h/shop/first": "'first' is not the number of a database",
+    "redis+sentinel://me:secret@h/shop/first": "'first' is not the number of a database",
     "redis+cluster://h/3": "a cluster has only database 0, not 3",
+    "redis://:secret@h/0?time=5": "unknown option 'time'",
+    "redis+sentinel://h/shop?ssl_cert_reqs=none": "'ssl_cert_reqs' needs rediss://",
+    "redis://:secret@h?sentinel_username=me": "'sentinel_username' needs redis+sentinel://",
+    "redis://h?retry=5": "unknown option 'retry'",
+    "redis://h?parser_class=x": "unknown option 'parser_class'",
+    "redis://h?decode_responses=true": "unknown option 'decode_responses'",
+    **{
+        f"rediss://h?{name}={value}": f"{name}='{value}' is not allowed"
+        for name, value in (
+            ("db", "-1"),
+            ("health_check_interval", "-1"),
+            ("max_connections", "many"),
+            ("protocol", "4"),
+            ("socket_connect_timeout", "1e400"),
+            ("socket_read_size", "0"),
+            ("ssl_cert_reqs", "maybe"),
+            ("ssl_min_version", "5"),
+        )
+    },
+    **{
+        f"redis://h?socket_timeout={value}": "is not a number of seconds above 0"
+        for value in ("", "0", "nan", "inf", "soon")
+    },
 }
 
 
-@pytest.mark.parametrize("text", ["8088", "'8088'", "127.0.0.1:8088"])
-def test_a_port_alone_is_one_of_the_loopback_interface(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "lisa.yml"
-    path.write_text(f"lisa-delay-queue: {{http: {text}}}\n")
-    assert ManagerSettings.load(path).http == "127.0.0.1:8088"
-    assert ManagerSettings.load(http=text.strip("'")).http == "127.0.0.1:8088"
-    with StatusServer(0, {}) as server:
-        assert server.port > 0
-
-
-def test_other_addresses_to_listen_on_are_kept() -> None:
-    for text in ("0.0.0.0:0", "[::1]:8088", "localhost:65535"):
-        assert listen_address(text) == text
-    for wrong in ("localhost", ":8088", "h:", "", "h:65536", "-1", True, None, 1.5):
-        with pytest.raises(ConfigError, match="write HOST:PORT"):
-            listen_address(wrong)
-
-
-@pytest.mark.parametrize("url", GOOD)
-def test_valid_urls_are_accepted(url: str) -> None:
-    Address(url)
-    assert ManagerSettings.load(redis=url).redis.url == url
+def test_valid_urls_are_accepted() -> None:
+    for url in GOOD:
+        Address(url)
+        assert ManagerSettings.load(redis=url).redis.url == url
 
 
 @pytest.mark.parametrize("url", BAD)
 def test_a_mistake_is_named_by_programs_and_by_settings(url: str) -> None:
-    with pytest.raises(ConfigError) as of_program:
-        Address(url)
-    with pytest.raises(ConfigError) as of_settings:
-        ManagerSettings.load(redis=url)
-    for caught in (of_program, of_settings):
+    uses: list[Callable[[str], object]] = [Address]
+    if "?" not in url:  # options are checked when a role opens its connection
+        uses.append(lambda text: ManagerSettings.load(redis=text))
+    for use in uses:
+        with pytest.raises(ConfigError) as caught:
+            use(url)
         assert BAD[url] in str(caught.value)
         assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("redis://:secret@h/0?time=5", "unknown option 'time'"),
-        ("redis+sentinel://h/shop?ssl_cert_reqs=none", "'ssl_cert_reqs' needs rediss://"),
-        ("redis://:secret@h?sentinel_username=me", "'sentinel_username' needs redis.sentinel://"),
-        ("redis://h?retry=5", "unknown option 'retry'"),
-        ("redis://h?parser_class=x", "unknown option 'parser_class'"),
-        ("redis://h?decode_responses=true", "unknown option 'decode_responses'"),
-    ],
-)
-def test_an_option_that_connections_do_not_have_is_refused(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        Address(url)
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "db=-1",
-        "health_check_interval=-1",
-        "max_connections=0",
-        "protocol=4",
-        "socket_connect_timeout=-1",
-        "socket_connect_timeout=1e400",
-        "socket_read_size=0",
-        "ssl_cert_reqs=maybe",
-        "ssl_min_version=5",
-    ],
-)
-def test_the_value_of_an_option_is_checked(option: str) -> None:
-    name, _, value = option.partition("=")
-    with pytest.raises(ConfigError, match=f"{name}='{value}' is not allowed"):
-        Address(f"rediss://h?{option}")
+def test_an_address_of_another_type_is_refused() -> None:
+    given: Any
+    for given in (6379, b"redis://localhost", ["redis://localhost"]):
+        for role in (Producer, Consumer, Manager):
+            with pytest.raises(ConfigError, match="is not a server address: use redis://"):
+                role(given)
 
 
 def test_tls_files_without_a_tls_address_are_refused() -> None:
@@ -132,8 +118,122 @@ def test_tls_files_without_a_tls_address_are_refused() -> None:
     assert ManagerSettings.load(redis=files | {"url": "rediss+cluster://h"}).redis.tls_ca_file
 
 
-@pytest.mark.parametrize("given", [6379, b"redis://localhost", ["redis://localhost"]])
-def test_an_address_of_another_type_is_refused(given: Any) -> None:
-    for role in (Producer, Consumer, Manager):
-        with pytest.raises(ConfigError, match="is not a server address: use redis://"):
-            role(given)
+def test_options_in_a_url_have_their_types() -> None:
+    for scheme, path in (("redis+cluster", ""), ("redis+sentinel", "/shop")):
+        query = "max_connections=3&socket_keepalive=false&socket_connect_timeout=2&client_name=shop"
+        keywords = Address(f"{scheme}://127.0.0.1:7000{path}?{query}").hosts()[2]
+        assert (keywords["max_connections"], keywords["socket_keepalive"]) == (3, False)
+        assert (keywords["socket_connect_timeout"], keywords["client_name"]) == (2.0, "shop")
+    for scheme in ("redis", "redis+cluster", "redis+sentinel"):
+        rest = f"{scheme}://127.0.0.1:7000/0?health_check_interval=3"
+        address = Address(f"{rest}&socket_timeout=0.5")
+        assert (address.url, address.socket_timeout_s) == (rest, 0.5)
+        assert address.blocking_for(4).keywords()["socket_timeout"] == 6
+
+
+def test_ipv6_hosts() -> None:
+    address = Address("redis+sentinel://[::1],[fe80::2]:7001/shop")
+    assert address.hosts()[0] == [("::1", 26379), ("fe80::2", 7001)]
+    node = Address("redis+cluster://[::1]:7000").node("::1:7001")
+    assert node.url == "redis://[::1]:7001/0"
+    with redis.Redis.from_url(node.url) as client:
+        assert client.connection_pool.connection_kwargs["host"] == "::1"
+
+
+def test_addresses_to_listen_on(tmp_path: Path) -> None:
+    path = tmp_path / "lisa.yml"
+    for text in ("8088", "'8088'", "127.0.0.1:8088"):
+        path.write_text(f"lisa-delay-queue: {{http: {text}}}\n")
+        assert ManagerSettings.load(path).http == "127.0.0.1:8088"
+        assert ManagerSettings.load(http=text.strip("'")).http == "127.0.0.1:8088"
+    with StatusServer(0, {}) as server:
+        assert server.port > 0
+    for text in ("0.0.0.0:0", "[::1]:8088", "localhost:65535"):
+        assert listen_address(text) == text
+    for wrong in ("localhost", ":8088", "h:", "", "h:65536", "-1", True, None, 1.5):
+        with pytest.raises(ConfigError, match="write HOST:PORT"):
+            listen_address(wrong)
+
+
+def of_consumer(url: str | None, prefix: str | None) -> tuple[str, str]:
+    address, used = Consumer(url, prefix=prefix).server
+    return address.shown, used
+
+
+def of_store(store: Any) -> tuple[str, str]:
+    return store.where, store.keys.prefix
+
+
+def of_command(url: str | None, prefix: str | None) -> tuple[str, str]:
+    address, used = Chosen(redis=url, prefix=prefix).server()
+    return address.shown, used
+
+
+def of_pipeline(url: str | None, prefix: str | None) -> tuple[str, str]:
+    server = Server.of(url, prefix)
+    return Address(server.url).shown, server.prefix
+
+
+CHOOSERS: dict[str, Callable[[str | None, str | None], tuple[str, str]]] = {
+    "producer": lambda url, prefix: of_store(Producer(url, prefix=prefix)._store),
+    "async producer": lambda url, prefix: of_store(AsyncProducer(url, prefix=prefix)._store),
+    "consumer": of_consumer,
+    "manager": lambda url, prefix: of_store(Manager(url, prefix=prefix)._engine.store),
+    "command": of_command,
+    "pipeline": of_pipeline,
+}
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_every_role_chooses_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the call, else that of the environment, else localhost."""
+    choose, elsewhere = CHOOSERS[name], "redis://elsewhere:6379/0"
+    assert choose(None, None) == ("redis://localhost:6379/0", "lisa")
+    monkeypatch.setenv("LISA_REDIS_URL", " ")
+    assert choose(None, None) == ("redis://localhost:6379/0", "lisa")
+    monkeypatch.setenv("LISA_REDIS_URL", elsewhere)
+    monkeypatch.setenv("LISA_PREFIX", "shop")
+    assert choose(None, None) == (elsewhere, "shop")
+    assert choose("redis://given:6379/0", "given") == ("redis://given:6379/0", "given")
+    monkeypatch.setenv("LISA_REDIS__URL", "redis://section:1/0")
+    assert choose(None, None) == (elsewhere, "shop")
+    monkeypatch.delenv("LISA_REDIS_URL")
+    assert choose(None, None)[0] == "redis://section:1/0"
+
+
+@pytest.mark.parametrize("section", ["redis://section:1/0", '{"url": "redis://section:1/0"}'])
+def test_a_command_uses_the_settings_of_daemons(
+    section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LISA_REDIS_URL", "LISA_PREFIX", "LISA_CONFIG"):
+        monkeypatch.setenv(name, " ")
+    chosen = Chosen()
+    monkeypatch.setenv("LISA_REDIS", section)
+    assert chosen.server()[0].shown == ManagerSettings.load().redis.url == "redis://section:1/0"
+    monkeypatch.delenv("LISA_REDIS")
+    monkeypatch.setenv("LISA_ZONE", "UTC")
+    assert chosen.server()[0].shown == "redis://localhost:6379/0"
+    assert chosen.zone == parse_zone("UTC")
+
+
+REDIS_6_2 = "Error running script (call to f_860959fd): @user_script:276: @user_script: 276: -"
+
+
+@pytest.mark.parametrize("frame", ["", REDIS_6_2])
+@pytest.mark.parametrize(
+    ("words", "told", "passes"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", "is out of memory", False),
+        ("READONLY You can't write against a read only replica.", "is a read-only replica", True),
+        ("NOREPLICAS Not enough good replicas to write.", "has too few connected replicas", True),
+        ("MISCONF Redis is configured to save RDB snapshots", "cannot save its data", True),
+    ],
+)
+def test_refused_writes(frame: str, words: str, told: str, *, passes: bool) -> None:
+    error = redis.ResponseError(frame + words)
+    translated = errors.translated(error, "here")
+    assert isinstance(translated, ServerUnavailable)
+    assert str(translated).startswith(f"here {told}")
+    assert errors.passes(error) is passes
+    assert errors.is_full(error) is words.startswith("OOM")
+    assert is_usable_after(error) is not words.startswith("READONLY")

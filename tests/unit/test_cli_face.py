@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -13,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from lisa.cli.main import SECTIONS, LazyGroup, main
-from lisa.cli.output import body_fields, iso, printable, when
+from lisa.cli.output import body_fields, iso, printable, text_table, when
+from lisa.cli.top import COLUMNS, DROPPED
 from tests.servers import Processes
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
-HEAVY = ("redis", "rich", "pydantic", "apscheduler", "blinker", "yaml", "asyncio")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -25,57 +23,23 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; sys.argv = ['lisa', '--help']\n"
-        "from lisa.cli.main import main\n"
-        "try:\n    main()\n"
-        "except SystemExit: pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    assert done.stderr.strip() == "[]"
-
-
 @pytest.mark.parametrize(
-    ("role", "shown"), [("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")]
+    ("program", "shown"),
+    [
+        ("main", "bench"),
+        ("consumer", "TARGET"),
+        ("gateway", "--port"),
+        ("manager", "--handlers"),
+    ],
 )
-def test_the_help_of_a_role_imports_nothing_heavy(
-    processes: Processes, role: str, shown: str
-) -> None:
-    helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{role}", "--help")
+def test_help_imports_nothing_heavy(processes: Processes, program: str, shown: str) -> None:
+    helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{program}", "--help")
     assert helped.wait() == 0
     assert shown in helped.output
     imported = {line.rpartition("|")[2].strip() for line in helped.output.splitlines()}
-    assert not imported & {"redis", "pydantic", "apscheduler", f"lisa.{role}.daemon"}
-    assert f"lisa.{role}" not in imported
-
-
-def cpu_seconds(*arguments: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_help_takes_hardly_longer_than_click_itself() -> None:
-    """A ratio of processor time, each the best of many: the machine's pace does not matter."""
-    helps, clicks = [], []
-    for _ in range(20):  # in turn, so that both meet a quiet moment
-        helps.append(cpu_seconds("-m", "lisa.cli.main", "--help"))
-        clicks.append(cpu_seconds("-c", "import click"))
-        if len(helps) >= 5 and min(helps) < 2 * min(clicks):
-            return
-    assert min(helps) < 2 * min(clicks)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_exists_under_its_name_and_has_help(name: str) -> None:
-    code, said, _ = run(name, "--help")
-    assert code == 0
-    assert said.startswith(f"Usage: lisa {name}")
+    heavy = {"redis", "pydantic", "apscheduler", f"lisa.{program}", f"lisa.{program}.daemon"}
+    heavy |= {"rich", "blinker", "yaml", "asyncio"} if program == "main" else set()
+    assert not imported & heavy
 
 
 def each_command(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
@@ -87,18 +51,18 @@ def each_command(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield from each_command(found, *path, name)
 
 
-def test_minus_h_is_help_everywhere() -> None:
+def test_help_of_every_command() -> None:
+    assert isinstance(main, LazyGroup)
     paths = [*each_command(main), ()]
     assert len(paths) > 35
     for path in paths:
-        assert run(*path, "-h") == run(*path, "--help"), path
-        assert run(*path, "-h")[0] == 0
-
-
-def test_the_help_page_names_every_command() -> None:
-    assert isinstance(main, LazyGroup)
+        code, said, _ = run(*path, "--help")
+        assert (code, said.startswith(" ".join(("Usage: lisa", *path)))) == (0, True), path
+        assert run(*path, "-h") == (0, said, "")
     said = run("--help")[1]
     assert [name for name in COMMANDS if f"\n  {name} " not in said] == []
+    for group in ((), ("topic",), ("topic", "group")):
+        assert run(*group) == (2, "", run(*group, "--help")[1]), "help without a command"
 
 
 JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
@@ -143,33 +107,54 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str)
     assert complaint.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["topic"], ["topic", "group"], ["garbage"]])
-def test_without_a_command_the_help_page_is_shown_as_it_is(arguments: list[str]) -> None:
-    code, said, shown = run(*arguments)
-    assert (code, said) == (2, "")
-    assert shown == run(*arguments, "--help")[1]
-
-
-def test_no_server_is_one_line_and_exit_code_3() -> None:
-    code, _, complaint = run("--redis", "redis://127.0.0.1:1", "get", "orders", "a")
-    assert code == 3
-    assert complaint.count("\n") == 1
-
-
-def test_text_cannot_steer_the_terminal() -> None:
+def test_output_of_texts_times_and_bodies() -> None:
     assert printable("a\x1b[2Jb\x9bc\u202e") == "a\\x1b[2Jb\\x9bc\\x202e"
     assert printable("größe 量") == "größe 量"
-
-
-def test_times_are_shown_with_their_distance() -> None:
     assert when(1_800_000, 2_000).endswith("(in 29m 58s)")
     assert when(1_000, 13_000).endswith("(12s ago)")
     assert when(253_402_300_799_999, 0)
     assert when(None, 0) == ""
     assert iso(1_500) == "1970-01-01T00:00:01.500Z"
-
-
-def test_bodies_survive_json() -> None:
     assert body_fields(b"\xff") == {"body": "/w==", "body_encoding": "base64"}
     assert body_fields("x") == {"body": "x", "body_encoding": "text"}
     assert json.dumps(body_fields({"a": None})["body"]) == '{"a": null}'
+
+
+TOP = ["orders", *["1,234"] * 5, "12.3", "12.3", "0.0", "0.82", "4.28", "in 29m 58s", "2030-01-01"]
+
+
+def test_columns_of_a_table_are_dropped_by_priority() -> None:
+    for width in (None, 200):
+        head, rule, row = text_table(COLUMNS, [TOP], width, DROPPED)
+        assert all(name.strip() in head for name in COLUMNS)
+        assert set(rule) == {"-", " "}
+        assert "in 29m 58s" in row
+    head, _, row = text_table(COLUMNS, [TOP], 80, DROPPED)
+    assert 70 < max(len(head), len(row)) <= 80
+    columns = "topic waiting ready in flight garbage in/s out/s p99 ms next due"
+    assert " ".join(head.split()) == columns
+    assert row.split()[:3] == ["orders", "1,234", "1,234"]
+    rows = [("x" * 30, "y" * 30, 1)]
+    narrow = text_table(["topic", "groups", "retry "], rows, 40, ["retry", "groups"])
+    assert next(narrow).split() == ["topic", "retry"], "it fits where a wide one does not"
+
+
+def test_no_width_of_a_table_breaks_a_word_or_cuts_an_id() -> None:
+    message_id = "0Q8FgswKTpnqrTLKpzLwn0"
+    reason = "ValueError: the payment provider returned an unexpected-status-code 503"
+    rows = [(message_id, "shop", 10, reason)]
+    for width in range(20, 120, 3):
+        text = "\n".join(text_table(["id", "group", "attempts ", "reason"], rows, width, ["group"]))
+        assert message_id in text
+        assert {"ValueError:", "unexpected-status-code", "attempts"} <= set(text.split())
+        if width >= 65:
+            assert max(map(len, text.splitlines())) <= width
+    rows_of_words = [("short",)] * 300 + [("some words " * 50,)]
+    assert len(list(text_table(["reason"], rows_of_words))) == 303, "not wrapped for a pipe"
+
+
+def test_cells_of_a_table() -> None:
+    lines = list(text_table(["topic", "n "], [("量子", 1), ("orders", 1_000)]))
+    assert lines == ["topic      n", "------  ----", "量子       1", "orders  1000"]
+    lines = list(text_table(["", ""], [("body", "a\nb\x1b[2J"), ("id", None)]))
+    assert lines == ["body  a", "      b\\x1b[2J", "id"]

@@ -1,9 +1,15 @@
+"""Options of topics and retry policies: their forms, what is refused, and how they are shown."""
+
+from __future__ import annotations
+
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.options import (
     MIN_RETENTION,
     OPTIONS,
@@ -12,60 +18,40 @@ from lisa.core.model.options import (
     encode,
     warning,
 )
-from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_RETRIES, RetryPolicy
 from tests.generators import generator
 
-EVERY: dict[str, Any] = {
-    "ack_timeout": timedelta(seconds=30),
-    "retry_delays": [timedelta(0), timedelta(minutes=2)],
-    "max_ready": 5,
-    "capacity": 100,
-    "retention": timedelta(0),
-    "garbage_keep": timedelta(days=1),
-    "max_body_bytes": 10,
-    "max_groups": 7,
-    "paused": True,
+FORMS: dict[str, tuple[Any, str, str]] = {
+    "ack_timeout": (timedelta(seconds=30), "30s", "30000"),
+    "retry_delays": ([timedelta(0), timedelta(minutes=2)], "0,2m", "0,120000"),
+    "max_ready": (5, "5", "5"),
+    "capacity": (100, "100", "100"),
+    "retention": (timedelta(0), "0", "0"),
+    "garbage_keep": (timedelta(days=1), "1d", "86400000"),
+    "max_body_bytes": (10, "10", "10"),
+    "max_groups": (7, "7", "7"),
+    "paused": (True, "yes", "1"),
 }
+"""Values of options, as text of a command line, and in the topic's hash."""
+
+EVERY = {name: value for name, (value, _, _) in FORMS.items()}
+STORED = {name: stored for name, (_, _, stored) in FORMS.items()}
 
 
-def test_the_form_of_the_hash() -> None:
-    assert encode(EVERY) == {
-        "ack_timeout": "30000",
-        "retry_delays": "0,120000",
-        "max_ready": "5",
-        "capacity": "100",
-        "retention": "0",
-        "garbage_keep": "86400000",
-        "max_body_bytes": "10",
-        "max_groups": "7",
-        "paused": "1",
-    }
-    assert encode({}) == {}
-
-
-def test_text_from_a_command_line_means_the_same() -> None:
-    text = {
-        "ack-timeout": "30s",
-        "retry-delays": "0,2m",
-        "max-ready": "5",
-        "capacity": "100",
-        "retention": "0",
-        "garbage-keep": "1d",
-        "max-body-bytes": "10",
-        "max-groups": "7",
-        "paused": "yes",
-    }
-    assert encode(text) == encode(EVERY)
-
-
-@pytest.mark.parametrize("as_bytes", [False, True])
-def test_encoded_options_are_decoded(*, as_bytes: bool) -> None:
-    stored: Any = encode(EVERY)
-    if as_bytes:
-        stored = {key.encode(): value.encode() for key, value in stored.items()}
-    assert TopicOptions.from_hash(stored) == TopicOptions(
-        **{**EVERY, "retry_delays": RetryPolicy((0, 120_000))}
-    )
+def test_values_and_text_are_stored_alike_and_read_again() -> None:
+    assert encode(EVERY) == STORED
+    assert encode({name.replace("_", "-"): text for name, (_, text, _) in FORMS.items()}) == STORED
+    read = TopicOptions(**EVERY | {"retry_delays": RetryPolicy((0, 120_000))})
+    in_bytes = {key.encode(): value.encode() for key, value in STORED.items()}
+    assert TopicOptions.from_hash(STORED) == TopicOptions.from_hash(in_bytes) == read
+    empty: dict[bytes, bytes] = {}
+    options = TopicOptions.from_hash(empty)
+    assert options == TopicOptions()
+    assert options.ack_timeout == timedelta(seconds=10)
+    assert options.retry_delays.delays_ms == (20_000,) * 10
+    assert (options.max_ready, options.capacity, options.paused) == (10_000, None, False)
+    for unlimited in (None, "", "none", "unlimited"):
+        assert encode({"capacity": unlimited}) == {"capacity": ""}
 
 
 def test_a_body_limit_that_blocks_the_server_causes_a_warning() -> None:
@@ -75,23 +61,6 @@ def test_a_body_limit_that_blocks_the_server_causes_a_warning() -> None:
     assert "'orders'" in said
     assert f"{limit + 1} bytes" in said
     assert warning("orders", encode({"max_body_bytes": limit})) is None
-    assert warning("orders", encode({})) is None
-
-
-def test_an_empty_hash_is_the_defaults() -> None:
-    empty: dict[bytes, bytes] = {}
-    options = TopicOptions.from_hash(empty)
-    assert options == TopicOptions()
-    assert options.ack_timeout == timedelta(seconds=10)
-    assert options.retry_delays.delays_ms == (20_000,) * 10
-    assert (options.max_ready, options.capacity, options.paused) == (10_000, None, False)
-
-
-def test_unlimited_and_not_paused_can_be_set_again() -> None:
-    for unlimited in (None, "", "none", "unlimited"):
-        stored = encode({"capacity": unlimited, "paused": False})
-        assert stored == {"capacity": "", "paused": "0"}
-    assert TopicOptions.from_hash(stored) == TopicOptions()
 
 
 def test_unknown_fields_are_ignored_and_damaged_ones_named() -> None:
@@ -103,33 +72,23 @@ def test_unknown_fields_are_ignored_and_damaged_ones_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "values"),
     [
-        ("ack_timeout", timedelta(milliseconds=99)),
-        ("ack_timeout", 0),
-        ("ack_timeout", "10"),
-        ("ack_timeout", timedelta(seconds=-1)),
-        ("ack_timeout", "31d"),
-        ("retry_delays", "banana"),
-        ("max_ready", 0),
-        ("max_ready", True),
-        ("max_ready", 1.5),
-        ("max_ready", None),
-        ("capacity", 0),
-        ("capacity", "-5"),
-        ("retention", timedelta(seconds=19)),
-        ("retention", "1ms"),
-        ("garbage_keep", 0),
-        ("max_body_bytes", 10**12),
-        ("max_groups", 0),
-        ("max_groups", 1_001),
-        ("paused", "maybe"),
-        ("paused", None),
+        ("ack_timeout", [timedelta(milliseconds=99), 0, "10", timedelta(seconds=-1), "31d"]),
+        ("retry_delays", ["banana"]),
+        ("max_ready", [0, True, 1.5, None]),
+        ("capacity", [0, "-5"]),
+        ("retention", [timedelta(seconds=19), "1ms"]),
+        ("garbage_keep", [0]),
+        ("max_body_bytes", [10**12]),
+        ("max_groups", [0, 1_001]),
+        ("paused", ["maybe", None]),
     ],
 )
-def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=name):
-        encode({name: value})
+def test_a_bad_value_is_refused_by_name(name: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=name):
+            encode({name: value})
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -144,7 +103,6 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 def test_retention_covers_twice_the_producers_retries_or_nothing() -> None:
     assert MIN_RETENTION == 2 * PRODUCER_RETRY_TIME
     assert encode({"retention": MIN_RETENTION}) == {"retention": "20000"}
-    assert encode({"retention": timedelta(0)}) == {"retention": "0"}
 
 
 def test_reference_and_example_match_the_options() -> None:
@@ -153,17 +111,84 @@ def test_reference_and_example_match_the_options() -> None:
         assert path.read_text(encoding="utf-8") == generated, "run: python docs/generate_options.py"
 
 
-def test_a_value_shown_as_plain_is_accepted_again() -> None:
-    typed = encode(EVERY) | {"retry_delays": "0,120000~0.2", "capacity": ""}
-    options = TopicOptions.from_hash(typed)
+def test_values_are_shown_in_words_and_plain_ones_are_accepted_again() -> None:
+    options = TopicOptions.from_hash(STORED | {"retry_delays": "0,120000~0.2", "capacity": ""})
     plain = {name: one.kind.plain(getattr(options, name)) for name, one in OPTIONS.items()}
     assert TopicOptions.from_hash(encode(plain)) == options
     assert (plain["retry_delays"], plain["capacity"]) == ("0s,2m~0.2", "unlimited")
-
-
-def test_values_are_shown_in_words() -> None:
     options = TopicOptions.from_hash({"retry_delays": "5000,5000,60000~0.5", "max_ready": "12345"})
     shown = {name: one.kind.show(getattr(options, name)) for name, one in OPTIONS.items()}
     assert shown["retry_delays"] == "2 x 5s, 1m, jitter 0.5"
     assert (shown["max_ready"], shown["capacity"]) == ("12,345", "unlimited")
     assert (shown["journal"], shown["garbage_keep"]) == ("no", "90d")
+
+
+STEEP = {"exponential": {"initial": "1s", "factor": 3, "cap": "20s", "count": 5}}
+JITTERED = {"exponential": {"initial": "1ms", "factor": 1.5, "count": 4, "jitter": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("written", "delays_ms", "jitter"),
+    [
+        ("0,0,2m,10m", (0, 0, 120_000, 600_000), 0.0),
+        ("1s, 2s~0.2", (1_000, 2_000), 0.2),
+        ("", (), 0.0),
+        ([timedelta(0), "2m", 0], (0, 120_000, 0), 0.0),
+        ((timedelta(microseconds=1),), (1,), 0.0),
+        ({"fixed": {"delay": "20s", "count": 3}}, (20_000,) * 3, 0.0),
+        ({"fixed": {"delay": "20s"}}, (20_000,) * 10, 0.0),
+        (STEEP, (1_000, 3_000, 9_000, 20_000, 20_000), 0.0),
+        (JITTERED, (1, 2, 3, 5), 0.1),
+        ({"delays": ["1s", "5s"], "jitter": 1}, (1_000, 5_000), 1.0),
+        ({"delays": "1s,5s~0.5"}, (1_000, 5_000), 0.5),
+    ],
+)
+def test_every_form_of_a_retry_policy(
+    written: object, delays_ms: tuple[int, ...], jitter: float
+) -> None:
+    assert RetryPolicy.parse(written) == RetryPolicy(delays_ms, jitter)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["banana", "1s,", "120000", "1s~2", "1s~x", "1s~nan", [5], [timedelta(-1)], 5, None, b"1s"]
+    + [timedelta(1), {}, {"fixed": 5}, {"fixed": {}}, {"fixed": {"delay": "1s", "cap": "2s"}}]
+    + [{"fixed": {"delay": "1s"}, "delays": []}, {"delays": [], "extra": 1}, {"linear": {}}]
+    + [{"fixed": {"delay": "1s", "count": n}} for n in (-1, MAX_RETRIES + 1, "3", True, 1.5)]
+    + [{"exponential": {"initial": "2h", "cap": "1h"}}]
+    + [{"exponential": {"initial": "1s", "factor": f}} for f in (0.5, float("nan"), "x", 10**400)]
+    + [["1s"] * (MAX_RETRIES + 1), ["4000d"]],
+)
+def test_invalid_retry_policies_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        RetryPolicy.parse(bad)
+
+
+@given(
+    st.lists(st.integers(0, 10**11), min_size=1, max_size=50),
+    st.floats(min_value=0, max_value=1, allow_subnormal=False),
+)
+def test_decoding_a_retry_policy_reverses_encoding(delays: list[int], jitter: float) -> None:
+    policy = RetryPolicy(tuple(delays), jitter)
+    assert RetryPolicy.decode(policy.encode()) == policy
+
+
+def test_the_encoding_of_a_retry_policy() -> None:
+    assert RetryPolicy((0, 0, 120_000), 0.2).encode() == "0,0,120000~0.2"
+    assert RetryPolicy((), 0.5).encode() == ""
+    assert DEFAULT_POLICY.encode() == ",".join(["20000"] * 10)
+    for bad in ("x", "1,,2", "1~", "-5", "1.5"):
+        with pytest.raises(InvalidMessage):
+            RetryPolicy.decode(bad)
+
+
+def test_a_steep_exponential_stays_at_its_cap() -> None:
+    policy = RetryPolicy.exponential(initial=timedelta(seconds=1), factor=1_000, count=1_000)
+    assert policy.delays_ms[:2] == (1_000, 1_000_000)
+    assert set(policy.delays_ms[2:]) == {3_600_000}
+
+
+def test_too_many_delays_are_not_all_read() -> None:
+    """A request may have a million of them."""
+    with pytest.raises(InvalidMessage, match="1001 retries are too many"):
+        RetryPolicy.parse("1s," * (MAX_RETRIES + 1) + "not a delay")
