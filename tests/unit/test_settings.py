@@ -1,7 +1,13 @@
+"""Settings of the roles, from files, the environment and options; the reference page."""
+
+from __future__ import annotations
+
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -9,7 +15,6 @@ import pytest
 from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.options import encode
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.settings import (
     ROLES,
@@ -21,9 +26,32 @@ from lisa.core.settings import (
 )
 from lisa.core.settings.names import fields, kebab, sections
 from lisa.core.settings.schedules import ScheduleSettings
-from tests.unit.settings_files import Write, refusal
+from tests.generators import DOCS, generator
+from tests.servers import ROOT
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a configuration file; returns its path."""
+
+    def written(text: str) -> Path:
+        path = tmp_path / "lisa.yml"
+        path.write_text(dedent(text), encoding="utf-8")
+        return path
+
+    return written
+
+
+def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> str:
+    """The one-line error of loading a role's settings."""
+    with pytest.raises(ConfigError) as caught:
+        role.load(path, **overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
 
 
 ALL_KEYS = {
@@ -31,10 +59,10 @@ ALL_KEYS = {
 }
 
 
-# The files of the original ------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
-def test_the_originals_manager_file() -> None:
+def test_the_originals_files() -> None:
     settings = ManagerSettings.load(CONFIGS / "manager.yml")
     server = settings.manager_server
     assert server.crontab_move_to_ready_queue == "0/1 * * * * ?"
@@ -42,40 +70,39 @@ def test_the_originals_manager_file() -> None:
     assert server.crontab_process_pending_message == "0/5 * * * * ?"
     assert (server.range_start, server.range_end, server.count) == ("-", "+", 20)
     assert settings.enabled
-    assert settings.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
     expected = {
         "ack_timeout": timedelta(seconds=10),
         "retry_delays": RetryPolicy((20_000,) * 10),
         "max_ready": 10_000,
     }
     assert settings.topic_options() == {"mystream": expected, "topic2": expected}
-    assert encode(expected)["max_ready"] == "10000"
     assert [entry.consumer for entry in settings.groups] == ["consumer-1", "consumer-2"]
+    producer = ProducerSettings.load(CONFIGS / "producer.yml")
+    assert (
+        settings.topics() == producer.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
+    )
+    consumer = ConsumerSettings.load(CONFIGS / "consumer.yml")
+    assert consumer.consumer_server.poll_timeout_millis == 5_000
+    assert consumer.consumer_server.poll_batch_size == 10
+    assert consumer.groups[1].consumer == "consumer-2"
 
 
-def test_the_originals_producer_file() -> None:
-    settings = ProducerSettings.load(CONFIGS / "producer.yml")
-    assert settings.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
-    assert settings.redis.url == "redis://localhost:6379/0"
-
-
-def test_the_originals_consumer_file() -> None:
-    settings = ConsumerSettings.load(CONFIGS / "consumer.yml")
-    assert settings.consumer_server.poll_timeout_millis == 5_000
-    assert settings.consumer_server.poll_batch_size == 10
-    assert settings.groups[1].consumer == "consumer-2"
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.full.yml")), ids=lambda path: path.name)
-def test_every_role_loads_every_full_file(role: type[RoleSettings], path: Path) -> None:
-    assert role.load(path).topics() == {"orders": ("lisa",)}
+def test_the_reference_page_matches_the_models() -> None:
+    rendered = generator("generate_settings").render()
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    assert page == rendered, "run: python docs/generate_settings.py"
+    rows = [line for line in rendered.splitlines() if line.startswith("| `")]
+    assert len(rows) > 40
+    for row in rows:
+        assert len(row.rstrip(" |").rpartition("| ")[2]) > 5, row
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None:
     text = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8")
     loaded, default = role.load(CONFIGS / f"{role.role}.full.yml"), role.load()
+    for other in CONFIGS.glob("*.full.yml"):
+        assert role.load(other).topics() == {"orders": ("lisa",)}
     examples = {"groups": (), "schedules": ()}
     update = {name: none for name, none in examples.items() if name in role.model_fields}
     assert loaded.model_copy(update=update) == default
@@ -117,56 +144,41 @@ def test_commented_examples_are_valid(write: Write) -> None:
 # Spelling -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("root", "section", "key"),
-    [
+def test_three_spellings_are_one_key_and_one_file_serves_several_roles(write: Write) -> None:
+    for root, section, key in (
         ("lisa-delay-queue", "consumer-server", "poll-timeout-millis"),
         ("lisaDelayQueue", "consumerServer", "pollTimeoutMillis"),
         ("lisa_delay_queue", "consumer_server", "poll_timeout_millis"),
-    ],
-)
-def test_three_spellings_are_one_key(write: Write, root: str, section: str, key: str) -> None:
-    path = write(f"{root}: {{{section}: {{{key}: 70}}}}")
-    assert ConsumerSettings.load(path).consumer_server.poll_timeout_millis == 70
-
-
-def test_other_roots_are_ignored_and_one_file_serves_several_roles(write: Write) -> None:
-    path = write("""
-        server: {port: 8080}
-        lisa-delay-queue:
-          manager-server: {count: 7}
-          consumer-server: {concurrency: 3}
-          zone: +08:00
-        """)
-    assert ManagerSettings.load(path).manager_server.count == 7
-    assert ConsumerSettings.load(path).consumer_server.concurrency == 3
-    assert ProducerSettings.load(path).zone == parse_zone("+08:00")
+    ):
+        path = write(
+            f"server: {{port: 8080}}\n{root}: {{{section}: {{{key}: 70}}, manager-server: }}"
+        )
+        assert ConsumerSettings.load(path).consumer_server.poll_timeout_millis == 70
+        assert ManagerSettings.load(path) == ManagerSettings.load()
 
 
 def test_text_stays_text_where_yaml_sees_a_number(write: Write) -> None:
     path = write("""
-        lisa-delay-queue:
-          redis: {password: 0123}
-          groups: [{topic: 007, group: 1e3, consumer: no}]
-        """)
-    settings = ConsumerSettings.load(path)
-    assert settings.topics() == {"007": ("1e3",)}
-    assert settings.groups[0].consumer == "no"
-    assert settings.redis.password is not None
-    assert settings.redis.password.get_secret_value() == "0123"
-
-
-def test_text_that_replaces_a_merged_number_is_kept(write: Write) -> None:
-    path = write("""
         first: &first {topic: 007, consumer: 8}
         lisa-delay-queue:
-          groups: [*first, {<<: *first, topic: orders}]
+          redis: {password: 0123}
+          zone: +10:30
+          groups: [*first, {<<: *first, topic: orders}, {topic: a, group: 1e3, consumer: no}]
         """)
-    groups = ConsumerSettings.load(path).groups
-    assert [(one.topic, one.consumer) for one in groups] == [("007", "8"), ("orders", "8")]
+    settings = ConsumerSettings.load(path)
+    groups = [(one.topic, one.consumer) for one in settings.groups]
+    assert groups == [("007", "8"), ("orders", "8"), ("a", "no")]
+    assert settings.topics()["a"] == ("1e3",)
+    assert settings.redis.password is not None
+    assert settings.redis.password.get_secret_value() == "0123"
+    assert ProducerSettings.load(path).zone == parse_zone("+10:30"), "not 630, as in YAML 1.1"
 
 
-def test_a_token_may_consist_of_digits_and_is_not_shown(write: Write) -> None:
+def test_secrets_are_not_shown(write: Write) -> None:
+    settings = ProducerSettings.load(redis={"url": "redis://:hunter2@x", "password": "hunter2"})
+    assert "hunter2" not in repr(settings)
+    path = write("lisa-delay-queue: {redis: {url: 'hunter2@x', password: [hunter2]}}")
+    assert "hunter2" not in refusal(ProducerSettings, path)
     text = "lisa-delay-queue: {{gateway-server: {{token: {0}}}}}"
     token = GatewaySettings.load(write(text.format("0123"))).gateway_server.token
     assert token is not None
@@ -174,10 +186,20 @@ def test_a_token_may_consist_of_digits_and_is_not_shown(write: Write) -> None:
     assert "0123" not in refusal(GatewaySettings, write(text.format("['0123']")))
 
 
-def test_an_offset_is_not_read_as_a_base_60_number(write: Write) -> None:
-    # YAML 1.1 reads 10:30 as 630.
-    path = write("lisa-delay-queue: {zone: +10:30}")
-    assert ProducerSettings.load(path).zone == parse_zone("+10:30")
+def test_merged_keys_may_be_overridden(write: Write) -> None:
+    path = write("""
+        ours:
+          of:
+            all:
+              first: &first {topic: a, max-length: 1}
+              second: &second {<<: *first, topic: b}
+        lisa-delay-queue:
+          groups: [{<<: *first}, {<<: *second}, {<<: *second, topic: c, max-length: 2}]
+        """)
+    found = [(one.topic, one.options()) for one in ManagerSettings.load(path).groups]
+    assert found == [(name, {"max_ready": n}) for name, n in (("a", 1), ("b", 1), ("c", 2))]
+    twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
+    assert "topic is given twice" in refusal(ManagerSettings, twice)
 
 
 def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
@@ -186,11 +208,6 @@ def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
         settings = GatewaySettings.load(write(text.format(given)))
         assert settings.gateway_server.archive == read
     assert "an s3: URL" in refusal(GatewaySettings, write(text.format("gs://shop/old")))
-
-
-def test_a_key_without_a_value_has_its_default(write: Write) -> None:
-    path = write("lisa-delay-queue: {groups: , manager-server: {count: }}")
-    assert ManagerSettings.load(path) == ManagerSettings.load()
 
 
 # Precedence ---------------------------------------------------------------------------------------
@@ -261,7 +278,7 @@ def test_spring_names_the_server(
     assert (redis.password.get_secret_value() if redis.password else None) == password
 
 
-def test_a_url_from_a_higher_layer_ignores_credentials_of_lower_layers(
+def test_a_url_from_a_higher_layer_ignores_credentials_and_tls_files_of_lower_layers(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spring = write("spring: {redis: {host: cache, password: s3}}\nlisa-delay-queue: {prefix: p}")
@@ -273,14 +290,8 @@ def test_a_url_from_a_higher_layer_ignores_credentials_of_lower_layers(
     redis = ProducerSettings.load(own).redis
     assert (redis.url, redis.password) == ("redis://other", None)
     assert redis.socket_timeout == timedelta(seconds=9)
-
-
-def test_a_url_without_tls_from_a_higher_layer_ignores_the_tls_files_of_the_file(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
     tls = write("lisa-delay-queue: {redis: {url: rediss://cache, tls-ca-file: ca.pem}}")
     assert ProducerSettings.load(tls, redis="redis://other").redis.tls_ca_file is None
-    monkeypatch.setenv("LISA_REDIS_URL", "redis://other")
     assert ProducerSettings.load(tls).redis.tls_ca_file is None
     monkeypatch.setenv("LISA_REDIS_URL", "rediss://other")
     assert ProducerSettings.load(tls).redis.tls_ca_file == Path("ca.pem")
@@ -296,13 +307,6 @@ def test_spring_only_settings_are_refused_unless_a_url_is_given(write: Write) ->
     assert "spring.redis.ssl is a placeholder" in refusal(ManagerSettings, unknown_tls)
     no_tls = write("spring: {redis: {host: cache, ssl: maybe}}")
     assert "spring.redis.ssl is true or false, not 'maybe'" in refusal(ManagerSettings, no_tls)
-
-
-def test_secrets_are_not_shown(write: Write) -> None:
-    settings = ProducerSettings.load(redis={"url": "redis://:hunter2@x", "password": "hunter2"})
-    assert "hunter2" not in repr(settings)
-    path = write("lisa-delay-queue: {redis: {url: 'hunter2@x', password: [hunter2]}}")
-    assert "hunter2" not in refusal(ProducerSettings, path)
 
 
 # Topics -------------------------------------------------------------------------------------------
@@ -323,30 +327,30 @@ def test_several_groups_of_one_topic(write: Write) -> None:
         "other": {"retry_delays": RetryPolicy((0, 120_000), 0.5), "retention": timedelta(0)},
     }
     assert settings.moving_sizes() == {"orders": 250}
-
-
-def test_a_topics_own_options_win_over_the_managers(write: Write) -> None:
     path = write("""
         lisa-delay-queue:
           manager-server: {timeout: 1s, max-retry-count: 2}
           groups: [{topic: a, ack-timeout: 5s, retry-delays: []}, {topic: b}]
         """)
-    assert ManagerSettings.load(path).topic_options() == {
-        "a": {"ack_timeout": timedelta(seconds=5), "retry_delays": RetryPolicy(())},
-        "b": {
-            "ack_timeout": timedelta(seconds=1),
-            "retry_delays": RetryPolicy((20_000, 20_000)),
-        },
-    }
+    own, defaults = ManagerSettings.load(path).topic_options().values()
+    assert own == {"ack_timeout": timedelta(seconds=5), "retry_delays": RetryPolicy(())}
+    retry = RetryPolicy((20_000, 20_000))
+    assert defaults == {"ack_timeout": timedelta(seconds=1), "retry_delays": retry}
 
 
-def test_settings_are_frozen() -> None:
+def test_a_disabled_role_is_not_created(write: Write) -> None:
+    """One file may configure several roles; a disabled role does not run."""
+    path = write("lisa-delay-queue: {enabled: false, groups: [{topic: orders}]}")
+    roles: tuple[Any, ...] = (Manager, Consumer, Producer, AsyncProducer)
+    for role in roles:
+        with pytest.raises(ConfigError, match="enabled is false"):
+            role.from_config(path)
+
+
+def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
     settings = ManagerSettings.load()
     with pytest.raises(ValueError, match="frozen"):
         settings.prefix = "other"
-
-
-def test_loading_settings_imports_neither_client_nor_scheduler() -> None:
     check = (
         "import sys; from lisa.core.settings import ManagerSettings; ManagerSettings.load();"
         "print(sorted({'redis', 'apscheduler', 'rich'} & set(sys.modules)))"
@@ -355,10 +359,113 @@ def test_loading_settings_imports_neither_client_nor_scheduler() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("role", [Manager, Consumer, Producer, AsyncProducer])
-def test_a_disabled_role_is_not_created(role: Any, tmp_path: Path) -> None:
-    """One file may configure several roles; a disabled role does not run."""
-    path = tmp_path / "lisa.yml"
-    path.write_text("lisa-delay-queue: {enabled: false, groups: [{topic: orders}]}\n")
-    with pytest.raises(ConfigError, match="enabled is false"):
-        role.from_config(path)
+# Refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{manager-server: {tiemout: 1}}", ["manager-server.tiemout", "did you mean timeout"]),
+        ("{managerServer: {countt: 1}}", ["managerServer.countt", "did you mean count"]),
+        ("{timeout: 1}", ["unknown key timeout", "belongs under manager-server"]),
+        ("{groups: [{topic: a, grp: b}]}", ["groups[0].grp", "did you mean group"]),
+        ("{groups: {topic: a}}", ["groups is not a list"]),
+        ("{groups: [a]}", ["groups[0] is a section"]),
+        ("{groups: [{group: a}]}", ["groups[0].topic", "missing"]),
+        ("{groups: [{topic: a/b}]}", ["groups[0].topic", "'a/b'"]),
+        ("{groups: [{topic: a, group: g}, {topic: a, group: g}]}", ["'a'", "'g'", "twice"]),
+        ("{groups: [{topic: a}, {topic: a}]}", ["'a'", "listed twice"]),
+        (
+            "{groups: [{topic: a, group: g, max-length: 1}, {topic: a, group: h, max-length: 2}]}",
+            ["'a'", "disagree about max-length"],
+        ),
+        ("{groups: [{topic: a, max-length: 0}]}", ["groups[0].max-length", "0"]),
+        (
+            "{groups: [{topic: a, retention: 5s}]}",
+            ["groups[0].retention", "5s is out of range; write 0, or 20s to 3650d"],
+        ),
+        ("{groups: [{topic: a, moving-size: 0}]}", ["groups[0].moving-size", "0"]),
+        ("{groups: [{topic: a, ack-timeout: 10}]}", ["groups[0].ack-timeout", "no unit"]),
+        ("{groups: [{topic: a, retry-delays: 5x}]}", ["groups[0].retry-delays", "5x"]),
+        (
+            "{manager-server: {crontab-clean-stream: '61 * * * * ?'}}",
+            ["manager-server.crontab-clean-stream", "second '61'"],
+        ),
+        ("{manager-server: {timeout: 5}}", ["manager-server.timeout", "out of range"]),
+        ("{manager-server: {timeout: ten}}", ["manager-server.timeout", "'ten'"]),
+        ("{manager-server: {range-start: 5-0}}", ["manager-server.range-start", "'-'"]),
+        ("{manager-server: {max-retry-count: -1}}", ["manager-server.max-retry-count", "-1"]),
+        ("{manager-server: {retry: 1s, delay-time: 5}}", ["manager-server", "delay-time"]),
+        ("{manager-server: 5}", ["manager-server is a section"]),
+        ("{count: 1, manager-server: }", ["unknown key count"]),
+        ("{logLevel: info, log-level: info}", ["log-level is given twice"]),
+        ("{log-level: loud}", ["log-level", "'loud'"]),
+        ("{prefix: 8080}", ["prefix", "put it in quotes"]),
+        ("{http: 65536}", ["http", "HOST:PORT", "65536"]),
+        ("{http: true}", ["http", "HOST:PORT", "True"]),
+        ("{http: 'localhost'}", ["http", "HOST:PORT"]),
+        ("{prefix: 'a{b}'}", ["prefix", "a{b}"]),
+        ("{enabled: maybe}", ["enabled", "'maybe'"]),
+        ("{redis: {url: localhost}}", ["redis.url", "write redis://localhost"]),
+        ("{redis: {tls-cert-file: a}}", ["redis", "must be set together"]),
+        ("{default-group: 'a b'}", ["default-group", "'a b'"]),
+        ("{enabled: true, enabled: false}", ["enabled is given twice", "line 1"]),
+        ("[", ["not valid YAML", "line"]),
+        ("{? [a, b] : 1}", ["not valid YAML", "unhashable key"]),
+        ("5", ["lisa-delay-queue is a section"]),
+    ],
+)
+def test_a_managers_refusal_names_file_key_and_cure(
+    write: Write, body: str, words: list[str]
+) -> None:
+    path = write(f"lisa-delay-queue: {body}")
+    text = refusal(ManagerSettings, path)
+    assert text.startswith(str(path))
+    for word in words:
+        assert word in text
+
+
+def test_a_poll_longer_than_the_sockets_patience(write: Write) -> None:
+    path = write("lisa-delay-queue: {redis: {socket-timeout: 5s}}")
+    text = refusal(ConsumerSettings, path)
+    assert "poll-timeout-millis (5000)" in text
+    assert "socket-timeout (5s)" in text
+    assert ManagerSettings.load(path).redis.socket_timeout is not None
+    long_poll = write("lisa-delay-queue: {consumer-server: {poll-timeout-millis: 60000}}")
+    assert ConsumerSettings.load(long_poll).redis.socket_timeout is None
+
+
+def test_refusals_name_the_source_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(ConsumerSettings, None, consumer_server={"concurrency": 0}).startswith(
+        "options:"
+    )
+    assert "unknown key htp; did you mean http?" in refusal(ConsumerSettings, None, htp="x")
+    monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "many")
+    text = refusal(ConsumerSettings, None)
+    assert text.startswith("environment: consumer-server.concurrency")
+    assert "'many'" in text
+
+
+def test_unknown_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kubernetes in ("LISA_REDIS_PORT", "LISA_REDIS_PORT_6379_TCP_ADDR", "LISA_SERVICE_HOST"):
+        monkeypatch.setenv(kubernetes, "tcp://10.0.0.1:6379")
+    monkeypatch.setenv("LISA_SHOP_COLOUR", "blue")
+    assert ManagerSettings.load() == ManagerSettings()
+    monkeypatch.setenv("LISA_REDIS_URI", "redis://x")
+    assert "did you mean LISA_REDIS_URL" in refusal(ManagerSettings, None)
+    monkeypatch.delenv("LISA_REDIS_URI")
+    monkeypatch.setenv("LISA_NOTHING__HERE", "1")
+    assert "LISA_NOTHING__HERE" in refusal(ManagerSettings, None)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, write: Write) -> None:
+    missing = tmp_path / "none.yml"
+    assert refusal(ManagerSettings, missing).startswith(f"{missing}: No such file")
+    assert "directory" in refusal(ManagerSettings, tmp_path)
+    latin = tmp_path / "latin.yml"
+    latin.write_bytes(b"lisa-delay-queue: {prefix: \xe9}")
+    assert "not UTF-8" in refusal(ManagerSettings, latin)
+    assert "rename lisa-delay-que" in refusal(ManagerSettings, write("lisa-delay-que: {count: 1}"))
+    assert "begin it with" in refusal(ManagerSettings, write(""))
+    pickled = write("lisa-delay-queue: !!python/object/apply:os.getcwd []")
+    assert "not valid YAML" in refusal(ManagerSettings, pickled)

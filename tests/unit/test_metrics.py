@@ -1,0 +1,348 @@
+"""All counters are exported; dashboards and alerts use only those; how numbers are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import lisa
+from lisa.core.metrics import cache
+from lisa.core.metrics.cache import Reading
+from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
+from lisa.core.metrics.numbers import Numbers, Spread, add, lasting, merge
+from lisa.core.metrics.page import metrics_page
+from lisa.core.metrics.sharing import Shared
+from lisa.core.model.errors import ServerUnavailable
+from lisa.gateway.access import EVERYTHING
+from lisa.gateway.limits_middleware import LimitsMiddleware
+from lisa.gateway.request_metrics import Meter
+from tests.exposition import Exposed
+from tests.generators import generator
+from tests.promql import family_of, labels_in, metrics_in
+from tests.servers import ROOT
+
+CONFIGS = ROOT / "configs"
+RULES = CONFIGS / "alerts.yml"
+RUNBOOK = "https://docs.example/lisa/how-to/alerts.html"
+DASHBOARD = json.loads((CONFIGS / "grafana-dashboard.json").read_text(encoding="utf-8"))
+HISTOGRAMS = {name for name, family in FAMILIES.items() if family.kind == "histogram"}
+ADDED = {"environment", "instance", "job", "le", "alertname"}
+"""Labels that Prometheus, its configuration and its kind of histogram add."""
+
+LEFT_OUT: dict[str, str] = {}
+"""Counters of scripts that are not exported, with the reason."""
+
+COUNTED = re.compile(r"count\((?:'([\w:]+)'|(\w+))[^\n]*?(, group)?\)(?: end)?$", re.MULTILINE)
+
+
+def counters_of_scripts() -> dict[str, bool]:
+    """Counters by name in `stats`, and whether they belong to a group."""
+    found = {}
+    for script in (ROOT / "lua").rglob("*.lua"):
+        source = script.read_text(encoding="utf-8")
+        calls = [line for line in source.splitlines() if re.search(r"\bcount\(", line)]
+        calls = [line for line in calls if "local function" not in line]
+        matches = [one for line in calls if (one := COUNTED.search(line.strip()))]
+        assert len(matches) == len(calls), f"{script.name}: {calls}"
+        for name, variable, group in (one.groups() for one in matches):
+            # One name is computed, the final state of acks: acked is counted separately.
+            assert name or (script.stem, variable) == ("ack", "state"), (script.name, variable)
+            found[name or "expired"] = bool(group)
+        found |= dict.fromkeys(re.findall(r"'HINCRBY', STATS, '(\w+)'", source), False)
+    return found
+
+
+def test_every_counter_of_the_scripts_is_exported() -> None:
+    found = counters_of_scripts()
+    assert found.pop("late:") is True, "lateness is a histogram"
+    assert len(found) > 15
+    assert {name for name, own in found.items() if not own} - LEFT_OUT.keys() == {*TOPIC_COUNTERS}
+    assert {name for name, own in found.items() if own} - LEFT_OUT.keys() == {*GROUP_COUNTERS}
+
+
+def test_names_follow_prometheus_customs() -> None:
+    names = [family.name for section in SECTIONS for family in section.families]
+    assert len(names) == len(set(names))
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"lisa_[a-z]+(_[a-z]+)*", name)
+        assert name.endswith("_total") == (family.kind == "counter"), name
+        assert bool(family.bounds) == (family.kind == "histogram"), name
+        assert not re.search(r"_(ms|millis|minutes|kb|mb)\b|_(bucket|count|sum)$", name), name
+        assert family.help.endswith("."), name
+        assert "le" not in family.labels
+
+
+def test_the_reference_page_matches_the_list() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert page == generator("generate_metrics").render(), "run: python docs/generate_metrics.py"
+
+
+def rules() -> list[dict[str, Any]]:
+    read = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    return [rule for group in read["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> list[str]:
+    """All expressions of the dashboard, the rules and the page about them."""
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    shown += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```promql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        shown += [re.sub(r"^#.*$", "", one, flags=re.MULTILINE) for one in block.split("\n\n")]
+    return shown + [rule["expr"] for rule in rules()]
+
+
+def test_expressions_name_what_is_exported() -> None:
+    assert metrics_in('rate(lisa_a_bucket{group=~"x lisa_no"}[5m]) > 1') == {"lisa_a_bucket"}
+    for expression in expressions():
+        named = metrics_in(expression)
+        assert named, expression
+        known = {family_of(name, HISTOGRAMS) for name in named - {"up"}}
+        assert known <= FAMILIES.keys(), known - FAMILIES.keys()
+        for name in named:
+            if family_of(name, HISTOGRAMS) in HISTOGRAMS:
+                assert name.endswith(("_bucket", "_sum", "_count")), f"{name} is a histogram"
+        labels = ADDED.union(*(FAMILIES[name].labels for name in known))
+        assert labels_in(expression) <= labels, expression
+
+
+def test_values_reported_by_several_roles_count_once() -> None:
+    """Managers and gateways export the same topic values, so selectors must be in a `max by`."""
+    once = re.compile(
+        r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
+        r"((rate|increase|deriv|max_over_time)\()?$"
+    )
+    for expression in expressions():
+        for found in re.finditer(r"lisa_(topic|managers|server)_\w+", expression):
+            if not expression.startswith("label_values"):
+                assert once.search(expression[: found.start()]), expression
+
+
+def test_rules_and_the_dashboard_keep_environments_apart() -> None:
+    for rule in rules():
+        lists = re.findall(r"\b(?:by|on) \(([^()]*)\)", rule["expr"])
+        assert all(listed.startswith("environment") for listed in lists if listed), rule["expr"]
+        bare = re.findall(r"\b(?:max|sum|group|count|min)\s*\(", rule["expr"])
+        assert not bare, f"{bare} aggregates over environments"
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    variables = [one for one in DASHBOARD["templating"]["list"] if "definition" in one]
+    assert variables[0]["name"] == "environment"
+    assert not variables[0].get("multi")
+    for expression in [*shown, *(one["definition"] for one in variables[1:])]:
+        for found in re.finditer(r"\blisa_\w+", expression):
+            assert expression[found.end() :].startswith('{environment="$environment"'), expression
+
+
+def test_the_dashboard_can_be_imported_and_read() -> None:
+    assert len(panels()) > 20
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    for panel in panels():
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        for one in (panel, *panel["targets"]):
+            assert one["datasource"]["uid"] == "${datasource}", panel["title"]
+        for target in panel["targets"]:
+            legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert legend <= labels_in(target["expr"]), panel["title"]
+    behind = "lisa_topic_archive_behind_seconds"
+    shown = [panel["title"] for panel in panels() if behind in str(panel["targets"])]
+    assert shown == ["Archives behind the journal"], "what led to the alert about it"
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        columns = range(at["x"], at["x"] + at["w"])
+        cells = {(x, y) for x in columns for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, f"{panel['title']} overlaps another"
+        assert max(columns) < 24
+        taken |= cells
+
+
+def test_alerts_say_what_to_do() -> None:
+    runbook = (ROOT / "docs" / "how-to" / "alerts.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", runbook, re.MULTILINE) == [rule["alert"] for rule in rules()]
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+    tested = (ROOT / "tests" / "gateway" / "alerts.test.yml").read_text(encoding="utf-8")
+    for rule in rules():
+        name, notes = rule["alert"], rule["annotations"]
+        assert set(notes) == {"summary", "description", "runbook_url"}, name
+        assert notes["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
+        assert len(notes["description"]) > 40, name
+        assert rule["labels"]["severity"] in ("warning", "critical"), name
+        assert f"`{name}`" in page, name
+        assert name in tested, name
+        used = set(re.findall(r"\$labels\.(\w+)", str(notes)))
+        assert used <= labels_in(rule["expr"]) | {"instance", "job"}, name
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", str(RULES)),
+        ("check", "config", str(CONFIGS / "prometheus.yml")),
+        ("test", "rules", str(ROOT / "tests" / "gateway" / "alerts.test.yml")),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_promtool(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SECONDS = "lisa_consumer_handler_seconds"
+HANDLED = "lisa_consumer_handled_total"
+BUSY = "lisa_consumer_busy"
+
+
+def test_a_page_is_as_prometheus_wants_it() -> None:
+    spread = Spread(FAMILIES[SECONDS].bounds)
+    values = [random.expovariate(20) for _ in range(500)] + [0.001, 0.0025, 5000.0]
+    for value in values:
+        spread.observe(value)
+    labels = {"topic": 'a"b\\c\nd{},=', "group": "g"}
+    numbers: Numbers = {SECONDS: {tuple(labels.values()): spread.numbers()}}
+    page = Exposed(metrics_page("consumer", [numbers]).body.decode())
+    for bound in (*FAMILIES[SECONDS].bounds, math.inf):
+        le = "+Inf" if bound == math.inf else str(bound)
+        below = sum(value <= bound for value in values)
+        assert page.value(f"{SECONDS}_bucket", **labels, le=le) == below
+    assert page.value(f"{SECONDS}_count", **labels) == len(values)
+    assert page.value(f"{SECONDS}_sum", **labels) == pytest.approx(sum(values))
+    assert page.value("lisa_build_info", role="consumer", version=lisa.__version__) == 1
+
+
+def test_processes_are_summed_and_the_least_up_counts() -> None:
+    one: Numbers = {"lisa_up": {(): 1.0}, BUSY: {(): 2}, SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
+    two: Numbers = {"lisa_up": {(): 0.0}, BUSY: {(): 3}, SECONDS: {("t", "g"): [0, 4, 0, 1.5]}}
+    assert merge([one, two]) == {
+        "lisa_up": {(): 0.0},
+        BUSY: {(): 5},
+        SECONDS: {("t", "g"): [1, 4, 2, 2.0]},
+    }
+    assert lasting(one) == {SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
+    with pytest.raises(TypeError, match=SECONDS):
+        add(one, SECONDS, 1.0, "t", "g")
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from lisa.core.metrics.sharing import Shared
+shared = Shared(Path(sys.argv[1]))
+shared.tidy()
+shared.write(lambda: {"lisa_consumer_handled_total": {("t", "g", "ok"): 7},
+                      "lisa_consumer_busy": {(): 1}})
+print("left", flush=True)
+time.sleep(60)
+"""
+
+
+def test_counters_of_a_killed_process_stay_and_its_gauges_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handled(count: int) -> Numbers:
+        return {HANDLED: {("t", "g", "ok"): count}}
+
+    shared = Shared(tmp_path)
+    shared.write(lambda: {**handled(5), BUSY: {(): 2}})
+    shared.write(dict)  # no numbers: the earlier ones stay
+    for killed in (1, 2):
+        with subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+        ) as child:
+            try:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"left\n"
+                assert shared.read() == {**handled(5 + 7 * killed), BUSY: {(): 3}}
+            finally:
+                child.kill()
+        if killed == 1:
+            shared.tidy()  # as the next child does
+            assert shared.read() == {**handled(12), BUSY: {(): 2}}
+    # Not merged yet, but not updated for too long.
+    monkeypatch.setattr("lisa.core.metrics.sharing.GONE_AFTER_S", -1.0)
+    assert shared.read() == handled(19)
+    shared.tidy()
+    assert [path.name for path in tmp_path.glob("*.numbers")] == [f"{os.getpid()}.numbers"]
+    assert shared.read() == handled(19)
+
+
+def test_a_reading_lasts_and_a_slow_one_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    reading = Reading()
+    assert reading.get() is None
+    kept = reading.keep({"lisa_topics": {(): 3}}, began=now - 0.01)
+    assert kept["lisa_up"] == {(): 1.0}
+    now += cache.LASTS_S * 0.99
+    assert reading.get() is kept
+    now += cache.LASTS_S * 0.02
+    assert reading.get() is None
+    reading.keep({}, began=now - 0.1)
+    now += 0.1 * cache.SHARE - 0.1
+    assert reading.get() is not None
+    reading.keep({}, began=now - 60.0)
+    now += cache.LASTS_AT_MOST_S
+    assert reading.get() is None
+    assert reading.keep(ServerUnavailable("away"), began=now) == {"lisa_up": {(): 0.0}}
+
+
+def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:
+    limits = ("max_requests", "max_buffered_bytes", "max_body_bytes")
+    bounds = types.SimpleNamespace(**dict.fromkeys(limits, 9), request_timeout=timedelta(seconds=9))
+    hub: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(gateway_server=bounds),
+        meter=Meter(),
+        **dict.fromkeys(("active", "held", "stalled", "buffered"), 0),
+        token=lambda _connection, *, compat: EVERYTHING,
+        access=types.SimpleNamespace(is_open=False),
+    )
+    sent: list[Any] = []
+
+    async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ZeroDivisionError
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/topics", "headers": []}
+    asyncio.run(LimitsMiddleware(broken, hub)(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert (b"x-frame-options", b"DENY") in sent[0]["headers"]
+    assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
+    assert hub.active == hub.buffered == 0
