@@ -1,4 +1,4 @@
-"""`lisa bench` with small numbers: measures, targets, exit codes."""
+"""Benchmarks in small: `lisa bench`, and the comparison with other queues."""
 
 from __future__ import annotations
 
@@ -14,45 +14,40 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from benchmarks.comparison.__main__ import FURTHER, compare
+from benchmarks.comparison.environments import Installed, find, install
+from benchmarks.comparison.workers import peer_at_work
 from lisa.cli.bench import floor, targets
 from lisa.cli.bench.command import MEASURES
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import BenchServer
+from lisa.cli.bench.server import BenchServer, fresh_server
+from lisa.cli.bench.work import drain, paced
 from lisa.cli.main import main
-from tests.servers import ROOT, connect
+from tests.servers import ROOT, connect, runs, wait_until
 
 
-def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+def run(*module: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
     return subprocess.run(
-        [sys.executable, "-m", "lisa.cli.main", "bench", *arguments],
+        [sys.executable, "-m", *module],
         check=False,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=600,
         cwd=cwd,
         # A prefix that no role accepts: benchmarks use default settings.
-        env={**environ, "PYTHONPATH": str(ROOT), "LISA_PREFIX": "{}"},
+        env={**clean, "PYTHONPATH": str(ROOT), "LISA_PREFIX": "{}"},
     )
 
 
 @pytest.mark.full
 def test_every_measure_runs_and_reports(tmp_path: Path) -> None:
-    done = bench(
-        "--scale",
-        "0.004",
-        "--repeats",
-        "1",
-        "--out",
-        "report",
-        "--json",
-        cwd=tmp_path,
-    )
+    options = ("--scale", "0.004", "--repeats", "1", "--out", "report", "--json")
+    done = run("lisa.cli.main", "bench", *options, cwd=tmp_path)
     told: dict[str, Any] = json.loads(done.stdout)
     assert [one for one in told["failed"] if one["of"] == "lisa"] == []
-    measured = {one["measure"] for one in told["figures"]}
-    assert measured == set(MEASURES)
+    assert {one["measure"] for one in told["figures"]} == set(MEASURES)
     early = [one for one in told["figures"] if one["name"].startswith("early")]
     assert early
     assert [one for one in early if any(one["values"])] == []
@@ -63,80 +58,226 @@ def test_every_measure_runs_and_reports(tmp_path: Path) -> None:
     assert files == {"report.md", "report.json"}
 
 
-def test_the_memory_target_is_met_and_the_exit_code_says_so(tmp_path: Path) -> None:
-    done = bench("--quick", "--only", "memory", "--repeats", "1", cwd=tmp_path)
+def test_one_measure_and_usage(tmp_path: Path) -> None:
+    memory = ("--quick", "--only", "memory", "--repeats", "1")
+    done = run("lisa.cli.main", "bench", *memory, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "memory a waiting message, embedded Valkey" in done.stdout
     assert "drain" not in done.stdout
-
-
-def invoke(
-    monkeypatch: pytest.MonkeyPatch, measure: Callable[[Run], None], bound: float
-) -> tuple[int, str]:
-    """Exit code and output of a run with only the given measure and one target."""
-    target = targets.Target(
-        "memory", "the figure", "", targets.Sense.AT_MOST, bound, targets.plain("memory", "x"), "B"
-    )
-    monkeypatch.setattr(targets, "TARGETS", (target,))
-    monkeypatch.setattr("lisa.cli.bench.measures.memory.measure", measure)
-    monkeypatch.setattr("lisa.cli.bench.command._clear_settings", lambda: None)
-    result = CliRunner().invoke(main, ["bench", "--quick", "--only", "memory"])
-    return result.exit_code, result.stdout
+    assert CliRunner().invoke(main, ["bench", "--only", "nothing"]).exit_code == 2
+    assert CliRunner().invoke(compare, ["--quick", "--long"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
     ("bound", "code", "verdict"),
-    [(120.0, 0, "met"), (90.0, 0, "missed by less than 20 %"), (80.0, 1, "missed")],
+    [
+        (120.0, 0, "met"),
+        (90.0, 0, "missed by less than 20 %"),
+        (80.0, 1, "missed"),
+        (None, 1, "memory of lisa was not measured: nothing came in 3 repeats"),
+    ],
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, bound: float, code: int, verdict: str) -> None:
-    def measure(run: Run) -> None:
-        run.results.add("memory", "lisa", "x", 100.0, "B")
-
-    ended, said = invoke(monkeypatch, measure, bound)
-    assert ended == code
-    assert said.splitlines()[-1].rstrip().endswith(verdict)
-
-
-def test_a_failed_measure_is_reported_and_fails_the_run(
-    monkeypatch: pytest.MonkeyPatch,
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, bound: float | None, code: int, verdict: str
 ) -> None:
     def measure(run: Run) -> None:
-        raise Fault(f"nothing came in {run.sizes.repeats} repeats")
+        if bound is None:
+            raise Fault(f"nothing came in {run.sizes.repeats} repeats")
+        run.results.add("memory", "lisa", "x", 100.0, "B")
 
-    ended, said = invoke(monkeypatch, measure, 1.0)
-    assert ended == 1
-    assert "memory of lisa was not measured: nothing came in 3 repeats" in said
-
-
-def test_usage(tmp_path: Path) -> None:
-    assert bench("--only", "nothing", cwd=tmp_path).returncode == 2
-
-
-def test_the_floor_leaves_tombstones_and_nothing_else(redis_url: str) -> None:
-    server = BenchServer(redis_url)
-    steps = floor.life(server, 1_200)
-    assert list(steps) == ["send", "promote", "read", "settle"]
-    assert all(redis_us > 0 for redis_us in steps.values())
-    with connect(redis_url) as client:
-        assert left(client) == {"done": 1_200, "ready": 1}
-        client.flushall()
-        floor.life(server, 1_200, bare=True)
-        assert left(client) == {"ready": 1}
-        client.flushall()
-        assert server.knows("MSETEX")
-        assert not server.knows("MSETEXES")
-        floor.life(server, 1_200, msetex=True)
-        assert left(client) == {"done": 1_200, "ready": 1}
+    plain = targets.plain("memory", "x")
+    target = targets.Target("memory", "it", "", targets.Sense.AT_MOST, bound or 1.0, plain, "B")
+    monkeypatch.setattr(targets, "TARGETS", (target,))
+    monkeypatch.setattr("lisa.cli.bench.measures.memory.measure", measure)
+    monkeypatch.setattr("lisa.cli.bench.command._clear_settings", lambda: None)
+    result = CliRunner().invoke(main, ["bench", "--quick", "--only", "memory"])
+    assert result.exit_code == code
+    assert any(line.rstrip().endswith(verdict) for line in result.stdout.splitlines())
 
 
 def left(client: redis.Redis) -> dict[str, int]:
     """The number of remaining keys of each kind; the stream must be empty."""
     found: dict[str, int] = {}
     for key in client.scan_iter(count=1_000):
-        if b":reply:" in key:
-            continue
-        kind = "done" if b":done:" in key else key.rpartition(b":")[2].decode()
-        found[kind] = found.get(kind, 0) + 1
-        if kind == "ready":
-            assert client.xlen(key) == 0
+        if b":reply:" not in key:
+            kind = "done" if b":done:" in key else key.rpartition(b":")[2].decode()
+            found[kind] = found.get(kind, 0) + 1
+            assert kind != "ready" or client.xlen(key) == 0
     return found
+
+
+def test_the_floor_leaves_tombstones_and_nothing_else(redis_url: str) -> None:
+    server = BenchServer(redis_url)
+    assert server.knows("MSETEX")
+    assert not server.knows("MSETEXES")
+    with connect(redis_url) as client:
+        for options, tombstones in (({}, 1_200), ({"bare": True}, 0), ({"msetex": True}, 1_200)):
+            steps = floor.life(server, 1_200, **options)
+            assert list(steps) == ["send", "promote", "read", "settle"]
+            assert all(redis_us > 0 for redis_us in steps.values())
+            assert left(client) == {"ready": 1} | ({"done": tombstones} if tombstones else {})
+            client.flushall()
+
+
+PEER = """\
+import argparse, json, os, pathlib, signal, struct, sys, time
+
+assert pathlib.Path.cwd() == pathlib.Path(__file__).parent
+parser = argparse.ArgumentParser()
+parser.add_argument("command")
+parser.add_argument("--count", type=int)
+parser.add_argument("--due-ms", type=int)
+parser.add_argument("--start-ms", type=int)
+parser.add_argument("--rate", type=float)
+parser.add_argument("--tasks", type=int)
+asked = parser.parse_args()
+# Its queue is a folder beside the environment: one file a call, a due time in ms a line.
+queue = pathlib.Path(os.environ["BENCH_ENVIRONMENT"]) / "queue"
+queue.mkdir(exist_ok=True)
+
+def send(dues):
+    began = time.perf_counter()
+    part = queue / f"{time.time_ns()}.part"
+    part.write_text("".join(f"{due}\\n" for due in dues))
+    part.rename(part.with_suffix(".due"))
+    print("a line of the library's own")
+    print(json.dumps({"sent": len(dues), "seconds": time.perf_counter() - began}))
+
+def work():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for old in queue.iterdir():
+        old.unlink()
+    ledger = pathlib.Path(os.environ["BENCH_LEDGER"]) / f"{os.getpid()}-0.ledger"
+    dues = []
+    print("ready", flush=True)
+    with ledger.open("ab", buffering=0) as file:
+        while True:
+            for path in queue.glob("*.due"):
+                dues += map(int, path.read_text().split())
+                path.unlink()
+            now = time.time_ns() // 1000
+            for due in [due for due in dues if due * 1000 <= now]:
+                dues.remove(due)
+                # By its word faster than any real one: how much it is given must have a bound.
+                file.write(struct.pack("<qq", due * 1000, due * 1000 + 1))
+            time.sleep(0.001)
+
+if asked.command == "versions":
+    print(json.dumps({"fake": "1.0", "python": sys.version.split()[0]}))
+elif asked.command == "work":
+    work()
+elif asked.command == "send-concurrent":
+    sys.exit(3)
+elif asked.command == "send-single":
+    sys.exit("the library says no")
+elif asked.command == "send-paced":
+    send([asked.start_ms + int(i * 1000 / asked.rate) for i in range(asked.count)])
+else:
+    send([asked.due_ms] * asked.count)
+"""
+
+
+def peer(folder: Path, name: str, program: str, requirement: str = "", about: str = "") -> None:
+    (folder / name).mkdir()
+    (folder / name / "peer.py").write_text(program)
+    (folder / name / "requirements.txt").write_text(requirement)
+    (folder / name / "peer.toml").write_text(about)
+
+
+@pytest.mark.full
+def test_the_report_covers_lisa_and_the_peers(tmp_path: Path) -> None:
+    """One peer works, one cannot be installed, one lacks a program."""
+    peers = tmp_path / "peers"
+    peers.mkdir()
+    about = 'kind = "python"\nserver = "none"\n[skip]\nbulk_send = "nothing to see"\n'
+    peer(peers, "fake", PEER, about=about)
+    peer(peers, "nowhere", PEER, "./no-such-package\n")
+    peer(peers, "unarmed", "", about='needs = ["no-such-program-here"]\n')
+    (peers / "notes").mkdir()
+    measures = ("drain", "lateness", "bulk_send", "single_send", "concurrent_send", "memory")
+    only = [word for measure in (*measures, *FURTHER) for word in ("--only", measure)]
+    options = ("--scale", "0.004", "--repeats", "1", "--out", "report", "--json")
+    done = run("benchmarks.comparison", "--peers", str(peers), *options, *only, cwd=tmp_path)
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert [one for one in told["failed"] if one["of"] == "lisa"] == []
+    files = {path.name for path in (tmp_path / "report").iterdir()}
+    assert files == {"report.md", "report.json", "throughput.png", "lateness.png", "backlog.png"}
+    assert set(FURTHER) <= {one["measure"] for one in told["figures"]}
+    against = {one["against"]: one["verdict"] for one in told["targets"]}
+    assert against["BullMQ on Node"] == "not measured"
+    assert told["versions"]["fake"]["fake"] == "1.0"
+    figures = {(one["measure"], one["name"]) for one in told["figures"] if one["subject"] == "fake"}
+    expected = {("drain", "rate"), ("drain", "consumer"), ("lateness", "p50 half of capacity")}
+    assert expected <= figures
+    assert ("drain", "redis") not in figures
+    reasons = {one["measure"]: one["why"] for one in told["failed"] if one["of"] == "fake"}
+    assert reasons["bulk_send"] == "nothing to see"
+    assert "the library says no" in reasons["single_send"]
+    assert reasons["concurrent_send"] == "it has no asyncio API"
+    assert reasons["memory"] == "its messages are not stored in Redis"
+    assert told["missing"]["unarmed"] == "no-such-program-here is not on PATH"
+    assert "installation failed" in told["missing"]["nowhere"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Callable[[str], Installed]:
+    """Installs a peer, always under the same name."""
+
+    def made(program: str) -> Installed:
+        folder = tmp_path / "peers"
+        if not folder.exists():
+            folder.mkdir()
+            peer(folder, "peer", "")
+        (folder / "peer" / "peer.py").write_text(program)
+        [found] = find(folder)
+        return install(found, tmp_path / "build")
+
+    return made
+
+
+@pytest.mark.full
+def test_a_peers_messages_are_counted_from_its_ledger(
+    installed: Callable[[str], Installed],
+) -> None:
+    with fresh_server() as server:
+        with peer_at_work(installed(PEER), server, 50, 100.0) as work:
+            drained = drain(work, 50, 3.0)
+            assert drained.rate > 0
+            assert len(drained.lateness_us) == 50
+            assert min(drained.lateness_us) >= 0
+            late_us = paced(work, 20, 100.0, 3.0).lateness_us
+            assert min(late_us) >= 0
+            due_us = sorted(work.ledger.read()[0])
+            assert [due - due_us[0] for due in due_us] == [10_000 * n for n in range(20)]
+            with pytest.raises(Fault, match="longer than the head start"):
+                drain(work, 10, 0.0)
+        silent = installed("raise SystemExit('no settings for this')")
+        with pytest.raises(Fault, match="no settings"), peer_at_work(silent, server, 1, 1.0):
+            pass
+
+
+CHILD = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path("child").write_text(str(child.pid))
+time.sleep(60)
+"""
+
+
+@pytest.mark.full
+def test_an_environment_and_a_command_of_a_peer(installed: Callable[[str], Installed]) -> None:
+    found = installed("print('hello')")
+    trace = found.environment / "trace"
+    trace.touch()
+    with pytest.raises(Fault, match="printed no JSON: hello"):
+        installed("print('hello')").call("versions", timeout_s=60.0)
+    assert trace.exists(), "kept until its requirements change"
+    child = found.peer.folder / "child"
+    hangs = installed(CHILD)
+    while not child.exists():  # on a busy machine, it may take longer until it has started
+        with pytest.raises(Fault, match="took longer than 2 s"):
+            hangs.call("versions", timeout_s=2.0)
+    wait_until(lambda: not runs(int(child.read_text())))
+    (found.peer.folder / "requirements.txt").write_text("# other\n")
+    installed("print('{}')")
+    assert not trace.exists()
