@@ -42,31 +42,25 @@ WHOLE = BYTES_PER_CALL - HEAD_BYTES
 ROOM = 48 * 1024
 """Bytes of a request or a reply that are not bodies: ids and due times of hundreds of messages."""
 
-MIXES = {
-    "around the budget": [
-        *(0, 1, WHOLE - 1, WHOLE, WHOLE + 1, BYTES_PER_CALL - 1, BYTES_PER_CALL),
-        *(BYTES_PER_CALL + 1, LIMIT - 1, LIMIT, 1, 0),
-    ],
-    "tiny ones and a huge one": [*range(300), LIMIT, *range(300)],
-    "alternating": [LIMIT, 0, 90_000, 1] * 4,
-    "calls filled to the byte": [BYTES_PER_CALL // 4 - HEAD_BYTES] * 8
-    + [BYTES_PER_CALL // 4 - HEAD_BYTES + 1] * 8,
-}
-Bodies = dict[str, bytes]
+QUARTER = BYTES_PER_CALL // 4 - HEAD_BYTES
+SIZES = [
+    *(0, 1, WHOLE - 1, WHOLE, WHOLE + 1, BYTES_PER_CALL - 1, BYTES_PER_CALL),
+    *(BYTES_PER_CALL + 1, LIMIT - 1, LIMIT, 1, 0),
+    *(*range(300), LIMIT, *range(300)),  # tiny ones and a huge one
+    *[LIMIT, 0, 90_000, 1] * 2,
+    *[QUARTER] * 8,  # fill calls to the byte, and exceed them by one
+    *[QUARTER + 1] * 8,
+]
 
 
-@pytest.fixture(params=MIXES)
-def bodies(request: pytest.FixtureRequest) -> Bodies:
-    """Bodies by id, in the order of sending."""
-    return of_sizes(MIXES[request.param])
-
-
-def of_sizes(sizes: list[int]) -> Bodies:
-    return {f"m{n:04}": _body(n, size) for n, size in enumerate(sizes)}
-
-
-def _body(number: int, size: int) -> bytes:
+def body_of(number: int, size: int) -> bytes:
     return (b"%d:" % number + bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+BODIES = {f"m{number:04}": body_of(number, size) for number, size in enumerate(SIZES)}
+"""Bodies by id, in the order of sending."""
+
+FEW = dict(list(BODIES.items())[:12])
 
 
 @pytest.fixture
@@ -83,49 +77,50 @@ def cast(meter: Meter) -> Iterator[Cast]:
     cast.store.close()
 
 
-def outgoing(bodies: Bodies) -> list[Outgoing]:
-    return [Outgoing(body, id=one) for one, body in bodies.items()]
-
-
-def send(cast: Cast, bodies: Bodies, **options: Any) -> None:
+def send(cast: Cast, **options: Any) -> None:
     producer = Either("sync", cast.store.connection.address.url)
-    producer.send_many("orders", outgoing(bodies), **options)
+    producer.send_many(
+        "orders", [Outgoing(body, id=one) for one, body in BODIES.items()], **options
+    )
     producer.close()
 
 
-def pull_all(cast: Cast, bodies: Bodies) -> list[Any]:
-    """All deliveries in order of arrival, none twice."""
+def pull_all(cast: Cast) -> list[Any]:
+    """All deliveries, in the order of sending, none twice."""
     found: list[Any] = []
     consumer = Consumer(cast.store.connection.address.url, group=cast.group)
     while some := consumer.pull("orders", batch=500):
         found += some
-    assert [one.id for one in found] == list(bodies)
-    assert {one.id: one.body for one in found} == bodies
+    assert [one.id for one in found] == list(BODIES)
+    assert {one.id: one.body for one in found} == BODIES
     return found
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("way", ["send", "send_many", "stream", "later"])
+def promote(cast: Cast) -> None:
+    while cast.store.call(Promote("orders")).moved:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("sync", "send"), ("async", "send_many"), ("sync", "stream"), ("async", "later")],
+)
 def test_producers_send_them_and_handlers_receive_them(
-    meter: Meter, cast: Cast, bodies: Bodies, kind: str, way: str
+    meter: Meter, cast: Cast, kind: str, way: str
 ) -> None:
-    producer = Either(kind, meter.url)
+    producer, bodies = Either(kind, meter.url), FEW if way == "send" else BODIES
+    outgoing = [Outgoing(body, id=one) for one, body in bodies.items()]
     if way == "send":
-        for one in list(bodies)[:20]:
-            producer.send("orders", bodies[one], id=one)
-        bodies = dict(list(bodies.items())[:20])
+        for one, body in bodies.items():
+            producer.send("orders", body, id=one)
     elif way == "stream":
-        producer.stream("orders", outgoing(bodies), len(bodies))
+        producer.stream("orders", outgoing, len(bodies))
     else:
         due = {"at_ms": cast.now_ms() + 300} if way == "later" else {}
-        producer.send_many("orders", outgoing(bodies), **due)
+        producer.send_many("orders", outgoing, **due)
     seen: list[tuple[str, Any]] = []
     consumer = Consumer(meter.url, group=cast.group, concurrency=1)
-
-    @consumer.on("orders")
-    def handle(message: Message) -> None:
-        seen.append((message.id, message.body))
-
+    consumer.on("orders", lambda message: seen.append((message.id, message.body)))
     with consumer:
         wait_until(
             lambda: cast.store.call(Promote("orders")).moved == 0 and len(seen) >= len(bodies)
@@ -136,19 +131,13 @@ def test_producers_send_them_and_handlers_receive_them(
     producer.close()
 
 
-def test_pulls_hand_them_over(cast: Cast, bodies: Bodies) -> None:
-    send(cast, bodies)
-    for delivery in pull_all(cast, bodies):
-        assert delivery.ack() == "acked"
-
-
-def test_each_kind_of_handler_receives_them(meter: Meter, cast: Cast, bodies: Bodies) -> None:
+def test_each_kind_of_handler_receives_them(meter: Meter, cast: Cast) -> None:
     """Event loop, threads, and batches; each kind has a group."""
     seen: dict[str, list[tuple[str, Any]]] = {"loop": [], "threads": [], "batches": []}
     consumers = {name: Consumer(meter.url, group=name, concurrency=4) for name in seen}
     for name in seen:
         cast.on("orders", name).declare()
-    send(cast, bodies)
+    send(cast)
 
     @consumers["loop"].on("orders")
     async def handle(message: Message) -> None:
@@ -163,23 +152,19 @@ def test_each_kind_of_handler_receives_them(meter: Meter, cast: Cast, bodies: Bo
         seen["batches"].extend((message.id, message.body) for message in messages)
 
     with consumers["loop"], consumers["threads"], consumers["batches"]:
-        wait_until(lambda: all(len(one) >= len(bodies) for one in seen.values()))
+        wait_until(lambda: all(len(one) >= len(BODIES) for one in seen.values()))
     for one in seen.values():
-        assert sorted(one) == sorted(bodies.items())
+        assert sorted(one) == sorted(BODIES.items())
 
 
-def test_looking_at_them(cast: Cast, meter: Meter, bodies: Bodies) -> None:
-    send(cast, bodies)
-    found = cast.store.call_by_id(Inspect("orders", list(bodies)))
-    assert [decode_envelope(one.envelope or b"").body for one in found] == list(bodies.values())
+def test_they_are_looked_at_and_the_journal_is_read_both_ways(cast: Cast, meter: Meter) -> None:
+    send(cast)
+    found = cast.store.call_by_id(Inspect("orders", list(BODIES)))
+    assert [decode_envelope(one.envelope or b"").body for one in found] == list(BODIES.values())
     producer = Either("async", meter.url)
-    for one in list(bodies)[:12]:
-        assert producer.ask("get", "orders", one).body == bodies[one]
+    for one, body in FEW.items():
+        assert producer.ask("get", "orders", one).body == body
     producer.close()
-
-
-def test_the_journal_is_read_both_ways(cast: Cast, bodies: Bodies) -> None:
-    send(cast, bodies)
     for backwards in (False, True):
         seen: list[tuple[str, Any]] = []
         start, stop, is_last = ("+" if backwards else "-"), ("-" if backwards else "+"), False
@@ -188,26 +173,25 @@ def test_the_journal_is_read_both_ways(cast: Cast, bodies: Bodies) -> None:
             for _, flat in items:
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 if b"envelope" in fields:
-                    body = decode_envelope(fields[b"envelope"]).body
-                    seen.append((fields[b"id"].decode(), body))
+                    read = decode_envelope(fields[b"envelope"]).body
+                    seen.append((fields[b"id"].decode(), read))
             start = f"({items[-1][0].decode()}" if items else start
-        assert seen == list(bodies.items())[:: -1 if backwards else 1]
+        assert seen == list(BODIES.items())[:: -1 if backwards else 1]
 
 
-def test_garbage_is_given_a_new_life(cast: Cast, bodies: Bodies) -> None:
-    send(cast, bodies)
-    for delivery in pull_all(cast, bodies):
+def test_they_are_pulled_die_and_are_given_a_new_life(cast: Cast) -> None:
+    send(cast)
+    for delivery in pull_all(cast):
         delivery.discard("no")
     found = garbage.listed(cast.store, garbage.GarbageSelection(topic="orders"), limit=1000)
-    assert {row.id for row in cast.store.drive(found).rows} == set(bodies)
-    done = cast.store.drive(garbage.requeue(cast.store, "orders", cast.group, list(bodies)))
-    assert done == [True] * len(bodies)
-    while cast.store.call(Promote("orders")).moved:
-        pass
-    pull_all(cast, bodies)
+    assert {row.id for row in cast.store.drive(found).rows} == set(BODIES)
+    done = cast.store.drive(garbage.requeue(cast.store, "orders", cast.group, list(BODIES)))
+    assert done == [True] * len(BODIES)
+    promote(cast)
+    assert {delivery.ack() for delivery in pull_all(cast)} == {"acked"}
 
 
-def test_signals_of_a_manager_carry_them(cast: Cast, bodies: Bodies) -> None:
+def test_signals_of_a_manager_carry_them(cast: Cast) -> None:
     """Signals for messages past their ttl, and for those of a dead consumer."""
     heard: dict[str, list[tuple[str, Any]]] = {"expired": [], "dead": []}
 
@@ -218,63 +202,57 @@ def test_signals_of_a_manager_carry_them(cast: Cast, bodies: Bodies) -> None:
         heard["dead"].append((message.id, message.body))
 
     kit = Services(cast)
-    cast.configure(ack_timeout="1", retry_delays="")
+    cast.configure(ack_timeout="1", retry_delays="", retention="0")
     with signals.everywhere.expired.connected_to(hear_end):
         due_ms = cast.now_ms() + 500
-        send(cast, bodies, at_ms=due_ms, ttl=timedelta(milliseconds=1))
+        send(cast, at_ms=due_ms, ttl=timedelta(milliseconds=1))
         wait_until(lambda: cast.now_ms() > due_ms + 5)
         wait_until(lambda: kit.promoter.step(["orders"]) == [None])
         kit.announcer.step()
     with signals.everywhere.dead.connected_to(hear_death):
-        again = {f"again-{one}": body for one, body in bodies.items()}
-        send(cast, again)
+        send(cast)
         while cast.store.call(Pull("orders", cast.group, "dead", 500)).entries:
             pass
 
         def is_all_garbage() -> bool:
-            return cast.stats().get(f"garbage@{cast.group}") == len(again)
+            return cast.stats().get(f"garbage@{cast.group}") == len(BODIES)
 
         wait_until(lambda: kit.reclaimer.step(["orders"]) and is_all_garbage())
         kit.announcer.step()
-    assert sorted(heard["expired"]) == sorted(bodies.items())
-    assert sorted(heard["dead"]) == sorted(again.items())
+    for messages in heard.values():
+        assert sorted(messages) == sorted(BODIES.items())
 
 
-def test_a_restore_puts_them_back(cast: Cast, bodies: Bodies) -> None:
+def test_a_restore_puts_them_back(cast: Cast) -> None:
     token = new_token()
     items = [
         RestoreItem(one, encode_envelope(token, body), 1 + n)
-        for n, (one, body) in enumerate(bodies.items())
+        for n, (one, body) in enumerate(BODIES.items())
     ]
     most = cast.store.batch_size("orders", Restore)
     for some in portions(items, most, lambda item: len(item.envelope)):
         assert set(cast.store.call_by_id(Restore("orders", some))) == {"restored"}
-    while cast.store.call(Promote("orders")).moved:
-        pass
-    pull_all(cast, bodies)
+    promote(cast)
+    pull_all(cast)
 
 
 def test_the_gateway_accepts_and_delivers_them(meter: Meter, cast: Cast) -> None:
-    with Gateway(meter.url) as gateway:
-        for number, sizes in enumerate(MIXES.values()):
-            by_gateway(gateway, cast.on(f"orders-{number}").declare(), of_sizes(sizes))
-
-
-def by_gateway(gateway: Gateway, cast: Cast, bodies: Bodies) -> None:
-    client, path = gateway.client, f"/v1/topics/{cast.topic}"
+    path = "/v1/topics/orders"
     messages = [
-        {"id": one, "body_base64": base64.b64encode(body).decode()} for one, body in bodies.items()
+        {"id": one, "body_base64": base64.b64encode(body).decode()} for one, body in BODIES.items()
     ]
-    for some in portions(messages, 500, lambda one: 4 * len(one["body_base64"])):
-        sent = client.post(f"{path}/messages:batch", json={"messages": some})
-        assert sent.is_success, sent.text
-    for one in list(bodies)[:12]:
-        seen = client.get(f"{path}/messages/{one}").json()
-        assert base64.b64decode(seen["body_base64"]) == bodies[one]
-    found: list[tuple[str, bytes]] = []
-    while some := client.post(f"{path}/pull", json={"max": 500}).json()["deliveries"]:
-        found += [(one["id"], base64.b64decode(one["body_base64"])) for one in some]
-    assert found == list(bodies.items())
-    listed = client.get(f"{path}/messages", params={"state": "in_flight", "limit": 500})
-    assert len(listed.json()["messages"]) == min(500, len(bodies)), listed.text
-    cast.store.close()
+    with Gateway(meter.url) as gateway:
+        client = gateway.client
+        for some in portions(messages, 500, lambda one: 4 * len(one["body_base64"])):
+            sent = client.post(f"{path}/messages:batch", json={"messages": some})
+            assert sent.is_success, sent.text
+        for one, body in FEW.items():
+            shown = client.get(f"{path}/messages/{one}").json()
+            assert base64.b64decode(shown["body_base64"]) == body
+        found: list[tuple[str, bytes]] = []
+        pull = {"max": 500, "group": cast.group}
+        while some := client.post(f"{path}/pull", json=pull).json()["deliveries"]:
+            found += [(one["id"], base64.b64decode(one["body_base64"])) for one in some]
+        assert found == list(BODIES.items())
+        listed = client.get(f"{path}/messages", params={"state": "in_flight", "limit": 500})
+        assert len(listed.json()["messages"]) == 500, listed.text
