@@ -1,4 +1,4 @@
-"""`lisa-delay-queue` as users get it: built, installed into an empty environment, and run."""
+"""Both distributions as users get them: files, installation into an empty environment, use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
+import tarfile
+import tomllib
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,10 +17,12 @@ import pytest
 
 import lisa
 from lisa.embedded.server import EmbeddedServer, free_port
-from tests.servers import wait_until
+from tests.servers import ROOT, wait_until
 from tests.wheels import (
+    CLIENT,
     COPY,
     Wheels,
+    build,
     build_both,
     environment,
     install,
@@ -31,19 +35,14 @@ from tests.wheels import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-LUA = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "lua").rglob("*.lua"))
+full = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
     return build_both(tmp_path_factory.mktemp("dist"))
-
-
-@pytest.fixture(scope="module")
-def wheel(wheels: Wheels) -> Path:
-    return wheels.full
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +60,98 @@ def installed(wheels: Wheels, client: Path) -> Path:
     return client
 
 
+def files(wheel: Path) -> list[str]:
+    """The names of all files but the metadata."""
+    names = zipfile.ZipFile(wheel).namelist()
+    return [name for name in names if ".dist-info/" not in name]
+
+
+def metadata(wheel: Path) -> tuple[str, str]:
+    """Its fields, and the description."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith("/METADATA"))
+        fields, _, text = archive.read(name).decode().partition("\n\n")
+    return fields, text
+
+
+def targets_of(text: str) -> list[str]:
+    """The targets of links that lead to no web site."""
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    return [one for one in targets if not one.startswith(("https://", "http://"))]
+
+
+def test_each_file_belongs_to_one_distribution(wheels: Wheels) -> None:
+    tree = [
+        (path, f"lisa/{path.relative_to(ROOT)}" if part != "lisa" else str(path.relative_to(ROOT)))
+        for part in ("lisa", "lua", "configs")
+        for path in (ROOT / part).rglob("*")
+    ]
+    names = sorted(name for path, name in tree if path.is_file() and path.suffix != ".pyc")
+    own = [name for name in files(wheels.full) if name.startswith("lisa/")]
+    assert sorted(files(wheels.client) + own) == names
+    assert "lisa/py.typed" in files(wheels.client)
+    rest = {name for name in files(wheels.full) if not name.startswith("lisa/")}
+    assert rest == {f"{COPY}/{name}" for name in files(wheels.client)} | {"lisa-delay-queue.pth"}
+    assert not COPY.isidentifier(), "no program can import the copy by its own name"
+    for wheel in wheels:
+        assert f"\nVersion: {lisa.__version__}\n" in metadata(wheel)[0]
+        with zipfile.ZipFile(wheel) as archive:
+            (licence,) = (one for one in archive.namelist() if one.endswith("licenses/LICENSE"))
+            assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+            sources = [archive.read(name) for name in archive.namelist() if name[-3:] == ".py"]
+        assert not any(b'"pip"' in one or b'"npm"' in one for one in sources), "install nothing"
+
+
+def test_the_description_has_no_links_to_files_without_a_project_url(
+    wheels: Wheels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, text = metadata(wheels.full)
+    assert "Description-Content-Type: text/markdown" in fields
+    assert "Project-URL:" not in fields
+    assert targets_of(text) == []
+    assert "explained in the glossary." in " ".join(text.split())
+    readme, heads = (ROOT / "README.md").read_text(), re.compile("^```.*|^#.*", re.MULTILINE)
+    assert heads.findall(text) == heads.findall(readme)
+    root = "https://git.example/lisa"
+    monkeypatch.setenv("PROJECT_URL", f"{root}/")
+    fields, text = metadata(build(ROOT, tmp_path))
+    assert f"\nProject-URL: Source, {root}\n" in fields
+    assert f"\nProject-URL: Changelog, {root}/blob/main/CHANGELOG.md\n" in fields
+    assert f"[glossary]({root}/blob/main/docs/reference/keys.md#glossary)" in text
+    assert f"]({root}/raw/main/docs/images/page-overview.png)" in text
+    assert targets_of(text) == []
+
+
+def test_the_full_distribution_requires_the_client_of_its_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    first, *others = project["dependencies"]
+    assert first == f"lisa-delay-queue-client[settings]=={lisa.__version__}"
+    client = tomllib.loads((CLIENT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    def bounds(lines: list[str]) -> dict[str, str]:
+        found = (re.fullmatch(r"([\w-]+)(?:\[\w+\])?(.*)", line) for line in lines)
+        return {one[1]: one[2] for one in found if one}
+
+    both = bounds([*client["dependencies"], *client["optional-dependencies"]["settings"]])
+    shared = both.keys() & bounds(others).keys()
+    assert {"redis", "click"} <= shared
+    assert [name for name in shared if both[name] != bounds(others)[name]] == []
+
+
+@full
+@pytest.mark.parametrize("kind", Wheels._fields)
+def test_a_source_distribution_builds_the_same_wheel(
+    wheels: Wheels, kind: str, tmp_path: Path
+) -> None:
+    source = build(CLIENT if kind == "client" else ROOT, tmp_path, "sdist")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    wheel = build(tmp_path / source.name.removesuffix(".tar.gz"), tmp_path)
+    expected = getattr(wheels, kind)
+    assert wheel.name == expected.name
+    assert sorted(files(wheel)) == sorted(files(expected))
+
+
 HANDLER = """
 import logging
 from lisa import message_received
@@ -70,61 +161,45 @@ def handle(topic, *, message):
     logging.getLogger("shop").warning("handled %s", message.body)
 """
 SENDS_AND_HANDLES = """
-import sys, threading, lisa
-consumer, handled = lisa.Consumer(sys.argv[1]), threading.Event()
+import sys, threading
+from lisa import *
+assert 'Manager' not in globals() or '--full' in sys.argv
+consumer, handled = Consumer(sys.argv[1]), threading.Event()
 consumer.on("orders", lambda message: print(message.body["order"]) or handled.set())
-with consumer, lisa.Producer(sys.argv[1]) as producer:
+with consumer, Producer(sys.argv[1]) as producer:
     producer.send("orders", {"order": 42})
     assert handled.wait(60)
 """
 
 
-def sends_and_handles(binaries: Path, url: str, folder: Path) -> bool:
+def sends_and_handles(binaries: Path, url: str, folder: Path, *options: str) -> bool:
     """Whether a program in an environment does, with a manager in this process."""
     with lisa.Manager(url):
-        return run(binaries / "python", "-c", SENDS_AND_HANDLES, url, cwd=folder) == "42\n"
+        said = run(binaries / "python", "-c", SENDS_AND_HANDLES, url, *options, cwd=folder)
+    return said == "42\n"
 
 
-def test_the_client_alone_sends_and_handles(client: Path, redis_url: str, tmp_path: Path) -> None:
+def test_the_client_alone(client: Path, redis_url: str, tmp_path: Path) -> None:
+    """It sends and handles, with seven packages, and names what else to install."""
     assert sends_and_handles(client, redis_url, tmp_path)
-
-
-def test_the_client_exports_every_name_that_it_has(client: Path, tmp_path: Path) -> None:
-    program = "from lisa import *; print(send.__name__, 'Manager' in globals())"
-    assert run(client / "python", "-c", program, cwd=tmp_path) == "send False\n"
-
-
-def test_the_client_installs_six_packages_and_no_other_command(client: Path) -> None:
     packages = {one["name"] for one in json.loads(pip(client, "list", "--format=json"))}
     needed = {"blinker", "hiredis", "msgspec", "redis", "tzdata", "uuid-utils"}
-    assert {name.replace("_", "-").lower() for name in packages} == {
-        "lisa-delay-queue-client",
-        *needed,
-    }
+    names = {name.replace("_", "-").lower() for name in packages}
+    assert names == {"lisa-delay-queue-client", *needed}
     assert [one.name for one in client.glob("lisa*")] == ["lisa-consumer"]
-
-
-@pytest.mark.parametrize(
-    ("program", "package"),
-    [
+    for program, package in (
         ("from lisa import Manager", "lisa-delay-queue"),
         ("import lisa.testing", "lisa-delay-queue"),
         ("import lisa; lisa.Producer.from_config()", "'lisa-delay-queue-client[settings]'"),
         ("import lisa; lisa.Consumer.from_config()", "'lisa-delay-queue-client[settings]'"),
-        (
-            "from lisa.cli import run_consumer; run_consumer()",
-            "'lisa-delay-queue-client[settings]'",
-        ),
-    ],
-)
-def test_the_client_names_what_to_install(
-    client: Path, tmp_path: Path, program: str, package: str
-) -> None:
-    done = start(client / "python", "-c", program, cwd=tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.splitlines()[-1].endswith(f": pip install {package}")
+        ("from lisa.cli import run_consumer as r; r()", "'lisa-delay-queue-client[settings]'"),
+    ):
+        done = start(client / "python", "-c", program, cwd=tmp_path)
+        assert done.returncode != 0
+        assert done.stderr.splitlines()[-1].endswith(f": pip install {package}")
 
 
+@full
 def test_with_its_extra_the_client_runs_lisa_consumer(
     wheels: Wheels, client: Path, redis_url: str, tmp_path: Path
 ) -> None:
@@ -153,23 +228,18 @@ print(pathlib.Path(lisa.__file__).parent)
 """
 
 
-def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Path) -> None:
-    where = Path(run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path).strip())
-    assert where.is_relative_to(installed.parent)
-    assert sorted(str(path.relative_to(where)) for path in (where / "lua").rglob("*.lua")) == LUA
-
-
-@pytest.mark.parametrize("command", ["lisa", "lisa-manager", "lisa-consumer", "lisa-gateway"])
-def test_its_commands_print_their_usage(installed: Path, tmp_path: Path, command: str) -> None:
-    assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
-
-
-def test_its_demo_runs(installed: Path, tmp_path: Path) -> None:
+@full
+def test_without_extras_every_name_and_command_is_there(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path).strip()
+    assert where.startswith(f"{installed.parent}{os.sep}")
+    for command in ("lisa", "lisa-manager", "lisa-consumer", "lisa-gateway"):
+        assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
+    gateway = start(installed / "lisa-gateway", cwd=tmp_path)
+    assert (gateway.returncode, len(gateway.stderr.splitlines())) == (2, 1)
+    assert "pip install 'lisa-delay-queue[gateway]'" in gateway.stderr
     arguments = ("demo", "--messages", "200", "--seconds", "2", "--json")
     told: dict[str, Any] = json.loads(run(installed / "lisa", *arguments, cwd=tmp_path))
-    assert told["sent"] == 200
-    assert told["early"] == 0
-    assert told["lost"] == 0
+    assert (told["sent"], told["early"], told["lost"]) == (200, 0, 0)
     assert told["handled"] > 0
 
 
@@ -189,6 +259,7 @@ def of_the_quick_start(_binaries: Path, _folder: Path, url: str) -> list[str]:
     ]
 
 
+@full
 @pytest.mark.parametrize("commands", [printed_by_init, of_the_quick_start])
 def test_a_new_user_follows_the_commands_for_production(
     commands: Callable[[Path, Path, str], list[str]], installed: Path, tmp_path: Path
@@ -219,50 +290,41 @@ def test_a_new_user_follows_the_commands_for_production(
         finally:
             for one in running:
                 one.send_signal(signal.SIGINT)
-            codes = [one.wait(30) for one in running]
+            codes = [one.wait(60) for one in running]
     assert codes == [0] * len(running), "Ctrl-C is not an error"
 
 
-def test_without_its_extra_the_gateway_says_what_to_install(
-    installed: Path, tmp_path: Path
-) -> None:
-    done = start(installed / "lisa-gateway", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "pip install 'lisa-delay-queue[gateway]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
+@full
 def test_with_its_extra_the_gateway_has_page_styles_and_api(
-    wheel: Path, installed: Path, tmp_path: Path
+    wheels: Wheels, installed: Path, tmp_path: Path
 ) -> None:
-    install(installed, f"{wheel}[gateway]")
+    install(installed, f"{wheels.full}[gateway]")
     port, http_port = free_port(), free_port()
-    clean = without_checkout()
     command = ["up", "--port", str(port), "--http-port", str(http_port)]
-    process = subprocess.Popen([installed / "lisa", *command], cwd=tmp_path, env=clean)
     url = f"http://127.0.0.1:{http_port}"
-    try:
-        wait_until(lambda: _answers(f"{url}/healthz"))
-        page = httpx.get(f"{url}/").text
-        assets = re.findall(r'(?:href|src)="(/[^"]+\.(?:css|js|svg)[^"]*)"', page)
-        assert len(assets) >= 3
-        for asset in assets:
-            assert httpx.get(url + asset).status_code == 200, asset
-        assert httpx.get(f"{url}/v1/docs").status_code == 200
-        sent = httpx.post(f"{url}/v1/topics/orders/messages", json={"body": 1})
-        assert sent.status_code == 201
-    finally:
-        process.terminate()
-        process.wait(20)
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{url}/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    clean = without_checkout()
+    with subprocess.Popen([installed / "lisa", *command], cwd=tmp_path, env=clean) as process:
+        try:
+            wait_until(answers)
+            page = httpx.get(f"{url}/").text
+            assets = re.findall(r'(?:href|src)="(/[^"]+\.(?:css|js|svg)[^"]*)"', page)
+            assert len(assets) >= 3
+            for asset in (*assets, "/v1/docs"):
+                assert httpx.get(url + asset).status_code == 200, asset
+            sent = httpx.post(f"{url}/v1/topics/orders/messages", json={"body": 1})
+            assert sent.status_code == 201
+        finally:
+            process.terminate()
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
+@full
 def test_an_upgrade_from_one_wheel_keeps_everything_working(
     wheels: Wheels, installed: Path, redis_url: str, tmp_path: Path
 ) -> None:
@@ -276,9 +338,8 @@ def test_an_upgrade_from_one_wheel_keeps_everything_working(
     assert said == f"lisa, version {lisa.__version__}\n"
     for command in ("lisa-manager", "lisa-consumer", "lisa-gateway"):
         assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
-    where = run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
-    assert COPY in where
-    assert sends_and_handles(installed, redis_url, tmp_path)
+    assert COPY in run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
+    assert sends_and_handles(installed, redis_url, tmp_path, "--full")
 
     # The client's files return with its next installation, and stay when the rest is removed.
     install(installed, "--force-reinstall", "--no-deps", wheels.client)

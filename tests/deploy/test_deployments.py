@@ -1,0 +1,214 @@
+"""Container and Kubernetes files: valid against schemas, correct for their roles, and safe."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.deploy.manifests import CONFIGS, MAINS, answers, config_of, faults, grace_s, start
+from tests.servers import ROOT
+from tests.wheels import client_parts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Processes
+
+SECRET = "0123456789abcdef0123456789abcdef"
+SPARE_S = 5
+"""Longer than the grace of a role: what it does after its handlers or requests have ended."""
+
+CONTAINER = CONFIGS / "container"
+COMPOSE: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.yml").read_text())
+SERVICES = {name: one for name, one in COMPOSE["services"].items() if name != "redis"}
+DOCKERFILE = (CONTAINER / "Dockerfile").read_text()
+STEPS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE)).splitlines()
+OBJECTS: list[dict[str, Any]] = [
+    document
+    for file in sorted((CONFIGS / "kubernetes").glob("*.yml"))
+    for document in yaml.safe_load_all(file.read_text())
+]
+DEPLOYMENTS = {one["metadata"]["name"]: one for one in OBJECTS if one["kind"] == "Deployment"}
+CONFIG_MAP: dict[str, str] = next(one for one in OBJECTS if one["kind"] == "ConfigMap")["data"]
+SECRETS: dict[str, str] = next(one for one in OBJECTS if one["kind"] == "Secret")["stringData"]
+EACH = pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
+
+
+def steps(word: str) -> list[str]:
+    return [line.partition(" ")[2].strip() for line in STEPS if line.startswith(word + " ")]
+
+
+def pod(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = DEPLOYMENTS[name]["spec"]["template"]["spec"]
+    return found
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = pod(name)["containers"]
+    return dict(found)
+
+
+def of_compose(name: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Command, environment with placeholders for secrets, and the text of mounted files by path."""
+    given: dict[str, str] = SERVICES[name]["environment"]
+    env = {key: SECRET if value.startswith("${") else value for key, value in given.items()}
+    mounted = {}
+    for volume in SERVICES[name]["volumes"]:
+        source, target, mode = volume.split(":")
+        assert mode == "ro"
+        mounted[target] = (CONTAINER / source).read_text()
+    return SERVICES[name]["command"], env, mounted
+
+
+def of_kubernetes(name: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """The same of a pod's container; the secrets' values must be present."""
+    env = {}
+    for one in container(name)["env"]:
+        reference = one["valueFrom"]["secretKeyRef"]
+        assert reference["name"] == "lisa"
+        env[one["name"]] = SECRET if "token" in reference["key"] else SECRETS[reference["key"]]
+        assert reference["key"] in SECRETS
+    places = {one["name"]: one["mountPath"] for one in container(name)["volumeMounts"]}
+    mounted = {
+        f"{places[volume['name']]}/{item['path']}": CONFIG_MAP[item["key"]]
+        for volume in pod(name)["volumes"]
+        if "configMap" in volume
+        for item in volume["configMap"]["items"]
+    }
+    return container(name)["command"], env, mounted
+
+
+def test_the_files_are_valid() -> None:
+    assert faults(COMPOSE, "compose") == []
+    assert faults({"services": {"x": {"imagine": "y"}}}, "compose")
+    assert {one["command"][0] for one in SERVICES.values()} == set(MAINS)
+    for one in OBJECTS:
+        assert faults(one, "kubernetes-1.36", one["kind"]) == []
+    broken = {**DEPLOYMENTS["lisa-manager"], "spec": {"replica": 2}}
+    assert faults(broken, "kubernetes-1.36", "Deployment")
+    assert {name: container(name)["command"][0] for name in DEPLOYMENTS} == {
+        name: name for name in MAINS
+    }
+
+
+PODS = [pytest.param(of_kubernetes, name, id=f"{name} of kubernetes") for name in DEPLOYMENTS]
+COMPOSED = [
+    pytest.param(of_compose, name, marks=pytest.mark.full, id=f"{name} of compose")
+    for name in SERVICES
+]
+
+
+@pytest.mark.parametrize(("of", "name"), [*PODS, *COMPOSED])
+def test_the_role_accepts_command_environment_and_file_and_answers_probes(  # noqa: PLR0917
+    of: Any,
+    name: str,
+    redis_url: str,
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command, env, mounted = of(name)
+    for target, text in mounted.items():  # puts the module of handlers on the path
+        (tmp_path / target.rpartition("/")[2]).write_text(text)
+    (tmp_path / "shop.py").write_text((CONTAINER / "shop.py").read_text())
+    config = tmp_path / config_of(command).rpartition("/")[2]
+    assert config_of(command) in mounted
+    for variable in [one for one in os.environ if one.startswith("LISA_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    grace = grace_s(command, config)
+    process, address = start(processes, command, env, redis_url, config)
+    if of is of_compose:
+        service = SERVICES[name]
+        assert float(service["stop_grace_period"].removesuffix("s")) >= grace + SPARE_S
+        (url,) = re.findall(r"http://127.0.0.1:8080(/\w+)", service["healthcheck"]["test"][-1])
+        answers(address, url)
+    else:
+        pause = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {})
+        paused_s = float(pause["command"][1]) if pause else 0.0
+        assert pod(name)["terminationGracePeriodSeconds"] >= grace + paused_s + SPARE_S
+        (port,) = container(name)["ports"]
+        for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
+            probe = container(name)[kind]
+            (how,) = (probe[one] for one in ("httpGet", "tcpSocket") if one in probe)
+            assert how["port"] == port["name"]
+            answers(address, how.get("path", "/healthz"))
+        assert str(port["containerPort"]) in " ".join(command)
+    assert process.stop() == 0, process.output
+
+
+def test_the_image() -> None:
+    """It checks health as compose does, holds what the wheels need, and runs without privileges."""
+    (check,) = steps("HEALTHCHECK")
+    command = yaml.safe_load(check.partition("CMD ")[2])
+    assert steps("EXPOSE") == ["8080"]
+    for one in SERVICES.values():
+        assert one["healthcheck"]["test"] == ["CMD", *command]
+        assert one["read_only"]
+        assert one["cap_drop"] == ["ALL"]
+        assert one["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    copied = {source for line in steps("COPY") for source in shlex.split(line)[:-1]}
+    parts = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    parts += [*client_parts(), "packaging"]
+    assert copied >= {part.split("/")[0] for part in parts}
+    assert copied >= {"pyproject.toml", "README.md", "hatch_build.py"}
+    assert copied >= set(project["project"]["license-files"])
+    assert all((ROOT / one).exists() for one in copied)
+    ignored = (CONTAINER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied
+    assert steps("USER") == ["10001:10001"]
+    last = max(number for number, line in enumerate(STEPS) if line.startswith("RUN"))
+    assert STEPS.index("USER 10001:10001") > last
+
+
+def test_the_server_of_compose_keeps_what_it_confirmed() -> None:
+    command = COMPOSE["services"]["redis"]["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert (options["--appendonly"], options["--maxmemory-policy"]) == ("yes", "noeviction")
+    assert COMPOSE["services"]["redis"]["volumes"]
+
+
+@EACH
+def test_a_pod_survives_updates_and_may_do_no_more_than_it_needs(name: str) -> None:
+    spec = DEPLOYMENTS[name]["spec"]
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert spec["replicas"] >= 2
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    (budget,) = [
+        one["spec"]
+        for one in OBJECTS
+        if one["kind"] == "PodDisruptionBudget"
+        and one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    ]
+    assert budget["maxUnavailable"] < spec["replicas"]
+    (spread,) = pod(name)["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert pod(name)["securityContext"]["runAsNonRoot"]
+    assert not pod(name)["automountServiceAccountToken"]
+    assert container(name)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container(name)["resources"]["limits"]["memory"]
+    secrets = container(name)["env"]
+    assert not any("value" in variable for variable in secrets), "secrets come by reference"
+
+
+def test_services_and_policies_name_pods_that_there_are() -> None:
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in DEPLOYMENTS.values()]
+    selectors = [one["spec"]["selector"] for one in OBJECTS if one["kind"] == "Service"]
+    policies = [one["spec"]["podSelector"] for one in OBJECTS if one["kind"] == "NetworkPolicy"]
+    selectors += [one["matchLabels"] for one in policies]
+    assert selectors
+    for selector in selectors:
+        assert any(selector.items() <= one.items() for one in labels), selector
