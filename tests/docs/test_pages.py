@@ -36,11 +36,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def run(program: str, url: str) -> str:
-    return ended(program, url).stdout
-
-
-def ended(program: str, url: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, url: str) -> subprocess.CompletedProcess[str]:
     program = program.replace(DEFAULT_URL, url)
     # Not as __main__: a page's `consumer.run()` would run until it is stopped.
     code = f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})"
@@ -56,30 +52,25 @@ def ended(program: str, url: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_first_program_is_short_and_does_what_it_says(redis_url: str) -> None:
-    program, _ = blocks(ROOT / "README.md", "python")
-    assert len([line for line in program.splitlines() if line.strip()]) < 15
-    assert run(program, redis_url) == "order 42 was not paid: cancelled\n"
-
-
-def test_the_first_program_says_so_if_its_manager_is_forgotten(redis_url: str) -> None:
-    program, _ = blocks(ROOT / "README.md", "python")
-    done = ended(program.replace("Manager(server), ", ""), redis_url)
-    assert done.stdout == ""
-    assert "topic orders: messages are overdue by " in done.stderr
-    assert "no manager is running; start one: lisa-manager" in done.stderr
-
-
-def test_the_second_program_sends_what_it_says(redis_url: str) -> None:
-    _, program = blocks(ROOT / "README.md", "python")
-    run(program, redis_url)
+def test_the_programs_of_the_readme(redis_url: str) -> None:
+    first, second = blocks(ROOT / "README.md", "python")
+    assert len([line for line in first.splitlines() if line.strip()]) < 15
+    assert run(first, redis_url).stdout == "order 42 was not paid: cancelled\n"
     with connect(redis_url) as client:
+        client.flushall()
+        forgotten = run(first.replace("Manager(server), ", ""), redis_url)
+        assert forgotten.stdout == ""
+        assert "topic orders: messages are overdue by " in forgotten.stderr
+        assert "no manager is running; start one: lisa-manager" in forgotten.stderr
+        run(second, redis_url)
         topics = ("reports", "reminders", "calls", "coupons")
         assert [client.zcard(f"lisa:{{{topic}}}:waiting") for topic in topics] == [1] * 4
 
 
 WITH_PROGRAMS = [
-    pytest.param(page, marks=pytest.mark.full if page.name == "pipeline.md" else ())  # needs a JVM
+    pytest.param(
+        page, marks=() if page.name in ("producer.md", "consumer.md") else pytest.mark.full
+    )
     for page in PAGES
     if page.name not in ("README.md", TESTING.name) and blocks(page, "python")
 ]
@@ -92,6 +83,7 @@ def test_programs_run(page: Path, redis_url: str) -> None:
     run("\n".join(blocks(page, "python")), redis_url)
 
 
+@pytest.mark.full
 def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
     if reason := no_clock():
         pytest.skip(reason)
@@ -131,23 +123,25 @@ def command_tree(program: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
-def test_commands_and_their_options_exist(page: str, command: str) -> None:
-    program, *words = shlex.split(command)
-    here = command_tree(program)
-    context = click.Context(here)
-    options = {name for param in here.params for name in param.opts}
-    for word in words:
-        if word.startswith("--"):
-            assert word.split("=")[0] in options, f"{page}: {command}: no option {word}"
-        elif isinstance(here, click.Group) and (found := here.get_command(context, word)):
-            here, context = found, click.Context(found, parent=context)
-            options |= {name for param in here.params for name in param.opts}
-    assert not isinstance(here, click.Group) or len(words) == 0, f"{page}: {command}"
+def test_commands_and_their_options_exist() -> None:
+    found = commands()
+    assert len(found) > 100
+    for page, command in found:
+        program, *words = shlex.split(command)
+        here = command_tree(program)
+        context = click.Context(here)
+        options = {name for param in here.params for name in param.opts}
+        for word in words:
+            if word.startswith("--"):
+                assert word.split("=")[0] in options, f"{page}: {command}: no option {word}"
+            elif isinstance(here, click.Group) and (child := here.get_command(context, word)):
+                here, context = child, click.Context(child, parent=context)
+                options |= {name for param in here.params for name in param.opts}
+        assert not isinstance(here, click.Group) or len(words) == 0, f"{page}: {command}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), target
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith(("http://", "https://")):
+                assert (page.parent / target).exists(), f"{page}: {target}"

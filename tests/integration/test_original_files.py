@@ -28,7 +28,14 @@ for topic in ("mystream", "topic2"): message_received.connect(show, sender=topic
 """
 
 
-@pytest.mark.parametrize("first", ["manager", "consumer", "producer"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "manager",
+        pytest.param("consumer", marks=pytest.mark.full),
+        pytest.param("producer", marks=pytest.mark.full),
+    ],
+)
 def test_three_roles_from_the_original_files(  # noqa: PLR0917  fixtures
     first: str,
     redis_url: str,
