@@ -6,25 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from click.testing import CliRunner
 
 from benchmarks.comparison.__main__ import FURTHER, compare
-from benchmarks.comparison.environments import Installed, find, install
-from benchmarks.comparison.workers import peer_at_work
-from lisa.cli.bench import floor, targets
+from lisa.cli.bench import targets
 from lisa.cli.bench.command import MEASURES
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import BenchServer, fresh_server
-from lisa.cli.bench.work import drain, paced
 from lisa.cli.main import main
-from tests.servers import ROOT, connect, runs, wait_until
+from tests.servers import ROOT
 
 
 def run(*module: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -95,30 +89,6 @@ def test_exit_codes(
     assert any(line.rstrip().endswith(verdict) for line in result.stdout.splitlines())
 
 
-def left(client: redis.Redis) -> dict[str, int]:
-    """The number of remaining keys of each kind; the stream must be empty."""
-    found: dict[str, int] = {}
-    for key in client.scan_iter(count=1_000):
-        if b":reply:" not in key:
-            kind = "done" if b":done:" in key else key.rpartition(b":")[2].decode()
-            found[kind] = found.get(kind, 0) + 1
-            assert kind != "ready" or client.xlen(key) == 0
-    return found
-
-
-def test_the_floor_leaves_tombstones_and_nothing_else(redis_url: str) -> None:
-    server = BenchServer(redis_url)
-    assert server.knows("MSETEX")
-    assert not server.knows("MSETEXES")
-    with connect(redis_url) as client:
-        for options, tombstones in (({}, 1_200), ({"bare": True}, 0), ({"msetex": True}, 1_200)):
-            steps = floor.life(server, 1_200, **options)
-            assert list(steps) == ["send", "promote", "read", "settle"]
-            assert all(redis_us > 0 for redis_us in steps.values())
-            assert left(client) == {"ready": 1} | ({"done": tombstones} if tombstones else {})
-            client.flushall()
-
-
 PEER = """\
 import argparse, json, os, pathlib, signal, struct, sys, time
 
@@ -177,23 +147,21 @@ else:
 """
 
 
-def peer(folder: Path, name: str, program: str, requirement: str = "", about: str = "") -> None:
-    (folder / name).mkdir()
-    (folder / name / "peer.py").write_text(program)
-    (folder / name / "requirements.txt").write_text(requirement)
-    (folder / name / "peer.toml").write_text(about)
-
-
 @pytest.mark.full
 def test_the_report_covers_lisa_and_the_peers(tmp_path: Path) -> None:
     """One peer works, one cannot be installed, one lacks a program."""
     peers = tmp_path / "peers"
     peers.mkdir()
     about = 'kind = "python"\nserver = "none"\n[skip]\nbulk_send = "nothing to see"\n'
-    peer(peers, "fake", PEER, about=about)
-    peer(peers, "nowhere", PEER, "./no-such-package\n")
-    peer(peers, "unarmed", "", about='needs = ["no-such-program-here"]\n')
-    (peers / "notes").mkdir()
+    for name, requirement, described in (
+        ("fake", "", about),
+        ("nowhere", "./no-such-package\n", ""),
+        ("unarmed", "", 'needs = ["no-such-program-here"]\n'),
+    ):
+        (peers / name).mkdir()
+        (peers / name / "peer.py").write_text(PEER)
+        (peers / name / "requirements.txt").write_text(requirement)
+        (peers / name / "peer.toml").write_text(described)
     measures = ("drain", "lateness", "bulk_send", "single_send", "concurrent_send", "memory")
     only = [word for measure in (*measures, *FURTHER) for word in ("--only", measure)]
     options = ("--scale", "0.004", "--repeats", "1", "--out", "report", "--json")
@@ -210,6 +178,8 @@ def test_the_report_covers_lisa_and_the_peers(tmp_path: Path) -> None:
     expected = {("drain", "rate"), ("drain", "consumer"), ("lateness", "p50 half of capacity")}
     assert expected <= figures
     assert ("drain", "redis") not in figures
+    late = [one for one in told["figures"] if one["subject"] == "fake" and one["name"] == "early"]
+    assert not any(any(one["values"]) for one in late)
     reasons = {one["measure"]: one["why"] for one in told["failed"] if one["of"] == "fake"}
     assert reasons["bulk_send"] == "nothing to see"
     assert "the library says no" in reasons["single_send"]
@@ -217,67 +187,3 @@ def test_the_report_covers_lisa_and_the_peers(tmp_path: Path) -> None:
     assert reasons["memory"] == "its messages are not stored in Redis"
     assert told["missing"]["unarmed"] == "no-such-program-here is not on PATH"
     assert "installation failed" in told["missing"]["nowhere"]
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Callable[[str], Installed]:
-    """Installs a peer, always under the same name."""
-
-    def made(program: str) -> Installed:
-        folder = tmp_path / "peers"
-        if not folder.exists():
-            folder.mkdir()
-            peer(folder, "peer", "")
-        (folder / "peer" / "peer.py").write_text(program)
-        [found] = find(folder)
-        return install(found, tmp_path / "build")
-
-    return made
-
-
-@pytest.mark.full
-def test_a_peers_messages_are_counted_from_its_ledger(
-    installed: Callable[[str], Installed],
-) -> None:
-    with fresh_server() as server:
-        with peer_at_work(installed(PEER), server, 50, 100.0) as work:
-            drained = drain(work, 50, 3.0)
-            assert drained.rate > 0
-            assert len(drained.lateness_us) == 50
-            assert min(drained.lateness_us) >= 0
-            late_us = paced(work, 20, 100.0, 3.0).lateness_us
-            assert min(late_us) >= 0
-            due_us = sorted(work.ledger.read()[0])
-            assert [due - due_us[0] for due in due_us] == [10_000 * n for n in range(20)]
-            with pytest.raises(Fault, match="longer than the head start"):
-                drain(work, 10, 0.0)
-        silent = installed("raise SystemExit('no settings for this')")
-        with pytest.raises(Fault, match="no settings"), peer_at_work(silent, server, 1, 1.0):
-            pass
-
-
-CHILD = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-pathlib.Path("child").write_text(str(child.pid))
-time.sleep(60)
-"""
-
-
-@pytest.mark.full
-def test_an_environment_and_a_command_of_a_peer(installed: Callable[[str], Installed]) -> None:
-    found = installed("print('hello')")
-    trace = found.environment / "trace"
-    trace.touch()
-    with pytest.raises(Fault, match="printed no JSON: hello"):
-        installed("print('hello')").call("versions", timeout_s=60.0)
-    assert trace.exists(), "kept until its requirements change"
-    child = found.peer.folder / "child"
-    hangs = installed(CHILD)
-    while not child.exists():  # on a busy machine, it may take longer until it has started
-        with pytest.raises(Fault, match="took longer than 2 s"):
-            hangs.call("versions", timeout_s=2.0)
-    wait_until(lambda: not runs(int(child.read_text())))
-    (found.peer.folder / "requirements.txt").write_text("# other\n")
-    installed("print('{}')")
-    assert not trace.exists()
