@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -61,15 +60,6 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     factory: Any = uvloop.new_event_loop if request.param == "uvloop" else None
     with asyncio.Runner(loop_factory=factory) as made:
         yield made
-
-
-def test_threads_get_the_replies_to_their_own_commands(connection: Connection) -> None:
-    def ask(thread: int) -> bool:
-        every = [f"{thread}-{number}" for number in range(200)]
-        return [connection.execute(("ECHO", one)) for one in every] == [x.encode() for x in every]
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(ask, range(8)))
 
 
 def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: Connection) -> None:

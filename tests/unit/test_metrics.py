@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import random
 import re
 import shutil
 import subprocess
-import sys
-import time
 import types
 from datetime import timedelta
 from pathlib import Path
@@ -21,13 +18,9 @@ import pytest
 import yaml
 
 import lisa
-from lisa.core.metrics import cache
-from lisa.core.metrics.cache import Reading
 from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
-from lisa.core.metrics.numbers import Numbers, Spread, add, lasting, merge
+from lisa.core.metrics.numbers import Numbers, Spread
 from lisa.core.metrics.page import metrics_page
-from lisa.core.metrics.sharing import Shared
-from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import EVERYTHING
 from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.request_metrics import Meter
@@ -222,8 +215,6 @@ def test_promtool(arguments: tuple[str, ...], tmp_path: Path) -> None:
 
 
 SECONDS = "lisa_consumer_handler_seconds"
-HANDLED = "lisa_consumer_handled_total"
-BUSY = "lisa_consumer_busy"
 
 
 def test_a_page_is_as_prometheus_wants_it() -> None:
@@ -241,82 +232,6 @@ def test_a_page_is_as_prometheus_wants_it() -> None:
     assert page.value(f"{SECONDS}_count", **labels) == len(values)
     assert page.value(f"{SECONDS}_sum", **labels) == pytest.approx(sum(values))
     assert page.value("lisa_build_info", role="consumer", version=lisa.__version__) == 1
-
-
-def test_processes_are_summed_and_the_least_up_counts() -> None:
-    one: Numbers = {"lisa_up": {(): 1.0}, BUSY: {(): 2}, SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
-    two: Numbers = {"lisa_up": {(): 0.0}, BUSY: {(): 3}, SECONDS: {("t", "g"): [0, 4, 0, 1.5]}}
-    assert merge([one, two]) == {
-        "lisa_up": {(): 0.0},
-        BUSY: {(): 5},
-        SECONDS: {("t", "g"): [1, 4, 2, 2.0]},
-    }
-    assert lasting(one) == {SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
-    with pytest.raises(TypeError, match=SECONDS):
-        add(one, SECONDS, 1.0, "t", "g")
-
-
-CHILD = """
-import sys, time
-from pathlib import Path
-from lisa.core.metrics.sharing import Shared
-shared = Shared(Path(sys.argv[1]))
-shared.tidy()
-shared.write(lambda: {"lisa_consumer_handled_total": {("t", "g", "ok"): 7},
-                      "lisa_consumer_busy": {(): 1}})
-print("left", flush=True)
-time.sleep(60)
-"""
-
-
-def test_counters_of_a_killed_process_stay_and_its_gauges_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def handled(count: int) -> Numbers:
-        return {HANDLED: {("t", "g", "ok"): count}}
-
-    shared = Shared(tmp_path)
-    shared.write(lambda: {**handled(5), BUSY: {(): 2}})
-    shared.write(dict)  # no numbers: the earlier ones stay
-    for killed in (1, 2):
-        with subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
-        ) as child:
-            try:
-                assert child.stdout is not None
-                assert child.stdout.readline() == b"left\n"
-                assert shared.read() == {**handled(5 + 7 * killed), BUSY: {(): 3}}
-            finally:
-                child.kill()
-        if killed == 1:
-            shared.tidy()  # as the next child does
-            assert shared.read() == {**handled(12), BUSY: {(): 2}}
-    # Not merged yet, but not updated for too long.
-    monkeypatch.setattr("lisa.core.metrics.sharing.GONE_AFTER_S", -1.0)
-    assert shared.read() == handled(19)
-    shared.tidy()
-    assert [path.name for path in tmp_path.glob("*.numbers")] == [f"{os.getpid()}.numbers"]
-    assert shared.read() == handled(19)
-
-
-def test_a_reading_lasts_and_a_slow_one_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    reading = Reading()
-    assert reading.get() is None
-    kept = reading.keep({"lisa_topics": {(): 3}}, began=now - 0.01)
-    assert kept["lisa_up"] == {(): 1.0}
-    now += cache.LASTS_S * 0.99
-    assert reading.get() is kept
-    now += cache.LASTS_S * 0.02
-    assert reading.get() is None
-    reading.keep({}, began=now - 0.1)
-    now += 0.1 * cache.SHARE - 0.1
-    assert reading.get() is not None
-    reading.keep({}, began=now - 60.0)
-    now += cache.LASTS_AT_MOST_S
-    assert reading.get() is None
-    assert reading.keep(ServerUnavailable("away"), began=now) == {"lisa_up": {(): 0.0}}
 
 
 def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:

@@ -33,9 +33,8 @@ from lisa.core.model.keys import check_group, check_id, check_topic
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import OnDuplicate, Outgoing, Producer, SendOutcome, SendReport
-from lisa.producer.calls import MOST, calls, encode, pieces
+from lisa.producer.calls import MOST, calls, encode
 from lisa.producer.plan import SendOptions, SendPlan
-from tests.producers import noting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -314,26 +313,6 @@ def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
     assert [len(call.ids) for call in parts] == [2, 1, 1, 2]
 
 
-def test_outgoing_beside_plain_bodies() -> None:
-    (call,) = made(["a", Outgoing("b", id="own", at_ms=OLDEST_DUE_MS, retry="1s"), "c"])
-    first, second, third = call.ids
-    assert (second, first < third, call.are_ids_new) == ("own", True, False)
-    assert list(call.dues) == ["+0", str(OLDEST_DUE_MS), "+0"]
-    assert list(call.policies) == [None, "1000", None]
-    assert [body_of(envelope) for envelope in call.envelopes] == ["a", "b", "c"]
-
-
-def test_a_common_due_time_is_passed_once() -> None:
-    (plain,) = made(["a", "b"], at_ms=OLDEST_DUE_MS)
-    (rows,) = made([Outgoing("a", at_ms=OLDEST_DUE_MS), "b"], at_ms=OLDEST_DUE_MS)
-    assert [list(call.dues) for call in (plain, rows)] == [[str(OLDEST_DUE_MS)]] * 2
-    assert plain.are_ids_new
-    assert rows.are_ids_new
-    dues = [str(OLDEST_DUE_MS + n) for n in range(3)]
-    parts = made([Outgoing(due, at_ms=int(due)) for due in dues], size=4)
-    assert [list(call.dues) for call in parts] == [dues[:2], dues[2:]]
-
-
 def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> None:
     made_ids: list[str] = []
     for count in (500, 1, 4096, 0):
@@ -341,12 +320,6 @@ def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> 
     assert made_ids == sorted(set(made_ids))
     assert all(check_id(one) == one and len(one) == 22 for one in made_ids)
     assert not any(one.startswith("-") for one in made_ids), "would be an option of a command"
-
-
-def test_pieces_draws_only_what_it_gives() -> None:
-    drawn: list[int] = []
-    source = pieces(noting(drawn, 2 * MOST))
-    assert next(source) == drawn == list(range(MOST))
 
 
 def test_a_report_counts_iterates_and_takes_few_bytes_a_message() -> None:

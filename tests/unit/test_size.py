@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +13,7 @@ from redis.crc import key_slot
 from lisa.cli.main import main
 from lisa.cli.size.costs import MEASURED, Costs
 from lisa.cli.size.model import SLOTS, PeakLoad, best_placement, placements, redis_us, size, sized
-from lisa.cli.size.simulation import ACK, OPEN, PROMOTE, READ, Load, simulate
+from lisa.cli.size.simulation import simulate
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Topic
 from tests.generators import generator
@@ -33,39 +32,6 @@ PEAK = PeakLoad(
     busy=0.6,
     memory=32 * 2**30,
 )
-
-
-def test_a_simulated_message_takes_its_steps_one_after_the_other() -> None:
-    assert pytest.approx(1.0) == PROMOTE + READ + OPEN + ACK
-    load = Load(rate=0.001, batch=0, round_trip_us=1_000.0)
-    life_us = MEASURED.life_call + MEASURED.life_message
-    expected_us = (
-        MEASURED.manager_call / 2  # the manager wakes up and asks
-        + 4 * 500.0  # to Redis, to the consumer, to Redis again, and back
-        + (PROMOTE + READ + OPEN) * life_us
-        + MEASURED.consumer_call * 2 / 3
-        + MEASURED.consumer_message
-    )
-    found = simulate(load, MEASURED, messages=20)
-    assert found.p50_ms == pytest.approx(expected_us / 1000, rel=1e-6)
-    assert found.p99_ms == pytest.approx(expected_us / 1000, rel=1e-6)
-
-
-def test_the_simulation_repeats_itself_and_shows_what_costs_time() -> None:
-    load = Load(rate=5_000.0, shards=2, readers=2, interval_us=2_000.0)
-    found = simulate(load, MEASURED, messages=4_000)
-    assert found.rate == pytest.approx(5_000, rel=0.1)
-    assert found == simulate(load, MEASURED, messages=4_000)
-    assert found != simulate(load, MEASURED, messages=4_000, seed=2)
-    load = Load(rate=4_000.0, batch=100, round_trip_us=100.0, interval_us=2_000.0)
-    usual = simulate(load, MEASURED)
-    worse: list[dict[str, Any]] = [{"round_trip_us": 1_000.0}, {"interval_us": 5_000.0}]
-    for change in (*worse, {"body_us": 60.0}, {"groups": 4}):
-        assert simulate(replace(load, **change), MEASURED).p50_ms > 1.05 * usual.p50_ms
-    beyond = simulate(Load(rate=200_000.0, batch=100, readers=4), MEASURED)
-    assert beyond.busy > 0.9
-    assert beyond.rate < 100_000
-    assert beyond.p99_ms > 50
 
 
 @pytest.mark.parametrize(("primaries", "round_trip_ms", "batch"), [(1, 0.1, 1), (12, 2.0, 100)])
