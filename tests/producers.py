@@ -13,16 +13,9 @@ from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
 from tests.servers import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from lisa.core.redis.address import Address
-
-
-def noting(drawn: list[int], count: int) -> Iterator[int]:
-    """Numbers from 0 on, each recorded as it is drawn."""
-    for number in range(count):
-        drawn.append(number)
-        yield number
 
 
 class Either:

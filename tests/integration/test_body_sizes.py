@@ -7,9 +7,15 @@ has only one message. A relay measures the requests and replies of each role.
 from __future__ import annotations
 
 import base64
+import socket
+import socketserver
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import hiredis
 import pytest
 
 from lisa.admin import garbage
@@ -25,7 +31,6 @@ from lisa.core.transitions.read import Read
 from lisa.core.transitions.restore import Restore, RestoreItem
 from lisa.producer import Outgoing
 from tests.gateways import Gateway
-from tests.meter import Meter
 from tests.producers import Either
 from tests.roles import Cast, Services
 from tests.servers import wait_until
@@ -63,11 +68,59 @@ BODIES = {f"m{number:04}": body_of(number, size) for number, size in enumerate(S
 FEW = dict(list(BODIES.items())[:12])
 
 
+def bytes_of(item: Any) -> list[int]:
+    """The sizes of all strings in a request or a reply."""
+    if isinstance(item, bytes):
+        return [len(item)]
+    return [size for part in item for size in bytes_of(part)] if isinstance(item, list) else []
+
+
+class Meter(socketserver.ThreadingTCPServer):
+    """A relay to a server that measures each request and each reply."""
+
+    def __init__(self, server_url: str) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        parts = urlsplit(server_url)
+        self._server = (str(parts.hostname), int(parts.port or 0))
+        self.url = f"redis://127.0.0.1:{self.server_address[1]}/0"
+        self.sockets: list[socket.socket] = []
+        self.excess = 0
+        """The most bytes beyond the budget, or beyond the longest string if that is longer."""
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with socket.create_connection(self._server) as back:
+            self.sockets += [request, back]
+            replies = threading.Thread(target=self._pass_on, args=(back, request))
+            replies.start()
+            self._pass_on(request, back)
+            replies.join()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        reader = hiredis.Reader(notEnoughData=Ellipsis)
+        with suppress(OSError):
+            while data := source.recv(1 << 18):
+                reader.feed(data)
+                while (item := reader.gets()) is not Ellipsis:
+                    if sizes := bytes_of(item):
+                        self.excess = max(self.excess, sum(sizes) - max(BYTES_PER_CALL, *sizes))
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def meter(redis_url: str) -> Iterator[Meter]:
     with Meter(redis_url) as meter:
+        serving = threading.Thread(target=meter.serve_forever, args=(0.05,))
+        serving.start()
         yield meter
-        assert meter.beyond(BYTES_PER_CALL) <= ROOM
+        meter.shutdown()
+        serving.join()
+        for end in meter.sockets:  # of clients that nobody has closed
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+    assert 0 < meter.excess <= ROOM
 
 
 @pytest.fixture
