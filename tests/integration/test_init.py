@@ -13,21 +13,8 @@ from click.testing import CliRunner
 
 from lisa.cli.init import FILES
 from lisa.cli.main import main
-from lisa.core.settings import (
-    ConsumerSettings,
-    GatewaySettings,
-    ManagerSettings,
-    ProducerSettings,
-)
-from lisa.core.settings.roles import RoleSettings
-from tests.deploy.manifests import MAINS
-
-SETTINGS: dict[str, type[RoleSettings]] = {
-    "manager.yml": ManagerSettings,
-    "consumer.yml": ConsumerSettings,
-    "producer.yml": ProducerSettings,
-    "gateway.yml": GatewaySettings,
-}
+from lisa.core.settings import ProducerSettings
+from tests.deploy.manifests import MAINS, SETTINGS
 
 
 def init(*arguments: str | Path, code: int = 0) -> str:
@@ -38,15 +25,20 @@ def init(*arguments: str | Path, code: int = 0) -> str:
 
 def test_the_files_are_for_the_given_server_and_prefix(tmp_path: Path) -> None:
     init(tmp_path / "shop", "--redis", "redis://db.example:7000/2", "--prefix", "shop")
-    for name, role in SETTINGS.items():
-        settings = role.load(tmp_path / "shop" / name)
+    for role in (*SETTINGS.values(), ProducerSettings):
+        path = tmp_path / "shop" / f"{role.role}.yml"
+        settings = role.load(path)
         assert (settings.redis.url, settings.prefix) == ("redis://db.example:7000/2", "shop")
         assert settings.topics() == {"orders": ("lisa",)}
-        assert "# " in (tmp_path / "shop" / name).read_text()
+        assert "# " in path.read_text()
     assert len(yaml.safe_load((tmp_path / "shop" / "tokens.yml").read_text())["tokens"]) == 3
 
 
-def test_no_existing_file_is_overwritten_without_force(tmp_path: Path) -> None:
+def test_what_is_not_written(tmp_path: Path) -> None:
+    """Existing files, unless forced, and passwords; an error names the place."""
+    said = init(tmp_path, "--redis", "redis://u:s3cret@db/0", code=2)
+    assert ("LISA_REDIS__PASSWORD" in said, "s3cret" in said) == (True, False)
+    assert list(tmp_path.iterdir()) == []
     kept = tmp_path / "shop.py"
     kept.write_text("mine = 1\n")
     assert init(tmp_path, code=1) == f"lisa: {kept} exists; --force overwrites\n"
@@ -55,19 +47,8 @@ def test_no_existing_file_is_overwritten_without_force(tmp_path: Path) -> None:
     init(tmp_path, "--force")
     assert "Consumer" in kept.read_text()
     assert "manager.yml and 8 more exist;" in init(tmp_path, code=1)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    place = tmp_path / "file" / "shop"
+    place = kept / "shop"
     assert init(place, code=1) == f"lisa: {place}: Not a directory\n"
-
-
-def test_a_password_is_not_written_to_files(tmp_path: Path) -> None:
-    said = init(tmp_path, "--redis", "redis://u:s3cret@db/0", code=2)
-    assert "LISA_REDIS__PASSWORD" in said
-    assert "s3cret" not in said
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_printed_fits_80_columns_and_json_names_the_files(
@@ -84,8 +65,9 @@ def test_what_is_printed_fits_80_columns_and_json_names_the_files(
 
 
 def test_the_units_start_the_roles_in_the_folder(tmp_path: Path) -> None:
-    init(tmp_path / "100%")
-    units = sorted((tmp_path / "100%" / "systemd").iterdir())
+    folder = tmp_path / "100%"
+    init(folder)
+    units = sorted((folder / "systemd").iterdir())
     assert len(units) == 3
     for unit in units:
         lines = unit.read_text().splitlines()
@@ -95,17 +77,8 @@ def test_the_units_start_the_roles_in_the_folder(tmp_path: Path) -> None:
         assert Path(program).is_file()
         assert f"{Path(program).name}.service" == unit.name
         with MAINS[Path(program).name].make_context(program, arguments) as context:
-            assert (tmp_path / "100%" / context.params["path"]).is_file()
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    init(tmp_path)
-    for unit in (tmp_path / "systemd").iterdir():
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", str(unit)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+            assert (folder / context.params["path"]).is_file()
+        if shutil.which("systemd-analyze"):
+            verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+            done = subprocess.run(verify, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
