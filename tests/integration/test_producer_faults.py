@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,17 @@ LONG = timedelta(seconds=60)
 
 
 @pytest.fixture(params=["sync", "async"])
-def kind(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
+def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Either]]:
+    """Opens producers of one kind, and closes them."""
+    made: list[Either] = []
+
+    def opened(server: str | Address, **options: Any) -> Either:
+        made.append(Either(request.param, server, **options))
+        return made[-1]
+
+    yield opened
+    for one in made:
+        one.close()
 
 
 def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
@@ -47,10 +55,10 @@ def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
 
 
 def test_a_lost_reply_does_not_make_a_message_its_own_duplicate(
-    kind: str, redis_url: str, topic: Topic
+    opened: Callable[..., Either], redis_url: str, topic: Topic
 ) -> None:
     with LossyProxy(redis_url) as proxy:
-        either = Either(kind, proxy.url)
+        either = opened(proxy.url)
         proxy.lose(1)
         assert either.send("orders", 1, id="a", delay=HOUR, on_duplicate="reject") == "a"
         assert proxy.lost == 1
@@ -60,33 +68,31 @@ def test_a_lost_reply_does_not_make_a_message_its_own_duplicate(
         bodies = [Outgoing(2, id="a"), 3]
         report = either.send_many("orders", bodies, delay=HOUR, on_duplicate="replace")
         assert proxy.lost == 2
-        either.close()
     assert [one.outcome for one in report] == [Sent.REPLACED, Sent.ACCEPTED]
     assert len(topic.waiting()) == 2
 
 
-def test_a_server_that_is_away_or_hangs_from_the_start(kind: str) -> None:
+def test_a_server_that_is_away_or_hangs_from_the_start(opened: Callable[..., Either]) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    either = Either(kind, url, patience=PATIENCE)
+    either = opened(url, patience=PATIENCE)
     assert url in gives_up(lambda: either.send("orders", 1))
     gives_up(lambda: either.ask("get", "orders", "a"))
-    either.close()
     started = time.monotonic()
-    once = Either(kind, url, patience=timedelta(0))
+    once = opened(url, patience=timedelta(0))
     gives_up(lambda: once.send("orders", 1), timedelta(0))
-    once.close()
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = Address(f"redis://127.0.0.1:{deaf.getsockname()[1]}/0", socket_timeout_s=0.3)
-        either = Either(kind, address, patience=PATIENCE)
+        either = opened(address, patience=PATIENCE)
         gives_up(lambda: either.send("orders", 1))
-        either.close()
     assert time.monotonic() - started < LONG.total_seconds()
 
 
-def test_a_server_that_refuses_writes_and_goes_away(kind: str, own_server: EmbeddedServer) -> None:
-    either = Either(kind, own_server.url, patience=PATIENCE)
+def test_a_server_that_refuses_writes_and_goes_away(
+    opened: Callable[..., Either], own_server: EmbeddedServer
+) -> None:
+    either = opened(own_server.url, patience=PATIENCE)
     first = either.send("orders", 1, delay=HOUR)
-    fresh = Either(kind, own_server.url)
+    fresh = opened(own_server.url)
     with connect(own_server.url) as client:
         client.config_set("maxmemory", 1)
         for one in (either, fresh):
@@ -105,12 +111,12 @@ def test_a_server_that_refuses_writes_and_goes_away(kind: str, own_server: Embed
     assert caught.value.sent == 0
     back = threading.Timer(0.3, own_server.restart)
     back.start()
-    patient = Either(kind, own_server.url, patience=timedelta(seconds=25))
-    message_id = patient.send("orders", 5, delay=HOUR)
-    back.join()
+    patient = opened(own_server.url, patience=timedelta(seconds=25))
+    try:
+        message_id = patient.send("orders", 5, delay=HOUR)
+    finally:
+        back.join()
     assert either.ask("get", "orders", message_id).state == "waiting"
-    for one in (either, fresh, patient):
-        one.close()
 
 
 @pytest.fixture
@@ -123,21 +129,19 @@ def quick_sync(client: redis.Redis) -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_sync")
 def test_an_address_that_moves_to_a_new_primary(
-    kind: str, valkey_server: EmbeddedServer, own_server: EmbeddedServer
+    opened: Callable[..., Either], valkey_server: EmbeddedServer, own_server: EmbeddedServer
 ) -> None:
     """Open connections stay at the former primary, which is a read-only replica now."""
     with MovingProxy(own_server.url) as proxy, connect(own_server.url) as former:
-        either = Either(kind, proxy.url)
+        either = opened(proxy.url)
         assert either.send("orders", 1)
         proxy.move(valkey_server.port)
         former.replicaof("127.0.0.1", valkey_server.port)
         sent = either.send("orders", 2)
         assert either.send_many("orders", [3, 4]).accepted == 2
         assert either.ask("get", "orders", sent).state == "waiting"
-        either.close()
-        direct = Either(kind, own_server.url, patience=PATIENCE)
+        direct = opened(own_server.url, patience=PATIENCE)
         assert "read-only replica" in gives_up(lambda: direct.send("orders", 2))
-        direct.close()
 
 
 @pytest.fixture
@@ -150,21 +154,22 @@ def limited_user(client: redis.Redis) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("limited_user")
-def test_a_wrong_password_or_missing_right_is_reported_at_once(kind: str, redis_url: str) -> None:
+def test_a_wrong_password_or_missing_right_is_reported_at_once(
+    opened: Callable[..., Either], redis_url: str
+) -> None:
     for password, said in (("wrong", "user or password"), ("secret", "permit")):
-        either = Either(
-            kind, Address(redis_url, username="clerk", password=password), patience=LONG / 2
-        )
+        either = opened(Address(redis_url, username="clerk", password=password), patience=LONG / 2)
         started = time.monotonic()
         with pytest.raises(ConfigError, match=said) as caught:
             either.send("orders", 1)
         assert time.monotonic() - started < LONG.total_seconds() / 2
         assert password not in str(caught.value)
-        either.close()
 
 
-def test_an_emptied_server_is_taken_as_it_is(kind: str, redis_url: str, topic: Topic) -> None:
-    either = Either(kind, redis_url)
+def test_an_emptied_server_is_taken_as_it_is(
+    opened: Callable[..., Either], redis_url: str, topic: Topic
+) -> None:
+    either = opened(redis_url)
     either.send("orders", 1, id="a", delay=HOUR)
     with connect(redis_url) as client:
         client.flushall()
@@ -177,28 +182,26 @@ def test_an_emptied_server_is_taken_as_it_is(kind: str, redis_url: str, topic: T
             assert either.ask(name, "orders", "b", **options) == answer
         client.script_flush()
         assert either.ask("get", "orders", "b").state == "cancelled"
-    either.close()
 
 
-def test_a_newer_layout_is_refused(kind: str, redis_url: str, client: redis.Redis) -> None:
+def test_a_newer_layout_is_refused(
+    opened: Callable[..., Either], redis_url: str, client: redis.Redis
+) -> None:
     client.set("lisa:schema", 99)
-    either = Either(kind, redis_url)
+    either = opened(redis_url)
     for call in (lambda: either.send("orders", 1), lambda: either.ask("get", "orders", "a")):
         with pytest.raises(ConfigError, match="schema 99"):
             call()
     assert client.keys() == [b"lisa:schema"]
-    either.close()
 
 
 def test_patience_beyond_half_the_retention_is_refused(
-    kind: str, redis_url: str, topic: Topic
+    opened: Callable[..., Either], redis_url: str, topic: Topic
 ) -> None:
     topic.store.call(Configure("orders", {"retention": "50000"}))
-    impatient = Either(kind, redis_url, patience=timedelta(seconds=25))
+    impatient = opened(redis_url, patience=timedelta(seconds=25))
     assert impatient.send("orders", 1)
-    impatient.close()
     for patience in (timedelta(seconds=26), timedelta.max):
-        patient = Either(kind, redis_url, patience=patience)
+        patient = opened(redis_url, patience=patience)
         with pytest.raises(ConfigError, match="retention"):
             patient.send("orders", 1)
-        patient.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from benchmarks.comparison.__main__ import FURTHER
 from benchmarks.comparison.lisa_measures import backlog
 from benchmarks.comparison.plots import draw
 from lisa.cli.bench import measures, targets
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.ledger import RECORD, Ledger, Writer
 from lisa.cli.bench.machine import describe
 from lisa.cli.bench.report import BenchReport, number
 from lisa.cli.bench.results import Results, quantile
@@ -99,29 +96,6 @@ def test_verdicts(
     monkeypatch.setattr(targets, "TARGETS", (target,))
     [judged] = judge(Results())
     assert judged.verdict is verdict
-
-
-def test_a_ledger_is_read_as_it_grows(tmp_path: Path) -> None:
-    first, second = Writer(tmp_path / "1.ledger"), Writer(tmp_path / "2.ledger")
-    first.note(RECORD.pack(1_000, 1_500))
-    ledger = Ledger(tmp_path)
-    ledger.wait(1, 5.0, lambda: None)
-    ledger.mark()
-    assert ledger.count() == 0
-    first.note(RECORD.pack(2_000, 2_001))
-    second.note(struct.pack("<q", 3_000) + struct.pack("<q", 2**40) + b"half a")
-    first.close()
-    second.close()
-    assert (ledger.count(), ledger.writers()) == (2, 2)
-    assert sorted(zip(*ledger.read(), strict=True)) == [(2_000, 2_001), (3_000, 2**40)]
-    with pytest.raises(Fault, match="2 of 3 messages"):
-        ledger.wait(3, 0.05, lambda: None)
-
-    def dead() -> None:
-        raise Fault("the consumer ended with 1")
-
-    with pytest.raises(Fault, match="ended with 1"):
-        ledger.wait(3, 60.0, dead)
 
 
 def test_the_report_says_machine_versions_spread_and_what_is_missing(tmp_path: Path) -> None:
