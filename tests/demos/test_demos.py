@@ -45,6 +45,7 @@ def test_every_demo_has_a_readme_and_is_listed() -> None:
     assert all((DEMOS / name / "README.md").is_file() for name in folders)
 
 
+@pytest.mark.full
 def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> None:
     env = {"LISA_REDIS_URL": redis_url}
     manager = str(DEMOS / "manager" / "manager.yml")
@@ -58,6 +59,7 @@ def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> 
     consumer.wait_for("mystream: 'later'")
 
 
+@pytest.mark.full
 def test_producer_and_manager_in_one_process(redis_url: str) -> None:
     said = run(
         str(DEMOS / "producer_and_manager" / "main.py"), env={"LISA_REDIS_URL": redis_url}
@@ -65,6 +67,7 @@ def test_producer_and_manager_in_one_process(redis_url: str) -> None:
     assert [line.split()[1] for line in said.splitlines()] == ["ready"] * 3
 
 
+@pytest.mark.full
 def test_order_timeout() -> None:
     said = run(str(DEMOS / "order_timeout" / "main.py")).stdout
     cancelled = re.findall(r"order (\d): not paid", said)

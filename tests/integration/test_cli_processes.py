@@ -219,8 +219,10 @@ def test_completion_in_bash(redis_url: str) -> None:
         (["manager"], "runs on"),
         pytest.param(["consumer", "shop"], "reading for group g", marks=pytest.mark.full),
         (["consumer", "shop", "--processes", "2"], "reading for group g"),
-        pytest.param(["gateway", "--port", "0"], "started", marks=pytest.mark.full),
-        (["gateway", "--port", "0", "--workers", "2"], "started"),
+        (["gateway", "--port", "0"], "started"),
+        pytest.param(
+            ["gateway", "--port", "0", "--workers", "2"], "started", marks=pytest.mark.full
+        ),
     ],
 )
 def test_ctrl_c_is_a_usual_end_of_a_role(
@@ -278,7 +280,14 @@ def test_an_interrupted_command_leaves_one_line(processes: Processes) -> None:
         assert waiting.output.strip() == "lisa: aborted"
 
 
-@pytest.mark.parametrize("program", ["main", "manager", "consumer", "gateway"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "main",
+        "consumer",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("manager", "gateway")),
+    ],
+)
 def test_a_password_on_the_command_line_causes_a_warning(program: str) -> None:
     def said(url: str) -> list[str]:
         arguments = ["topics"] if program == "main" else []

@@ -179,6 +179,7 @@ def sends_and_handles(binaries: Path, url: str, folder: Path, *options: str) -> 
     return said == "42\n"
 
 
+@full
 def test_the_client_alone(client: Path, redis_url: str, tmp_path: Path) -> None:
     """It sends and handles, with seven packages, and names what else to install."""
     assert sends_and_handles(client, redis_url, tmp_path)

@@ -197,7 +197,10 @@ PROMTOOL = shutil.which("promtool")
     [
         ("check", "rules", str(RULES)),
         ("check", "config", str(CONFIGS / "prometheus.yml")),
-        ("test", "rules", str(ROOT / "tests" / "gateway" / "alerts.test.yml")),
+        pytest.param(
+            ("test", "rules", str(ROOT / "tests" / "gateway" / "alerts.test.yml")),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
