@@ -19,7 +19,7 @@ from lisa.admin import garbage, story
 from lisa.admin.fsck import check as fsck
 from lisa.admin.messages import LiveState, list_messages
 from lisa.consumer import Consumer
-from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS, ms_datetime
+from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.options import TopicOptions
 from lisa.core.transitions.promote import Promote
@@ -218,20 +218,7 @@ def test_invalid_ids_are_refused_by_every_interface(
     assert bench.store.ask("KEYS", bench.cast.keys.root + "body:*") == []
 
 
-PAST = tuple(OLDEST_DUE_MS + day * 86_400_000 for day in (0, 1, 1_000, 3_600))
 FUTURE = (2**31 * 1000, 2**42, 99_999_999_999_999, MAX_DUE_MS - 1, MAX_DUE_MS)
-
-
-def test_past_times_are_due_now(bench: TopicBench, producer: Producer) -> None:
-    sent = {producer.send(bench.topic, at, at_ms=at): at for at in PAST}
-    sent |= {producer.send(bench.topic, 0, at=ms_datetime(PAST[0])): PAST[0]}
-    report = producer.send_many(bench.topic, [Outgoing(at, at_ms=at) for at in PAST])
-    sent |= {one.id: at for one, at in zip(report, PAST, strict=True)}
-    taken = bench.pull(len(sent))
-    assert {one: delivery.due_ms for one, delivery in taken.items()} == sent
-    assert {delivery.message.due for delivery in taken.values()} == {ms_datetime(at) for at in PAST}
-    assert {delivery.ack() for delivery in taken.values()} == {"acked"}
-    assert not any("early" in name for name in bench.cast.stats())
 
 
 def test_times_up_to_the_year_9999_wait(

@@ -465,13 +465,6 @@ def test_functions_of_the_package_share_one_producer(
     assert lisa.cancel_many("orders", ids) == ["cancelled"] * 3
 
 
-@pytest.mark.usefixtures("functions")
-def test_functions_of_a_producer_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LISA_ENABLED", "false")
-    with pytest.raises(lisa.ConfigError, match="enabled"):
-        lisa.send("orders", 1)
-
-
 @pytest.mark.parametrize(
     ("variables", "loaded"),
     [({"LISA_PREFIX": "a", "LISA_A_SERVICE_HOST": "b"}, "False"), ({"LISA_ZONE": "UTC"}, "True")],
