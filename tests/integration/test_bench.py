@@ -52,6 +52,7 @@ def test_every_measure_runs_and_reports(tmp_path: Path) -> None:
     assert files == {"report.md", "report.json"}
 
 
+@pytest.mark.full
 def test_one_measure_and_usage(tmp_path: Path) -> None:
     memory = ("--quick", "--only", "memory", "--repeats", "1")
     done = run("lisa.cli.main", "bench", *memory, cwd=tmp_path)
