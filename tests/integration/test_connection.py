@@ -171,6 +171,22 @@ async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
     assert not store._registration.running
 
 
+def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Cut each new asyncio connection before its first write; returns those that were cut."""
+    cut: list[Any] = []
+    real: Any = redis.asyncio.Connection._connect
+
+    async def connect(self: Any) -> None:
+        await real(self)
+        cut.append(self)
+        self._writer.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(redis.asyncio.Connection, "_connect", connect)
+    return cut
+
+
 @pytest.mark.parametrize("road", ["execute", "execute_many", "execute_chain"])
 def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
     redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, road: str
@@ -181,23 +197,13 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         "execute_many": lambda: connection.execute_many([("PING",), ("TIME",)]),
         "execute_chain": lambda: connection.execute_chain("k", [("PING",), ("TIME",)]),
     }
-    cut: list[Any] = []
-    real: Any = redis.asyncio.Connection._connect
-
-    async def connect(self: Any) -> None:
-        """Connect, and lose the connection before the first write."""
-        await real(self)
-        cut.append(self)
-        self._writer.transport.abort()
-        for _ in range(3):
-            await asyncio.sleep(0)
 
     async def fail(*_: Any) -> None:
         raise RuntimeError("got Future attached to a different loop")
 
     async def call() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(redis.asyncio.Connection, "_connect", connect)
+            cut = cut_while_connecting(patched)
             with pytest.raises(redis.ConnectionError):
                 await calls[road]()
             assert cut
