@@ -35,13 +35,21 @@ def without_usual(name: str) -> loader.Script:
     return loader.compose(name, with_usual=False)
 
 
-@pytest.fixture(params=["valkey", "redis", "fake", "usual", "usual on redis"])
+@pytest.fixture(
+    params=[
+        "valkey",
+        "usual",
+        pytest.param("redis", marks=pytest.mark.full),
+        pytest.param("fake", marks=pytest.mark.full),
+    ]
+)
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """An empty topic on the embedded Valkey, on redis-server, and on fakeredis if possible.
+    """An empty topic on the embedded Valkey, on redis-server, or on fakeredis.
 
-    On these, scripts run without their usual cases; with "usual", as in production.
+    "usual" is the embedded Valkey, too: there and on redis-server scripts have their usual cases,
+    as in production. `test_repeat` runs every script on all of these at each level.
     """
-    if not request.param.startswith("usual"):
+    if request.param in ("valkey", "fake"):
         monkeypatch.setattr(loader, "load", without_usual)
     if request.param == "fake":
         unable = request.node.get_closest_marker("not_on_fakeredis")
@@ -55,9 +63,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         fake.response_callbacks.clear()
         store = SyncStore(connection, Keys())
     else:
-        name = dict.fromkeys(("redis", "usual on redis"), "debian_server").get(
-            request.param, "valkey_server"
-        )
+        name = "debian_server" if request.param == "redis" else "valkey_server"
         url = flush(request.getfixturevalue(name).url)
         store = SyncStore(Connection(Address(url)), Keys())
     yield Bench(store)

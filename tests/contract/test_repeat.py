@@ -129,6 +129,7 @@ def test_no_script_is_left_out() -> None:
 
 @pytest.mark.parametrize("journal", [{}, {"journal": "1"}], ids=["plain", "journaled"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("bench", ["valkey", "usual", "redis", "fake"], indirect=True)
 def test_a_repeated_call_has_no_further_effect(
     bench: Bench, name: str, journal: dict[str, str]
 ) -> None:
