@@ -1,18 +1,24 @@
-"""One call of every script, for the tests that hold for all scripts."""
+"""Calls of every script, for the tests that hold for all scripts.
+
+One sample of each, from which other families of tests build calls, and further cases of scripts
+whose repeated calls or events differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from unittest.mock import ANY
 
 from lisa.core.transitions.absorb import Absorb
-from lisa.core.transitions.ack import Ack
+from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.clear import Clear
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.forget import Forget
@@ -29,7 +35,7 @@ from lisa.core.transitions.release import Release
 from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.restore import Restore, RestoreItem
+from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.schedule import NewOccurrence, Schedule
 from lisa.core.transitions.set_layout import SetLayout
@@ -41,7 +47,7 @@ from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench, Receipts
+    from tests.contract.bench import Bench, Near, Receipts
 
 FAR = 4_000_000_000_000
 LONG = 60_000
@@ -58,13 +64,19 @@ BUSY: dict[str, Any] = {
     "lisa": HELD,
 }
 FANNED = {**BUSY, "audit": G(ready=[Row("a", 1), Row("b", 2, 1, "c9")])}
-DEAD = {"body": LIVE, "lisa": G(garbage={"a": 5, "b": 6}, attempts={"a": 2}, reasons={"a": "no"})}
+DEAD = {
+    "body": LIVE,
+    "lisa": G(garbage={"a": 5, "b": 6}, attempts={"a": 2}, reasons={"a": "no"}),
+    "audit": G(ready=[Row("b", 5)]),
+}
 LATE = {
     "body": LIVE,
+    "policy": {"b": ""},
     "lisa": G(ready=[Row("a", 1, 1, "c1", LONG), Row("b", 2, 1, "c1", LONG)], leases={"b": 5}),
 }
 
 Make: TypeAlias = Callable[["Receipts", Sequence[str]], "Transition[Any]"]
+Events: TypeAlias = Callable[["Near"], list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +86,7 @@ class Sample:
     make: builds the call for some ids; takes their entries from the receipts.
     state: a state in which the call for `ids` has an effect.
     repeats_its_answer: a repeated call returns the first answer, apart from instants and counts.
-    moves_messages: the script writes events to the journal.
+    events: what the call writes to the journal, if the script moves messages.
     takes_batches: its time depends on the size of a batch.
     is_called_by_roles: a role calls it in its usual work.
     """
@@ -83,11 +95,12 @@ class Sample:
     state: dict[str, Any] = field(default_factory=dict)
     ids: Sequence[str] = ("a", "b", "c")
     repeats_its_answer: bool = True
-    moves_messages: bool = False
+    events: Events = lambda _: []
     takes_batches: bool = True
     is_called_by_roles: bool = True
 
 
+CREATED = {"due": FAR, "envelope": "A-", "expires": FAR + 5, "policy": "0"}
 SAMPLES: dict[str, Sample] = {
     "absorb": Sample(
         make=lambda _, ids: Absorb(
@@ -103,13 +116,20 @@ SAMPLES: dict[str, Sample] = {
         state=BUSY,
         ids=("a", "b"),
         repeats_its_answer=False,
-        moves_messages=True,
+        events=lambda _: [(m, "acked", "lisa", 1, {"due": 0, "end": 1}) for m in "ab"],
     ),
     "cancel": Sample(
         make=lambda _, ids: Cancel(TOPIC, ids),
-        state=BUSY,
-        ids=("a", "c", "x"),
-        moves_messages=True,
+        state={
+            "body": LIVE,
+            "waiting": {"c": FAR},
+            "lisa": G(retry={"a": 5}, attempts={"a": 2}, ready=[Row("b", 7, 1, "c1")]),
+        },
+        ids=("a", "b", "c", "x"),
+        events=lambda _: [
+            ("a", "cancelled", "", 2, {"end": 1}),
+            ("c", "cancelled", "", 0, {"end": 1}),
+        ],
     ),
     "clear": Sample(
         make=lambda _, ids: Clear(TOPIC, 3, ("lisa",)),
@@ -126,7 +146,7 @@ SAMPLES: dict[str, Sample] = {
     "enqueue": Sample(
         make=lambda _, ids: enqueue(TOPIC, "A" * 8, [item(m, "+0") for m in ids]),
         state={"body": {"a": "B-"}, "waiting": {"a": 1}, "lisa": G()},
-        moves_messages=True,
+        events=lambda now: [(m, "sent", "", 0, {"due": now, "envelope": "A-"}) for m in "bc"],
     ),
     "expire": Sample(
         make=lambda _, ids: Expire(TOPIC, ids),
@@ -136,15 +156,20 @@ SAMPLES: dict[str, Sample] = {
             "options": {"late": "1000,skip"},
             "waiting": {"c": 1},
             "lisa": G(ready=[Row("a", 1, 1, "c1")], retry={"b": 3}),
+            "audit": G(retry={"a": 5}),
         },
         ids=("a", "b", "c", "x"),
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "expired", "audit", 0, {}),
+            ("b", "expired", "", 0, {"end": 1}),
+            ("c", "skipped", "", 0, {"end": 1}),
+        ],
     ),
     "extend": Sample(
         make=lambda by, ids: Extend(TOPIC, "lisa", "c1", [by.receipt(m) for m in ids]),
         state=BUSY,
         ids=("a",),
-        moves_messages=True,
+        events=lambda _: [("a", "extended", "lisa", 2, {})],
     ),
     "forget": Sample(
         make=lambda _, ids: Forget(TOPIC, "lisa", ids, 0),
@@ -153,10 +178,17 @@ SAMPLES: dict[str, Sample] = {
         takes_batches=False,
     ),
     "defer": Sample(
-        make=lambda by, ids: Defer(TOPIC, "lisa", [Outside(*by.receipt(m), 1, FAR) for m in ids]),
+        make=lambda by, ids: Defer(
+            TOPIC,
+            "lisa",
+            [Outside(*by.receipt(m), FAR if m == "b" else 1, FAR + 1) for m in ids],
+        ),
         state=BUSY,
         ids=("a", "b"),
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "retry", "lisa", 1, {"due": FAR + 1, "reason": "outside its window"}),
+            ("b", "ready", "lisa", 1, {"due": 2, "reason": "released"}),
+        ],
     ),
     "inspect": Sample(
         make=lambda _, ids: Inspect(TOPIC, ids),
@@ -172,7 +204,13 @@ SAMPLES: dict[str, Sample] = {
             "waiting": {"x": 1},
         },
         ids=("a", "b", "c", "x"),
-        moves_messages=True,
+        events=lambda now: [
+            ("a", "retry", "lisa", 0, {"due": now, "reason": "entry-lost"}),
+            ("a", "mended", "", 0, {"reason": "entry-lost"}),
+            ("b", "mended", "", 0, {"reason": "second-place"}),
+            ("c", "mended", "", 0, {"reason": "no-place", "due": now}),
+            ("x", "lost", "", 0, {"reason": "no-body", "end": 1}),
+        ],
     ),
     "open": Sample(
         make=lambda by, ids: Open(
@@ -181,18 +219,22 @@ SAMPLES: dict[str, Sample] = {
         state=BUSY,
         ids=("a",),
         repeats_its_answer=False,
-        moves_messages=True,
+        events=lambda _: [("a", "in_flight", "lisa", 2, {"due": 1})],
     ),
     "promote": Sample(
         make=lambda _, ids: Promote(TOPIC),
         state={
             "waiting": {"a": 1, "c": FAR},
             "body": LIVE,
-            "lisa": G(retry={"b": 2}),
+            "lisa": G(retry={"b": 2}, attempts={"b": 3}),
             "audit": G(),
         },
         repeats_its_answer=False,
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "ready", "audit", 1, {"due": 1}),
+            ("a", "ready", "lisa", 1, {"due": 1}),
+            ("b", "ready", "lisa", 4, {"due": 2}),
+        ],
     ),
     "prune": Sample(
         make=lambda _, ids: Prune(TOPIC, ids),
@@ -207,18 +249,31 @@ SAMPLES: dict[str, Sample] = {
     "purge": Sample(
         make=lambda _, ids: Purge(TOPIC, "lisa", ids),
         state=DEAD,
-        ids=("a", "x"),
-        moves_messages=True,
+        ids=("a", "b", "x"),
+        events=lambda _: [
+            ("a", "purged", "lisa", 2, {"end": 1}),
+            ("b", "purged", "lisa", 0, {}),
+        ],
     ),
     "read": Sample(
         make=lambda _, ids: Read(TOPIC, "-", "+"), state={"options": {"journal": "1"}, **BUSY}
     ),
-    "reclaim": Sample(make=lambda _, ids: Reclaim(TOPIC, "lisa"), state=LATE, moves_messages=True),
+    "reclaim": Sample(
+        make=lambda _, ids: Reclaim(TOPIC, "lisa"),
+        state=LATE,
+        events=lambda now: [
+            ("b", "garbage", "lisa", 1, {"reason": "ack timeout"}),
+            ("a", "retry", "lisa", 1, {"reason": "ack timeout", "due": now + 20_000}),
+        ],
+    ),
     "release": Sample(
         make=lambda by, ids: Release(TOPIC, "lisa", [by.receipt(m) for m in ids]),
         state=BUSY,
         ids=("a", "b"),
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "ready", "lisa", 2, {"due": 1, "reason": "released"}),
+            ("b", "ready", "lisa", 1, {"due": 2, "reason": "released"}),
+        ],
     ),
     "renew": Sample(
         make=lambda by, ids: Renew(TOPIC, "lisa", 5_000, by.clock() - 1_000),
@@ -230,7 +285,7 @@ SAMPLES: dict[str, Sample] = {
         make=lambda _, ids: Requeue(TOPIC, "lisa", ids),
         state=DEAD,
         ids=("a", "x"),
-        moves_messages=True,
+        events=lambda now: [("a", "requeued", "lisa", 0, {"due": now})],
     ),
     "reschedule": Sample(
         make=lambda _, ids: Reschedule(TOPIC, [(m, str(FAR)) for m in ids]),
@@ -240,19 +295,26 @@ SAMPLES: dict[str, Sample] = {
             "expiry": {"a": FAR, "c": FAR},
             "lisa": G(ready=[Row("a", 1)], retry={"b": 1}, attempts={"b": 1}),
         },
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "rescheduled", "", 0, {"due": FAR, "expires": 2 * FAR - 1}),
+            ("b", "rescheduled", "", 0, {"due": FAR}),
+            ("c", "rescheduled", "", 0, {"due": FAR, "expires": 2 * FAR - 5}),
+        ],
     ),
     "restore": Sample(
         make=lambda _, ids: Restore(TOPIC, [RestoreItem(m, envelope("A-"), 5) for m in ids]),
         state={"body": {"a": "B-"}, "lisa": G()},
-        moves_messages=True,
+        events=lambda _: [(m, "restored", "", 0, {"due": 5, "envelope": "A-"}) for m in "bc"],
         is_called_by_roles=False,
     ),
     "retry": Sample(
         make=lambda by, ids: Fail(TOPIC, "lisa", [Failure(*by.receipt(m), "boom") for m in ids]),
         state=BUSY,
         ids=("a", "b"),
-        moves_messages=True,
+        events=lambda now: [
+            ("a", "retry", "lisa", 2, {"reason": "boom", "due": now}),
+            ("b", "retry", "lisa", 1, {"reason": "boom", "due": now + 20_000}),
+        ],
     ),
     "schedule": Sample(
         make=lambda _, ids: Schedule(
@@ -261,7 +323,7 @@ SAMPLES: dict[str, Sample] = {
             "1.5.0",
             b"1.6.0 {}",
             6,
-            creates=[NewOccurrence(m, FAR, envelope("A-"), 5) for m in ids],
+            creates=[NewOccurrence(m, FAR, envelope("A-"), 5, "0") for m in ids],
             drops=["x"],
         ),
         state={
@@ -270,7 +332,10 @@ SAMPLES: dict[str, Sample] = {
             "schedules": {"s": "1.5.0 {}"},
             "ticks": {"s": 5},
         },
-        moves_messages=True,
+        events=lambda _: [
+            ("x", "cancelled", "", 0, {"end": 1}),
+            *[(m, "sent", "", 0, CREATED) for m in "bc"],
+        ],
         takes_batches=False,
     ),
     "set_layout": Sample(
@@ -285,10 +350,273 @@ SAMPLES: dict[str, Sample] = {
     ),
     "undeclare": Sample(
         make=lambda _, ids: Undeclare(TOPIC, "lisa", ids, drop=True),
-        state=FANNED,
+        state={"body": LIVE, "lisa": G(retry={"a": 5, "b": 5}), "audit": G(ready=[Row("b", 5)])},
         ids=("a", "b"),
-        moves_messages=True,
+        events=lambda _: [
+            ("a", "purged", "lisa", 0, {"reason": "group removed", "end": 1}),
+            ("b", "purged", "lisa", 0, {"reason": "group removed"}),
+        ],
         takes_batches=False,
+    ),
+}
+
+
+class Case(NamedTuple):
+    """A state, a call, and the events that the call writes to the journal."""
+
+    state: dict[str, Any]
+    make: Callable[[Receipts], Transition[Any]]
+    events: Events = lambda _: []
+
+
+def sampled(sample: Sample) -> Case:
+    return Case(sample.state, lambda by: sample.make(by, sample.ids), sample.events)
+
+
+def sends(mode: OnDuplicate) -> Callable[[Receipts], Transition[Any]]:
+    batch = [
+        item("a", "+0", "one", ttl_ms=60_000),
+        item("n", "+0"),
+        item("m", str(FAR), policy="5"),
+        item("n", "7", "two"),
+    ]
+    return lambda _: enqueue(TOPIC, "A" * 8, batch, mode)
+
+
+def acks(*attempts: int, sender: str = "A", state: str = "acked") -> Callable[[Receipts], Ack]:
+    """Deliveries of message a; only the second attempt's receipt is current."""
+    return lambda by: Ack(
+        TOPIC,
+        "lisa",
+        [
+            Settlement("a", by.entry("a") if n == 2 else "9-9", f"{sender * 8}-", 7, n)
+            for n in attempts
+        ],
+        state,
+    )
+
+
+AGAIN: dict[str, Any] = {"body": LIVE, "lisa": G(ready=[Row("a", 7, 2, "c1")], attempts={"a": 1})}
+RESTORED = {"envelope": "A+two", "reason": "boom"}
+AFTER_LEASE = {"due": 7, "end": 1, "reason": "after its lease had ended"}
+N_SENT = ("n", "sent", "", 0)
+M_SENT = ("m", "sent", "", 0, {"due": FAR, "envelope": "A-", "policy": "5"})
+
+CASES: dict[str, Case] = {
+    **{name: sampled(sample) for name, sample in SAMPLES.items()},
+    "ack of several groups": Case(
+        FANNED,
+        lambda by: SAMPLES["ack"].make(by, ("a", "b")),
+        lambda _: [(m, "acked", "lisa", 1, {"due": 0}) for m in "ab"],
+    ),
+    "ack that comes late": Case(
+        {"body": LIVE, "lisa": G(retry={"a": FAR}, attempts={"a": 1})},
+        acks(1),
+        lambda _: [("a", "acked", "lisa", 1, AFTER_LEASE)],
+    ),
+    "ack of two deliveries of one message": Case(
+        AGAIN, acks(2, 1), lambda _: [("a", "acked", "lisa", 2, {"due": 7, "end": 1})]
+    ),
+    "ack of two deliveries of one message, the older one first": Case(
+        AGAIN, acks(1, 2), lambda _: [("a", "acked", "lisa", 1, AFTER_LEASE)]
+    ),
+    "ack of what was past its ttl": Case(
+        AGAIN,
+        acks(2, state="expired"),
+        lambda _: [("a", "expired", "lisa", 2, {"due": 7, "end": 1})],
+    ),
+    "ack with a stale receipt": Case(AGAIN, acks(1, sender="Z")),
+    "clear, a shard that is in use": Case(
+        {"options": {"accepts": "4"}, "lisa": HELD}, lambda _: Clear(TOPIC, 3, ("lisa",))
+    ),
+    "configure, another number of shards": Case(
+        {"options": {"layout": "3:4:1:", "shards": "4"}},
+        lambda _: Configure(TOPIC, {"shards": "8"}),
+    ),
+    "configure, paused and unlimited": Case(
+        {}, lambda _: Configure(TOPIC, {"paused": "1", "capacity": None})
+    ),
+    "configure, declared": Case(
+        {"options": {"max_ready": "5"}},
+        lambda _: Configure(TOPIC, {"max_ready": "7", "ack_timeout": "900"}, declared=True),
+    ),
+    "enqueue, new": Case(
+        {"lisa": G(), "audit": G()},
+        sends(OnDuplicate.KEEP),
+        lambda now: [
+            ("a", "sent", "", 0, {"due": now, "envelope": "A-one", "expires": now + 60_000}),
+            (*N_SENT, {"due": now, "envelope": "A-"}),
+            M_SENT,
+            *[(m, "ready", g, 1, {"due": now}) for g in ("audit", "lisa") for m in "an"],
+        ],
+    ),
+    "enqueue, keep": Case(
+        {"body": {"a": "B-"}, "waiting": {"a": 1}},
+        sends(OnDuplicate.KEEP),
+        lambda now: [(*N_SENT, {"due": now, "envelope": "A-"}), M_SENT],
+    ),
+    "enqueue, reject": Case(
+        {"body": {"a": "B-"}, "lisa": HELD},
+        sends(OnDuplicate.REJECT),
+        lambda now: [
+            (*N_SENT, {"due": now, "envelope": "A-"}),
+            M_SENT,
+            ("n", "ready", "lisa", 1, {"due": now}),
+        ],
+    ),
+    "enqueue, replace": Case(
+        {"body": {"a": "B-"}, "lisa": HELD},
+        sends(OnDuplicate.REPLACE),
+        lambda now: [
+            ("n", "replaced", "", 0, {"due": 7, "envelope": "A-two"}),
+            ("a", "replaced", "", 0, {"due": now, "envelope": "A-one", "expires": now + 60_000}),
+            M_SENT,
+            ("n", "ready", "lisa", 1, {"due": 7}),
+            ("a", "ready", "lisa", 1, {"due": now}),
+        ],
+    ),
+    "expire, too late for a late policy": Case(
+        {
+            "options": {"own_late": "1"},
+            "body": LIVE,
+            "policy": {"a": "*;1000,skip", "b": "*;1000,garbage", "c": "*;1000,run"},
+            "waiting": dict.fromkeys("abc", 5),
+            "lisa": G(),
+            "audit": G(),
+        },
+        lambda _: Expire(TOPIC, ["a", "b", "c"]),
+        lambda _: [
+            ("a", "skipped", "", 0, {"end": 1}),
+            *[("b", "garbage", group, 0, {"reason": ANY}) for group in ("audit", "lisa")],
+        ],
+    ),
+    "mend that only judges": Case(
+        SAMPLES["mend"].state, lambda _: Mend(TOPIC, ["b", "c", "x"], judge=True)
+    ),
+    "open beside what is past its ttl": Case(
+        {**BUSY, "expiry": {"b": 5, "c": FAR}},
+        lambda by: Open(TOPIC, "lisa", [by.opening(m) for m in "ab"]),
+        lambda _: [("a", "in_flight", "lisa", 2, {"due": 1})],
+    ),
+    "open inside and outside a window": Case(
+        {
+            "body": LIVE,
+            "lisa": G(
+                ready=[Row("a", 1, 2, "c1"), Row("b", 2, 3, "c1"), Row("c", 3, 1, "c1")],
+                attempts={"a": 1, "b": 2},
+            ),
+        },
+        lambda by: Open(
+            TOPIC,
+            "lisa",
+            [by.opening(m) for m in "abc"],
+            limits=[Limits(FAR, FAR + 1), Limits(1, FAR), Limits(1, 2)],
+        ),
+        lambda _: [
+            ("a", "in_flight", "lisa", 2, {"due": 1}),
+            ("b", "retry", "lisa", 2, {"due": FAR, "reason": "outside its window"}),
+            ("c", "ready", "lisa", 1, {"due": 3, "reason": "released"}),
+        ],
+    ),
+    "open of what is gone": Case(
+        {"lisa": HELD},
+        lambda by: Open(TOPIC, "lisa", [by.opening("a")]),
+        lambda _: [("a", "lost", "lisa", 0, {"reason": "no-body", "end": 1})],
+    ),
+    "open while paused": Case(
+        {**BUSY, "options": {"paused": "1"}},
+        lambda by: Open(TOPIC, "lisa", [by.opening("b"), by.opening("a")]),
+        lambda _: [
+            ("b", "ready", "lisa", 1, {"due": 2}),
+            ("a", "ready", "lisa", 2, {"due": 1}),
+        ],
+    ),
+    "promote beside a full group": Case(
+        {
+            "body": LIVE,
+            "options": {"max_ready": "1"},
+            "waiting": {"a": 1},
+            "audit": G(ready=[Row("b", 1)]),
+            "lisa": G(),
+        },
+        lambda _: Promote(TOPIC),
+        lambda _: [
+            ("a", "retry", "audit", 0, {"due": 1, "reason": "group is full"}),
+            ("a", "ready", "lisa", 1, {"due": 1}),
+        ],
+    ),
+    "reschedule, to several times": Case(
+        SAMPLES["reschedule"].state,
+        lambda _: Reschedule(TOPIC, [("a", str(FAR)), ("b", str(FAR)), ("c", str(FAR + 1))]),
+        lambda _: [
+            ("a", "rescheduled", "", 0, {"due": FAR, "expires": 2 * FAR - 1}),
+            ("b", "rescheduled", "", 0, {"due": FAR}),
+            ("c", "rescheduled", "", 0, {"due": FAR + 1, "expires": 2 * FAR - 4}),
+        ],
+    ),
+    "restore, with policies and states": Case(
+        {"body": {"a": "B-"}, "done": {"d": ("A-", "acked", 1, 1, 5)}, "lisa": G(), "audit": G()},
+        lambda _: Restore(
+            TOPIC,
+            [
+                *[RestoreItem(m, envelope("A-"), 5) for m in "ad"],
+                RestoreItem("n", envelope("A-"), 5, FAR, "0"),
+                RestoreItem(
+                    "m",
+                    envelope("A+two"),
+                    7,
+                    group_states=(
+                        RestoreState("lisa", "retry", 9, 2),
+                        RestoreState("audit", "garbage", 8, 3),
+                    ),
+                    reason="boom",
+                ),
+            ],
+        ),
+        lambda _: [
+            ("n", "restored", "", 0, {"due": 5, "envelope": "A-", "expires": FAR, "policy": "0"}),
+            ("m", "restored", "lisa", 2, {"due": 9, "place": "retry", **RESTORED}),
+            ("m", "restored", "audit", 3, {"due": 7, "place": "garbage", **RESTORED}),
+        ],
+    ),
+    "retry, and discard": Case(
+        BUSY,
+        lambda by: Fail(
+            TOPIC,
+            "lisa",
+            [Failure(*by.receipt("a"), "boom"), Failure(*by.receipt("b"), "bad", "discard")],
+        ),
+        lambda now: [
+            ("a", "retry", "lisa", 2, {"reason": "boom", "due": now}),
+            ("b", "garbage", "lisa", 1, {"reason": "bad"}),
+        ],
+    ),
+    "schedule, an unstarted message is replaced": Case(
+        {"body": {"x": "B-"}, "schedules": {"s": "1.5.0 {}"}, "lisa": G(ready=[Row("x", 5)])},
+        lambda _: Schedule(
+            TOPIC,
+            "s",
+            "1.5.0",
+            b"2.7.0 {}",
+            creates=[NewOccurrence("a", FAR, envelope("A-one"))],
+            earlier=["x"],
+            overlap="replace_unstarted",
+        ),
+        lambda _: [
+            ("x", "cancelled", "", 0, {"end": 1}),
+            ("a", "sent", "", 0, {"due": FAR, "envelope": "A-one"}),
+        ],
+    ),
+    "set_layout, an older number is forgotten": Case(
+        {"options": {"layout": "3:4:2,1:", "emptied:2": "5"}},
+        lambda _: SetLayout(TOPIC, "forget", 3, [2]),
+    ),
+    "set_layout, a layout numbered anew": Case(
+        {"options": {"layout": "3:4:1:16", "emptied:1": "5"}},
+        lambda _: SetLayout(TOPIC, "renumber", 7, [1, 4, 8]),
+    ),
+    "set_layout, a layout lost as a whole": Case(
+        {}, lambda _: SetLayout(TOPIC, "renumber", 0, [1, 4])
     ),
 }
 

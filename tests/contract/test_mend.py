@@ -1,4 +1,4 @@
-"""mend: repairs ids that another program or the loss of a server left inconsistent."""
+"""mend and restore: repair what another program or the loss of a server left inconsistent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.errors import GroupRemoved
 from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from tests.contract.bench import TOPIC
-from tests.contract.state import FOREIGN, G, Row
+from tests.contract.state import FOREIGN, G, Row, envelope
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -146,3 +148,57 @@ def _at(bench: Bench, state: dict[str, Any]) -> dict[str, Any]:
         if isinstance(group, G)
     }
     return {**state, "waiting": waiting, **groups}
+
+
+def test_restored_messages_have_their_earlier_state(bench: Bench) -> None:
+    bench.put(lisa=G(), audit=G())
+    both = (RestoreState("lisa", "retry", 9, 2), RestoreState("audit", "garbage", 8, 3))
+    bench.call(
+        Restore(
+            TOPIC,
+            [
+                RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
+                RestoreItem("b", envelope("A+two"), 7, group_states=both, reason="boom"),
+                RestoreItem(
+                    "c",
+                    envelope("A+one"),
+                    7,
+                    policy="",  # no retries
+                    group_states=(RestoreState("lisa", "retry", 5),),
+                ),
+            ],
+        )
+    )
+    bench.check(
+        body={"a": "A-one", "b": "A+two", "c": "A+one"},
+        waiting={"a": 7},
+        expiry={"a": FAR},
+        policy={"a": "0,5", "c": ""},
+        stats={"restored": 3},
+        lisa=G(retry={"b": 9, "c": 5}, attempts={"b": 2}, reasons={"b": "boom"}),
+        audit=G(garbage={"b": 8}, attempts={"b": 3}, reasons={"b": "boom"}),
+    )
+
+
+def test_messages_due_before_1970_are_restored(bench: Bench) -> None:
+    """A full group keeps it in retry, with its due time."""
+    bench.put(lisa=G(), audit=G())
+    states = (RestoreState("lisa", "retry", -5), RestoreState("audit", "retry", -5))
+    bench.call(Restore(TOPIC, [RestoreItem("a", envelope("A-one"), -5, group_states=states)]))
+    bench.check(
+        body={"a": "A-one"},
+        stats={"restored": 1},
+        lisa=G(retry={"a": -5}),
+        audit=G(retry={"a": -5}),
+    )
+
+
+def test_a_group_that_is_not_declared_is_refused_before_anything_is_written(bench: Bench) -> None:
+    bench.put(lisa=G())
+    items = [
+        RestoreItem("a", envelope("A-"), 7),
+        RestoreItem("b", envelope("A-"), 7, group_states=(RestoreState("gone", "retry", 9),)),
+    ]
+    with pytest.raises(GroupRemoved, match="gone"):
+        bench.call(Restore(TOPIC, items))
+    bench.check(lisa=G())
