@@ -47,7 +47,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """An empty topic on the embedded Valkey, on redis-server, or on fakeredis.
 
     "usual" is the embedded Valkey, too: there and on redis-server scripts have their usual cases,
-    as in production. `test_repeat` runs every script on all of these at each level.
+    as in production. `test_every_script` runs every script on all of these at each level.
     """
     if request.param in ("valkey", "fake"):
         monkeypatch.setattr(loader, "load", without_usual)

@@ -169,7 +169,7 @@ def read(store: SyncStore, name: str) -> State:
     keys = store.keys.topic(name)
     state: State = {}
     names = [one.decode() for one in store.ask("KEYS", "*")]
-    # test_repeat checks the records of calls, by repeating calls.
+    # test_every_script checks the records of calls, by repeating calls.
     for key in sorted(one for one in names if not one.startswith(keys.reply(""))):
         rest = key.removeprefix(keys.root)
         ends = store.ask("PTTL", key)

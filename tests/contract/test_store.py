@@ -88,20 +88,14 @@ class Lossy(Connection):
             raise redis.ConnectionError("the reply was lost")
 
 
-def test_a_whole_life(server: str) -> None:
-    store = store_on(server)
-    assert store.drive(life(store)) == EXPECTED
-    store.close()
-
-
 async def test_a_whole_life_on_asyncio(server: str) -> None:
     store = AsyncStore(AsyncConnection(Address(server)), Keys())
     assert await store.drive(life(store)) == EXPECTED
     await store.close()
 
 
-@pytest.mark.parametrize("connection", [Flushing, Lossy])
-def test_a_whole_life_where(server: str, connection: type[Connection]) -> None:
+@pytest.mark.parametrize("connection", [Connection, Flushing, Lossy])
+def test_a_whole_life(server: str, connection: type[Connection]) -> None:
     store = SyncStore(connection(Address(server)), Keys())
     found = store.drive(life(store))
     lost = Acked.REPEATED if connection is Lossy else Acked.ACKED
@@ -206,19 +200,6 @@ def test_a_dead_server_is_given_up_when_patience_ends() -> None:
     store.close()
 
 
-def test_a_pipeline_has_one_patience_for_all() -> None:
-    patience = timedelta(seconds=0.4)
-    store = store_on(f"redis://127.0.0.1:{free_port()}/0", patience=patience)
-
-    def call() -> None:
-        results = store.drive(store.run_many([Promote(TOPIC)] * 20))
-        assert [type(one) for one in results] == [ServerUnavailable] * 20
-
-    limit_s = 4 * patience.total_seconds()
-    assert shortest_s(call, limit_s) < limit_s
-    store.close()
-
-
 class Hanging(Connection):
     """Every attempt takes a while and fails."""
 
@@ -253,54 +234,8 @@ def test_a_pipeline_recreates_any_number_of_streams(bench: Bench) -> None:
     assert [one for one in results if isinstance(one, LisaError)] == []
 
 
-async def test_a_dead_server_is_given_up_on_asyncio_too() -> None:
-    patience = timedelta(seconds=0.4)
-    address = Address(f"redis://127.0.0.1:{free_port()}/0")
-    store = AsyncStore(AsyncConnection(address), Keys(), patience)
-    with pytest.raises(ServerUnavailable, match="does not answer"):
-        await store.call(Promote(TOPIC))
-    await store.close()
-
-
-def test_a_server_that_returns_in_time_causes_no_error(own_server: EmbeddedServer) -> None:
-    store = store_on(own_server.url)
-    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
-    own_server.kill()
-    own_server.restart()
-    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
-    assert store.drive(store.stats(TOPIC)) == {"sent": 1}
-    store.close()
-
-
-def test_a_wrong_password_is_reported_immediately() -> None:
-    with EmbeddedServer(extra=("--requirepass", "secret")) as locked:
-        for password in (None, "wrong"):
-            store = store_on(locked.url, password=password, patience=timedelta(minutes=1))
-            with pytest.raises(ConfigError, match="refused the user or password") as caught:
-                store.call(Promote(TOPIC))
-            assert "secret" not in str(caught.value)
-            store.close()
-        store = store_on(locked.url, password="secret")
-        assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
-        store.close()
-
-
-def test_a_newer_schema_is_refused(bench: Bench) -> None:
-    bench.store.drive(bench.store.check_schema())
-    bench.store.drive(bench.store.check_schema())
-    bench.store.ask("SET", bench.store.keys.schema, 2)
-    with pytest.raises(ConfigError, match=r"has schema 2 under prefix 'lisa', .* supports up to 1"):
-        bench.store.drive(bench.store.check_schema())
-
-
-def test_a_schema_that_is_no_number_is_refused(bench: Bench) -> None:
-    bench.store.ask("SET", bench.store.keys.schema, b"\xffv2")
-    with pytest.raises(ConfigError, match=r"has schema '\ufffdv2' under .* supports up to 1"):
-        bench.store.drive(bench.store.check_schema())
-
-
-def test_prefixes_share_nothing(server: str) -> None:
-    one, two = store_on(server), SyncStore(Connection(Address(server)), Keys("other"))
+def test_prefixes_share_nothing(redis_url: str) -> None:
+    one, two = store_on(redis_url), SyncStore(Connection(Address(redis_url)), Keys("other"))
     assert one.call(sends("a")[0]) == [Sent.ACCEPTED]
     two.call(Declare(TOPIC, "lisa"))
     assert two.drive(two.groups(TOPIC)) == ("lisa",)
@@ -310,13 +245,25 @@ def test_prefixes_share_nothing(server: str) -> None:
         store.close()
 
 
-def test_a_delivery_survives_a_restart(own_server: EmbeddedServer) -> None:
+@pytest.mark.parametrize(("schema", "shown"), [(2, "2"), (b"\xffv2", "'\ufffdv2'")])
+def test_a_newer_schema_is_refused(bench: Bench, schema: Any, shown: str) -> None:
+    for _ in range(2):
+        bench.store.drive(bench.store.check_schema())
+    bench.store.ask("SET", bench.store.keys.schema, schema)
+    with pytest.raises(ConfigError, match=rf"has schema {shown} under .* supports up to 1"):
+        bench.store.drive(bench.store.check_schema())
+
+
+def test_a_send_and_a_delivery_survive_a_restart(own_server: EmbeddedServer) -> None:
+    """The server returns in time, so no call fails."""
     store = store_on(own_server.url)
     store.call(Declare(TOPIC, "lisa"))
-    store.call(sends("a")[0])
+    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
     taken = store.call(Pull(TOPIC, "lisa", "c1", 1)).entries
     own_server.kill()
     own_server.restart()
+    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
+    assert store.drive(store.stats(TOPIC)) == {"sent": 1, "promoted": 1}
     opened = store.call(Open(TOPIC, "lisa", taken))
     assert opened.envelopes[0] is not None
     receipt = Settlement("a", taken[0].entry, "aaaaaaaa-", 1, 1)

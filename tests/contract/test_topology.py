@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-PROGRAMS = pytest.mark.parametrize("program", ["valkey", "redis"], indirect=True, scope="module")
+PROGRAMS = pytest.mark.parametrize(
+    "program",
+    ["valkey", pytest.param("redis", marks=pytest.mark.full)],
+    indirect=True,
+    scope="module",
+)
+KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +64,22 @@ def cluster(program: Path) -> Iterator[list[str]]:
         yield nodes
 
 
-@PROGRAMS
-def test_a_whole_life_on_a_cluster(cluster_url: str) -> None:
-    store = SyncStore(Connection(Address(cluster_url)), Keys())
-    assert store.drive(life(store)) == EXPECTED
-    store.close()
+async def lives(kind: str, url: str) -> None:
+    """The life of some messages, by a synchronous or asynchronous store."""
+    if kind == "sync":
+        store = SyncStore(Connection(Address(url)), Keys())
+        assert store.drive(life(store)) == EXPECTED
+        store.close()
+    else:
+        other = AsyncStore(AsyncConnection(Address(url)), Keys())
+        assert await other.drive(life(other)) == EXPECTED
+        await other.close()
 
 
+@KINDS
 @PROGRAMS
-async def test_a_whole_life_on_a_cluster_with_asyncio(cluster_url: str) -> None:
-    store = AsyncStore(AsyncConnection(Address(cluster_url)), Keys())
-    assert await store.drive(life(store)) == EXPECTED
-    await store.close()
+async def test_a_whole_life_on_a_cluster(cluster_url: str, kind: str) -> None:
+    await lives(kind, cluster_url)
 
 
 @PROGRAMS
@@ -151,25 +161,19 @@ def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
     store.close()
 
 
-WITHOUT_SERVER = ["redis+cluster://{}", "redis+sentinel://{}/mymaster"]
+@KINDS
+@pytest.mark.parametrize("url", ["redis+cluster://{}", "redis+sentinel://{}/mymaster"])
+async def test_without_an_answer_lisas_error_is_raised(url: str, kind: str) -> None:
+    address, patience = Address(url.format(f"{HOST}:{free_port()}")), timedelta(seconds=0.3)
 
-
-@pytest.mark.parametrize("url", WITHOUT_SERVER)
-def test_without_an_answer_lisas_error_is_raised(url: str) -> None:
-    address = Address(url.format(f"{HOST}:{free_port()}"))
-    store = SyncStore(Connection(address), Keys(), timedelta(seconds=0.3))
-    with pytest.raises(ServerUnavailable, match="does not answer"):
-        store.ask("PING")
-    store.close()
-
-
-@pytest.mark.parametrize("url", WITHOUT_SERVER)
-async def test_without_an_answer_asyncio_raises_lisas_error(url: str) -> None:
-    address = Address(url.format(f"{HOST}:{free_port()}"))
-    store = AsyncStore(AsyncConnection(address), Keys(), timedelta(seconds=0.3))
-    with pytest.raises(ServerUnavailable, match="does not answer"):
+    async def ask() -> None:
+        if kind == "sync":
+            SyncStore(Connection(address), Keys(), patience).ask("PING")
+        store = AsyncStore(AsyncConnection(address), Keys(), patience)
         await store.drive(store.command("PING"))
-    await store.close()
+
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        await ask()
 
 
 @pytest.fixture
@@ -205,15 +209,7 @@ def _watches(port: int) -> bool:
             return False
 
 
+@KINDS
 @PROGRAMS
-def test_a_whole_life_behind_a_sentinel(sentinel_url: str) -> None:
-    store = SyncStore(Connection(Address(sentinel_url)), Keys())
-    assert store.drive(life(store)) == EXPECTED
-    store.close()
-
-
-@PROGRAMS
-async def test_a_whole_life_behind_a_sentinel_with_asyncio(sentinel_url: str) -> None:
-    store = AsyncStore(AsyncConnection(Address(sentinel_url)), Keys())
-    assert await store.drive(life(store)) == EXPECTED
-    await store.close()
+async def test_a_whole_life_behind_a_sentinel(sentinel_url: str, kind: str) -> None:
+    await lives(kind, sentinel_url)
