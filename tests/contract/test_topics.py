@@ -1,4 +1,4 @@
-"""declare and undeclare: the groups of a topic."""
+"""configure, declare, undeclare, absorb, clear: options, groups and shards of a topic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished, TooManyGroups
+from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.clear import Clear
+from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.promote import Promote
@@ -17,7 +20,77 @@ from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.contract.bench import Bench
+
+
+def declare(bench: Bench, **values: str | None) -> int:
+    return bench.call(Configure(TOPIC, values, declared=True))
+
+
+def put(bench: Bench, **values: str | None) -> int:
+    return bench.call(Configure(TOPIC, values))
+
+
+def options(bench: Bench) -> Mapping[str, str]:
+    found: Mapping[str, str] = bench.state().get("options", {})
+    return {name: value for name, value in found.items() if not name.startswith("declared:")}
+
+
+def test_a_declaration_is_written_with_its_values(bench: Bench) -> None:
+    assert declare(bench, ack_timeout="5000", max_ready="7") == 2
+    written = {"ack_timeout": "5000", "max_ready": "7"}
+    bench.check(options=written | {f"declared:{name}": v for name, v in written.items()})
+    assert declare(bench, ack_timeout="5000", max_ready="7") == 0
+
+
+def test_a_new_declaration_replaces_an_old_one(bench: Bench) -> None:
+    declare(bench, ack_timeout="5000")
+    assert declare(bench, ack_timeout="6000") == 1
+    assert options(bench) == {"ack_timeout": "6000"}
+
+
+def test_options_set_by_an_operator_persist(bench: Bench) -> None:
+    declare(bench, ack_timeout="5000")
+    assert put(bench, ack_timeout="9000", capacity="3") == 2
+    assert declare(bench, ack_timeout="6000", capacity="4") == 0
+    assert declare(bench, ack_timeout="7000") == 0
+    assert options(bench) == {"ack_timeout": "9000", "capacity": "3"}
+
+
+def test_a_removed_option_follows_declarations_again(bench: Bench) -> None:
+    declare(bench, ack_timeout="5000")
+    put(bench, ack_timeout="9000")
+    assert put(bench, ack_timeout=None) == 1
+    assert options(bench) == {}
+    assert declare(bench, ack_timeout="6000") == 1
+    assert options(bench) == {"ack_timeout": "6000"}
+
+
+def test_removing_a_declaration_restores_the_default_and_keeps_operator_values(
+    bench: Bench,
+) -> None:
+    declare(bench, ack_timeout="5000", max_ready="7")
+    put(bench, max_ready="8")
+    assert declare(bench, ack_timeout=None, max_ready=None) == 1
+    bench.check(options={"max_ready": "8"})
+
+
+def test_paused_is_never_declared(bench: Bench) -> None:
+    put(bench, paused="1")
+    assert declare(bench, paused="0") == 0
+    bench.check(options={"paused": "1"}, stats={"pauses": 1})
+    put(bench, paused=None)
+    assert declare(bench, paused="1") == 0
+    bench.check(stats={"pauses": 1, "resumes": 1})
+
+
+def test_pauses_and_resumes_are_counted_once(bench: Bench) -> None:
+    for value in ("0", "1", "1", "0", "0", None, "1"):
+        put(bench, paused=value)
+    bench.check(options={"paused": "1"}, stats={"pauses": 2, "resumes": 1})
+
 
 FAR = 4_000_000_000_000
 
@@ -249,3 +322,105 @@ def test_a_half_removed_group_does_not_deliver_a_replaced_message(
     assert not bench.call(Pull(TOPIC, "lisa", "c1", 1)).entries
     state = bench.state()
     assert (state["waiting"], state["body"]) == ({"m": FAR}, {"m": "Brnew"})
+
+
+LEFT = {"accepts": "-3"}
+
+
+COUNTERS = {"sent": 4, "acked@lisa": 2}
+
+
+def absorb(
+    bench: Bench, number: int = 3, count: int = 8, counters: Mapping[str, int] = COUNTERS
+) -> bool:
+    merged = bench.store.keys.topic(TOPIC).history + ":merged"
+    return bench.call(Absorb(TOPIC, number, count, counters, {"0of8": 7}, merged))
+
+
+def test_a_topic_absorbs_the_counters_of_its_former_shards(bench: Bench) -> None:
+    bench.put(options={"layout": "3:4:1:8,2"}, stats={"sent": 3, "promoted": 1})
+    assert absorb(bench)
+    bench.check(
+        options={"layout": "3:4:1:2", "removed:8": "1", "journaled:0of8": "7"},
+        stats={"sent": 7, "promoted": 1, "acked@lisa": 2},
+    )
+    assert not absorb(bench)
+
+
+def test_a_topic_keeps_the_highest_lateness_of_each_group(bench: Bench) -> None:
+    """The topic's own or that of its former shards, by value; they are not added up."""
+    own = {"late_max@lower": 10_000, "late_max@higher": 9_999, "late_max@kept": 5_000}
+    bench.put(options={"layout": "3:4:1:8"}, stats={"late:u@lower": 1, **own})
+    absorbed = {"late_max@lower": 9_999, "late_max@higher": 10_000, "late_max@new": 2_000}
+    assert absorb(bench, counters={"late:u@lower": 2, **absorbed})
+    bench.check(
+        options={"layout": "3:4:1:", "removed:8": "1", "journaled:0of8": "7"},
+        stats={
+            "late:u@lower": 3,
+            "late_max@lower": 10_000,
+            "late_max@higher": 10_000,
+            "late_max@kept": 5_000,
+            "late_max@new": 2_000,
+        },
+    )
+
+
+@pytest.mark.parametrize(("number", "count"), [(2, 8), (4, 8), (3, 4), (3, 1), (3, 16)])
+def test_a_count_in_use_or_of_another_layout_is_not_absorbed(
+    bench: Bench, number: int, count: int
+) -> None:
+    state: dict[str, Any] = {"options": {"layout": "3:4:1:8"}, "stats": {"sent": 3}}
+    bench.put(**state)
+    assert not absorb(bench, number, count)
+    bench.check(**state)
+
+
+def test_all_keys_of_an_empty_shard_are_deleted(bench: Bench) -> None:
+    bench.put(options=LEFT, stats={"sent": 3}, consumers={"c1": "{}"}, lisa=G())
+    assert bench.call(Clear(TOPIC, 3, ("lisa",)))
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"options": {"accepts": "3"}, "lisa": G()},
+        {"options": {"accepts": "-4"}, "lisa": G()},
+        {"options": LEFT, "waiting": {"m": FAR}, "body": {"m": "A-"}, "lisa": G()},
+        {"options": LEFT, "body": {"m": "A-"}, "lisa": G(ready=[Row("m", 1)])},
+        {"options": LEFT, "body": {"m": "A-"}, "lisa": G(retry={"m": FAR})},
+        {"options": LEFT, "body": {"m": "A-"}, "lisa": G(garbage={"m": 1})},
+        {"options": LEFT, "lisa": G(), "audit": G()},
+    ],
+    ids=["open", "closed by a later layout", "waiting", "ready", "retry", "garbage", "new group"],
+)
+def test_a_shard_in_use_or_with_messages_is_not_cleared(
+    bench: Bench, state: dict[str, Any]
+) -> None:
+    bench.put(**state)
+    assert not bench.call(Clear(TOPIC, 3, ("lisa",)))
+    bench.check(**state)
+
+
+@pytest.mark.parametrize("accepts", [0, 4])
+def test_all_keys_of_an_empty_topic_are_deleted(bench: Bench, accepts: int) -> None:
+    options = {"capacity": "9", **({"accepts": str(accepts)} if accepts else {})}
+    bench.put(options=options, stats={"sent": 3}, consumers={"c1": "{}"})
+    assert bench.call(Clear(TOPIC, accepts, is_whole_topic=True))
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"waiting": {"m": FAR}, "body": {"m": "A-"}},
+        {"options": {"accepts": "1"}},
+        {"lisa": G()},
+        {"body": {"m": "A-"}, "lisa": G(ready=[Row("m", 1)])},
+    ],
+    ids=["waiting", "another layout", "new group", "ready in a new group"],
+)
+def test_a_topic_in_use_is_not_cleared(bench: Bench, state: dict[str, Any]) -> None:
+    bench.put(**state)
+    assert not bench.call(Clear(TOPIC, 0, is_whole_topic=True))
+    bench.check(**state)

@@ -1,9 +1,9 @@
-"""defer, and open outside a window: in flight -> retry until it opens, without an attempt."""
+"""pull, extend, release, defer: ready -> in flight, and back without an attempt."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,8 +13,11 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.defer import Defer, Deferred, Outside
+from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull, Pulled
+from lisa.core.transitions.release import Release
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row, envelope
 from tests.servers import wait_until
@@ -159,3 +162,156 @@ def closed_now(bench: Bench) -> str:
     """A window that is closed for at least an hour from now, in UTC."""
     hour = bench.clock() // 3_600_000 % 24
     return f"not {hour}-{hour + 2}; tz=UTC" if hour < 22 else "1-20; tz=UTC"
+
+
+def test_it_takes_unread_entries_in_order(bench: Bench) -> None:
+    bench.put(body=BODIES, lisa=G(ready=[Row("a", 1, 1, "c1"), Row("b", 2, 3), Row("c", 3)]))
+    said = bench.call(Pull(TOPIC, "lisa", "c2", 1))
+    assert [(one.entry, one.id, one.due_ms, one.attempt) for one in said.entries] == [
+        (bench.entry("b"), "b", 2, 3)
+    ]
+    assert (said.paused, said.last_id) == (False, bench.entry("b"))
+    bench.check(
+        body=BODIES, lisa=G(ready=[Row("a", 1, 1, "c1"), Row("b", 2, 3, "c2"), Row("c", 3)])
+    )
+
+
+def test_an_own_ack_timeout_is_written_in_the_same_step(bench: Bench) -> None:
+    bench.put(body=BODIES, lisa=G(ready=[Row("a", 1), Row("b", 2), Row("c", 3)]))
+    assert len(bench.call(Pull(TOPIC, "lisa", "c1", 2, 700)).entries) == 2
+    bench.check(
+        body=BODIES,
+        lisa=G(
+            ready=[Row("a", 1, 1, "c1"), Row("b", 2, 1, "c1"), Row("c", 3)],
+            leases={"a": bench.now + 700, "b": bench.now + 700},
+        ),
+    )
+
+
+def test_without_unread_entries_it_returns_the_last_id(bench: Bench) -> None:
+    state: dict[str, Any] = {"body": BODIES, "lisa": G(ready=[Row("a", 1, 1, "c1")])}
+    bench.put(**state)
+    assert bench.call(Pull(TOPIC, "lisa", "c2", 10)) == Pulled(False, bench.entry("a"), [])
+    bench.check(**state)
+
+
+def test_a_paused_topic_gives_nothing(bench: Bench) -> None:
+    state: dict[str, Any] = {
+        "options": {"paused": "1"},
+        "body": BODIES,
+        "lisa": G(ready=[Row("a", 1)]),
+    }
+    bench.put(**state)
+    assert bench.call(Pull(TOPIC, "lisa", "c1", 10, 700)) == Pulled(True, "", [])
+    bench.check(**state)
+
+
+def test_each_group_is_pulled_separately(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1)]), audit=G(ready=[Row("a", 1)]))
+    bench.call(Pull(TOPIC, "audit", "c1", 10))
+    bench.check(
+        body={"a": "A-"}, lisa=G(ready=[Row("a", 1)]), audit=G(ready=[Row("a", 1, 1, "c1")])
+    )
+
+
+def test_one_call_takes_at_most_500(bench: Bench) -> None:
+    many = [f"m{i}" for i in range(510)]
+    bench.put(body=dict.fromkeys(many, "A-"), lisa=G(ready=[Row(m, 1) for m in many]))
+    assert len(bench.call(Pull(TOPIC, "lisa", "c1", 9999)).entries) == 500
+
+
+def pending(bench: Bench, message_id: str) -> tuple[str, int, int]:
+    """Owner, idle time in ms and delivery count."""
+    ready, entry = bench.keys.group("lisa").ready, bench.entry(message_id)
+    ((_, owner, idle, count),) = bench.store.ask("XPENDING", ready, "lisa", entry, entry, 1)
+    return owner.decode(), idle, count
+
+
+def test_only_the_consumers_own_deliveries_are_extended(bench: Bench) -> None:
+    rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c2", 60_000), Row("c", 3)]
+    bench.put(body=BODIES, lisa=G(ready=rows, retry={"d": FAR}))
+    counts = {m: pending(bench, m)[2] for m in "ab"}
+    receipts = [
+        bench.receipt("a"),
+        bench.receipt("b"),
+        bench.receipt("c"),
+        ("a", "1-1"),
+        ("d", "1-1"),
+        ("x", "1-1"),
+    ]
+    said = bench.call(Extend(TOPIC, "lisa", "c1", receipts))
+    assert said == [True, False, False, False, False, False]
+    bench.check(body=BODIES, lisa=G(ready=rows, retry={"d": FAR}))
+    assert pending(bench, "a")[1] <= bench.clock() - bench.start
+    assert pending(bench, "b")[1] >= 60_000
+    assert {m: pending(bench, m)[2] for m in "ab"} == counts
+
+
+def test_the_topics_ack_timeout_ends_a_lease_with_its_own(bench: Bench) -> None:
+    """The lease of an earlier extension would end before the time that this call restarts."""
+    rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c1")]
+    bench.put(body=BODIES, lisa=G(ready=rows, leases={"a": FAR, "b": FAR}))
+    assert bench.call(Extend(TOPIC, "lisa", "c1", [bench.receipt("a")])) == [True]
+    bench.check(body=BODIES, lisa=G(ready=rows, leases={"b": FAR}))
+
+
+def test_an_own_ack_timeout_moves_the_lease(bench: Bench) -> None:
+    rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c2")]
+    bench.put(body=BODIES, lisa=G(ready=rows, leases={"a": 5, "b": 5}))
+    receipts = [bench.receipt("a"), bench.receipt("b")]
+    assert bench.call(Extend(TOPIC, "lisa", "c1", receipts, 3000)) == [True, False]
+    bench.check(body=BODIES, lisa=G(ready=rows, leases={"a": bench.now + 3000, "b": 5}))
+
+
+def test_it_is_appended_to_ready_with_its_due_time_and_attempt(bench: Bench) -> None:
+    bench.put(
+        body=BODIES,
+        lisa=G(
+            ready=[Row("a", 1, 1, "c1"), Row("b", 2, 3, "c1"), Row("c", 3)],
+            attempts={"b": 2},
+            reasons={"b": "no"},
+            leases={"a": FAR},
+        ),
+    )
+    receipts = [bench.receipt("a"), bench.receipt("b")]
+    assert bench.call(Release(TOPIC, "lisa", receipts)) == [True, True]
+    bench.check(
+        body=BODIES,
+        stats={"released@lisa": 2},
+        lisa=G(
+            ready=[Row("c", 3), Row("a", 1), Row("b", 2, 3)],
+            attempts={"b": 2},
+            reasons={"b": "no"},
+        ),
+    )
+    after = bench.state()
+    assert bench.call(Release(TOPIC, "lisa", receipts)) == [False, False]
+    assert bench.state() == after
+
+
+def test_a_stale_receipt_changes_nothing(bench: Bench) -> None:
+    group = G(ready=[Row("a", 1, 1, "c1")], retry={"b": FAR})
+    bench.put(body=BODIES, lisa=group)
+    assert bench.call(Release(TOPIC, "lisa", [("a", "1-1"), ("b", "1-1"), ("x", "1-1")])) == [
+        False,
+        False,
+        False,
+    ]
+    bench.check(body=BODIES, lisa=group)
+
+
+def test_the_same_receipt_twice_in_one_call_makes_one_entry(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1")]))
+    receipt = bench.receipt("a")
+    assert bench.call(Release(TOPIC, "lisa", [receipt, receipt])) == [True, False]
+    bench.check(body={"a": "A-"}, stats={"released@lisa": 1}, lisa=G(ready=[Row("a", 1)]))
+
+
+def test_a_message_with_a_deleted_entry_becomes_due_now(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1")]))
+    receipt = bench.receipt("a")
+    bench.store.ask("XDEL", bench.keys.group("lisa").ready, receipt[1])
+    assert bench.call(Release(TOPIC, "lisa", [receipt])) == [True]
+    state = bench.state()
+    ((message_id, due, attempt, holder),) = state["lisa:ready"]
+    assert (message_id, due, attempt, holder) == ("a", bench.now, 1, None)
