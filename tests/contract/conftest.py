@@ -35,14 +35,21 @@ def without_usual(name: str) -> loader.Script:
     return loader.compose(name, with_usual=False)
 
 
-@pytest.fixture(
-    params=[
-        "valkey",
-        "usual",
-        pytest.param("redis", marks=pytest.mark.full),
-        pytest.param("fake", marks=pytest.mark.full),
-    ]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on each server, and with the usual cases if the module calls a script that has one."""
+    asked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "bench" not in metafunc.fixturenames or "bench" in asked:
+        return
+    calls = {getattr(value, "script", "") for value in vars(metafunc.module).values()}
+    usual = {path.stem for path in (loader.directory() / loader.USUAL).glob("*.lua")}
+    is_usual = calls & usual or {"item", "CASES"} & set(vars(metafunc.module))
+    full = [pytest.param(name, marks=pytest.mark.full) for name in ("redis", "fake")]
+    metafunc.parametrize(
+        "bench", ["valkey", *(["usual"] if is_usual else []), *full], indirect=True
+    )
+
+
+@pytest.fixture
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """An empty topic on the embedded Valkey, on redis-server, or on fakeredis.
 

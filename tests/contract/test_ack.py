@@ -62,15 +62,6 @@ def test_lateness_is_counted_by_letter(bench: Bench) -> None:
     )
 
 
-def test_a_repeated_call_finds_its_own_tombstone(bench: Bench) -> None:
-    bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
-    ack = Ack(TOPIC, "lisa", [bench.settlement("a", due=D)])
-    assert bench.call(ack) == [ACKED]
-    after = bench.state()
-    assert bench.call(ack) == [REPEATED]
-    assert bench.state() == after
-
-
 def test_the_same_receipt_twice_in_one_call_counts_once(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
     one = bench.settlement("a", due=D)

@@ -59,17 +59,6 @@ def test_messages_due_before_1970_are_promoted(bench: Bench) -> None:
     bench.check(body=BODIES, stats={"promoted": 2}, lisa=G(ready=rows))
 
 
-def test_it_is_never_early(bench: Bench) -> None:
-    bench.call(Promote(TOPIC))  # the server knows the script from here on
-    due = bench.clock() + 60
-    bench.put(waiting={"a": due}, body={"a": "A-"}, lisa=G())
-    while not (said := bench.call(Promote(TOPIC))).moved:
-        assert said.now_ms < due
-        assert said.next_due_ms == due
-    assert said.now_ms >= due
-    assert bench.clock() >= due
-
-
 def test_it_is_never_early_by_less_than_a_millisecond_either(bench: Bench) -> None:
     bench.put(lisa=G())
     for n in range(25):
@@ -145,22 +134,6 @@ def test_max_ready_drops_no_unread_message(bench: Bench) -> None:
         body=dict.fromkeys(thirty, "A-"),
         stats={"promoted": 10},
         lisa=G(ready=[Row(m, n) for m, n in thirty.items() if n < 10]),
-    )
-
-
-def test_every_group_receives_due_messages(bench: Bench) -> None:
-    bench.put(
-        waiting={"w1": 10, "w2": 30},
-        body=BODIES,
-        lisa=G(retry={"r1": 20}, attempts={"r1": 1}),
-        audit=G(),
-    )
-    assert bench.call(Promote(TOPIC)).moved == 5
-    bench.check(
-        body=BODIES,
-        stats={"promoted": 2},
-        lisa=G(ready=[Row("w1", 10), Row("r1", 20, 2), Row("w2", 30)], attempts={"r1": 1}),
-        audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
     )
 
 
