@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -121,7 +120,7 @@ class Tab:
     page: Any
     url: str
     complaints: list[str] = field(default_factory=list)
-    hosts: set[str] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
 
     def listen(self) -> Tab:
         page = self.page
@@ -129,7 +128,7 @@ class Tab:
         page.on("console", lambda said: self._said(said.type, said.text))
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         page.on("dialog", self._dialog)
-        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        page.on("request", lambda request: self.requests.append(request.url))
         return self
 
     def _said(self, kind: str, text: str) -> None:
@@ -172,13 +171,21 @@ class Tab:
         return path
 
 
+@contextmanager
+def new_tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
+    """A page in a context of its own, by default of 1280 by 800 pixels."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    try:
+        yield Tab(context.new_page(), url).listen()
+    finally:
+        context.close()
+
+
 @pytest.fixture
 def tab(browser: Any, site: Site) -> Iterator[Tab]:
-    """A new page of 1280 by 800 pixels, which must end without errors."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    opened = Tab(context.new_page(), site.url).listen()
-    yield opened
-    context.close()
+    """A new page, which must end without errors."""
+    with new_tab(browser, site.url) as opened:
+        yield opened
     assert opened.complaints == []
 
 
