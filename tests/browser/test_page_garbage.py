@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ from lisa.admin.garbage import GarbageSelection, kind_of
 from tests.browser.conftest import browser_of, key_in, now_ms
 from tests.gateways import new_topic
 from tests.roles import Cast
-from tests.servers import wait_until
 
 if TYPE_CHECKING:
     import redis
@@ -22,24 +20,21 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Site
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("HTTP 503 from partner.example", "HTTP 503 from partner.example"),
-        ("404 Client Error: Not Found for url", "404 Client Error: Not Found for url"),
-        ("[Errno 111] refused, attempt 2", "[Errno 111] refused, attempt #"),
-        ("exit code 3 after 200 lines", "exit code 3 after # lines"),
-        ("order 123456 is unknown\nmore", "order # is unknown"),
-        ("no stock for order 17", "no stock for order #"),
-        ("timed out after 29.87 s", "timed out after # s"),
-        ("no user 01234567-89ab-cdef-0123-456789abcdef", "no user #"),
-        ("object at 0x7f00aa", "object at #"),
-        (None, "no reason recorded"),
-        ("x" * 500, "x" * 160),
-    ],
-)
-def test_the_kind_of_a_reason_omits_what_varies(reason: str | None, kind: str) -> None:
-    assert kind_of(reason) == kind
+def test_the_kind_of_a_reason_omits_what_varies() -> None:
+    kinds = {
+        "HTTP 503 from partner.example": "HTTP 503 from partner.example",
+        "404 Client Error: Not Found for url": "404 Client Error: Not Found for url",
+        "[Errno 111] refused, attempt 2": "[Errno 111] refused, attempt #",
+        "exit code 3 after 200 lines": "exit code 3 after # lines",
+        "order 123456 is unknown\nmore": "order # is unknown",
+        "no stock for order 17": "no stock for order #",
+        "timed out after 29.87 s": "timed out after # s",
+        "no user 01234567-89ab-cdef-0123-456789abcdef": "no user #",
+        "object at 0x7f00aa": "object at #",
+        None: "no reason recorded",
+        "x" * 500: "x" * 160,
+    }
+    assert {reason: kind_of(reason) for reason in kinds} == kinds
 
 
 def die(client: redis.Redis, group: str, ids: dict[str, int], reason: str = "") -> None:
@@ -129,39 +124,3 @@ def test_one_kind_is_requeued_after_a_question_with_count_and_pace(site: Site) -
             bad = {**form, "sure": "yes", "pace": pace}
             assert client.post(f"/topics/{topic}/act", data=bad).status_code == 400
     assert site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1) == [b"first"]
-
-
-def test_a_slow_requeue_shows_its_progress_and_can_be_stopped(site: Site) -> None:
-    topic = new_topic("paced")
-    many_dead(site, topic, 299, "refused")
-    site.raw.hset(f"lisa:{{{topic}}}:options", "paused", "1")
-    act, path, garbage = (
-        f"/topics/{topic}/act",
-        f"/topics/{topic}/garbage",
-        f"lisa:{{{topic}}}:g:lisa:garbage",
-    )
-    with browser_of(site.url) as client:
-        key = key_in(client.get(path).text)
-        form = {"do": "requeue_all", "key": key, "sure": "yes", "pace": "4"}
-        begun = time.monotonic()
-        asked = client.post(act, data=form)
-        # The request does not wait for the end of the action.
-        assert asked.headers["location"].startswith("/?did=requeue_continues")
-        moved = 300 - int(site.raw.zcard(garbage))
-        assert 1 <= moved <= 4 * (time.monotonic() - begun) + 1
-        assert "Requeueing 300 messages at 4/s" in client.get(path).text
-        assert client.post(act, data=form).status_code == 409
-        stopped = client.post(act, data={"do": "stop", "key": key})
-        assert stopped.headers["location"].startswith("/?did=stopped&n=")
-        wait_until(lambda: "Requeueing" not in client.get(path).text)
-    left = site.raw.zcard(garbage)
-    assert left > 0
-    time.sleep(0.6)  # longer than the pause between two steps
-    assert site.raw.zcard(garbage) == left
-
-    def audited(action: str) -> list[str]:
-        return [one for one in site.gateway.said if f": {action} topic='{topic}'" in one]
-
-    wait_until(lambda: len(audited("requeued")) == 1)
-    assert f"pace='4' done={300 - left}" in audited("requeued")[0]
-    assert len(audited("requeue_continues")) == len(audited("stopped")) == 1

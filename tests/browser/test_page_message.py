@@ -19,20 +19,14 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Site
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("consumer@web-1:42", "consumer on web-1, process 42"),
-        ("consumer@fe80::1:42", "consumer on fe80::1, process 42"),
-        ("pipeline", "pipeline"),
-        ("", ""),
-    ],
-)
-def test_actors_are_told_in_words(name: str, said: str) -> None:
-    assert actor(name) == said
-
-
 def test_the_timeline_tells_durations_and_actors(site: Site) -> None:
+    names = {
+        "consumer@web-1:42": "consumer on web-1, process 42",
+        "consumer@fe80::1:42": "consumer on fe80::1, process 42",
+        "pipeline": "pipeline",
+        "": "",
+    }
+    assert {name: actor(name) for name in names} == names
     topic = new_topic("line")
     site.raw.hset(f"lisa:{{{topic}}}:options", "journal", "1")
     site.kill(topic, "m", {"a": 1}, "no")
@@ -69,44 +63,28 @@ def test_a_copy_is_sent_once_with_headers_and_retries(site: Site) -> None:
     assert policies[b"m"] == policies[new[1].encode()]
 
 
-@pytest.mark.parametrize("late", [None, "skip after 10m"])
-def test_a_copy_of_a_message_without_retries_has_none(site: Site, late: str | None) -> None:
-    topic = new_topic("once")
-    site.producer.send(topic, 1, id="m", delay=timedelta(hours=1), retry=[], late=late)
-    path = f"/topics/{topic}/messages/m"
+def test_a_copy_has_the_retries_but_not_the_wall_time_of_the_original(site: Site) -> None:
+    topic, hour = new_topic("copied"), timedelta(hours=1)
+    send, wall = site.producer.send, {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+    send(topic, 1, id="once", delay=hour, retry=[])
+    send(topic, 1, id="skips", delay=hour, retry=[], late="skip after 10m")
+    send(topic, 1, id="wall", headers={"x": "y"}, **wall)  # type: ignore[arg-type]
+    late = "collapse after 10m"
+    site.producer.schedule("s", topic=topic, body=1, every="1h", retry="7s", late=late)
+    tick = f"s@{round(site.producer.next_ticks(topic, 's', 1)[0].timestamp() * 1000)}"
     with browser_of(site.url) as client:
-        form = {"do": "again", "id": "m", "new": "copy", "key": key_in(client.get(path).text)}
-        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
+        for name in ("once", "skips", "wall", tick):
+            key = key_in(client.get(f"/topics/{topic}/messages/{name}").text)
+            form = {"do": "again", "id": name, "new": f"copy-{name}", "key": key}
+            sent = client.post(f"/topics/{topic}/act", data=form)
+            assert (sent.status_code, sent.text) == (303, "")
     policies = site.raw.hgetall(f"lisa:{{{topic}}}:policy")
-    assert policies[b"copy"] == policies[b"m"]
-
-
-def test_a_copy_does_not_keep_the_wall_time_of_the_original(site: Site) -> None:
-    topic = new_topic("wall")
-    site.producer.send(
-        topic, 1, id="m", at_local="2030-12-24T09:00", tz="Asia/Tokyo", headers={"x": "y"}
-    )
-    path = f"/topics/{topic}/messages/m"
-    with browser_of(site.url) as client:
-        form = {"do": "again", "id": "m", "new": "copy", "key": key_in(client.get(path).text)}
-        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
-    copy = site.producer.get(topic, "copy")
+    for original in (b"once", b"skips"):
+        assert policies[b"copy-" + original] == policies[original]
+    assert policies[f"copy-{tick}".encode()] == b"7000"
+    copy = site.producer.get(topic, "copy-wall")
     assert copy is not None
     assert copy.headers == {"x": "y"}
-
-
-def test_an_occurrence_that_collapses_can_be_copied(site: Site) -> None:
-    topic = new_topic("collapses")
-    site.producer.schedule(
-        "s", topic=topic, body=1, every="1h", retry="7s", late="collapse after 10m"
-    )
-    tick = site.producer.next_ticks(topic, "s", 1)[0]
-    form = {"do": "again", "id": f"s@{round(tick.timestamp() * 1000)}", "new": "copy"}
-    with browser_of(site.url) as client:
-        key = key_in(client.get(f"/topics/{topic}/messages/{form['id']}").text)
-        sent = client.post(f"/topics/{topic}/act", data=form | {"key": key})
-    assert (sent.status_code, sent.text) == (303, "")
-    assert site.raw.hget(f"lisa:{{{topic}}}:policy", "copy") == b"7000"
 
 
 @pytest.mark.parametrize(
@@ -136,31 +114,28 @@ def test_an_edited_message_replaces_the_dead_one(
         assert "its body was deleted" in gone.text
 
 
-def test_a_body_that_is_no_json_is_refused(site: Site) -> None:
-    topic = new_topic("edited")
-    site.kill(topic, "m", {"a": 1}, "no")
+def test_bodies_that_are_no_json_or_too_long_are_not_edited(site: Site) -> None:
+    topic, euro = new_topic("edited"), "\N{EURO SIGN}"  # three bytes
+    site.kill(topic, "json", {"a": 1}, "no")
+    site.kill(topic, "fits", euro * 5_000, "no")
+    site.kill(topic, "long", euro * 6_000, "no")
+    act = f"/topics/{topic}/act"
     with browser_of(site.url) as client:
-        key = key_in(client.get(f"/topics/{topic}/messages/m").text)
-        form = {"do": "edit", "id": "m", "body": "{", "key": key}
-        refused = client.post(f"/topics/{topic}/act", data=form)
-    assert refused.status_code == 400
-    assert "the edited body is not JSON" in refused.text
-    assert site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1) == [b"m"]
-
-
-@pytest.mark.parametrize(("length", "is_offered"), [(5_000, True), (6_000, False)])
-def test_long_bodies_are_not_offered_for_editing(
-    site: Site, length: int, *, is_offered: bool
-) -> None:
-    topic = new_topic("long")
-    site.kill(topic, "m", "\N{EURO SIGN}" * length, "no")  # three bytes each
-    with browser_of(site.url) as client:
-        page = client.get(f"/topics/{topic}/messages/m").text
-        assert ('<textarea id="edited"' in page) is is_offered
-        if is_offered:
-            form = {"do": "edit", "id": "m", "body": "\N{EURO SIGN}" * length, "key": key_in(page)}
-            done = client.post(f"/topics/{topic}/act", data=form)
-            assert done.headers["location"] == "/?did=edit&n=replaced"
+        pages = {
+            name: client.get(f"/topics/{topic}/messages/{name}").text
+            for name in ("json", "fits", "long")
+        }
+        offered = {name: '<textarea id="edited"' in page for name, page in pages.items()}
+        assert offered == {"json": True, "fits": True, "long": False}
+        key = key_in(pages["json"])
+        form = {"do": "edit", "id": "json", "body": "{", "key": key}
+        refused = client.post(act, data=form)
+        assert refused.status_code == 400
+        assert "the edited body is not JSON" in refused.text
+        form = {"do": "edit", "id": "fits", "body": euro * 5_000, "key": key}
+        assert client.post(act, data=form).headers["location"] == "/?did=edit&n=replaced"
+    left = site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1)
+    assert set(left) == {b"json", b"long"}
 
 
 def test_editing_takes_both_scopes(site: Site, tmp_path: Path) -> None:

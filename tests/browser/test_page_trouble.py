@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pytest
-
 from lisa import Consumer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
@@ -83,18 +81,15 @@ def test_problems_are_ranked_and_ordered_by_weight() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "healthy",
-    [
+def test_a_healthy_topic_is_not_reported() -> None:
+    for healthy in (
         line("a"),
         line("a", ready=9, late_ms=59_999),
         line("a", alive=0),
         line("a", alive=0, paused=True),
         line("a", new=15),
-    ],
-)
-def test_a_healthy_topic_is_not_reported(healthy: Line) -> None:
-    assert found(snapshot(healthy)) == []
+    ):
+        assert found(snapshot(healthy)) == []
 
 
 def test_a_degraded_consumer_is_linked() -> None:
@@ -144,6 +139,8 @@ def test_the_overview_begins_with_what_needs_attention(site: Site) -> None:
     wait_until(lambda: f"{lost}: No consumer" in site.gateway.client.get("/").text)
     page = site.gateway.client.get("/").text
     assert page.index("Needs attention") < page.index('class="tiles"')
+    own = site.gateway.client.get(f"/topics/{lost}").text
+    assert own.index(f"{lost}: No consumer") < own.index('class="tiles"')
     assert "3 messages are due, the oldest for 12\N{NO-BREAK SPACE}m<" in page
     assert f'href="/topics/{lost}"><strong>' in page
     assert rows(page).index(lost) < rows(page).index(fine)
@@ -177,38 +174,19 @@ def test_the_last_hour_is_drawn(site: Site) -> None:
     assert sent.split()[-1].startswith("60.0,")
 
 
-@pytest.mark.parametrize(
-    ("from_ms", "to_ms", "said"),
-    [
-        (None, 0, "overdue"),
-        (0, 1_000, "< 1 s"),
-        (1_000, 5_000, "1\N{EN DASH}5 s"),
-        (30_000, 60_000, "30 s \N{EN DASH} 1 min"),
-        (300_000, 1_800_000, "5\N{EN DASH}30 min"),
-        (86_400_000, 604_800_000, "1\N{EN DASH}7 d"),
-        (2_592_000_000, None, "> 30 d"),
-    ],
-)
-def test_bands_have_short_labels(from_ms: int | None, to_ms: int | None, said: str) -> None:
-    assert band(from_ms, to_ms) == said
-
-
-@pytest.mark.parametrize(
-    ("ms", "said"), [(999, "0 s"), (59_999, "59 s"), (725_000, "12 m"), (7_200_000, "2 h")]
-)
-def test_brief_durations_are_one_number(ms: int, said: str) -> None:
-    assert brief(ms).replace("\N{NO-BREAK SPACE}", " ") == said
-
-
-def test_a_topic_page_begins_with_its_problems(site: Site) -> None:
-    topic = new_topic("banner")
-    site.kill(topic, "declares-the-group", 1, "no")
-    site.producer.send(topic, 1, at=datetime.now(UTC) - timedelta(hours=2))
-    path = f"/topics/{topic}"
-    wait_until(lambda: f"{topic}: No consumer" in site.gateway.client.get(path).text)
-    page = site.gateway.client.get(path).text
-    assert page.index(f"{topic}: No consumer") < page.index('class="tiles"')
-    assert "1 message is due, the oldest for 2\N{NO-BREAK SPACE}h" in page
+def test_bands_and_brief_durations() -> None:
+    bands = {
+        (None, 0): "overdue",
+        (0, 1_000): "< 1 s",
+        (1_000, 5_000): "1\N{EN DASH}5 s",
+        (30_000, 60_000): "30 s \N{EN DASH} 1 min",
+        (300_000, 1_800_000): "5\N{EN DASH}30 min",
+        (86_400_000, 604_800_000): "1\N{EN DASH}7 d",
+        (2_592_000_000, None): "> 30 d",
+    }
+    assert {key: band(*key) for key in bands} == bands
+    times = {999: "0 s", 59_999: "59 s", 725_000: "12 m", 7_200_000: "2 h"}
+    assert {ms: brief(ms).replace("\N{NO-BREAK SPACE}", " ") for ms in times} == times
 
 
 def test_empty_charts_say_why(site: Site) -> None:
