@@ -128,24 +128,8 @@ def _make_postgresql(directory: Path) -> None:
     secret.write_text(PASSWORD, "utf-8")
     secret.chmod(0o644)  # in a directory that other users cannot enter
     data = str(directory / "data")
-    _call(
-        directory,
-        _command(
-            "postgresql",
-            "initdb",
-            "-D",
-            data,
-            "-U",
-            USER,
-            f"--pwfile={secret}",
-            "-A",
-            "scram-sha-256",
-            "-E",
-            "UTF8",
-            "--locale=C.UTF-8",
-            "-N",
-        ),
-    )
+    options = ("-D", data, "-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8")
+    _call(directory, _command("postgresql", "initdb", *options, "--locale=C.UTF-8", "-N"))
     made = subprocess.run(
         _command("postgresql", "postgres", "--single", "-D", data, "postgres"),
         input="CREATE DATABASE archive\n",
@@ -164,49 +148,24 @@ def _make_mariadb(directory: Path) -> None:
         f"GRANT ALL ON archive.* TO '{USER}'@'%';\n",
         "utf-8",
     )
-    _call(
-        directory,
-        _command(
-            "mariadb",
-            "mariadb-install-db",
-            "--no-defaults",
-            f"--datadir={directory / 'data'}",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-        ),
-    )
+    options = ("--no-defaults", f"--datadir={directory / 'data'}", "--skip-test-db")
+    method = "--auth-root-authentication-method=normal"
+    _call(directory, _command("mariadb", "mariadb-install-db", *options, method))
 
 
 def _run(kind: str, directory: Path, port: int) -> DatabaseServer:
+    data = str(directory / "data")
     if kind == "postgresql":
-        command = _command(
-            kind,
-            "postgres",
-            "-D",
-            str(directory / "data"),
-            "-p",
-            str(port),
-            "-k",
-            str(directory),
-            "-c",
-            "listen_addresses=127.0.0.1",
-            "-c",
-            "shared_buffers=64MB",
-        )
+        settings = ("-c", "listen_addresses=127.0.0.1", "-c", "shared_buffers=64MB")
+        # Without a Unix socket: its path may be too long.
+        options = ("-D", data, "-p", str(port), "-k", "", *settings)
+        command = _command(kind, "postgres", *options)
     else:
-        command = _command(
-            kind,
-            "mariadbd",
-            "--no-defaults",
-            f"--datadir={directory / 'data'}",
-            f"--port={port}",
-            f"--socket={directory / 'socket'}",
-            "--bind-address=127.0.0.1",
-            f"--pid-file={directory / 'pid'}",
-            f"--init-file={directory / 'init.sql'}",
-            "--innodb-buffer-pool-size=128M",
-            "--skip-log-bin",
-        )
+        files = ("--socket=socket", f"--pid-file={directory / 'pid'}")
+        more = ("--bind-address=127.0.0.1", "--innodb-buffer-pool-size=128M", "--skip-log-bin")
+        init = f"--init-file={directory / 'init.sql'}"
+        all_files = (f"--datadir={data}", *files, init)
+        command = _command(kind, "mariadbd", "--no-defaults", *all_files, f"--port={port}", *more)
     with (directory / "log").open("ab") as log:
         before = log.tell()
         process = subprocess.Popen(

@@ -7,14 +7,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import redis
+from pyspark.errors import StreamingQueryException
 
 from lisa.core.model.keys import Keys
+from lisa.pipeline.jobs.archive_run import SLOW_START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
 SLOW_US = 5_000
@@ -67,7 +70,6 @@ class Following:
         self.schema: StructType | str | None = None
         self.batches: dict[int, list[Row]] = {}
         self.tasks: dict[int, int] = {}
-        self.progress: list[Any] = []
 
     def change(self, **options: Any) -> None:
         """Change options of later runs."""
@@ -86,20 +88,24 @@ class Following:
             self.tasks[number] = frame.rdd.getNumPartitions()
             self.batches[number] = frame.collect()
 
-        query = (
-            self.frame()
-            .writeStream.foreachBatch(take)
-            .option("checkpointLocation", self._checkpoint)
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
-        self.progress = list(query.recentProgress)
+        while True:
+            query = self._start(take)
+            try:
+                query.awaitTermination()
+                break
+            except StreamingQueryException as error:
+                if SLOW_START not in str(error):  # on a busy machine
+                    raise
+            finally:
+                query.stop()
         new = sorted(set(self.batches) - seen)
         return [row for number in new for row in self.batches[number]]
+
+    def _start(self, take: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        writer = self.frame().writeStream.foreachBatch(take)
+        return (
+            writer.option("checkpointLocation", self._checkpoint).trigger(availableNow=True).start()
+        )
 
 
 def numbers(rows: Iterable[Row]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Generated lives of messages, and a reference fold in plain Python."""
+"""Generated lives of messages, a reference fold in plain Python, and checks of an archive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lisa.core.model.envelope import encode_head, encode_headers, encode_tail
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from lisa.core.model.envelope import decode_envelope, encode_head, encode_headers, encode_tail
+from lisa.core.model.errors import InvalidMessage
+from lisa.pipeline.archive import open_archive
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.source.read_columns import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lisa.pipeline.archive import Archive
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGIN_MS = 1_790_000_000_000
@@ -280,3 +292,96 @@ def _folded(run: list[Event], following: Event | None) -> dict[str, Any]:  # noq
     state["attempts"] = max([most, *(one["attempts"] for one in groups.values())])
     state["groups"] = {name: tuple(sorted(one.items())) for name, one in groups.items()}
     return state
+
+
+def frame(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
+    rows = [row(one) for one in events]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, arrow_schema(EVENT_SCHEMA)))
+
+
+def ms(at: datetime | None) -> int | None:
+    if at is None:
+        return None
+    aware = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return round((aware - EPOCH).total_seconds() * 1000)
+
+
+def told(messages: DataFrame) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    """Rows of MESSAGES_SCHEMA in the shape of `plain_fold`."""
+    found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
+    plain = ("state", "settled", "policy", "attempts", "reason", "late_us")
+    times = ("due", "expires", "sent_at", "updated_at", "settled_at")
+    # Through Arrow, because a Row's timestamps are naive, in the machine's time zone.
+    for one in messages.toArrow().to_pylist():
+        key = one["topic"], one["id"], one["token"]
+        assert key not in found, f"two rows for {key}"
+        found[key] = {
+            **{name: ms(one[name]) for name in times},
+            **{name: one[name] for name in plain},
+            "groups": {
+                g["group"]: tuple(
+                    sorted(
+                        {
+                            "state": g["state"],
+                            "attempts": g["attempts"],
+                            "due": ms(g["due"]),
+                            "reason": g["reason"],
+                            "at": ms(g["at"]),
+                        }.items()
+                    )
+                )
+                for g in one["groups"]
+            },
+            "content": (
+                one["kind"],
+                dict(one["headers"]) if one["headers"] is not None else None,
+                one["body"],
+            ),
+        }
+    return found
+
+
+def expected(events: Iterable[Event]) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    found = plain_fold(events)
+    for one in found.values():
+        data = one.pop("envelope")
+        try:
+            taken = None if data is None else decode_envelope(data)
+        except InvalidMessage:
+            one["content"] = (None, None, data)
+        else:
+            one["content"] = (
+                (taken.kind, taken.headers, taken.body) if taken else (None, None, None)
+            )
+    return found
+
+
+def entries(rows: Any) -> list[tuple[str, int]]:
+    return sorted((row.topic, row.number) for row in rows.select("topic", "number").collect())
+
+
+def check(spark: SparkSession, where: str, events: list[Event]) -> None:
+    """Assert that an archive in files has exactly these events, as other programs see it, too."""
+    check_archive(open_archive(spark, where), events)
+    outside = DeltaTable(f"{where}/message_log").to_pyarrow_table(columns=["topic", "number"])
+    assert sorted(map(tuple, (one.values() for one in outside.to_pylist()))) == sorted(
+        (one["topic"], one["number"]) for one in events
+    )
+
+
+def check_archive(archive: Archive, events: list[Event]) -> None:
+    """Assert that an archive has exactly these events, and the messages they fold to."""
+    log = archive.log()
+    assert log.columns == LOG_SCHEMA.names
+    assert entries(log) == sorted((one["topic"], one["number"]) for one in events)
+    messages = archive.messages()
+    assert messages.schema.simpleString() == MESSAGES_SCHEMA.simpleString()
+    assert told(messages) == expected(events)
+    assert archive.offsets() == {
+        topic: max(
+            (one["number"], (f"{one['at']}-{one['seq']}", one["number"]))
+            for one in events
+            if one["topic"] == topic
+        )[1]
+        for topic in {one["topic"] for one in events}
+    }

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa import Producer
 from lisa.admin import topics
-from lisa.core.model.sharding import Topic
+from lisa.admin.journal import forget
+from lisa.core.model.errors import LisaError
+from lisa.core.model.sharding import Shard, Topic
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import open_archive
-from lisa.pipeline.archive.fold import fold
-from lisa.pipeline.archive.writing import FileWriter
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.source.following import record_archived
+from lisa.pipeline.source.journal import JournalReader
+from lisa.pipeline.source.journal_offsets import JournalBundle
 from lisa.pipeline.source.marks import Mark
 from tests.shards import Split
 from tests.spark.journals import Following, Journal
-from tests.spark.stories import envelope, event
-from tests.spark.test_archive_fold import frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import redis
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
 
-    from tests.spark.stories import Event
+    from lisa.pipeline.jobs.archive_run import Progress
+
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,14 +69,12 @@ def key(name: Name) -> tuple[str, str, int]:
 class TestStream:
     """`spark.readStream.format("lisa")`."""
 
-    @pytest.mark.parametrize("named_topic", ["orders", None])
     def test_the_stream_continues_across_changes_of_the_shard_count(
-        self, split: Split, spark: SparkSession, tmp_path: Path, named_topic: str | None
+        self, split: Split, spark: SparkSession, tmp_path: Path
     ) -> None:
         split.store.drive(topics.set_options(split.store, "orders", {"journal": True}))
-        options = {"topic": named_topic} if named_topic else {}
         following = Following(
-            spark, split.url, tmp_path, archive="cold", max_events_per_batch=7, **options
+            spark, split.url, tmp_path, archive="cold", max_events_per_batch=20, topic="orders"
         )
         later = timedelta(hours=1)
         rows: list[Row] = []
@@ -143,103 +148,157 @@ class TestStream:
             ("1of2", "ready", 1),
         ]
 
-    def test_each_journal_is_trimmed_to_its_own_recorded_event(
-        self, split: Split, client: redis.Redis
+
+SHARD_NAMES = [f"orders~{number}of8" for number in range(8)]
+
+
+@pytest.fixture
+def exact(client: redis.Redis) -> Iterator[None]:
+    """Journals are trimmed exactly."""
+    client.config_set("stream-node-max-entries", 1)
+    yield
+    client.config_set("stream-node-max-entries", 100)
+
+
+def mark(journal: Journal, number: int) -> Mark:
+    entries: Any = journal.client.xrange(journal.keys.events)
+    [entry] = [entry for entry, fields in entries if int(fields[b"n"]) == number]
+    return Mark(entry.decode(), number)
+
+
+def report(split: Split, name: str, journal: Journal, number: int) -> None:
+    split.store.drive(record_archived(split.store, name, {journal.topic: mark(journal, number)}))
+
+
+def prune(split: Split, *journals: Journal) -> list[int]:
+    """Run one round of the manager; returns the number of events left."""
+    pruner = Pruner(split.store)
+    for shard_name in pruner.pick([Shard(journal.topic) for journal in journals]):
+        pruner.step(shard_name)
+    return [journal.client.xlen(journal.keys.events) for journal in journals]
+
+
+@pytest.mark.usefixtures("exact")
+class TestTrimming:
+    """The journal of a shard for which an archive has not reported progress yet."""
+
+    @pytest.fixture
+    def whole(self, split: Split, client: redis.Redis) -> Journal:
+        whole = Journal(client)
+        whole.write(10)
+        split.into(2)
+        return whole
+
+    @pytest.fixture
+    def shards(self, whole: Journal, split: Split) -> list[Journal]:
+        made = [
+            Journal(whole.client, shard_name)
+            for shard_name in split.layout.current(Topic("orders"))
+        ]
+        for journal in made:
+            journal.write(20)
+            whole.client.hset(journal.keys.options, "journal_max", 5)
+        return made
+
+    def test_journals_wait_for_the_slower_of_two_archives(
+        self, split: Split, whole: Journal, shards: list[Journal]
     ) -> None:
-        client.config_set("stream-node-max-entries", 1)
-        try:
-            split.into(2)
-            shard_names = split.layout.current(Topic("orders"))
-            for shard_name in shard_names:
-                journal = Journal(client, shard_name)
-                journal.write(20)
-            entries: Any = [
-                client.xrange(split.keys(shard_name).events) for shard_name in shard_names
+        for name in ("continuous", "nightly"):
+            report(split, name, whole, 10)
+        report(split, "continuous", shards[0], 20)
+        assert prune(split, whole, *shards) == [1, 20, 20]
+        report(split, "nightly", shards[0], 15)
+        assert prune(split, *shards) == [6, 20]
+
+    def test_journals_wait_for_the_only_archive(
+        self, split: Split, whole: Journal, shards: list[Journal]
+    ) -> None:
+        report(split, "nightly", whole, 10)
+        assert prune(split, *shards) == [20, 20]
+        assert split.store.drive(forget(split.store, "orders", "nightly"))
+        assert prune(split, *shards) == [5, 5]
+
+    def test_journals_do_not_wait_for_silent_archives(
+        self, split: Split, whole: Journal, shards: list[Journal]
+    ) -> None:
+        now_ms = split.store.drive(split.store.server_time_ms())
+        gone_ms = now_ms - ARCHIVE_HOLDS_MS - 1
+        for name, record in (("dead", f"1-1 10 {gone_ms}"), ("~trimmed", f"9 {now_ms}")):
+            whole.client.hset(whole.keys.archived, name, record)
+        report(split, "continuous", whole, 10)
+        report(split, "continuous", shards[0], 20)
+        assert prune(split, *shards) == [1, 20]
+
+
+class TestStartPositions:
+    """`JournalReader`, called as Spark calls it."""
+
+    @pytest.fixture
+    def trimmed(self, client: redis.Redis, split: Split) -> list[Journal]:
+        """Eight shards with events 11 to 30 only."""
+        split.into(8)
+        made = [Journal(client, shard_name) for shard_name in SHARD_NAMES]
+        for journal in made:
+            journal.write(30)
+            client.xtrim(journal.keys.events, maxlen=20, approximate=False)
+        return made
+
+    @pytest.fixture
+    def reader(self, split: Split) -> Iterator[JournalReader]:
+        reader = JournalReader({"url": split.url, "archive": "cold"}, EVENT_SCHEMA)
+        yield reader
+        reader.stop()
+
+    def test_a_journal_without_events_in_the_first_batch(
+        self, trimmed: list[Journal], reader: JournalReader
+    ) -> None:
+        offset: dict[str, Any] = {}
+        read = {journal.topic: 10 for journal in trimmed}
+        for _ in range(100):
+            end = reader.latestOffset(offset, ReadMaxRows(5))
+            if end == offset:
+                break
+            tasks = reader.partitions(offset, end)
+            pieces = [
+                one for task in tasks if isinstance(task, JournalBundle) for one in task.ranges
             ]
-            now = split.store.drive(split.store.server_time_ms())
-            mark = Mark(entries[0][14][0].decode(), 15)
-            client.hset(split.keys(shard_names[0]).archived, "cold", f"{mark.entry} 15 {now}")
-            client.hset(
-                split.keys(shard_names[1]).archived, "cold", f"{entries[1][3][0].decode()} 4 {now}"
-            )
-            pruner = Pruner(split.store)
-            for shard_name in pruner.pick(shard_names):
-                pruner.step(shard_name)
-            assert [client.xlen(split.keys(shard_name).events) for shard_name in shard_names] == [
-                6,
-                17,
-            ]
-        finally:
-            client.config_set("stream-node-max-entries", 100)
+            assert 1 <= sum(one.end.number - one.begin.number for one in pieces) <= 5
+            for one in pieces:
+                assert (one.gap, one.begin.number) == (None, read[one.journal])
+                read[one.journal] = one.end.number
+            offset = end
+            reader.commit(offset)
+        assert set(read.values()) == {30}
 
+    def test_a_new_checkpoint_of_an_archive_with_other_journals(
+        self, split: Split, trimmed: list[Journal], reader: JournalReader
+    ) -> None:
+        report(split, "cold", trimmed[0], 20)
+        told = "shard 1of8, lacks events 1 to 10: after 0-0"
+        with pytest.raises(LisaError, match=told):
+            reader.latestOffset({}, ReadMaxRows(1000))
+        latest = JournalReader(
+            {"url": split.url, "archive": "cold", "starting": "latest"}, EVENT_SCHEMA
+        )
+        assert [one["n"] for one in latest.initialOffset().values()] == [20, *[0] * 7]
+        latest.stop()
 
-SENT: dict[str, Any] = {"id": "m", "state": "sent", "due": 9000}
-FIRST = SENT | {"envelope": envelope("firstfir", {"a": 1}), "shard": "0of2"}
-SECOND = SENT | {"envelope": envelope("secondse", {"a": 2}), "shard": "1of3"}
+    def test_an_archive_that_stopped_before_every_journal_had_a_batch(
+        self, split: Split, trimmed: list[Journal], spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The checkpoint has journals without archived events, and still matches the archive."""
+        where, stop = str(tmp_path / "archive"), threading.Event()
 
+        def second(done: Progress) -> None:
+            if done.batch == 1:
+                stop.set()
 
-def at(ms: int, number: int, **fields: Any) -> Event:
-    return event("orders", ms, 0, number, **fields)
-
-
-def stood(rows: DataFrame) -> dict[str | None, tuple[str, bool]]:
-    return {row.token: (row.state, row.settled) for row in rows.collect()}
-
-
-class TestFoldAcrossShards:
-    """An id that lived in one shard, and now lives in another."""
-
-    def test_clock_skew_between_shards_does_not_mix_lives(self, spark: SparkSession) -> None:
-        """By the servers' clocks, the second life began before the first one ended."""
-        events = [
-            at(1000, 1, **FIRST),
-            at(1050, 1, **SECOND),
-            at(1052, 2, id="m", shard="0of2", state="acked", group="g", settled=True),
+        first = archive(
+            spark, where, url=split.url, once=True, max_events=2, progress=second, stop=stop
+        )
+        assert len(first.offsets) < len(trimmed)
+        archive(spark, where, url=split.url, once=True)
+        log = open_archive(spark, where).log().collect()
+        assert sorted((row.shard, row.number) for row in log) == [
+            (f"{shard}of8", number) for shard in range(8) for number in range(11, 31)
         ]
-        found = fold(frame(spark, events))
-        assert stood(found) == {"firstfir": ("acked", True), "secondse": ("waiting", False)}
-
-    def test_a_life_without_recorded_end(self, spark: SparkSession) -> None:
-        events = [at(1000, 1, **FIRST), at(5000, 1, **SECOND)]
-        assert stood(fold(frame(spark, events))) == {
-            "firstfir": ("lost", True),
-            "secondse": ("waiting", False),
-        }
-
-    def test_a_life_restored_into_another_shard(self, spark: SparkSession) -> None:
-        back = FIRST | {"shard": "1of3", "state": "restored", "due": 8000}
-        events = [
-            at(1000, 1, **FIRST),
-            at(2000, 2, id="m", shard="0of2", state="in_flight", group="g", attempt=1),
-            at(9000, 1, **back | {"group": "g", "place": "retry", "attempt": 2}),
-        ]
-        found = fold(frame(spark, events))
-        assert stood(found) == {"firstfir": ("retry", False)}
-        ended = at(9900, 2, id="m", shard="1of3", state="acked", group="g", settled=True)
-        assert stood(fold(frame(spark, [*events, ended]))) == {"firstfir": ("acked", True)}
-
-    def test_an_end_archived_after_the_next_life(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Journals are read independently: one may be archived less far than another."""
-        writer = FileWriter(spark, str(tmp_path))
-        ends = [
-            at(6000, 2, id="m", shard="1of3", state="cancelled", settled=True),
-            at(1100, 2, id="m", shard="0of2", state="acked", group="g", settled=True),
-        ]
-        try:
-            writer.write(
-                frame(spark, [at(1000, 1, **FIRST), at(5000, 1, **SECOND), ends[0]]), 0, "q"
-            )
-            writer.fold()
-            found = open_archive(spark, str(tmp_path)).messages()
-            assert stood(found) == {"firstfir": ("lost", True), "secondse": ("cancelled", True)}
-            writer.write(frame(spark, ends[1:]), 1, "q")
-            writer.fold()
-            archive = open_archive(spark, str(tmp_path))
-            assert stood(archive.messages()) == {
-                "firstfir": ("acked", True),
-                "secondse": ("cancelled", True),
-            }
-            assert writer.tables.fold.live_events == 0
-            assert archive.offsets() == {"orders~0of2": ("1100-0", 2), "orders~1of3": ("6000-0", 2)}
-        finally:
-            writer.close()

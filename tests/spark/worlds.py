@@ -194,6 +194,11 @@ class World:
         return [seen for some in pieces(ids) for seen in self.store.call(Inspect(self.topic, some))]
 
 
+def counted(result: Any) -> dict[str, int]:
+    """The counts of an audit or a restore that are not 0."""
+    return {name: count for name, count in result.counts.items() if count}
+
+
 def pieces(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for at in range(0, len(items), 50):
         yield items[at : at + 50]
