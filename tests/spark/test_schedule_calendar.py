@@ -6,7 +6,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa import Manager, Producer
@@ -192,29 +191,15 @@ def test_the_command_takes_columns_and_constants(
         found = producer.get(TOPIC, "1")
     assert found is not None
     assert found.body == {"window": "front", "late": "no"}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+    for options, words in (
         (("--late", "often"), "--late: 'often' is neither a column"),
         (("--at-local", "nine", "--tz", "Mars"), "--tz: 'Mars' is neither a column"),
         (("--window", "25-26"), "--window: '25-26' is neither a column"),
         (("--at-local", "nine"), "column 'at_local' needs a column 'tz'"),
         (("--tz", "UTC"), "column 'tz' needs a column 'at_local' or 'window'"),
         (("--at-local", "nine", "--due", "nine"), "give one of --due, --delay and --at-local"),
-    ],
-)
-def test_wrong_calendar_options(
-    pipeline: Callable[..., Result],
-    redis_url: str,
-    tmp_path: Path,
-    options: tuple[str, ...],
-    words: str,
-) -> None:
-    source = tmp_path / "campaign.csv"
-    source.write_text("number,nine,text\n1,2100-01-01T09:00,hi\n", "utf-8")
-    whole = (str(source), "--topic", TOPIC, "--id", "number", "--redis", redis_url)
-    done = pipeline("schedule", *whole, *options)
-    assert done.exit_code == 2, done.output
-    assert words in done.output
+        (("--at-local", "eight"), "--at-local: no column 'eight'"),
+    ):
+        wrong = pipeline("schedule", *whole, *options)
+        assert wrong.exit_code == 2, wrong.output
+        assert words in wrong.output

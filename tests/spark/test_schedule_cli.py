@@ -25,30 +25,13 @@ if TYPE_CHECKING:
     from click.testing import Result
     from pyspark.sql import SparkSession
 
-    from tests.servers import Process, Processes
+    from tests.servers import Processes
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)
-QUICK = (
-    "--master",
-    "local[2]",
-    "--spark-conf",
-    "spark.log.level=OFF",
-)
 
 
-def start(processes: Processes, url: str, *arguments: str) -> Process:
-    return processes.start(
-        "-m", "lisa.cli.main", "pipeline", "schedule", *arguments, "--redis", url, *QUICK
-    )
-
-
-def last_line(run: Process) -> str:
-    return run.output.strip().splitlines()[-1]
-
-
-def test_sending_a_parquet_file_twice_adds_nothing(  # noqa: PLR0917  its fixtures
-    processes: Processes,
+def test_sending_a_parquet_file_twice_adds_nothing(
     pipeline: Callable[..., Result],
     spark: SparkSession,
     redis_url: str,
@@ -59,11 +42,12 @@ def test_sending_a_parquet_file_twice_adds_nothing(  # noqa: PLR0917  its fixtur
     spark.range(0, 3000, 1, 3).selectExpr("id", "concat('body ', id) AS body").write.parquet(
         str(source)
     )
-    arguments = (str(source), "--topic", TOPIC, "--delay", "30m", "--report", str(report), "--json")
-    run = start(processes, redis_url, *arguments)
-    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
-    assert json.loads(last_line(run))["accepted"] == 3000
-    again = pipeline("schedule", *arguments, "--redis", redis_url)
+    words = ("--topic", TOPIC, "--delay", "30m", "--report", str(report), "--json")
+    arguments = ("schedule", str(source), *words, "--redis", redis_url)
+    first = pipeline(*arguments)
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.stdout.strip().splitlines()[-1])["accepted"] == 3000
+    again = pipeline(*arguments)
     assert again.exit_code == 0, again.output
     told = json.loads(report.read_text("utf-8"))
     assert (told["accepted"], told["duplicate"]) == (0, 3000)
@@ -71,47 +55,40 @@ def test_sending_a_parquet_file_twice_adds_nothing(  # noqa: PLR0917  its fixtur
 
 
 def test_rows_without_ids_cost_the_driver_no_memory(
-    processes: Processes, spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+    pipeline: Callable[..., Result],
+    spark: SparkSession,
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
 ) -> None:
     """12 bytes for each of these rows would exceed the driver's limit."""
-    source = tmp_path / "rows"
-    spark.range(0, 120_000, 1, 2).selectExpr("id AS n").write.parquet(str(source))
-    limit = ("--spark-conf", "spark.driver.maxResultSize=1m")
-    arguments = (str(source), "--topic", TOPIC, "--delay", "30m", "--job", "j", *limit)
-    run = start(processes, redis_url, *arguments)
-    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
-    assert client.zcard(KEYS.waiting) == 120_000
+    source, rows = tmp_path / "rows", 60_000
+    spark.range(0, rows, 1, 2).selectExpr("id AS n").write.parquet(str(source))
+    context: Any = spark.sparkContext
+    settings, name = context._jsc.sc().conf(), "spark.driver.maxResultSize"
+    settings.set(name, "512k")
+    try:
+        with pytest.raises(Exception, match=name):  # the limit applies
+            spark.range(0, rows, 1, 2).selectExpr("id", "id AS n").rdd.collect()
+        words = ("--topic", TOPIC, "--delay", "30m", "--job", "j", "--redis", redis_url)
+        done = pipeline("schedule", str(source), *words)
+    finally:
+        settings.set(name, "1g")
+    assert done.exit_code == 0, done.output
+    assert client.zcard(KEYS.waiting) == rows
 
 
 def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(
-    processes: Processes, redis_url: str, client: redis.Redis, tmp_path: Path
+    pipeline: Callable[..., Result], redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     source, refused = tmp_path / "campaign.csv", tmp_path / "refused"
-    rows = [
-        ("007", "2100-01-01T00:00:00.0001Z", "Ann"),
-        ("008", "4102444800123", "Bob"),
-        ("009", "soon", "Cid"),
-    ]
-    with source.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("number", "when", "name"), *rows])
-    run = start(
-        processes,
-        redis_url,
-        str(source),
-        "--topic",
-        TOPIC,
-        "--id",
-        "number",
-        "--due",
-        "when",
-        "--ttl",
-        "1h",
-        "--retry",
-        "0,2m",
-        "--refused",
-        str(refused),
+    source.write_text(
+        "number,when,name\n007,2100-01-01T00:00:00.0001Z,Ann\n008,4102444800123,Bob\n009,soon,Cid\n"
     )
-    assert run.wait(timeout=JVM_PATIENCE) == 1, run.output
+    columns = ("--topic", TOPIC, "--id", "number", "--due", "when", "--ttl", "1h")
+    more = ("--retry", "0,2m", "--refused", str(refused), "--redis", redis_url)
+    run = pipeline("schedule", str(source), *columns, *more)
+    assert run.exit_code == 1, run.output
     assert "refused orders 009: cannot be read: due=soon" in run.output
     found_dues: Any = client.zrange(KEYS.waiting, 0, -1, withscores=True)
     assert dict(found_dues) == {b"007": 4102444800001, b"008": 4102444800123}
@@ -134,29 +111,15 @@ def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
     source.write_text('{"a": 1}\n' * 5 + "{broken\n", "utf-8")
     submit = Path(sys.executable).with_name("spark-submit")
     program = f"import os, sys; os.execv({str(submit)!r}, [{str(submit)!r}, *sys.argv[1:]])"
+    settings = [
+        "--conf=spark.driver.host=127.0.0.1",
+        "--conf=spark.ui.enabled=false",
+        "--conf=spark.driver.bindAddress=127.0.0.1",
+    ]
+    words = ("--topic", TOPIC, "--delay", "1h", "--job", "friday", "--redis", redis_url)
     run = processes.start(
-        "-c",
-        program,
-        "--master",
-        "local[2]",
-        "--driver-memory",
-        "1g",
-        "--conf",
-        "spark.driver.host=127.0.0.1",
-        "--conf",
-        "spark.ui.enabled=false",
-        "--conf",
-        "spark.driver.bindAddress=127.0.0.1",
-        str(job.__file__),
-        str(source),
-        "--topic",
-        TOPIC,
-        "--delay",
-        "1h",
-        "--job",
-        "friday",
-        "--redis",
-        redis_url,
+        *("-c", program, "--master", "local[2]", "--driver-memory", "1g", *settings),
+        *(str(job.__file__), str(source), *words),
         env={"PYSPARK_PYTHON": sys.executable},
     )
     assert run.wait(timeout=JVM_PATIENCE) == 1, run.output  # for the broken line
@@ -166,23 +129,6 @@ def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
         found = producer.get(TOPIC, ids[0].decode())
         assert found is not None
         assert found.body == {"a": 1}
-
-
-def test_no_server_means_exit_code_3_and_one_line(processes: Processes, tmp_path: Path) -> None:
-    source = tmp_path / "rows.json"
-    source.write_text('{"id": "a", "body": "x"}\n', "utf-8")
-    run = start(
-        processes, "redis://127.0.0.1:1/0", str(source), "--topic", TOPIC, "--patience", "100ms"
-    )
-    assert run.wait(timeout=JVM_PATIENCE) == 3, run.output
-    assert last_line(run).startswith("lisa: redis://127.0.0.1:1/0 does not answer")
-    assert "Traceback" not in run.output
-
-
-@pytest.fixture
-def in_the_suites_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command in this process uses the suite's session, and must not stop it."""
-    monkeypatch.setattr("pyspark.sql.SparkSession.stop", lambda _: None)
 
 
 ORDERS = """order,delay,price,paid,zip,note,big
@@ -214,24 +160,10 @@ def bodies_of(
 def test_a_csv_delivers_numbers_without_the_columns_of_other_parts(
     bodies_of: Callable[..., list[Any]],
 ) -> None:
-    assert bodies_of(ORDERS) == [
-        {
-            "order": 41,
-            "price": 1.5,
-            "paid": True,
-            "zip": "00123",
-            "note": None,
-            "big": "123456789012345678",
-        },
-        {
-            "order": -42,
-            "price": 20.0,
-            "paid": False,
-            "zip": "10115",
-            "note": 5,
-            "big": "1234567890123456789",
-        },
-    ]
+    first = {"order": 41, "price": 1.5, "paid": True, "zip": "00123", "note": None}
+    second = {"order": -42, "price": 20.0, "paid": False, "zip": "10115", "note": 5}
+    big = "123456789012345678"
+    assert bodies_of(ORDERS) == [first | {"big": big}, second | {"big": f"{big}9"}]
 
 
 def test_durations_of_a_csv_are_text_or_milliseconds(
@@ -268,61 +200,46 @@ def test_a_csv_with_backslashes_before_quotes(bodies_of: Callable[..., list[Any]
     assert bodies_of(content, "--read-option", "escape=\\") == ['say "hi", then go']
 
 
-def test_declared_types_replace_recognised_ones(bodies_of: Callable[..., list[Any]]) -> None:
+def test_types_can_be_declared_and_the_whole_row_asked_for(
+    bodies_of: Callable[..., list[Any]],
+) -> None:
     bodies = bodies_of(ORDERS, "--schema", "order string, price double")
     assert [(body["order"], body["price"], body["note"]) for body in bodies] == [
-        ("41", 1.5, None),
-        ("-42", 20.0, "5"),
+        *(("41", 1.5, None), ("-42", 20.0, "5"))
     ]
-
-
-def test_the_whole_row_can_be_asked_for(bodies_of: Callable[..., list[Any]]) -> None:
-    bodies = bodies_of("order,delay\n41,60000\n", "--body", "*")
-    assert bodies == [{"order": 41, "delay": 60000}]
-
-
-def test_types_of_json_lines_can_be_declared(bodies_of: Callable[..., list[Any]]) -> None:
-    lines = '{"order": 41, "delay": 60000, "other": 1}\n'
-    bodies = bodies_of(lines, "--schema", "order string, delay long", name="orders.jsonl")
-    assert bodies == [{"order": "41"}]
-
-
-def test_text_of_json_lines_stays_text(bodies_of: Callable[..., list[Any]]) -> None:
-    """Only a CSV lacks types."""
-    lines = '{"order": "41", "delay": 60000}\n'
-    assert bodies_of(lines, name="orders.jsonl") == [{"order": "41"}]
-
-
-def test_a_value_that_does_not_fit_its_declared_type_is_refused(
-    pipeline: Callable[..., Result], redis_url: str, client: redis.Redis, tmp_path: Path
-) -> None:
-    source = tmp_path / "orders.csv"
-    source.write_text("order,delay\n41,60000\nforty,60000\n", "utf-8")
-    arguments = ("--topic", TOPIC, "--job", "j", "--redis", redis_url, "--schema", "order long")
-    result = pipeline("schedule", str(source), *arguments)
-    assert result.exit_code == 1, result.output
-    assert "order=forty" in result.output
-    assert client.zcard(KEYS.waiting) == 1
+    assert bodies_of("order,delay\n41,1\n", "--body", "*")[0] == {"order": 41, "delay": 1}
+    lines = '{"order": 41, "delay": 2, "other": 1}\n'
+    declared = ("--schema", "order string, delay long")
+    assert bodies_of(lines, *declared, name="a.jsonl")[1] == {"order": "41"}
+    # Only a CSV lacks types.
+    text = '{"order": "43", "delay": 3}\n'
+    assert bodies_of(text, name="b.jsonl")[2] == {"order": "43"}
 
 
 @pytest.mark.parametrize("options", [(), ("--schema", "order long"), ("--body", "note")])
-def test_lines_of_a_csv_with_too_many_or_too_few_values_are_refused(
+def test_lines_of_a_csv_that_do_not_fit_are_refused(
     pipeline: Callable[..., Result],
     redis_url: str,
     client: redis.Redis,
     tmp_path: Path,
     options: tuple[str, ...],
 ) -> None:
+    """With too many or too few values, or a value that is not of its declared type."""
     source = tmp_path / "orders.csv"
-    source.write_text('order,note,delay\n1,a,60000\n2,b, c,60000\n3,60000\n4,"d\ne",60000\n')
+    source.write_text(
+        'order,note,delay\n1,a,60000\n2,b, c,60000\n3,60000\n4,"d\ne",60000\nforty,f,60000\n'
+    )
     arguments = ("--topic", TOPIC, "--job", "j", "--redis", redis_url, *options)
     result = pipeline("schedule", str(source), *arguments)
     assert result.exit_code == 1, result.output
     assert "2,b, c,60000" in result.output
-    assert client.zcard(KEYS.waiting) == 1
-    again = pipeline("schedule", str(source), *arguments, "--read-option", "multiLine=true")
-    assert again.exit_code == 1, again.output
-    assert client.zcard(KEYS.waiting) == 2
+    fits = 1 if "--schema" in options else 2
+    assert ("order=forty" in result.output) == (fits == 1)
+    assert client.zcard(KEYS.waiting) == fits
+    if not options:
+        again = pipeline("schedule", str(source), *arguments, "--read-option", "multiLine=true")
+        assert again.exit_code == 1, again.output
+        assert client.zcard(KEYS.waiting) == fits + 1
 
 
 def test_text_of_a_csv_that_is_not_utf8_is_refused(
@@ -360,42 +277,64 @@ def test_json_lines_that_are_not_utf8_are_refused(
     assert client.zrange(KEYS.waiting, 0, -1) == [b"2"]
 
 
-@pytest.mark.parametrize("names", [["a`b", "c.d", "e f"], ["n0", "n1", "n2"]])
-def test_columns_of_a_csv_may_have_any_name(
-    bodies_of: Callable[..., list[Any]], names: list[str]
+def test_columns_may_have_any_name_and_the_separator_that_is_named(
+    bodies_of: Callable[..., list[Any]],
 ) -> None:
-    content = f"{','.join(names)},delay\n1,2,3,1h\n"
-    assert bodies_of(content) == [dict(zip(names, [1, 2, 3], strict=True))]
+    assert bodies_of("a`b,c.d,e f,delay\n1,2,3,1h\n")[0] == {"a`b": 1, "c.d": 2, "e f": 3}
+    for number, (separator, option) in enumerate(((";", "sep=;"), ("\t", r"sep=\t"))):
+        content = f"order{separator}delay\n{number}{separator}{number + 2}h\n"
+        assert bodies_of(content, "--read-option", option)[-1] == {"order": number}
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "words"),
-    [
-        ("id;body\n1;x\n", [], "name its separator, --read-option sep=';'"),
-        ("id\tbody\n1\tx\n", [], "name its separator, --read-option sep='\\t'"),
-        ("id,name,Name\n1,x,y\n", [], "the CSV has several columns 'name': rename all but one"),
-        ("", [], "the CSV is empty; its first line must name the columns"),
-        ("id,nine\n1,x\n", ["--at-local", "eight"], "--at-local: no column 'eight'"),
-    ],
-)
-def test_a_wrong_csv_means_exit_code_2_and_a_hint(
-    pipeline: Callable[..., Result], tmp_path: Path, content: str, options: list[str], words: str
+def test_wrong_input_means_exit_code_2_and_one_line(
+    pipeline: Callable[..., Result], redis_url: str, tmp_path: Path
 ) -> None:
-    source = tmp_path / "rows.csv"
-    source.write_text(content, "utf-8")
-    result = pipeline("schedule", str(source), "--topic", TOPIC, "--job", "j", *options)
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_a_csv_has_the_separator_that_is_named(
-    bodies_of: Callable[..., list[Any]], separator: str
-) -> None:
-    content = f"order{separator}delay\n41{separator}1h\n"
-    option = {";": "sep=;", "\t": r"sep=\t"}[separator]
-    assert bodies_of(content, "--read-option", option) == [{"order": 41}]
+    source = tmp_path / "rows"
+    csvs = [
+        ("id;body\n1;x\n", "name its separator, --read-option sep=';'"),
+        ("id\tbody\n1\tx\n", "name its separator, --read-option sep='\\t'"),
+        ("id,name,Name\n1,x,y\n", "the CSV has several columns 'name': rename all but one"),
+        ("", "the CSV is empty; its first line must name the columns"),
+    ]
+    row = '{"id": "a", "body": "x"}'
+    wrong: list[tuple[str | None, tuple[str, ...], str]] = [
+        (None, (), "Path does not exist"),
+        *((content, ("--job", "j", "--format", "csv"), words) for content, words in csvs),
+        (row, ("--due", "when"), "--due: no column 'when'"),
+        (row, ("--delay", "soon"), "--delay: 'soon' is neither a column"),
+        (row, ("--read-option", "encoding=klingon"), "klingon"),
+        ('{"body": "x"}', (), "give option 'job'"),
+        ('{"id": "a", "delay": 1}', (), "no column is left for the body (delay, id)"),
+        ('{"id": "a", "a": "x"}', ("--schema", "id text"), "data type"),
+        ('{"id": "a", "body": 5}', ("--body", "body"), "column 'body' has type bigint"),
+        # Usage is checked before Spark starts.
+        (row, ("--topic-column", "b"), "--topic"),
+        (row, ("--due", "a", "--delay", "b"), "--delay"),
+        (row, ("--spark-conf", "memory"), "--spark-conf"),
+        (row, ("--read-option", "sep"), "--read-option"),
+        (row, ("--max-rate", "0"), "--max-rate"),
+    ]
+    for content, options, words in wrong:
+        if content is not None:
+            source.write_text(content, "utf-8")
+        kind = () if "--format" in options else ("--format", "json")
+        command = ("schedule", str(source), "--topic", TOPIC, *kind, *options)
+        result = pipeline(*command, "--redis", redis_url)
+        assert result.exit_code == 2, result.output
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+    broken = tmp_path / "rows.parquet"
+    broken.write_bytes(b"PAR1 this is no parquet PAR1")
+    failed = pipeline("schedule", str(broken), "--topic", TOPIC, "--redis", redis_url)
+    assert failed.exit_code == 1
+    assert failed.output.strip().splitlines()[-1].startswith("lisa: Spark failed: ")
+    source.write_text(row, "utf-8")
+    away = ("--redis", "redis://127.0.0.1:1/0", "--patience", "100ms", "--format", "json")
+    unreachable = pipeline("schedule", str(source), "--topic", TOPIC, *away)
+    assert unreachable.exit_code == 3
+    last = unreachable.output.strip().splitlines()[-1]
+    assert last.startswith("lisa: redis://127.0.0.1:1/0 does not answer")
+    assert "Traceback" not in unreachable.output
 
 
 def test_ended_messages_are_sent_again_with_keep_live(
@@ -413,94 +352,21 @@ def test_ended_messages_are_sent_again_with_keep_live(
     assert (document["accepted"], document["duplicate"], document["replaced"]) == (0, 1, 1)
 
 
-@pytest.mark.usefixtures("in_the_suites_session")
-@pytest.mark.parametrize(
-    ("content", "arguments", "words"),
-    [
-        (None, (), "Path does not exist"),
-        ('{"id": "a", "body": "x"}', ("--due", "when"), "--due: no column 'when'"),
-        ('{"id": "a", "body": "x"}', ("--delay", "soon"), "--delay: 'soon' is neither a column"),
-        ('{"body": "x"}', (), "give option 'job'"),
-        ('{"id": "a", "delay": 1}', (), "no column is left for the body (delay, id)"),
-        ('{"id": "a", "a": "x"}', ("--schema", "id text"), "data type"),
-        ('{"id": "a", "body": 5}', ("--body", "body"), "column 'body' has type bigint"),
-    ],
-)
-def test_invalid_options_mean_exit_code_2_and_one_line(
-    redis_url: str, tmp_path: Path, content: str | None, arguments: tuple[str, ...], words: str
-) -> None:
-    source = tmp_path / "rows.json"
-    if content is not None:
-        source.write_text(content + "\n", "utf-8")
-    result = CliRunner().invoke(
-        main,
-        ["pipeline", "schedule", str(source), "--topic", TOPIC, *arguments, "--redis", redis_url],
-    )
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.usefixtures("in_the_suites_session")
 def test_a_table_is_sent_and_its_columns_may_name_topics(
-    spark: SparkSession, redis_url: str, client: redis.Redis
+    pipeline: Callable[..., Result], spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     spark.range(4).selectExpr(
         "id AS n", "concat('t', id % 2) AS queue", "id AS wait", "map('a', 'b') AS headers"
     ).createOrReplaceTempView("to_send")
-    result = CliRunner().invoke(
-        main,
-        [
-            "pipeline",
-            "schedule",
-            "to_send",
-            "--format",
-            "table",
-            "--topic-column",
-            "queue",
-            "--id",
-            "n",
-            "--delay",
-            "wait",
-            "--body",
-            "*",
-            "--on-duplicate",
-            "reject",
-            "--dedupe-for",
-            "2d",
-            "--redis",
-            redis_url,
-        ],
-    )
+    columns = ("--topic-column", "queue", "--id", "n", "--delay", "wait", "--body", "*")
+    more = ("--on-duplicate", "reject", "--dedupe-for", "2d", "--redis", redis_url)
+    result = pipeline("schedule", "to_send", "--format", "table", *columns, *more)
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.strip().splitlines()][-2:] == [
         ["t0", "2", "0", "0", "0"],
         ["t1", "2", "0", "0", "0"],
     ]
     assert client.hget(Keys().topic("t1").options, "dedupe_for") == b"172800000"
-
-
-def test_an_invalid_parquet_file_means_exit_code_1_and_one_line(
-    processes: Processes, redis_url: str, tmp_path: Path
-) -> None:
-    source = tmp_path / "rows.parquet"
-    source.write_bytes(b"PAR1 this is no parquet PAR1")
-    run = start(processes, redis_url, str(source), "--topic", TOPIC)
-    assert run.wait(timeout=JVM_PATIENCE) == 1, run.output
-    assert last_line(run).startswith("lisa: Spark failed: ")
-
-
-def test_usage_is_checked_before_spark_starts() -> None:
-    for arguments in (
-        ["--topic", "a", "--topic-column", "b"],
-        ["--due", "a", "--delay", "b"],
-        ["--spark-conf", "memory"],
-        ["--read-option", "sep"],
-        ["--max-rate", "0"],
-    ):
-        result = CliRunner().invoke(main, ["pipeline", "schedule", "x", *arguments])
-        assert result.exit_code == 2
-        assert result.stderr.count("\n") == 1
 
 
 def test_the_help_lists_every_job() -> None:
