@@ -18,8 +18,8 @@ from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.archive import archive as run_archive
 from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.server import Server
-from tests.servers import JVM_PATIENCE, Processes, flush
-from tests.spark.worlds import SMALL, World, frozen
+from tests.servers import flush
+from tests.spark.worlds import World, counted, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,10 +35,10 @@ def server(redis_url: str) -> Server:
 
 @pytest.fixture
 def world(server: Server) -> Iterator[World]:
-    """Messages: waiting, overdue, ready, in flight, in retry, in garbage; and four ended."""
+    """Messages: waiting, ready, in flight, in retry, in garbage; and four ended."""
     with server.open() as store:
         made = World(store, server.url, "orders", ["lisa"])
-        made.send(["waits"], delay=timedelta(hours=1))
+        made.send(["waits", "lingers", "strays"], delay=timedelta(hours=1))
         made.send(["flies", "fails", "dies", "done"])
         made.promote()
         taken = {entry.id: entry for entry in made.take("lisa", 4)}
@@ -54,182 +54,134 @@ def world(server: Server) -> Iterator[World]:
         made.close()
 
 
-def ends(found: Any) -> dict[str, int]:
-    return {name: count for name, count in found.counts.items() if count}
+ALL = {"live": 7, "acked": 1, "cancelled": 2}
 
 
 def listed(found: Any, name: str) -> set[str]:
     return set(pq.read_table(f"{found.where}/{name}")["id"].to_pylist())
 
 
-class TestAgainstTheServer:
-    """The server decides which messages are live."""
-
-    def test_ended_and_live_messages_are_not_missing(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
-        assert ends(found) == {"live": 5, "acked": 1, "cancelled": 2}
-        assert (found.sent, found.missing, found.stuck) == (8, 0, 0)
-        assert found.proven
-        assert found.checked
-        summary = json.loads(Path(f"{tmp_path}/out/summary.json").read_text("utf-8"))
-        assert (summary["sent"], summary["proven"]) == (8, True)
-
-    def test_a_message_lost_without_an_end_is_missing(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        """Messages that ended or were sent again after the archive are not missing."""
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        for one in ("waits", "dies"):  # deleted by hand
-            world.store.ask("DEL", f"lisa:{{orders}}:body:{one}")
-        world.ack("lisa", world.entries(["flies"]))  # its tombstone exists
-        world.cancel(["twice"])
-        world.store.ask("DEL", "lisa:{orders}:done:twice")  # only the journal knows
-        world.producer.send("orders", {"new": 1}, id="fails", on_duplicate="replace")
-
-        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
-
-        assert ends(found) == {"missing": 2, "acked": 2, "cancelled": 3, "replaced": 1}
-        assert listed(found, "missing") == {"waits", "dies"}
-        assert {row["id"] for row in found.first["missing"]} == {"waits", "dies"}
-        assert not found.proven
-        csv = "".join(one.read_text("utf-8") for one in Path(f"{tmp_path}/out").rglob("*.csv"))
-        assert "waits" in csv
-
-    def test_a_lost_id_sent_again_is_missing_and_a_message_in_no_state_is_stuck(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        world.store.ask("DEL", "lisa:{orders}:body:waits")
-        world.store.ask("ZREM", "lisa:{orders}:waiting", "waits", "twice")
-        world.producer.send("orders", {"new": 1}, id="waits")
-
-        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
-
-        assert listed(found, "missing") == {"waits"}
-        assert {row["id"]: row["state"] for row in found.first["stuck"]} == {"twice": "no-place"}
-        assert ends(found) == {"live": 4, "missing": 1, "acked": 1, "cancelled": 2}
-
-    def test_an_archive_that_advances_during_the_audit(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        """The journal is trimmed up to the newer archive, so the audit must reopen the archive."""
-        old = frozen(spark, server, ["orders"], f"{tmp_path}/old")
-        world.cancel(["waits"])
-        world.store.ask("DEL", "lisa:{orders}:done:waits")
-        new = frozen(spark, server, ["orders"], f"{tmp_path}/new")
-        world.store.ask("XTRIM", "lisa:{orders}:events", "MAXLEN", 1)
-        opened = iter([old, new, new])
-        found = audit(spark, lambda: next(opened), server)
-        assert ends(found) == {"live": 4, "acked": 1, "cancelled": 3}
-        assert found.proven
-
-    def test_stuck_and_the_range_of_sent_times(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        now = datetime.now(UTC)
-        found = audit(
-            spark,
-            lambda: archive,
-            server,
-            start=now - timedelta(minutes=5),
-            end=now + timedelta(minutes=5),
-            stuck_after=timedelta(0),
-            to=f"{tmp_path}/out",
-        )
-        assert listed(found, "stuck") == {"flies"}  # garbage is not stuck
-        assert found.sent == 8
-        none = audit(spark, lambda: archive, server, end=now - timedelta(hours=1))
-        assert (none.sent, none.missing) == (0, 0)
-        with pytest.raises(ConfigError, match="no topic other; its topics are orders"):
-            audit(spark, lambda: archive, server, topics=["orders", "other"])
+def test_ended_and_live_messages_are_not_missing(
+    spark: SparkSession, server: Server, world: World, tmp_path: Path
+) -> None:
+    archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+    now, minutes = datetime.now(UTC), timedelta(minutes=5)
+    span: dict[str, Any] = {"start": now - minutes, "end": now + minutes}
+    found = audit(
+        spark, lambda: archive, server, to=f"{tmp_path}/out", stuck_after=timedelta(0), **span
+    )
+    assert counted(found) == ALL
+    assert (found.sent, found.missing, found.proven, found.checked) == (10, 0, True, True)
+    assert listed(found, "stuck") == {"flies"}  # garbage is not stuck
+    summary = json.loads(Path(f"{tmp_path}/out/summary.json").read_text("utf-8"))
+    assert (summary["sent"], summary["proven"]) == (10, True)
+    none = audit(spark, lambda: archive, server, end=now - timedelta(hours=1))
+    assert (none.sent, none.missing) == (0, 0)
+    with pytest.raises(ConfigError, match="no topic other; its topics are orders"):
+        audit(spark, lambda: archive, server, topics=["orders", "other"])
 
 
-class TestCommand:
-    """`lisa pipeline audit`, from an archive that the archive job wrote."""
+def test_a_message_lost_without_an_end_is_missing(
+    spark: SparkSession, server: Server, world: World, tmp_path: Path
+) -> None:
+    """Messages that ended or were sent again after the archive are not missing."""
+    archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+    for one in ("waits", "dies", "lingers"):  # deleted by hand
+        world.store.ask("DEL", f"lisa:{{orders}}:body:{one}")
+    world.store.ask("ZREM", "lisa:{orders}:waiting", "lingers", "strays")
+    world.producer.send("orders", {"new": 1}, id="lingers")  # another message
+    world.ack("lisa", world.entries(["flies"]))  # its tombstone exists
+    world.cancel(["twice"])
+    world.store.ask("DEL", "lisa:{orders}:done:twice")  # only the journal knows
+    world.producer.send("orders", {"new": 1}, id="fails", on_duplicate="replace")
 
-    def test_a_missing_message_means_exit_code_1(  # noqa: PLR0917  its fixtures
-        self,
-        spark: SparkSession,
-        server: Server,
-        world: World,
-        processes: Processes,
-        pipeline: Callable[..., Result],
-        tmp_path: Path,
-    ) -> None:
-        run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
-        command = ("audit", "--archive", f"{tmp_path}/archive", "--redis", server.url)
-        offline = pipeline(*command, "--offline")
-        assert offline.exit_code == 0, offline.output
-        assert "all 8 messages" in offline.output
-        world.store.ask("DEL", "lisa:{orders}:body:waits")
-        more = ("--json", "--out", f"{tmp_path}/out")
-        process = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL, *more)
-        assert process.wait(timeout=JVM_PATIENCE) == 1, process.output
-        (line,) = [one for one in process.output.splitlines() if one.startswith("{")]
-        document = json.loads(line)
-        assert (document["sent"], document["missing"], document["proven"]) == (8, 1, False)
-        assert document["first"]["missing"][0]["id"] == "waits"
-        assert set(pq.read_table(f"{tmp_path}/out/missing")["id"].to_pylist()) == {"waits"}
+    found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
+
+    assert counted(found) == {"live": 1, "missing": 3, "acked": 2, "cancelled": 3, "replaced": 1}
+    assert listed(found, "missing") == {"waits", "dies", "lingers"}
+    assert {row["id"] for row in found.first["missing"]} == {"waits", "dies", "lingers"}
+    assert {row["id"]: row["state"] for row in found.first["stuck"]} == {"strays": "no-place"}
+    assert not found.proven
+    csv = "".join(one.read_text("utf-8") for one in Path(f"{tmp_path}/out").rglob("*.csv"))
+    assert "waits" in csv
 
 
-class TestOffline:
-    """With the archive alone, messages without an archived end count as live."""
+def test_an_archive_that_advances_during_the_audit(
+    spark: SparkSession, server: Server, world: World, tmp_path: Path
+) -> None:
+    """The journal is trimmed up to the newer archive, so the audit must reopen the archive."""
+    old = frozen(spark, server, ["orders"], f"{tmp_path}/old")
+    world.cancel(["waits"])
+    world.store.ask("DEL", "lisa:{orders}:done:waits")
+    new = frozen(spark, server, ["orders"], f"{tmp_path}/new")
+    world.store.ask("XTRIM", "lisa:{orders}:events", "MAXLEN", 1)
+    opened = iter([old, new, new])
+    found = audit(spark, lambda: next(opened), server)
+    assert counted(found) == {"live": 6, "acked": 1, "cancelled": 3}
+    assert found.proven
 
-    def test_after_the_server_is_gone(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        flush(server.url)
-        found = audit(spark, lambda: archive, None, stuck_after=timedelta(0))
-        assert ends(found) == {"live": 5, "acked": 1, "cancelled": 2}
-        assert not found.checked
-        asked = audit(spark, lambda: archive, server)
-        assert ends(asked) == {"missing": 5, "acked": 1, "cancelled": 2}
-        # Messages sent after the archive were lost with the server, and are unknown.
-        assert [gap.topic for gap in asked.gaps] == ["orders"]
-        before = audit(spark, lambda: archive, server, end=datetime(2026, 1, 1, tzinfo=UTC))
-        assert before.proven
 
-    def test_gaps_in_the_range_are_listed(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        moment = datetime(2026, 1, 2, tzinfo=UTC)
-        at = int(moment.timestamp() * 1000)
-        archive.named_gaps.append(
-            ArchiveGap(
-                "orders", f"{at}-0", 3, f"{at + 1000}-0", 9, "trimmed: events 4 to 8", moment
-            )
-        )
-        found = audit(spark, lambda: archive, None)
-        assert [(gap.topic, gap.after_ms, gap.until_ms) for gap in found.gaps] == [
-            ("orders", at, at + 1000)
-        ]
-        assert not found.proven
-        later = audit(spark, lambda: archive, None, start=moment + timedelta(days=1))
-        assert later.gaps == []
-        assert later.proven
+def test_the_command(
+    spark: SparkSession,
+    server: Server,
+    world: World,
+    pipeline: Callable[..., Result],
+    tmp_path: Path,
+) -> None:
+    """A missing message means exit code 1."""
+    run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
+    command = ("audit", "--archive", f"{tmp_path}/archive", "--redis", server.url)
+    offline = pipeline(*command, "--offline")
+    assert offline.exit_code == 0, offline.output
+    assert "all 10 messages" in offline.output
+    world.store.ask("DEL", "lisa:{orders}:body:waits")
+    done = pipeline(*command, "--json", "--out", f"{tmp_path}/out")
+    assert done.exit_code == 1, done.output
+    (line,) = [one for one in done.output.splitlines() if one.startswith("{")]
+    document = json.loads(line)
+    assert (document["sent"], document["missing"], document["proven"]) == (10, 1, False)
+    assert document["first"]["missing"][0]["id"] == "waits"
+    assert set(pq.read_table(f"{tmp_path}/out/missing")["id"].to_pylist()) == {"waits"}
 
-    def test_a_gap_without_a_next_event_lasts_until_one_is_archived(
-        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
-    ) -> None:
-        """As after a failover: the gap is found before the next event is written."""
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        moment = datetime(2026, 1, 2, tzinfo=UTC)
-        at, last = int(moment.timestamp() * 1000), archive.committed["orders"][0]
-        [first] = archive.events.select(sf.min(sf.unix_millis("at"))).head()
-        for after in (f"{at}-0", last):
-            archive.named_gaps.append(ArchiveGap("orders", after, 3, None, None, "lost", moment))
-        now = int(time.time() * 1000)
 
-        found = audit(spark, lambda: archive, None, start=moment + timedelta(days=1))
+def test_without_the_server_messages_without_an_end_count_as_live(
+    spark: SparkSession, server: Server, world: World, tmp_path: Path
+) -> None:
+    archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+    flush(server.url)
+    found = audit(spark, lambda: archive, None, stuck_after=timedelta(0))
+    assert counted(found) == ALL
+    assert not found.checked
+    asked = audit(spark, lambda: archive, server)
+    assert counted(asked) == {"missing": 7, "acked": 1, "cancelled": 2}
+    # Messages sent after the archive were lost with the server, and are unknown.
+    assert [gap.topic for gap in asked.gaps] == ["orders"]
+    before = audit(spark, lambda: archive, server, end=datetime(2026, 1, 1, tzinfo=UTC))
+    assert before.proven
 
-        earlier, later = found.gaps
-        assert (earlier.after_ms, earlier.until_ms) == (at, first)
-        assert later.after_ms == entry_number(last)[0]
-        assert later.until_ms >= now
-        assert not found.proven
+
+def test_gaps_in_the_range_are_listed(
+    spark: SparkSession, server: Server, world: World, tmp_path: Path
+) -> None:
+    archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    at, later = int(moment.timestamp() * 1000), moment + timedelta(days=1)
+    archive.named_gaps.append(
+        ArchiveGap("orders", f"{at}-0", 3, f"{at + 1000}-0", 9, "trimmed", moment)
+    )
+    [found] = audit(spark, lambda: archive, None).gaps
+    assert (found.topic, found.after_ms, found.until_ms) == ("orders", at, at + 1000)
+    none = audit(spark, lambda: archive, None, start=later)
+    assert (none.gaps, none.proven) == ([], True)
+    # As after a failover: a gap that is found before the next event lasts until that is archived.
+    last = archive.committed["orders"][0]
+    [first] = archive.events.select(sf.min(sf.unix_millis("at"))).head()
+    for after in (f"{at}-0", last):
+        archive.named_gaps.append(ArchiveGap("orders", after, 3, None, None, "lost", moment))
+    now = int(time.time() * 1000)
+    some = audit(spark, lambda: archive, None, start=later)
+    earlier, still = some.gaps
+    assert (earlier.after_ms, earlier.until_ms) == (at, first)
+    assert still.after_ms == entry_number(last)[0]
+    assert still.until_ms >= now
+    assert not some.proven

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.transitions.retry import Fail, Failure
@@ -99,8 +100,9 @@ def test_invalid_options_are_named(redis_url: str, following: Following) -> None
         ("url", "redis://127.0.0.1:1/0", "does not answer"),
     ]
     for name, value, named in wrong:
+        options = {"url": redis_url, name: value}
         with pytest.raises(Exception, match=named):
-            JournalReader({"url": redis_url, name: value}, EVENT_SCHEMA).initialOffset()
+            JournalReader(options, EVENT_SCHEMA).latestOffset({}, ReadMaxRows(10))
     for schema, named in (("wrong int", "no column 'wrong'"), ("id int", "'id' as string")):
         following.schema = schema
         with pytest.raises(Exception, match=named):

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,8 @@ from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
 from lisa.pipeline.jobs.restore_topics import rebuild
 from lisa.pipeline.server import Server
 from lisa.pipeline.source.read_columns import arrow_schema
-from tests.servers import JVM_PATIENCE, Processes, connect, flush, wait_until
-from tests.spark.worlds import SMALL, World, frozen, wait_past
+from tests.servers import connect, flush, wait_until
+from tests.spark.worlds import World, counted, frozen, wait_past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from click.testing import Result
     from pyspark.sql import SparkSession
 
-HANDLED_WITHIN = timedelta(seconds=90)
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -77,114 +78,85 @@ def listed(result: Restoration) -> dict[str, dict[str, str]]:
     return found
 
 
-def numbers(result: Restoration) -> dict[str, int]:
-    return {name: count for name, count in result.counts.items() if count}
-
-
 class TestAfterFlushAll:
-    """Ten thousand messages in every state, two topics, three groups."""
+    """Messages in every state, two topics, three groups."""
 
     def test_exactly_the_unsettled_messages_are_handled_once(
         self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
     ) -> None:
-        later = int(time.time() * 1000) + 30_000
-        orders, owed = self.orders(world("orders", "lisa"), later)
-        invoices, owed_too = self.invoices(world("invoices", "left", "right"), later)
+        orders, owed = self.orders(world("orders", "lisa"))
+        invoices, owed_too = self.invoices(world("invoices", "left", "right"))
         before = {one.topic: one.look(sorted(ids)) for one, ids in (orders, invoices)}
         archive = frozen(spark, server, ["orders", "invoices"], f"{tmp_path}/log")
         flush(server.url)
 
         result = restore(spark, archive, server, f"{tmp_path}/report")
 
-        assert numbers(result) == {"restored": 8300, "expired": 100}
+        assert counted(result) == {"restored": 830, "expired": 10}
         assert set(listed(result)["restored"]) == orders[1] | invoices[1]
-        assert set(listed(result)["expired"]) == set(names("o", 5900, 6000))
+        assert set(listed(result)["expired"]) == set(names("o", 590, 600))
         for one, ids in (orders, invoices):
             for name, was, now in zip(
                 sorted(ids), before[one.topic], one.look(sorted(ids)), strict=True
             ):
                 assert told(now) == expected(was), name
         with connect(server.url) as client:
-            assert (
-                client.hget("lisa:{orders}:options", "retry_delays") == b"3600000,3600000,3600000"
-            )
-            assert client.hget("lisa:{orders}:policy", "o00007") == b"5000,5000"
-            assert client.hlen("lisa:{orders}:policy") == 1
-        assert [(one.topic, one.after_ms is not None) for one in result.possibly_lost] == [
-            ("invoices", True),
-            ("orders", True),
-        ]
-        handled = handle_all(
-            server.url,
-            {
-                ("orders", "lisa"): 1,
-                ("invoices", "left"): 1,
-                ("invoices", "right"): 1,
-            },
-            len(owed) + len(owed_too),
-        )
+            delays = client.hget("lisa:{orders}:options", "retry_delays")
+            assert delays == b"3600000,3600000,3600000"
+            assert client.hgetall("lisa:{orders}:policy") == {b"o00007": b"5000,5000"}
+        assert [one.topic for one in result.possibly_lost] == ["invoices", "orders"]
+        assert all(one.after_ms is not None for one in result.possibly_lost)
+        groups = (("orders", "lisa"), ("invoices", "left"), ("invoices", "right"))
+        handled = handle_all(server.url, groups)
         assert set(handled) == owed | owed_too
         assert set(handled.values()) == {1}
 
     @staticmethod
-    def orders(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
+    def orders(world: World) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
         """One group. Returns the ids to restore, and (group, id) of the messages to handle."""
-        world.send(names("o", 0, 2000), at_ms=later, headers={"shop": "ä"}, ttl=timedelta(hours=1))
+        world.send(names("o", 0, 200), delay=HOUR, headers={"shop": "ä"}, ttl=HOUR)
         world.producer.cancel(world.topic, "o00007")
-        world.producer.send(
-            world.topic,
-            {"order": "o00007"},
-            id="o00007",
-            at_ms=later,
-            retry="5s,5s",
-            on_duplicate="replace",
-        )
-        world.send(names("o", 2000, 5000))
+        replaced: dict[str, Any] = {"id": "o00007", "retry": "5s,5s", "on_duplicate": "replace"}
+        world.producer.send(world.topic, {"order": "o00007"}, delay=HOUR, **replaced)
+        world.send(names("o", 200, 500))
         world.promote()
-        entries = {one.id: one for one in world.take("lisa", 3000)}
-        # 3000 to 3499 stay in flight.
-        world.fail("lisa", [entries[one] for one in names("o", 3500, 4000)], 30_000)
-        world.fail("lisa", [entries[one] for one in names("o", 4000, 4500)], "discard")
-        world.ack("lisa", [entries[one] for one in names("o", 4500, 5000)])
-        world.release("lisa", [entries[one] for one in names("o", 2000, 3000)])
-        world.send(names("o", 5000, 5500), delay=timedelta(hours=1))
-        world.cancel(names("o", 5000, 5500))
-        world.send(
-            names("o", 5500, 6000), delay=timedelta(seconds=1), ttl=timedelta(milliseconds=1)
-        )
+        world.take("lisa", 300)  # 300 to 349 stay in flight
+        world.fail("lisa", world.entries(names("o", 350, 400)), 3_600_000)
+        world.fail("lisa", world.entries(names("o", 400, 450)), "discard")
+        world.ack("lisa", world.entries(names("o", 450, 500)))
+        world.release("lisa", world.entries(names("o", 200, 300)))
+        world.send(names("o", 500, 550), delay=HOUR)
+        world.cancel(names("o", 500, 550))
+        second, short = timedelta(seconds=1), timedelta(milliseconds=1)
+        world.send(names("o", 550, 600), delay=second, ttl=short)
         wait_past(int(time.time() * 1000) + 1100)
-        world.expire(names("o", 5500, 5900))
-        live = set(names("o", 0, 4500))
-        return (world, live), {("lisa", one) for one in names("o", 0, 4000)}
+        world.expire(names("o", 550, 590))
+        return (world, set(names("o", 0, 450))), {("lisa", one) for one in names("o", 0, 400)}
 
     @staticmethod
-    def invoices(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
+    def invoices(world: World) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
         """Two groups with different states."""
-        world.send(names("i", 0, 800), at_ms=later)
-        world.send(names("i", 800, 3500))
+        world.send(names("i", 0, 80), delay=HOUR)
+        world.send(names("i", 80, 350))
         world.promote()
-        left = {one.id: one for one in world.take("left", 2700)}
-        right = {one.id: one for one in world.take("right", 2700)}
-        world.ack("left", [left[one] for one in names("i", 800, 1800)])
-        world.fail("left", [left[one] for one in names("i", 1800, 2300)], 30_000)
-        world.fail("left", [left[one] for one in names("i", 2300, 2600)], "discard")
-        world.ack("right", [right[one] for one in names("i", 2300, 2600)])
-        # 2600 to 3499 stay in flight for both; of these the first hundred are acked twice.
-        world.ack("left", [left[one] for one in names("i", 2600, 2700)])
-        world.ack("right", [right[one] for one in names("i", 2600, 2700)])
-        world.send(names("i", 3500, 3600), delay=timedelta(hours=1))
-        for one in names("i", 3500, 3600):
-            world.producer.reschedule(world.topic, one, at_ms=later)
-        world.send(names("i", 3600, 4000), delay=timedelta(hours=1))
-        world.cancel(names("i", 3600, 3700))
-        for one in names("i", 3700, 4000):
+        left = {one.id: one for one in world.take("left", 270)}
+        right = {one.id: one for one in world.take("right", 270)}
+        # 260 to 349 stay in flight for both; of these the first ten are acked twice.
+        world.ack("left", [left[one] for one in names("i", 80, 180) + names("i", 260, 270)])
+        world.fail("left", [left[one] for one in names("i", 180, 230)], 3_600_000)
+        world.fail("left", [left[one] for one in names("i", 230, 260)], "discard")
+        world.ack("right", [right[one] for one in names("i", 230, 270)])
+        world.send(names("i", 350, 400), delay=HOUR)
+        for one in names("i", 350, 360):
+            world.producer.reschedule(world.topic, one, delay=2 * HOUR)
+        world.cancel(names("i", 360, 370))
+        for one in names("i", 370, 400):
             world.producer.fire_now(world.topic, one)
-        live = set(names("i", 0, 2600)) | set(names("i", 2700, 3600)) | set(names("i", 3700, 4000))
-        both = names("i", 0, 800) + names("i", 2700, 3600) + names("i", 3700, 4000)
-        owed = {(group, one) for one in both for group in ("left", "right")}
-        owed |= {("right", one) for one in names("i", 800, 1800)}
-        owed |= {(group, one) for one in names("i", 1800, 2300) for group in ("left", "right")}
-        return (world, live), owed
+        both = names("i", 0, 80) + names("i", 270, 360) + names("i", 370, 400)
+        owed = {("right", one) for one in names("i", 80, 180)}
+        for group in ("left", "right"):
+            owed |= {(group, one) for one in both + names("i", 180, 230)}
+        return (world, {*names("i", 80, 260), *both}), owed
 
 
 @pytest.fixture
@@ -208,32 +180,7 @@ UNSETTLED = set(WAITING + IN_FLIGHT + DEAD)
 class TestRepeatedRestore:
     """Messages that the server knows are not changed."""
 
-    def test_a_dry_run_changes_nothing_and_a_second_run_restores_nothing(
-        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
-    ) -> None:
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        flush(server.url)
-        dry = restore(spark, archive, server, f"{tmp_path}/dry", dry_run=True)
-        with connect(server.url) as client:
-            assert client.dbsize() == 0
-        assert dry.dry_run
-        assert numbers(dry) == {"restored": 30}
-        assert set(listed(dry)["restored"]) == UNSETTLED
-
-        assert numbers(restore(spark, archive, server, f"{tmp_path}/one")) == {"restored": 30}
-        before = [told(one) for one in small.look(sorted(UNSETTLED))]
-        again = restore(spark, archive, server, f"{tmp_path}/two")
-
-        assert numbers(again) == {"live": 30}
-        assert [told(one) for one in small.look(sorted(UNSETTLED))] == before
-        summary = json.loads(Path(again.where, "summary.json").read_text("utf-8"))
-        assert summary["counts"]["live"] == 30
-        assert [path.name for path in Path(again.where, "csv").glob("outcome=*")] == [
-            "outcome=live"
-        ]
-        assert not Path(again.where, "work").exists()
-
-    def test_restoring_one_id_or_one_topic(
+    def test_a_dry_run_then_parts_then_all_then_nothing(
         self,
         spark: SparkSession,
         server: Server,
@@ -241,12 +188,25 @@ class TestRepeatedRestore:
         world: Callable[..., World],
         tmp_path: Path,
     ) -> None:
-        other = world("other", "lisa")
-        other.send(["x"], delay=timedelta(hours=1))
+        """Options and groups are restored, too, but not a pause."""
+        world("other", "lisa").send(["x"], delay=HOUR)
+        small.store.drive(set_options(small.store, "orders", {"paused": True, "capacity": 70}))
         archive = frozen(spark, server, ["orders", "other"], f"{tmp_path}/log")
         flush(server.url)
+        dry = restore(spark, archive, server, f"{tmp_path}/dry", dry_run=True)
+        with connect(server.url) as client:
+            assert client.dbsize() == 0
+        assert dry.dry_run
+        assert counted(dry) == {"restored": 31}
+        assert set(listed(dry)["restored"]) == {*UNSETTLED, "x"}
+        # What a manager declared meanwhile is kept.
+        small.store.drive(set_options(small.store, "orders", {"ack_timeout": "5s"}))
         one = restore(spark, archive, server, f"{tmp_path}/one", ids=["w00003"])
         assert listed(one) == {"restored": {"w00003": None}}
+        options = small.store.drive(small.store.options("orders"))
+        assert (options.paused, options.capacity, options.journal) == (False, 70, True)
+        assert options.ack_timeout == timedelta(seconds=5)
+        assert small.store.drive(small.store.groups("orders")) == ("lisa",)
         topic = restore(spark, archive, server, f"{tmp_path}/topic", topics=["other"])
         assert listed(topic) == {"restored": {"x": None}}
         with pytest.raises(ConfigError, match="has no topic nothing; its topics are orders, other"):
@@ -254,20 +214,19 @@ class TestRepeatedRestore:
         with pytest.raises(ConfigError, match="is not empty"):
             restore(spark, archive, server, f"{tmp_path}/topic")
 
-    def test_options_and_groups_are_restored_and_a_pause_is_not(
-        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
-    ) -> None:
-        small.store.drive(set_options(small.store, "orders", {"paused": True, "capacity": 7}))
-        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
-        flush(server.url)
-        # Groups declared by a manager meanwhile are kept.
-        small.store.drive(set_options(small.store, "orders", {"ack_timeout": "5s"}))
-        restore(spark, archive, server, f"{tmp_path}/out")
-        options = small.store.drive(small.store.options("orders"))
-        assert (options.paused, options.capacity, options.journal) == (False, 7, True)
-        assert options.ack_timeout == timedelta(seconds=5)
-        assert small.store.drive(small.store.groups("orders")) == ("lisa",)
-        assert small.store.drive(small.store.topics()) == ["orders"]
+        rest = restore(spark, archive, server, f"{tmp_path}/rest")
+        assert counted(rest) == {"restored": 29, "live": 2}
+        before = [told(one) for one in small.look(sorted(UNSETTLED))]
+        again = restore(spark, archive, server, f"{tmp_path}/two")
+
+        assert counted(again) == {"live": 31}
+        assert [told(one) for one in small.look(sorted(UNSETTLED))] == before
+        summary = json.loads(Path(again.where, "summary.json").read_text("utf-8"))
+        assert summary["counts"]["live"] == 31
+        assert [path.name for path in Path(again.where, "csv").glob("outcome=*")] == [
+            "outcome=live"
+        ]
+        assert not Path(again.where, "work").exists()
 
 
 class TestOlderServer:
@@ -354,10 +313,10 @@ class TestOlderServer:
 
         assert set(listed(result)["restored"]) == {WAITING[5]}
         assert listed(result)["settled"] == dict.fromkeys(WAITING[:2], "settled while the job ran")
-        assert numbers(result) == {"restored": 1, "settled": 2, "live": 27}
+        assert counted(result) == {"restored": 1, "settled": 2, "live": 27}
 
-    def test_trimming_during_the_read_raises(
-        self, spark: SparkSession, server: Server, small: World
+    def test_a_journal_that_is_trimmed_during_the_read_or_off_is_refused(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         key = "lisa:{orders}:events"
         entries = [entry for entry, _ in small.store.ask("XRANGE", key, "-", "+")]
@@ -369,45 +328,34 @@ class TestOlderServer:
         small.store.ask("XTRIM", key, "MINID", entries[40])
         with pytest.raises(LisaError, match="trimmed while it was read"), unwrapped():
             found.count()
-
-    def test_a_topic_whose_journal_is_off_is_refused(
-        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
-    ) -> None:
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
         small.store.drive(set_options(small.store, "orders", {"journal": False}))
         with pytest.raises(ConfigError, match="but its journal is off"):
             restore(spark, archive, server, f"{tmp_path}/out")
 
 
-class TestRepeatedTask:
+def test_a_task_repeated_after_tombstones_expired_raises(
+    server: Server, small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark may repeat a failed task long after the first attempt restored messages."""
-
-    @pytest.mark.parametrize("late_ms", [0, 61_000])
-    def test_a_task_repeated_after_tombstones_expired_raises(
-        self, server: Server, small: World, monkeypatch: pytest.MonkeyPatch, late_ms: int
-    ) -> None:
-        small.store.drive(set_options(small.store, "orders", {"retention": timedelta(minutes=1)}))
-        row = {
-            "topic": "orders",
-            "id": "x",
-            "token": "abcdefgh",
-            "outcome": "missing",
-            "due_ms": 1,
-            "attempts": 0,
-            "envelope": b"1abcdefgh-s0000hello",
-            "group_states": [],
-        }
-        batch = pa.RecordBatch.from_pylist([row], schema=arrow_schema(PLAN_SCHEMA))
-        begun = small.store.drive(small.store.server_time_ms()) - late_ms
-        (first,) = restoring(server, begun)(iter([batch]))
-        assert first["outcome"].to_pylist() == ["restored"]
-        monkeypatch.setattr(restore_tasks, "_attempt", lambda: 1)
-        again = restoring(server, begun)(iter([batch]))
-        if late_ms:
-            with pytest.raises(LisaError, match="run restore again"):
-                list(again)
-        else:
-            assert [one["outcome"].to_pylist() for one in again] == [["restored"]]
+    small.store.drive(set_options(small.store, "orders", {"retention": timedelta(minutes=1)}))
+    row = {"topic": "orders", "token": "abcdefgh", "outcome": "missing", "due_ms": 1}
+    row |= {"attempts": 0, "envelope": b"1abcdefgh-s0000hello", "group_states": []}
+    now = small.store.drive(small.store.server_time_ms())
+    for late_ms in (0, 61_000):
+        one = [row | {"id": f"x{late_ms}"}]
+        batch = pa.RecordBatch.from_pylist(one, schema=arrow_schema(PLAN_SCHEMA))
+        task = restoring(server, now - late_ms)
+        with monkeypatch.context() as patched:
+            (first,) = task(iter([batch]))
+            assert first["outcome"].to_pylist() == ["restored"]
+            patched.setattr(restore_tasks, "_attempt", lambda: 1)
+            again = task(iter([batch]))
+            if late_ms:
+                with pytest.raises(LisaError, match="run restore again"):
+                    list(again)
+            else:
+                assert [one["outcome"].to_pylist() for one in again] == [["restored"]]
 
 
 def test_restored_messages_follow_their_wall_times_again(server: Server, small: World) -> None:
@@ -464,16 +412,9 @@ class TestHardCases:
         rescheduled = late.events.where("state = 'rescheduled'")
         archive.events = archive.events.unionByName(rescheduled)
         archive.committed = late.committed
+        span = ("1700000000000-0", 7, "1700000005000-3", 12)
         archive.named_gaps.append(
-            ArchiveGap(
-                "orders",
-                "1700000000000-0",
-                7,
-                "1700000005000-3",
-                12,
-                "trimmed: 4 events",
-                rescheduled.head().at,
-            )
+            ArchiveGap("orders", *span, "trimmed: 4 events", rescheduled.head().at)
         )
         flush(server.url)
         result = restore(spark, archive, server, f"{tmp_path}/out")
@@ -512,9 +453,9 @@ class TestHardCases:
     ) -> None:
         """Manager, consumer and producer run before and during the restore."""
         one = world("orders", "lisa")
-        one.send(names("t", 0, 2000))
+        one.send(names("t", 0, 400))
         one.promote()
-        one.ack("lisa", one.take("lisa", 500))
+        one.ack("lisa", one.take("lisa", 100))
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
         flush(server.url)
         handled: Counter[str] = Counter()
@@ -529,66 +470,56 @@ class TestHardCases:
             Producer(server.url) as producer,
             consumer,
         ):
-            for number in range(300):
+            for number in range(50):
                 producer.send("orders", {"new": number}, id=f"n{number}")
             # Sent again by a producer that noticed the loss: the new message wins.
-            producer.send("orders", {"order": "again"}, id="t01999", delay=timedelta(hours=1))
+            producer.send("orders", {"order": "again"}, id="t00399", delay=HOUR)
             result = restore(spark, archive, server, f"{tmp_path}/out")
-            for number in range(300, 600):
+            for number in range(50, 100):
                 producer.send("orders", {"new": number}, id=f"n{number}")
-            wait_until(lambda: len(handled) >= 1499 + 600, timeout=HANDLED_WITHIN)
-            time.sleep(1)
-        assert numbers(result) == {"restored": 1499, "live": 1}
-        assert listed(result)["live"] == {"t01999": "its id was sent again"}
+            wait_until(lambda: len(handled) >= 299 + 100)
+        assert counted(result) == {"restored": 299, "live": 1}
+        assert listed(result)["live"] == {"t00399": "its id was sent again"}
         assert set(handled.values()) == {1}
-        assert set(handled) == set(names("t", 500, 1999)) | {f"n{number}" for number in range(600)}
+        assert set(handled) == set(names("t", 100, 399)) | {f"n{number}" for number in range(100)}
 
 
-class TestCommand:
-    """`lisa pipeline restore`, from an archive that the archive job wrote."""
-
-    def test_dry_run_then_restore_then_restore_again(  # noqa: PLR0917  its fixtures
-        self,
-        spark: SparkSession,
-        server: Server,
-        small: World,
-        processes: Processes,
-        pipeline: Callable[..., Result],
-        tmp_path: Path,
-    ) -> None:
-        run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
-        flush(server.url)
-        command = ("restore", "--archive", f"{tmp_path}/archive", "--redis", server.url)
-        dry = pipeline(*command, "--dry-run", "--json", "--report", f"{tmp_path}/dry")
-        assert dry.exit_code == 0, dry.output
-        (line,) = [one for one in dry.output.splitlines() if one.startswith("{")]
-        document = json.loads(line)
-        assert document["dry_run"] is True
-        assert document["counts"]["restored"] == 30
-        (window,) = document["possibly_lost"]
-        assert window["topic"] == "orders"
-        assert window["after"] < window["until"]
-        with connect(server.url) as client:
-            assert client.dbsize() == 0
-
-        real = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL)
-        assert real.wait(timeout=JVM_PATIENCE) == 0, real.output
+def test_the_command(  # noqa: PLR0917  its fixtures
+    spark: SparkSession,
+    server: Server,
+    small: World,
+    pipeline: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
+    flush(server.url)
+    command = ("restore", "--archive", f"{tmp_path}/archive", "--redis", server.url)
+    dry = pipeline(*command, "--dry-run", "--json", "--report", f"{tmp_path}/dry")
+    assert dry.exit_code == 0, dry.output
+    (line,) = [one for one in dry.output.splitlines() if one.startswith("{")]
+    document = json.loads(line)
+    assert document["dry_run"] is True
+    assert document["counts"]["restored"] == 30
+    (window,) = document["possibly_lost"]
+    assert window["topic"] == "orders"
+    assert window["after"] < window["until"]
+    with connect(server.url) as client:
+        assert client.dbsize() == 0
+        real = pipeline(*command)
+        assert real.exit_code == 0, real.output
         assert re.search(r"restored +30 ", real.output), real.output
         assert "possibly lost" in real.output
         assert "lists: " in real.output
         assert len(list(tmp_path.glob("restore-*/summary.json"))) == 1
-        with connect(server.url) as client:
-            assert client.zcard("lisa:{orders}:waiting") == 10
-
-    def test_no_server_and_no_archive(
-        self, pipeline: Callable[..., Result], tmp_path: Path
-    ) -> None:
-        without_archive = pipeline("restore", "--archive", f"{tmp_path}/none")
-        assert without_archive.exit_code == 2
-        assert "Traceback" not in without_archive.output
-        usage = pipeline("restore")
-        assert usage.exit_code == 2
-        assert "--archive" in usage.output
+        assert client.zcard("lisa:{orders}:waiting") == 10
+    without_archive = pipeline("restore", "--archive", f"{tmp_path}/none")
+    assert without_archive.exit_code == 2
+    assert "Traceback" not in without_archive.output
+    usage = pipeline("restore")
+    assert usage.exit_code == 2
+    assert "--archive" in usage.output
 
 
 def told(seen: Any) -> dict[str, Any]:
@@ -618,31 +549,44 @@ def expected(was: Any) -> dict[str, Any]:
     return found
 
 
-def handle_all(
-    url: str, groups: dict[tuple[str, str], int], count: int
-) -> Counter[tuple[str, str]]:
-    """Run a manager and consumers; returns (group, id) -> number of deliveries."""
+def handle_all(url: str, groups: tuple[tuple[str, str], ...]) -> Counter[tuple[str, str]]:
+    """Make all messages due, and run a manager and consumers until a later one is handled.
+
+    Returns (group, id) -> number of deliveries.
+    """
     handled: Counter[tuple[str, str]] = Counter()
     lock = threading.Lock()
-    consumers = []
-    with Manager(url):
+    with connect(url) as client, Producer(url) as producer, ExitStack() as running:
+        now = int(time.time() * 1000)
         for topic, group in groups:
-            consumer = Consumer(url, group=group, concurrency=4)
+            for key in (f"lisa:{{{topic}}}:waiting", f"lisa:{{{topic}}}:g:{group}:retry"):
+                ids: Any = client.zrange(key, 0, -1)
+                client.zadd(key, dict.fromkeys([*ids, "none"], now))
+                client.zrem(key, "none")
+        running.enter_context(Manager(url))
+        for topic, group in groups:
+            consumer = Consumer(url, group=group)
 
             def note(message: Message, group: str = group) -> None:
                 with lock:
                     handled[group, message.id] += 1
 
             consumer.on(topic)(note)
-            consumer.start()
-            consumers.append(consumer)
-        try:
-            wait_until(lambda: len(handled) >= count, timeout=HANDLED_WITHIN)
-            time.sleep(2)  # wait for unexpected deliveries
-        finally:
-            for consumer in consumers:
-                consumer.stop()
-    return handled
+            running.enter_context(consumer)
+
+        def is_idle() -> bool:
+            """Whether nothing is left but garbage and what is in flight for an hour."""
+            return not any(
+                client.zcard(f"lisa:{{{topic}}}:waiting")
+                or client.zcard(f"lisa:{{{topic}}}:g:{group}:retry")
+                for topic, group in groups
+            )
+
+        wait_until(is_idle)
+        for topic in dict(groups):
+            producer.send(topic, "last", id=f"last-{topic}")
+        wait_until(lambda: all(handled[group, f"last-{topic}"] for topic, group in groups))
+    return Counter({key: n for key, n in handled.items() if not key[1].startswith("last-")})
 
 
 def test_the_marker_of_a_group_removal_is_neither_archived_nor_restored(server: Server) -> None:
