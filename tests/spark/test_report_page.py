@@ -11,36 +11,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.pipeline.traffic import Tables, write
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report import report
+from tests.browser.conftest import browser, new_tab
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROOT = Path(__file__).parent.parent.parent
-KEPT = ROOT / "build" / "reports"
+__all__ = ["browser"]  # a fixture
+
 GAPS = 40
 SECTIONS = (
-    "summary",
-    "gaps",
-    "throughput",
-    "lateness",
-    "outcome",
-    "slowest",
-    "forecast",
-    "topics",
-    "hours",
-    "terms",
-)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-needs_poppler = pytest.mark.skipif(
-    shutil.which("pdftotext") is None, reason="pdftotext (poppler-utils) is not installed"
+    *("summary", "gaps", "throughput", "lateness", "outcome", "slowest", "forecast", "topics"),
+    *("hours", "terms"),
 )
 
 
@@ -70,12 +58,11 @@ def words(number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of three days of six topics, kept in build/reports."""
+    """A report of three days of six topics."""
     where = tmp_path_factory.mktemp("traffic")
     made = write(spark, where, 6_000, end_s=1_795_000_000, hours=72)
     found = report(WithGaps(made), where / "out", where="/data/archive", zone="Europe/Berlin")
-    KEPT.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(found.page, KEPT / "report.html"))
+    return Path(found.page)
 
 
 class Plain(HTMLParser):
@@ -117,12 +104,9 @@ def parsed(page: Path) -> Plain:
     return parser
 
 
-def test_the_page_has_every_section(parsed: Plain) -> None:
+def test_the_page_has_every_section_and_is_self_contained(page: Path, parsed: Plain) -> None:
     assert [name for name in parsed.ids if name in SECTIONS] == list(SECTIONS)
     assert len(parsed.ids) == len(set(parsed.ids))
-
-
-def test_the_page_is_self_contained(page: Path, parsed: Plain) -> None:
     text = page.read_text("utf-8")
     assert parsed.fetched == []
     assert not re.findall(r"https?:|url\((?!#)|@import", text)
@@ -152,127 +136,63 @@ TITLES = {
 }
 
 
-@pytest.mark.parametrize("title", TITLES)
 @pytest.mark.parametrize("kind", ["wide", "narrow"])
-def test_a_plot_has_title_units_legend_and_alternative_text(
-    parsed: Plain, title: str, kind: str
-) -> None:
-    found = [
-        (given, said) for given, said in parsed.drawings if title in said and given["class"] == kind
-    ]
-    # A title may also be an axis label: select the plot with all texts.
-    found = [(given, said) for given, said in found if set(TITLES[title]) <= set(said)]
-    assert found, title
-    given, said = found[0]
-    if title.startswith("Due"):
-        assert any(text.startswith("capacity (") for text in said)
-    assert given["role"] == "img"
-    assert len(given["aria-label"] or "") > 30
-    assert any(character.isdigit() for character in given["aria-label"] or "")
+def test_a_plot_has_title_units_legend_and_alternative_text(parsed: Plain, kind: str) -> None:
+    plots = [(given, said) for given, said in parsed.drawings if given["class"] == kind]
+    for title, texts in TITLES.items():
+        # A title may also be an axis label: select the plot with all texts.
+        found = [(given, said) for given, said in plots if {title, *texts} <= set(said)]
+        assert found, title
+        given, said = found[0]
+        if title.startswith("Due"):
+            assert any(text.startswith("capacity (") for text in said)
+        assert given["role"] == "img"
+        assert len(given["aria-label"] or "") > 30
+        assert any(character.isdigit() for character in given["aria-label"] or "")
 
 
-def browse(folder: Path, *options: str) -> str:
-    """Run a browser without network access, with a temporary profile."""
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            "--no-pdf-header-footer",
-            "--virtual-time-budget=3000",
-            f"--user-data-dir={folder / 'profile'}",
-            *options,
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.stdout
+TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter(
+  one => one.getBoundingClientRect().right > 390.5 && !one.closest("thead"))
+  .slice(0, 3).map(one => one.outerHTML.slice(0, 80))"""
+LEAST = """() => Math.min(...[...document.querySelectorAll("svg.narrow text")].map(
+  one => one.getBoundingClientRect().height))"""
 
 
-@needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_screenshot_is_kept(page: Path, tmp_path: Path, scheme: str) -> None:
-    picture = KEPT / f"report-1280x800-{scheme}.png"
-    picture.unlink(missing_ok=True)
-    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    browse(tmp_path, *dark, "--window-size=1280,800", f"--screenshot={picture}", page.as_uri())
-    assert picture.stat().st_size > 30_000  # an empty page has 5,000
-    assert picture.read_bytes()[16:24] == (1280).to_bytes(4) + (800).to_bytes(4)
-
-
-@needs_chromium
-def test_the_page_fits_a_phone(page: Path, tmp_path: Path) -> None:
-    """In a frame of 390 pixels, because browser windows cannot be that narrow."""
-    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text("utf-8"))
-    tell = """<script>
-    const wide = [...document.querySelectorAll("body *")].filter(
-      one => one.getBoundingClientRect().right > 390.5 && !one.closest("thead"));
-    const least = Math.min(...[...document.querySelectorAll("svg.narrow text")].map(
-      one => one.getBoundingClientRect().height));
-    parent.postMessage([innerWidth, document.documentElement.scrollWidth,
-      wide.slice(0, 3).map(one => one.outerHTML.slice(0, 80)).join("|"), Math.round(least)]
-      .join(";"), "*")</script>"""
-    (tmp_path / "page.html").write_text(text.replace("</body>", f"{tell}</body>"), "utf-8")
-    frame = (
-        '<body style="margin:0"><script>onmessage = event => document.title = event.data</script>'
-        '<iframe src="page.html" width="390" height="6000" style="border:0"></iframe>'
-    )
-    (tmp_path / "frame.html").write_text(frame, "utf-8")
-    here = (tmp_path / "frame.html").as_uri()
-    said = re.search(r"<title>(.*?)</title>", browse(tmp_path, "--dump-dom", here))
-    picture = KEPT / "report-390.png"
-    browse(tmp_path, "--window-size=500,6000", f"--screenshot={picture}", here)
-    assert said is not None
-    inner, scroll, wide, least = said[1].split(";")
-    assert (inner, scroll, wide) == ("390", "390", "")
-    assert int(least) >= 10, "letters too small to read"
-
-
-@needs_chromium
-@needs_poppler
-def test_no_row_is_split_on_paper(page: Path, tmp_path: Path) -> None:
-    pdf = KEPT / "report.pdf"
-    browse(tmp_path, f"--print-to-pdf={pdf}", page.as_uri())
+def test_the_page_fits_a_phone_and_paper(browser: Any, page: Path, tmp_path: Path) -> None:
+    """A screen shows more than an empty page, and no row of a table is split between pages."""
+    for scheme in ("light", "dark"):
+        with new_tab(browser, "", color_scheme=scheme) as tab:
+            tab.open(page.as_uri())
+            assert len(tab.page.screenshot()) > 30_000  # an empty page has 5,000
+            assert tab.complaints == []
+    with new_tab(browser, "", viewport={"width": 390, "height": 844}) as tab:
+        tab.open(page.as_uri())
+        assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
+        assert tab.page.evaluate(TOO_WIDE) == []
+        assert tab.page.evaluate(LEAST) >= 9.5, "letters too small to read"
+        tab.page.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)
+    if shutil.which("pdftotext") is None:
+        pytest.skip("pdftotext (poppler-utils) is not installed")
     text = subprocess.run(
-        ["pdftotext", "-layout", str(pdf), "-"],
+        ["pdftotext", "-layout", str(tmp_path / "report.pdf"), "-"],
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
     ).stdout
     pages = text.split("\f")
     row_pages = []
     for number in range(GAPS):
-        on = {
-            index
-            for index, one in enumerate(pages)
-            for word in words(number)
-            if re.search(rf"\b{word}\b", one)
-        }
-        assert len(on) == 1, f"the row of gap {number} stands on pages {sorted(on)}"
-        found = sum(bool(re.search(rf"\b{word}\b", pages[min(on)])) for word in words(number))
-        assert found == len(words(number))
-        row_pages.append(min(on))
+        on = [[bool(re.search(rf"\b{word}\b", one)) for word in words(number)] for one in pages]
+        found = [index for index, seen in enumerate(on) if any(seen)]
+        assert len(found) == 1, f"the row of gap {number} stands on pages {found}"
+        assert all(on[found[0]])
+        row_pages.append(found[0])
     assert len(set(row_pages)) > 1, "the table fits one page: this proves nothing"
     for index in set(row_pages):
         assert re.search("Topic +Found at", pages[index]), "a page without the table's head"
-    hours = [
-        index
-        for index, one in enumerate(pages)
-        if re.search(r"^ *\d{4}-\d\d-\d\d \d\d:00 ", one, re.MULTILINE)
-    ]
+    hour = r"^ *\d{4}-\d\d-\d\d \d\d:00 "
+    hours = [one for one in pages if re.search(hour, one, re.MULTILINE)]
     assert len(hours) > 1
-    for index in hours:
-        for line in re.findall(
-            r"^ *\d{4}-\d\d-\d\d \d\d:00  ?[a-z].*$", pages[index], re.MULTILINE
-        ):
+    for one in hours:
+        for line in re.findall(rf"{hour} ?[a-z].*$", one, re.MULTILINE):
             assert len(line.split()) >= 11, f"a row without its cells: {line}"
