@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +22,6 @@ from tests.spark.worlds import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from lisa.embedded import EmbeddedServer
 
@@ -30,14 +32,13 @@ SEARCH = ("search", "--archive", "archive", "--field", "$.order>1", "--out")
 class Serving:
     """A server, started in one directory, and its clients in another."""
 
-    def __init__(self, processes: Processes, folder: Path, url: str) -> None:
+    def __init__(self, processes: Processes, folder: Path, runtime: Path, url: str) -> None:
         self.processes, self.url = processes, url
         self.folder = folder / "client"
         self.folder.mkdir()
         (folder / "server").mkdir()
         self._servers = folder / "server"
-        self._runtime = folder / "run"
-        self._runtime.mkdir(mode=0o700)
+        self._runtime = runtime
         self.server = self.start()
 
     @property
@@ -107,8 +108,9 @@ def serving(
             producer.send("orders", {"order": order}, id=f"m{order}", at=NOON + timedelta(order))
     folder = tmp_path_factory.mktemp("serve")
     processes = Processes(folder)
+    runtime = tempfile.mkdtemp(prefix="lisa-", dir="/tmp")  # a socket's path is short
     try:
-        one = Serving(processes, folder, url)
+        one = Serving(processes, folder, Path(runtime), url)
         (one.folder / "slow.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(1_000)))
         archived = one.run("archive", "--to", "archive", "--once", "--json")
         assert archived.returncode == 0, archived.stderr
@@ -116,6 +118,7 @@ def serving(
         yield one
     finally:
         processes.end()
+        shutil.rmtree(runtime)
         flush(url)
 
 
@@ -144,7 +147,8 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def test_a_client_imports_no_spark(serving: Serving) -> None:
+def test_commands_do_what_they_do_alone(serving: Serving) -> None:
+    """A client imports no Spark; paths, environment and settings are those of the client."""
     program = (
         "import sys\nfrom lisa.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
@@ -159,92 +163,56 @@ def test_a_client_imports_no_spark(serving: Serving) -> None:
     assert client.wait(timeout=JVM_PATIENCE) == 0, client.output
     assert '"id":"m3"' in client.output
     assert client.output.endswith("[]\n")
-
-
-def test_paths_and_the_environment_are_the_clients(serving: Serving) -> None:
-    (serving.folder / "rows.csv").write_text("id,body,delay\na,x,60000\nb,x,60000\nc,,60000\n")
+    (serving.folder / "rows.csv").write_text(
+        "id,body,due\na,x,2040-01-01T00:00:00\nb,x,2040-01-01T00:00:00\nc,,2040-01-01T00:00:00\n"
+    )
     words = ("schedule", "rows.csv", "--topic", "new", "--refused", "bad", "--report", "done.json")
-    done = serving.run(*words, LISA_PREFIX="other")
+    zone = ("--spark-conf", "spark.sql.session.timeZone=Asia/Tokyo")
+    done = serving.run(*words, *zone, LISA_PREFIX="other")
     assert done.returncode == 1, done.stderr
     assert "lisa: runs without" not in done.stderr
     assert "all 1 refused rows are in bad" in done.stderr
     assert json.loads((serving.folder / "done.json").read_text())["topics"]["new"]["accepted"] == 2
     assert len(list((serving.folder / "bad").glob("*.jsonl"))) == 1
-    with connect(serving.url) as client:
-        assert client.zcard("other:{new}:waiting") == 2
-    made = serving.run("report", "--archive", "archive", "--to", "pages")
-    assert made.returncode == 0, made.stderr
-    assert (serving.folder / "pages" / "report.html").exists()
-    assert made.stdout.endswith("page: pages/report.html\n")
-    assert not [one for one in serving.server.output.splitlines() if "Traceback" in one]
-
-
-def test_errors_are_those_of_a_command(serving: Serving) -> None:
-    """Usage errors come from the client; the others from the server's session."""
+    tokyo = datetime(2040, 1, 1, tzinfo=UTC) - timedelta(hours=9)
+    with connect(serving.url) as raw:
+        dues = {due for _, due in raw.zrange("other:{new}:waiting", 0, -1, withscores=True)}
+    assert dues == {tokyo.timestamp() * 1000}
+    # Usage errors come from the client; the others from the server's session.
     lost = serving.run("search", "--archive", "nowhere", "--no-live")
     where = serving.folder / "nowhere"
-    assert result(lost) == (
-        2,
-        "",
-        [
-            f"lisa: there is no archive in file:{where}; `lisa pipeline archive --to` creates one",
-        ],
-    )
+    said = f"lisa: there is no archive in file:{where}; `lisa pipeline archive --to` creates one"
+    assert result(lost) == (2, "", [said])
     warned = serving.run("search", "--no-live", "--redis", "redis://:secret@127.0.0.1:1/0")
     assert warned.returncode == 2
     assert warned.stderr.count("warning: every user") == 1
-    nothing = serving.run("search", "--archive", "archive", "--no-live", "--id", "none")
-    assert result(nothing) == (1, "", ["nothing found"])
     unanswered = serving.run("search", LISA_REDIS_URL="redis://127.0.0.1:1/0")
     assert unanswered.returncode == 3, unanswered.stderr
+    assert not [one for one in serving.server.output.splitlines() if "Traceback" in one]
 
 
-@pytest.mark.parametrize(
-    ("words", "environment", "said"),
-    [
+def test_a_command_that_needs_another_session_says_so(serving: Serving) -> None:
+    memory = "spark.driver.memory"
+    other: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("--master", "local[3]"), {}, "--master is local[2] there"),
-        (
-            ("--spark-conf", "spark.driver.memory=900m"),
-            {},
-            "the session was started with another spark.driver.memory",
-        ),
+        (("--spark-conf", f"{memory}=900m"), {}, f"was started with another {memory}"),
         ((), {"AWS_ACCESS_KEY_ID": "x"}, "it was started with another AWS_ACCESS_KEY_ID"),
         (("--id", "/dev/fd/9"), {}, "an open file of its own process"),
-    ],
-)
-def test_a_command_that_needs_another_session_says_so(
-    serving: Serving, words: tuple[str, ...], environment: dict[str, str], said: str
-) -> None:
-    # `search` finds this usage error before it would start a session.
-    done = serving.run("search", "--no-live", *words, **environment)
-    assert done.returncode == 2
-    first, second = done.stderr.splitlines()
-    assert first.startswith("lisa: runs without `lisa pipeline serve`: ")
-    assert said in first
-    assert "nothing to search" in second
-
-
-def test_no_server_is_used_on_request(serving: Serving) -> None:
+    ]
+    for words, environment, said in other:
+        # `search` finds this usage error before it would start a session.
+        done = serving.run("search", "--no-live", *words, **environment)
+        assert done.returncode == 2
+        first, second = done.stderr.splitlines()
+        assert first.startswith("lisa: runs without `lisa pipeline serve`: ")
+        assert said in first
+        assert "nothing to search" in second
     done = serving.run("search", "--no-live", "--no-server", "--master", "local[3]")
     assert done.stderr.count("\n") == 1
     assert "nothing to search" in done.stderr
-
-
-def test_settings_of_a_session_are_its_own(serving: Serving) -> None:
-    (serving.folder / "times.csv").write_text("id,due\nz,2040-01-01T00:00:00\n")
-    zone = ("--spark-conf", "spark.sql.session.timeZone=Asia/Tokyo")
-    done = serving.run("schedule", "times.csv", "--topic", "tokyo", "--body", "id", *zone)
-    assert result(done)[::2] == (0, [])
-    with connect(serving.url) as client:
-        ((_, due),) = client.zrange("lisa:{tokyo}:waiting", 0, 0, withscores=True)
-    tokyo = datetime(2040, 1, 1, tzinfo=UTC) - timedelta(hours=9)
-    assert int(due) // 1000 == int(tokyo.timestamp()) or int(due) == int(tokyo.timestamp()) * 1000
-
-
-def test_a_second_server_is_refused(serving: Serving) -> None:
-    done = serving.run("serve")
-    assert done.returncode == 2
-    assert done.stderr == (
+    second_server = serving.run("serve")
+    assert second_server.returncode == 2
+    assert second_server.stderr == (
         f"lisa: `lisa pipeline serve` runs already (process {serving.server.pid}, "
         f"{serving.socket})\n"
     )
@@ -275,34 +243,33 @@ def test_commands_share_the_cores_and_further_ones_wait(serving: Serving) -> Non
     assert serving.ids() == ["m0", "m1", "m2", "m3"]
 
 
-def test_a_stopped_server_ends_its_commands_and_its_jvm(serving: Serving) -> None:
-    slow = serving.start_slow("three")
-    wait_until(lambda: serving.sent("three"), timeout=JVM_PATIENCE)
+@pytest.mark.parametrize("kills", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_end_of_the_server_ends_its_commands_and_its_jvm(
+    serving: Serving, *, kills: bool
+) -> None:
+    """After kill -9, too. Compares the whole output of a search with and without a server."""
+    if not serving.server.alive:
+        serving.start()
+    warm = serving.run(*SEARCH, "warm", "--format", "csv") if kills else None
+    job = f"slow-{kills}"
+    slow = serving.start_slow(job)
+    wait_until(lambda: serving.sent(job), timeout=JVM_PATIENCE)
     family = descendants(serving.server.pid)
-    serving.server.signal(signal.SIGTERM)
-    assert slow.wait(timeout=JVM_PATIENCE) == 1
-    # The client and the command write to the same terminal, in any order.
-    assert sorted(without_progress(slow.output)) == [
-        "lisa: `lisa pipeline serve` stops, and cancels this command",
-        "lisa: aborted",
-    ]
-    assert serving.server.wait(timeout=JVM_PATIENCE) == 0
-    assert not serving.socket.exists()
     assert len(family) > 3
-    wait_until(lambda: not [pid for pid in family if runs(pid)], timeout=JVM_PATIENCE)
-
-
-def test_after_kill_9_commands_run_alone_and_a_server_starts_again(serving: Serving) -> None:
-    """Also compares the whole output of a search with and without a server."""
-    served = serving.start()
-    warm = serving.run(*SEARCH, "warm", "--format", "csv")
-    slow = serving.start_slow("four")
-    wait_until(lambda: serving.sent("four"), timeout=JVM_PATIENCE)
-    family = descendants(served.pid)
-    served.kill()
+    serving.server.signal(signal.SIGKILL if kills else signal.SIGTERM)
     assert slow.wait(timeout=JVM_PATIENCE) == 1
-    assert "lisa: `lisa pipeline serve` died while it ran this command" in slow.output
+    code = serving.server.wait(timeout=JVM_PATIENCE)
     wait_until(lambda: not [pid for pid in family if runs(pid)], timeout=JVM_PATIENCE)
+    if warm is None:
+        # The client and the command write to the same terminal, in any order.
+        assert sorted(without_progress(slow.output)) == [
+            "lisa: `lisa pipeline serve` stops, and cancels this command",
+            "lisa: aborted",
+        ]
+        assert code == 0
+        assert not serving.socket.exists()
+        return
+    assert "lisa: `lisa pipeline serve` died while it ran this command" in slow.output
     assert serving.socket.exists()
     cold = serving.run(*SEARCH, "cold", "--format", "csv")
     assert warm.stdout.count("\n") > 2
@@ -310,8 +277,6 @@ def test_after_kill_9_commands_run_alone_and_a_server_starts_again(serving: Serv
     assert result(warm) == (code, output, [one.replace("cold", "warm") for one in said])
     assert code == 0
     assert content(serving.folder / "warm") == content(serving.folder / "cold")
-    serving.start()
-    assert serving.ids() == ["m0", "m1", "m2", "m3"]
 
 
 def content(folder: Path) -> Any:
