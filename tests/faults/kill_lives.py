@@ -17,6 +17,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
+from tests.faults.kill_children import Child
 from tests.faults.kill_points import Point, is_plain_read, read_log
 from tests.roles import Cast
 from tests.servers import PATIENCE
@@ -24,8 +25,6 @@ from tests.servers import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-
-    from tests.faults.kill_nursery import Child, Nursery
 
 STEP_S = 0.04
 RETRY_DELAYS = ",".join("0" * 30)
@@ -69,13 +68,12 @@ class Life(ABC):
     said = ""
     """What each process says once it heeds signals."""
 
-    def __init__(self, nursery: Nursery, url: str, directory: Path, visit: Visit) -> None:
+    def __init__(self, url: str, directory: Path, visit: Visit) -> None:
         self.url = url
         self.directory = directory
         self.cast = Cast(url)
         self.ends_as: dict[str, set[str]] = {}
         self.handled: list[dict[str, Any]] = []
-        self._nursery = nursery
         self._visit = visit
         self._starts = 0
         self._child: Child | None = None
@@ -115,7 +113,7 @@ class Life(ABC):
                 ask("SCRIPT", "LOAD", loader.load(name).source)
 
     def _kill(self) -> None:
-        if self._child is not None and self._child.alive:
+        if self._child is not None:
             self._child.signal(signal.SIGKILL)
             self._child.wait()
 
@@ -153,13 +151,13 @@ class Life(ABC):
             "kill_at": str(self._visit.point or "") if self._starts == self._visit.start else "",
         }
         self._starts += 1
-        self._child = self._nursery.start(order | self.order())
+        self._child = Child(order | self.order())
 
     def replace(self) -> bool:
         """Replace the process if it was killed; true if it exited normally."""
         child = self._child
         assert child is not None
-        if child.alive:
+        if child.status is None:
             return False
         if child.status == -signal.SIGKILL and self._is_the_one():
             self.start()

@@ -1,14 +1,15 @@
-"""Runs one role in a child of the nursery, with points at its calls to the server."""
+"""Runs one role in a forked process, with points at its calls to the server."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import uvloop  # noqa: F401  as the gateway does
 
 import lisa.cli.consumer
 import lisa.cli.gateway
@@ -18,7 +19,8 @@ import lisa.core.settings
 import lisa.gateway.serving
 import lisa.manager.engine
 import lisa.manager.sampler
-from lisa.core.model.durability import replicas
+from lisa.cli import modules, rights  # noqa: F401  as the daemons do
+from lisa.core.daemon import logs
 from lisa.core.store import presence
 from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancelled
@@ -32,20 +34,9 @@ LATER = timedelta(minutes=10)
 SOON = timedelta(milliseconds=100)
 
 
-def load() -> None:
-    """Do the late imports and one-time reads of the roles."""
-    import uvloop  # noqa: F401  as the gateway does
-
-    from lisa.cli import modules, rights  # noqa: F401  as the daemons do
-    from lisa.core.daemon import logs
-
-    logs.configure("text", "info")
-    for name in loader.names():
-        loader.load(name)
-
-
 def run(order: dict[str, Any]) -> None:
     """Run `order["role"]` on `order["url"]`, with points written to `order["points"]`."""
+    logs.configure("text", "info")
     presence.BEAT = timedelta(seconds=0.3)
     at = order["kill_at"]
     kill_points.install(kill_points.Point.of(at) if at else None, Path(order["points"]))
@@ -106,14 +97,14 @@ def puller(url: str, _: dict[str, Any]) -> None:
                     delivery.ack()
 
 
-def producer(kind: str, **options: Any) -> Callable[[str, dict[str, Any]], None]:
+def producer(kind: str) -> Callable[[str, dict[str, Any]], None]:
     """A program that works through a list, and resumes at the first unconfirmed step."""
 
     def work(url: str, _: dict[str, Any]) -> None:
         done = CONFIRMED.read_text().splitlines() if CONFIRMED.exists() else []
         steps = {str(json.loads(line)["step"]) for line in done}
         ledger = os.open(CONFIRMED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        either = Either(kind, url, **options)
+        either = Either(kind, url)
         for number, step in enumerate(STEPS):
             if str(number) not in steps:
                 line = {"step": number, **step(either)}
@@ -187,15 +178,12 @@ STEPS: tuple[Callable[[Either], dict[str, Any]], ...] = (
 ROLES: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "producer": producer("sync"),
     "asyncio producer": producer("async"),
-    "durable producer": producer("sync", durability=replicas(1)),
-    "durable asyncio producer": producer("async", durability=replicas(1)),
     "manager": manager,
     "consumer": consumer("inline"),
-    "consumer on threads": consumer("threads"),
     "asyncio consumer": consumer("looped"),
     "consumer.pull": puller,
     "gateway": gateway,
 }
 
-if __name__ == "__main__":  # one role by hand, to show its points
-    run(json.loads(sys.argv[1]))
+for _name in loader.names():  # read once, for all processes that are forked
+    loader.load(_name)

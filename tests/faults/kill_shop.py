@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 from lisa.consumer import Consumer
@@ -90,21 +89,17 @@ def _consumer(concurrency: int) -> Consumer:
 
 
 inline = _consumer(1)
-threads = _consumer(3)
 looped = _consumer(3)
-HELD_AT_MOST = {inline: sys.maxsize, threads: 3, looped: 3}
+HELD_AT_MOST = {inline: sys.maxsize, looped: 3}
 """By consumer, when it has released the rest; the first does so in the thread of its handlers."""
 
 
-def handle(consumer: Consumer, message: Message) -> None:
+@inline.on(TOPIC)
+def handle(message: Message) -> None:
     """The blocking handler."""
     time.sleep(judge(message))
-    while has_to_wait(consumer, message):
+    while has_to_wait(inline, message):
         time.sleep(STEP_S)
-
-
-inline.on(TOPIC, partial(handle, inline))
-threads.on(TOPIC, partial(handle, threads))
 
 
 @looped.on(TOPIC)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.consumer import Consumer
-from lisa.core.model.options import GRACE
 from tests.consumers import Bench, presences, presences_running, settled
 from tests.servers import runs, wait_until
 
@@ -81,43 +80,6 @@ class Daemons:
 @pytest.fixture
 def daemons(processes: Processes, tmp_path: Path, redis_url: str) -> Daemons:
     return Daemons(processes, tmp_path, redis_url)
-
-
-def test_kill_9_mid_handler_and_the_message_is_handled_again(
-    bench: Bench, daemons: Daemons
-) -> None:
-    [sent] = bench.send(TOPIC, ["slow"])
-    first = daemons.start()
-    first.wait_for("start slow attempt 1")
-    first.kill()
-    second = daemons.start()
-    with bench.manager(TOPIC):
-        second.wait_for("start slow attempt 2")
-        wait_until(settled(bench, sent))
-    assert daemons.ledger() == ["slow 2"]
-
-
-def test_sigterm_mid_handler_finishes_it_and_gives_back_the_rest(
-    bench: Bench, daemons: Daemons
-) -> None:
-    first = daemons.start(slow_s=1.0)
-    wait_until(presences_running(bench))
-    bench.send(TOPIC, range(30))
-    wait_until(lambda: len(daemons.ledger()) == 30)
-    bench.send(TOPIC, ["slow", *range(100, 110)])
-    first.wait_for("start slow")
-    began = time.monotonic()
-    first.signal(signal.SIGTERM)
-    second = daemons.start()
-    with bench.manager(TOPIC):
-        assert first.wait() == 0
-        stopped_s = time.monotonic() - began
-        second.wait_for("end 109")
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 41)
-    expected = [*(f"{n} 1" for n in range(30)), "slow 1", *(f"{n} 1" for n in range(100, 110))]
-    assert sorted(daemons.ledger()) == sorted(expected)
-    assert bench.stat(TOPIC, "reclaimed") == 0
-    assert stopped_s < GRACE.total_seconds() / 2  # it does not wait for its time to be up
 
 
 def test_a_second_signal_leaves_at_once(bench: Bench, daemons: Daemons) -> None:
@@ -207,45 +169,31 @@ def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench, daemons: 
     assert process.stop() == 0
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_server_killed_and_restarted_in_the_middle(
-    own_server: EmbeddedServer, concurrency: int
+def test_a_server_that_starts_after_its_consumer_and_is_killed_in_the_middle(
+    own_server: EmbeddedServer,
 ) -> None:
     bench = Bench(own_server.url)
     bench.declare(TOPIC, ack_timeout="1s", retry_delays="0,0,0")
+    bench.send(TOPIC, range(600))
+    own_server.kill()
     seen: list[int] = []
 
     def handle(message: Message) -> None:
         time.sleep(0.002)
         seen.append(message.body)
 
-    consumer = Consumer(own_server.url, concurrency=concurrency)
+    consumer = Consumer(own_server.url, concurrency=4)
     consumer.on(TOPIC, handle)
-    bench.send(TOPIC, range(600))
     with consumer, bench.manager(TOPIC):
+        own_server.restart()
         wait_until(lambda: len(seen) > 100)
         own_server.kill()
-        time.sleep(0.5)
+        wait_until(lambda: consumer.health()["status"] == "failing")
         own_server.restart()
         wait_until(lambda: bench.stat(TOPIC, "acked") == 600)
     assert set(seen) == set(range(600))
     keys = bench.store.keys.topic(TOPIC).group("lisa")
     assert bench.ask("HLEN", keys.entries) == 0
-    bench.store.close()
-
-
-def test_it_starts_before_its_server(own_server: EmbeddedServer) -> None:
-    bench = Bench(own_server.url)
-    bench.declare(TOPIC)
-    bench.send(TOPIC, [1])
-    own_server.kill()
-    seen: list[int] = []
-    consumer = Consumer(own_server.url)
-    consumer.on(TOPIC, lambda message: seen.append(message.body))
-    with consumer:
-        time.sleep(0.3)
-        own_server.restart()
-        wait_until(lambda: seen == [1])
     bench.store.close()
 
 
@@ -281,14 +229,6 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         thread.join()
         wait_until(lambda: set(seen) == set(range(500)))
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
-        assert consumer._runtime is not None
-        [stream] = [one.stream for _, one in consumer._runtime.readers.items()]
-        # Reads are short while an earlier one may still run on the server.
-        wait_until(lambda: not stream.lost.is_possible)
-        since = time.monotonic()
-        wait_until(lambda: stream.is_reading and stream._asked_at > since)
-    # Its last read was interrupted, on any connection.
-    assert not [one for one in threading.enumerate() if one.name == f"lisa-{TOPIC}"]
 
 
 # Several processes
@@ -308,24 +248,15 @@ def test_processes_share_the_work_and_one_that_died_is_replaced(
     wait_until(lambda: len(presences(bench)) == 2)
     first = children(parent.pid)
     assert len(first) == 2
-    signalled = first[0]
-    os.kill(signalled, signal.SIGKILL)
-    wait_until(lambda: not runs(signalled))
+    os.kill(first[0], signal.SIGKILL)
+    wait_until(lambda: not runs(first[0]))
     wait_until(lambda: len([pid for pid in children(parent.pid) if runs(pid)]) == 2)
     bench.send(TOPIC, range(50))
     wait_until(lambda: bench.stat(TOPIC, "acked") == 50)
     everyone = children(parent.pid)
-    assert parent.stop() == 0
-    assert not [pid for pid in everyone if runs(pid)]
-
-
-def test_children_end_with_a_parent_that_was_killed(bench: Bench, daemons: Daemons) -> None:
-    parent = daemons.start("--processes", "2")
-    wait_until(lambda: len(presences(bench)) == 2)
-    everyone = children(parent.pid)
-    parent.signal(signal.SIGKILL)
+    parent.kill()
     wait_until(lambda: not [pid for pid in everyone if runs(pid)])
-    wait_until(lambda: presences(bench) == [])  # they left in order
+    wait_until(lambda: len(presences(bench)) == 1)  # they left in order, but for the killed child
 
 
 CHILD = """

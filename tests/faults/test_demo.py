@@ -39,27 +39,23 @@ def nothing_is_left(started: set[int], scratch: Path) -> None:
     wait_until(lambda: not list(scratch.iterdir()))
 
 
-def test_ctrl_c(processes: Processes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.full),
+    ],
+)
+def test_a_demo_that_is_ended(processes: Processes, tmp_path: Path, number: signal.Signals) -> None:
     demo, started, scratch = demo_in_full_swing(processes, tmp_path)
-    demo.signal(signal.SIGINT)
+    os.kill(demo.pid, number)  # the demo alone, not its children
     assert demo.wait() != 0
     assert "Traceback" not in demo.output
     nothing_is_left(started, scratch)
 
 
-def test_kill_9(processes: Processes, tmp_path: Path) -> None:
-    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
-    demo.kill()
-    nothing_is_left(started, scratch)
-
-
-def test_terminated(processes: Processes, tmp_path: Path) -> None:
-    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
-    os.kill(demo.pid, signal.SIGTERM)
-    demo.wait()
-    nothing_is_left(started, scratch)
-
-
+@pytest.mark.full
 def test_a_finished_demo_leaves_nothing(processes: Processes, tmp_path: Path) -> None:
     demo, started, scratch = demo_in_full_swing(processes, tmp_path)
     assert demo.wait() == 0, demo.output

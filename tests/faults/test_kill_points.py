@@ -3,19 +3,18 @@
 The points are collected in a run of each role without a kill (see `kill_lives`). The test fails if
 a call that changes something is not repeated, or occurs only in a run with a kill, so that every
 such call is tested. Reads may vary with timing, because a kill at a read is equivalent to a kill
-before the next call. By default each point is visited once, at its first occurrence: the three
-kinds of handlers make the same calls and share them, and a plain read is one point.
-`make test-slow` visits all.
+before the next call. `make test` kills each role at one point, `make test-all` at the first
+occurrence of each (both kinds of handlers make the same calls and share them, and a plain read is
+one point), `make test-slow` at all.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,23 +23,22 @@ from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.transitions import loader
 from lisa.embedded import EmbeddedServer
 from tests.contract.samples import SAMPLES
-from tests.faults.kill_clock_life import ManagerClockLife
 from tests.faults.kill_life_list import LIVES
 from tests.faults.kill_lives import MissedPoint, Visit
-from tests.faults.kill_nursery import Nursery
 from tests.faults.kill_points import Point, is_plain_read
-from tests.shifted_server import ShiftedServer, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    Unharmed = Callable[[str], list[Visit]]
+    """The points of a role."""
 
 AT_ONCE = 8
 """Jobs of the pipeline call `restore`: tests/spark kills those. A change of the number of shards
 calls `set_layout`, and deleting former ones calls `absorb` and `clear`: test_shards_life cuts both
-short between all of their calls. `renew` follows a step of the server's clock: see the last
-test here."""
+short between all of their calls. `renew` follows a step of the server's clock; that it may be
+repeated is proved in tests/contract."""
 
 
 LIVES_FOR_A_POINT = 3
@@ -48,19 +46,25 @@ LIVES_FOR_A_POINT = 3
 MOST_MISSED = 0.1
 """The share of visits at which a process may make a call less often than the one before."""
 
-CONSUMERS = ("consumer", "consumer on threads", "asyncio consumer")
+CONSUMERS = ("consumer", "asyncio consumer")
+ONE_POINT = {
+    "producer": Point("sent", "enqueue"),
+    "asyncio producer": Point("after", "enqueue"),
+    "manager": Point("sent", "promote"),
+    "consumer": Point("after", "XREADGROUP ready"),
+    "asyncio consumer": Point("after", "XREADGROUP ready"),
+    "consumer.pull": Point("sent", "pull"),
+    "gateway": Point("sent", "enqueue"),
+}
 
 
 class Scene:
-    """A nursery and a few servers."""
+    """Lives at once, each on a server of its own."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
-        self.nursery = Nursery()
-        stack.callback(self.nursery.end)
+        self._stack = stack
         self._servers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for _ in range(AT_ONCE):
-            self._servers.put(stack.enter_context(EmbeddedServer()).url)
         self.pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
         self._numbers = iter(range(1_000_000))
         self._lock = threading.Lock()
@@ -78,11 +82,12 @@ class Scene:
 
     def _live(self, role: str, visit: Visit) -> list[list[Point]]:
         with self._lock:
-            number = next(self._numbers)
-        url = self._servers.get()
+            directory = self._directory / f"{next(self._numbers):04}"
+            if self._servers.empty():
+                self._servers.put(self._stack.enter_context(EmbeddedServer()).url)
+            url = self._servers.get()
         try:
-            directory = self._directory / f"{number:04}"
-            return LIVES[role](self.nursery, url, directory, visit).run()
+            return LIVES[role](url, directory, visit).run()
         finally:
             self._servers.put(url)
 
@@ -94,26 +99,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="module")
-def unharmed(scene: Scene) -> dict[str, list[Visit]]:
-    """The points of each role, collected in two lives without a kill."""
-    lives = {
-        (role, fresh): scene.pool.submit(scene.live, role, Visit(None, fresh=fresh))
-        for role in LIVES
-        for fresh in (False, True)
-    }
-    found: dict[str, list[Visit]] = {}
-    for role in LIVES:
+def unharmed(scene: Scene) -> Unharmed:
+    """The points of a role, collected in two lives without a kill."""
+
+    @cache
+    def points_of(role: str) -> list[Visit]:
+        lives = [
+            scene.pool.submit(scene.live, role, Visit(None, fresh=one)) for one in (False, True)
+        ]
         visits: dict[Point, Visit] = {}
-        names: set[str] = set()
-        for fresh in (False, True):
-            points = lives[role, fresh].result()
-            for start, on_the_way in enumerate(points):
-                for point in on_the_way:
-                    if is_certain(role, start, point) and (not fresh or point.name not in names):
-                        visits.setdefault(point, Visit(point, start, fresh))
-            names = {point.name for point in visits}
-        found[role] = list(visits.values())
-    return found
+        for is_fresh, life in zip((False, True), lives, strict=True):
+            known = {point.name for point in visits}  # those of the first life
+            for start, passed in enumerate(life.result()):
+                for point in passed:
+                    if is_certain(role, start, point) and point.name not in known:
+                        visits.setdefault(point, Visit(point, start, is_fresh))
+        return list(visits.values())
+
+    return points_of
 
 
 def is_certain(role: str, start: int, point: Point) -> bool:
@@ -135,40 +138,27 @@ def place_of(visit: Visit) -> Point:
     return visit.point
 
 
-def table(visits: list[Visit]) -> str:
-    """The points of a role: a line for each call, with the phases of its kills."""
-    phases: dict[str, dict[str, int]] = defaultdict(dict)
-    for visit in visits:
-        phase, name, time = place_of(visit)
-        phases[name][phase] = max(time, phases[name].get(phase, 0))
-    return "\n".join(
-        f"  {name:70} " + "  ".join(f"{phase} x{most}" for phase, most in there.items())
-        for name, there in phases.items()
-    )
-
-
 def is_needed(visit: Visit) -> bool:
     """True unless the point is equivalent to another, as most points of a plain read are."""
     phase, name, time = place_of(visit)
     return time == 1 and (phase == "before" or not is_plain_read(name))
 
 
-def share(unharmed: dict[str, list[Visit]], role: str) -> list[Visit]:
+def share(unharmed: Unharmed, role: str) -> list[Visit]:
     """The first occurrences of a role; points common to several roles are divided."""
     sharing = CONSUMERS if role in CONSUMERS else (role,)
-    firsts = [visit for one in sharing for visit in unharmed[one] if is_needed(visit)]
+    firsts = [visit for one in sharing for visit in unharmed(one) if is_needed(visit)]
     mine: list[Visit] = []
     for number, visit in enumerate(dict.fromkeys(firsts)):
-        owners = [one for one in sharing if visit in unharmed[one]]
+        owners = [one for one in sharing if visit in unharmed(one)]
         if owners[number % len(owners)] == role:
             mine.append(visit)
     return mine
 
 
 def kill_at_all(scene: Scene, role: str, visits: list[Visit], foreseen: list[Visit]) -> None:
-    """Visit the points; print their table and all failures."""
+    """Visit the points; all failures are reported."""
     wrong = visit_all(scene, role, visits, {place_of(visit).name for visit in foreseen})
-    print(f"{role}: killed at {len(visits)} points\n{table(visits)}")  # noqa: T201
     assert not wrong, "\n".join(wrong)
 
 
@@ -204,23 +194,26 @@ def visit_all(scene: Scene, role: str, visits: list[Visit], names: set[str]) -> 
     return wrong + (missed if len(missed) > MOST_MISSED * len(visits) else [])
 
 
+@pytest.mark.parametrize("role", LIVES)
+def test_killed_at_one_point(scene: Scene, role: str) -> None:
+    assert scene.live(role, Visit(ONE_POINT[role]))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("role", list(LIVES))
-def test_killed_at_every_step(scene: Scene, unharmed: dict[str, list[Visit]], role: str) -> None:
-    kill_at_all(scene, role, share(unharmed, role), unharmed[role])
+@pytest.mark.parametrize("role", LIVES)
+def test_killed_at_every_step(scene: Scene, unharmed: Unharmed, role: str) -> None:
+    kill_at_all(scene, role, share(unharmed, role), unharmed(role))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", list(LIVES))
-def test_killed_at_every_step_each_time(
-    scene: Scene, unharmed: dict[str, list[Visit]], role: str
-) -> None:
-    kill_at_all(scene, role, unharmed[role], unharmed[role])
+@pytest.mark.parametrize("role", LIVES)
+def test_killed_at_every_step_each_time(scene: Scene, unharmed: Unharmed, role: str) -> None:
+    kill_at_all(scene, role, unharmed(role), unharmed(role))
 
 
 @pytest.mark.full
-def test_every_script_is_among_the_calls(unharmed: dict[str, list[Visit]]) -> None:
-    called = {place_of(visit).name for visits in unharmed.values() for visit in visits}
+def test_every_script_is_among_the_calls(unharmed: Unharmed) -> None:
+    called = {place_of(visit).name for role in LIVES for visit in unharmed(role)}
     by_roles = {name for name, sample in SAMPLES.items() if sample.is_called_by_roles}
     assert called & set(loader.names()) == by_roles
 
@@ -231,24 +224,3 @@ def test_there_is_no_other_way_to_call_the_server(kind: type) -> None:
     known = {"execute", "execute_many", "execute_chain", "begin", "subscribe", "close"}
     known |= {"behind", "disconnect_node", "reconnect", "refresh", "slots"}  # no command with a key
     assert {name for name in vars(kind) if not name.startswith("_")} <= known
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("by_s", [3600, -3600], ids=["forward", "back"])
-def test_killed_while_leases_are_renewed(scene: Scene, tmp_path: Path, by_s: int) -> None:
-    """Kills at each window of 50 leases, after the server's clock was set."""
-    if reason := missing():
-        pytest.skip(reason)
-
-    def live(point: Point) -> None:
-        directory = tmp_path / f"{point.phase}-{point.time}"
-        with ShiftedServer(directory / "server") as server:
-            life = ManagerClockLife(scene.nursery, server.url, directory / "life", Visit(point))
-            life.set_clock = lambda: server.step(timedelta(seconds=by_s))
-            life.run()
-
-    points = [
-        Point(phase, "renew", time) for phase in ("before", "sent", "after") for time in (1, 2)
-    ]
-    for lived in [scene.pool.submit(live, point) for point in points]:
-        lived.result()

@@ -1,13 +1,13 @@
-"""Calls whose replies are lost are repeated, and still return their results.
+"""Calls whose replies are lost are repeated, and still return their results: a case for each role.
 
 A proxy forwards each call of a script but loses its reply: once, so that the call is repeated
-within its patience; or more often, so that the caller must handle the error.
+within its patience; or more often, so that the caller must handle the error. That a repeated call
+of any script changes nothing is proved in tests/contract/test_repeat.py.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa import Manager
-from lisa.admin import garbage
 from lisa.consumer import Consumer
 from lisa.consumer.delivery import Delivery
 from lisa.consumer.pull import Puller
@@ -27,9 +26,11 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
+from lisa.producer import Outgoing
 from tests.consumers import Bench
 from tests.gateways import Gateway
-from tests.servers import open_store, wait_until
+from tests.producers import Either
+from tests.servers import wait_until
 from tests.torture.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from lisa.embedded import EmbeddedServer
 
 TOPIC = "orders"
-ONCE_AND_OFTEN = pytest.mark.parametrize("times", [1, 12])
+HOUR = timedelta(hours=1)
+OFTEN = 12
+"""More often than a call is repeated within its patience."""
 
 
 @pytest.fixture
@@ -83,12 +86,11 @@ def events(bench: Bench, state: str) -> list[str]:
     return sorted(one[b"id"].decode() for one in told if one[b"state"].decode() == state)
 
 
-@ONCE_AND_OFTEN
 def test_a_consumer_reports_each_failure_once(
-    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture, times: int
+    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.configure(TOPIC, retry_delays="0", ack_timeout=timedelta(minutes=1))
-    lose(proxy, "retry", times=times)
+    lose(proxy, "retry", times=OFTEN)
     consumer = Consumer(proxy.url("role"))
     heard = listen(everywhere, "retrying", "dead")
 
@@ -104,21 +106,22 @@ def test_a_consumer_reports_each_failure_once(
     assert all(sum(one in said for said in deaths) == 1 for one in ids), deaths
     assert events(bench, "garbage") == sorted(ids)
     assert bench.stat(TOPIC, "stale") == 0
-    assert proxy.lost >= times
+    assert proxy.lost >= OFTEN
 
 
-@ONCE_AND_OFTEN
 def test_a_manager_reports_each_death_and_each_expiry(
-    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture, times: int
+    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = listen(everywhere, "dead", "expired")
-    lose(proxy, "reclaim", "expire", times=times)
+    lose(proxy, "reclaim", "expire", times=OFTEN)
+    bench.configure(TOPIC, ack_timeout=timedelta(milliseconds=300))
     dying = bench.send(TOPIC, range(3))
-    ending = bench.send(TOPIC, range(3), delay_ms=500, ttl_ms=500)
+    ending = bench.send(TOPIC, range(3), delay_ms=100, ttl_ms=200)
     group = bench.store.keys.topic(TOPIC).group("lisa")
     bench.ask("XREADGROUP", "GROUP", "lisa", "c", "COUNT", 3, "STREAMS", group.ready, ">")
     bench.ask("HSET", bench.store.keys.topic(TOPIC).options, "paused", "1")
-    time.sleep(1.1)  # until the leases and the ttls are over
+    over_ms = bench.store.drive(bench.store.server_time_ms()) + 300  # leases and ttls
+    wait_until(lambda: bench.store.drive(bench.store.server_time_ms()) > over_ms)
     bench.ask("HDEL", bench.store.keys.topic(TOPIC).options, "paused")
     with caplog.at_level(logging.WARNING), Manager(proxy.url("role"), topics=[TOPIC]):
         wait_until(lambda: len(heard) >= 6)
@@ -128,37 +131,36 @@ def test_a_manager_reports_each_death_and_each_expiry(
     assert all(any(one in line for line in said) for one in dying), said
     assert events(bench, "garbage") == sorted(dying)
     assert events(bench, "expired") == sorted(ending)
-    assert proxy.lost >= 2 * times
+    assert proxy.lost >= 2 * OFTEN
 
 
 ANSWERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "retry": (lambda delivery: delivery.retry(delay=timedelta(hours=1)), "retrying"),
     "discard": (lambda delivery: delivery.discard("no"), "dead"),
-    "release": (lambda delivery: delivery.release(), True),
     "extend": (lambda delivery: delivery.extend(), True),
     "ack": (lambda delivery: delivery.ack(), "repeated"),
+    "release": (lambda delivery: delivery.release(), True),  # the last: it is ready again
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_delivery_has_the_same_outcome_as_without_the_loss(
-    bench: Bench, proxy: Proxy, name: str
-) -> None:
-    act, answer = ANSWERS[name]
+def test_a_delivery_has_the_same_outcome_as_without_the_loss(bench: Bench, proxy: Proxy) -> None:
     bench.configure(TOPIC, retry_delays="5s")
-    lose(proxy, "pull", "retry", "release", "extend", "ack")
-    [sent] = bench.send(TOPIC, ["x"])
     consumer = Consumer(proxy.url("role"))
     heard = listen(everywhere, "retrying", "dead", "acked")
     try:
-        [delivery] = consumer.pull(TOPIC, wait=timedelta(seconds=5))
-        assert (delivery.id, delivery.attempt) == (sent, 1)
-        assert act(delivery) == answer
+        for name, (act, answer) in ANSWERS.items():
+            lose(proxy, "pull", "retry", "release", "extend", "ack")
+            lost = proxy.lost
+            [sent] = bench.send(TOPIC, ["x"])
+            [delivery] = consumer.pull(TOPIC, wait=timedelta(seconds=5))
+            assert (delivery.id, delivery.attempt) == (sent, 1)
+            assert act(delivery) == answer, name
+            wanted = {"retry": "retrying", "discard": "dead", "ack": "acked"}.get(name)
+            assert heard == ([(wanted, sent)] if wanted else []), name
+            assert proxy.lost == lost + 2
+            heard.clear()
     finally:
         consumer.stop()
-    wanted = {"retry": "retrying", "discard": "dead", "ack": "acked"}.get(name)
-    assert heard == ([(wanted, sent)] if wanted else [])
-    assert proxy.lost == 2
 
 
 def pulling(proxy: Proxy) -> tuple[SyncStore, Puller[Delivery]]:
@@ -170,15 +172,9 @@ def pulling(proxy: Proxy) -> tuple[SyncStore, Puller[Delivery]]:
     return store, Puller(store, connection, "lisa", "c", sender, new_delivery=new_delivery)
 
 
-@pytest.mark.parametrize("name", ["retry", "discard", "release"])
-def test_a_repeated_delivery_call_returns_the_first_result(
-    bench: Bench, proxy: Proxy, name: str
-) -> None:
-    act, answer = ANSWERS[name]
+def test_a_repeated_delivery_call_returns_the_first_result(bench: Bench, proxy: Proxy) -> None:
     bench.configure(TOPIC, retry_delays="5s")
     store, puller = pulling(proxy)
-    lose(proxy, "pull", "retry", "release", times=8)
-    [sent] = bench.send(TOPIC, ["x"])
 
     def insisting(call: Callable[[], Any]) -> Any:
         for _ in range(9):  # one more than replies are lost
@@ -188,9 +184,13 @@ def test_a_repeated_delivery_call_returns_the_first_result(
                 continue
         raise AssertionError("no call was answered")
 
-    [delivery] = insisting(lambda: store.drive(puller.pull(TOPIC, 1, timedelta(0), None)))
-    assert (delivery.id, delivery.attempt) == (sent, 1)
-    assert insisting(lambda: act(delivery)) == answer
+    for name in ("retry", "discard", "release"):
+        act, answer = ANSWERS[name]
+        lose(proxy, "pull", "retry", "release", times=8)
+        [sent] = bench.send(TOPIC, ["x"])
+        [delivery] = insisting(lambda: store.drive(puller.pull(TOPIC, 1, timedelta(0), None)))
+        assert (delivery.id, delivery.attempt) == (sent, 1)
+        assert insisting(partial(act, delivery)) == answer
     for flow in puller.leave(store):
         store.drive(flow)
     store.close()
@@ -250,18 +250,29 @@ def test_the_gateway_responds_as_without_the_loss(bench: Bench, proxy: Proxy) ->
     assert events(bench, "purged") == sorted(sent[1:])
 
 
-def test_an_operator_s_call_survives_a_lost_reply(bench: Bench, proxy: Proxy) -> None:
-    store = open_store(proxy.url("role"))
-    sent = bench.send(TOPIC, range(2))
-    consumer = Consumer(bench.url)
-    for delivery in consumer.pull(TOPIC, batch=2):
-        delivery.discard("no")
-    consumer.stop()
-    lose(proxy, "requeue", "purge")
-    assert store.drive(garbage.requeue(store, TOPIC, "lisa", sent[:1])) == [True]
-    assert store.drive(garbage.purge(store, TOPIC, "lisa", sent[1:])) == [True]
-    store.close()
-    assert proxy.lost == 2
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_producer_gets_the_same_reply_as_without_the_loss(
+    bench: Bench, proxy: Proxy, kind: str
+) -> None:
+    either = Either(kind, proxy.url("role"))
+    lose(proxy, "enqueue", "cancel", "reschedule", "inspect")
+    either.send(TOPIC, 1, id="a", delay=HOUR)
+    ids = [f"m{n}" for n in range(300)]
+    report = either.send_many(TOPIC, [Outgoing(1, id=one) for one in ids], delay=HOUR)
+    assert {one.outcome for one in report} == {"accepted"}
+    streamed = either.stream(TOPIC, [Outgoing(n, id=f"s{n}") for n in range(3)], 3)
+    assert {one.outcome for one in streamed} == {"accepted"}
+    assert either.send(TOPIC, 2, id="a", delay=HOUR, on_duplicate="replace") == "a"
+    assert either.ask("cancel_many", TOPIC, ["m0", "m1", "none"])[:2] == ["cancelled"] * 2
+    assert either.ask("cancel", TOPIC, "m2") == "cancelled"
+    assert either.ask("reschedule", TOPIC, "a", delay=2 * HOUR) == "rescheduled"
+    assert either.ask("fire_now", TOPIC, "m3") == "rescheduled"
+    assert either.ask("get", TOPIC, "a").body == 2
+    either.close()
+    assert proxy.lost >= 8
+    assert events(bench, "sent") == sorted(["a", *ids, "s0", "s1", "s2"])
+    assert events(bench, "cancelled") == ["m0", "m1", "m2"]
+    assert events(bench, "replaced") == ["a"]
 
 
 def test_a_lost_read_costs_no_attempt(bench: Bench, proxy: Proxy) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -53,21 +51,7 @@ def collect(cast: Cast, count: int) -> list[Entry]:
     return got
 
 
-def test_a_second_manager_takes_over_after_kill_9(
-    cast: Cast, redis_url: str, processes: Processes
-) -> None:
-    cast.declare()
-    first = daemon(processes, redis_url)
-    sent = {cast.send(delay_ms=20 * number) for number in range(100)}
-    wait_until(lambda: cast.store.ask("XLEN", cast.own.ready) > 10)
-    first.kill()
-    left = cast.store.ask("ZCARD", cast.keys.waiting)
-    assert left > 0
-    daemon(processes, redis_url)
-    got = collect(cast, 100)
-    assert sorted(entry.id for entry in got) == sorted(sent)
-
-
+@pytest.mark.full
 def test_no_message_is_late_when_one_of_two_managers_dies(
     cast: Cast, redis_url: str, processes: Processes
 ) -> None:
@@ -129,7 +113,8 @@ def test_an_outage_does_not_age_leases(own_server: EmbeddedServer, processes: Pr
     time.sleep(1.6)
     own_server.restart()
     manager.wait_for("is reachable", times=2)
-    time.sleep(0.5)
+    marker = cast.send(delay_ms=100)
+    wait_until(lambda: cast.state(marker) == "ready")  # the manager works again
     # The consumer could not extend its lease; it now has one ack timeout to do so.
     assert cast.state(sent) == "in_flight"
     assert cast.ack(entry).value == "acked"
@@ -143,48 +128,12 @@ def test_a_server_that_is_not_there_at_start_is_waited_for(
     own_server.kill()
     manager = processes.start("-m", "lisa.cli.manager", "--redis", own_server.url)
     manager.wait_for("trying again")
-    time.sleep(1.0)
     own_server.restart()
     assert [entry.id for entry in collect(cast, 1)] == [sent]
     assert manager.output.count("trying again") == 1
     own_server.kill()
     manager.wait_for("trying again", times=2)
-    began = time.monotonic()
     assert manager.stop() == 0  # also while the server is away
-    assert time.monotonic() - began < 5
-
-
-def test_a_server_that_hangs_for_a_while(own_server: EmbeddedServer, processes: Processes) -> None:
-    cast = Cast(own_server.url).declare()
-    daemon(processes, own_server.url)
-    for number in range(20):
-        cast.send(delay_ms=200 + 20 * number)
-    os.kill(own_server.pid, signal.SIGSTOP)
-    try:
-        time.sleep(1.0)
-    finally:
-        os.kill(own_server.pid, signal.SIGCONT)
-    assert len(collect(cast, 20)) == 20
-
-
-def test_scripts_that_are_flushed_all_the_time(
-    cast: Cast, redis_url: str, processes: Processes, client: redis.Redis
-) -> None:
-    cast.declare(ack_timeout="200", retry_delays="50")
-    manager = daemon(processes, redis_url)
-    sent = {cast.send(delay_ms=10 * number) for number in range(50)}
-    got: set[str] = set()
-    ends = time.monotonic() + 20
-    while got != sent and time.monotonic() < ends:
-        client.script_flush()
-        time.sleep(0.01)
-        entries = cast.take(5)
-        got |= {entry.id for entry in entries}
-        for entry in entries[1:]:  # the first of each batch is left unsettled
-            cast.ack(entry)
-    assert got == sent
-    wait_until(lambda: cast.stats().get("reclaimed@g", 0) >= 5)
-    assert "ERROR" not in manager.output
 
 
 def test_a_subscription_that_was_cut_is_made_again(
