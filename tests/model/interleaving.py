@@ -17,10 +17,12 @@ passes meanwhile. A role that reads the clock itself gets `LATER`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
 
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
@@ -29,6 +31,8 @@ from lisa.core.store.store import Store
 from lisa.core.transitions import loader
 
 if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
     from lisa.core.redis.connection import Connection
 
 T = TypeVar("T")
@@ -148,6 +152,15 @@ class Explorer:
         seen = dict(zip(self._reads, held[len(dumps) :], strict=True))
         there = [key for key, dump in dumped.items() if dump]
         return [*said, ({key: dumped[key] for key in there}, {key: seen[key] for key in there})]
+
+
+def levels(cases: Iterable[str], *, short: set[str], long: set[str]) -> list[ParameterSet]:
+    """Cases for `make test` (short), `make test-slow` (long), and `make test-all` (the others)."""
+    marks = [
+        () if one in short else (pytest.mark.slow,) if one in long else (pytest.mark.full,)
+        for one in cases
+    ]
+    return [pytest.param(one, marks=mark) for one, mark in zip(cases, marks, strict=True)]
 
 
 def answered(flow: Flow[T], answer: Callable[[Step], Flow[Any]]) -> Flow[T]:
