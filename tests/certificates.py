@@ -45,62 +45,22 @@ def make(directory: Path) -> Certificates:
         pytest.skip("openssl is not on PATH")
     directory.mkdir(parents=True, exist_ok=True)
     ca, key = directory / "ca.pem", directory / "ca.key"
-    _openssl(
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=lisa test",
-        "-addext",
-        "basicConstraints=critical,CA:TRUE",
-        "-addext",
-        "keyUsage=critical,keyCertSign",
-        "-keyout",
-        key,
-        "-out",
-        ca,
-    )
     made = Certificates(ca, directory / "server.pem", directory / "server.key")
     request, names = directory / "server.csr", directory / "names"
     names.write_text(
         "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n",
         encoding="utf-8",
     )
-    _openssl(
-        "req",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-        "-keyout",
-        made.key,
-        "-out",
-        request,
-    )
-    _openssl(
-        "x509",
-        "-req",
-        "-in",
-        request,
-        "-CA",
-        ca,
-        "-CAkey",
-        key,
-        "-CAcreateserial",
-        "-days",
-        "2",
-        "-extfile",
-        names,
-        "-out",
-        made.certificate,
-    )
+    own = "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign"
+    files = ("-subj", "/CN=lisa test", "-keyout", key, "-out", ca)
+    _openssl(f"req -x509 -newkey rsa:2048 -nodes -days 2 {own}", *files)
+    of_key = ("-subj", "/CN=localhost", "-keyout", made.key)
+    _openssl("req -newkey rsa:2048 -nodes", *of_key, "-out", request)
+    signed = ("-in", request, "-CA", ca, "-CAkey", key, "-extfile", names)
+    _openssl("x509 -req -CAcreateserial -days 2", *signed, "-out", made.certificate)
     return made
 
 
-def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+def _openssl(command: str, *more: str | Path) -> None:
+    arguments = [*command.split(), *map(str, more)]
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lisa.embedded import EmbeddedServer
-from lisa.embedded.server import HOST, binary, free_port
-from tests.servers import connect, flush, wait_until
+from tests import topologies
+from tests.servers import flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import redis
+PATIENT = timedelta(seconds=15)
+"""A node that hangs for a while stays a member."""
 
 
 @contextmanager
 def two_nodes(program: Path | None = None) -> Iterator[list[str]]:
     """The URLs of two nodes with half of the slots each; the embedded Valkey by default."""
-    with ExitStack() as stack:
-        nodes = []
-        for first in (0, 8192):
-            bus = free_port()
-            extra = ("--cluster-enabled", "yes", "--cluster-port", str(bus))
-            node = stack.enter_context(EmbeddedServer(binary=program or binary(), extra=extra))
-            client = stack.enter_context(connect(node.url))
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, first + 8191)
-            nodes.append((node, client, bus))
-        (one, client, _), (other, _, bus) = nodes
-        client.execute_command("CLUSTER", "MEET", HOST, other.port, bus)
-        for _, client, _ in nodes:
-            wait_until(partial(_is_whole, client))
-        yield [one.url, other.url]
+    name = "valkey" if program in (None, topologies.program("valkey")) else "redis"
+    with topologies.cluster(name, primaries=2, node_timeout=PATIENT) as made:
+        yield [node.server.url for node in made.primaries]
 
 
 def address(nodes: list[str]) -> str:
@@ -41,8 +30,3 @@ def address(nodes: list[str]) -> str:
     for url in nodes:
         flush(url)
     return nodes[0].replace("redis://", "redis+cluster://").removesuffix("/0")
-
-
-def _is_whole(client: redis.Redis) -> bool:
-    said = str(client.execute_command("CLUSTER INFO"))
-    return "'ok'" in said and "'cluster_known_nodes': '2'" in said

@@ -470,6 +470,16 @@ def slot_of(key: str) -> int:
     return int(key_slot(key.encode()))
 
 
+def slots_of(node: Node) -> list[int]:
+    """The slots that a node claims."""
+    return [
+        slot
+        for first, last, where, *_ in node.ask("CLUSTER", "SLOTS")
+        if where[1] == node.server.port
+        for slot in range(first, last + 1)
+    ]
+
+
 def topics_on(made: Cluster, count: int, stem: str = "t") -> list[list[str]]:
     """For each primary, the names of `count` topics whose keys it holds."""
     found: list[list[str]] = [[] for _ in made.primaries]

@@ -3,96 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-import urllib.request
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import Manager, Producer
+from lisa import Manager
 from lisa.core.redis import failover
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.embedded.server import HOST, free_port
+from lisa.embedded.server import HOST
 from tests import topologies
-from tests.cluster.company import Company
-from tests.servers import wait_until
+from tests.servers import PATIENCE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from tests.servers import Processes
-    from tests.topologies import Cluster, Node
-
-MANY = 6_000
-"""Messages that wait in the slot that moves: with small batches the move lasts some seconds."""
-
-WATCHED_S = 3.0
+    from tests.topologies import Cluster
 
 
-@pytest.fixture
-def growing(kind: str) -> Iterator[Cluster]:
-    """A cluster that does not fail over just because the machine is busy."""
-    with topologies.cluster(kind, node_timeout=timedelta(seconds=30)) as made:
-        yield made
-
-
-def health(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{HOST}:{port}/healthz", timeout=5) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
-
-
-@pytest.mark.full
-def test_a_node_joins_and_takes_a_slot_under_load(
-    growing: Cluster,
-    processes: Processes,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    """All roles started before the node joined, and find it by a redirection."""
-    topics = [names[0] for names in topologies.topics_on(growing, 1)]
-    moved = topics[0]
-    ports = [free_port() for _ in range(3)]
-    company = Company(processes, tmp_path, topics, {"": growing.url}, replicas=0, ports=ports)
-    company.wait_until_at_work()
-    with Producer(growing.url) as producer:
-        producer.send_many(moved, range(MANY), delay=timedelta(hours=1))
-    source, target = growing.primaries[0], growing.join()
-    slot = topologies.slot_of(f"{{{moved}}}")
-    began = time.time()
-    assert topologies.migrate(growing, slot, source, target, batch=10, pause_s=0.002) >= MANY
-    took = time.time() - began
-    wait_until(lambda: company.was_handled(moved, since=time.time() - 1.0))
-    for port in ports:
-        wait_until(lambda port=port: health(port)["status"] == "ok")  # type: ignore[misc]
-        assert health(port)["faults"] == []
-    assert topologies.migrate(growing, slot, target, source, batch=50) >= MANY
-    growing.forget(target)
-    before = connections(growing.nodes)
-    time.sleep(WATCHED_S)
-    made = connections(growing.nodes) - before
-    report = company.close(may_refuse=True)
-    assert " alone, 0 lost;" in report
-    assert "Traceback" not in company.said()
-    # Each check of a server opens one, too: those of this test and of the managers.
-    assert made < 60, f"{made} connections in {WATCHED_S} s"
-    record_property("joined", f"{report}; the move took {took:.1f} s; then {made} connections")
-
-
-def connections(nodes: list[Node]) -> int:
-    """The number of connections accepted by some nodes so far."""
-    return sum(int(node.info("total_connections_received")) for node in nodes)
-
-
-@pytest.fixture
-def small(kind: str) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(kind: str) -> Iterator[Cluster]:
     with topologies.cluster(kind, primaries=2, node_timeout=timedelta(seconds=30)) as made:
         yield made
+
+
+@pytest.fixture
+def small(cluster: Cluster) -> Iterator[Cluster]:
+    """Two primaries and no keys; nodes that joined leave."""
+    for node in cluster.primaries:
+        node.ask("FLUSHALL")
+    yield cluster
+    for node in cluster.primaries[2:]:
+        for slot in topologies.slots_of(node):
+            topologies.migrate(cluster, slot, node, cluster.primaries[1])
+        cluster.forget(node)
+        node.server.kill()
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -198,7 +146,7 @@ def test_a_listener_moves_on_from_a_node_that_leaves(small: Cluster) -> None:
 
     def listen() -> None:
         nonlocal listening
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + PATIENCE.total_seconds()
         while not heard and time.monotonic() < ends:
             try:
                 said = listening.get(0.2)
@@ -212,7 +160,6 @@ def test_a_listener_moves_on_from_a_node_that_leaves(small: Cluster) -> None:
     thread.start()
     wait_until(
         lambda: small.primaries[0].ask("PUBLISH", "news", "x") >= 0 and bool(heard),
-        timeout=timedelta(seconds=20),
     )
     thread.join()
     listening.close()
