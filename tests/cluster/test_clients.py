@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 import redis
@@ -27,7 +27,7 @@ from lisa.core.redis.cluster import AsyncRawCluster
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Chain, Execute
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
-from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, View, believed, topology_of
+from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, topology_of
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.embedded.server import HOST, free_port
@@ -37,7 +37,6 @@ from tests.servers import shortest_s, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from lisa.core.redis.flow import Flow
     from tests.topologies import Cluster
@@ -133,36 +132,6 @@ Said = tuple[bytes | Exception, list[Any]]
 """What a node answers to CLUSTER INFO and CLUSTER SLOTS."""
 
 
-class Probe:
-    """A client of one node that returns a configured reply."""
-
-    def __init__(self, said: Said | Exception) -> None:
-        self.said = said
-        self.closed = False
-
-    def pipeline(self, *, transaction: bool) -> Probe:
-        assert not transaction
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def execute_command(self, *command: str) -> None:
-        assert command in {("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")}
-
-    def execute(self, *, raise_on_error: bool) -> Said:
-        assert not raise_on_error
-        if isinstance(self.said, Exception):
-            raise self.said
-        return self.said
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Told:
     """A topology with configured replies by node; records the nodes queried."""
 
@@ -172,21 +141,44 @@ class Told:
         self.topology = Topology([("here", port) for port in seeds], self.connect)
 
     def connect(self, address: NodeAddress) -> Any:
-        told = self
+        """A client of one node, for one pipeline of CLUSTER INFO and CLUSTER SLOTS."""
 
-        class Asked(Probe):
-            def execute(self, *, raise_on_error: bool) -> Said:
-                told.asked.append(address[1])
-                self.said = told.said.get(address[1], redis.ConnectionError("refused"))
-                return super().execute(raise_on_error=raise_on_error)
+        def execute(*, raise_on_error: bool) -> Said:
+            assert not raise_on_error
+            self.asked.append(address[1])
+            said = self.said.get(address[1], redis.ConnectionError("refused"))
+            if isinstance(said, Exception):
+                raise said
+            return said
 
-        return Asked(redis.ConnectionError("not told"))
+        pipeline = MagicMock(execute=execute)
+        pipeline.__enter__.return_value = pipeline
+        return MagicMock(**{"pipeline.return_value": pipeline})
 
     @property
     def owners(self) -> list[int]:
         """The ports of the owners of the first and the last slot."""
         owners = (self.topology.owner(0), self.topology.owner(SLOTS - 1))
         return [address[1] if address else 0 for address in owners]
+
+    def refresh_together(self) -> list[Exception]:
+        """Five threads refresh at once; their errors."""
+        errors: list[Exception] = []
+
+        def refresh() -> None:
+            try:
+                self.topology.refresh()
+            except redis.RedisError as error:
+                errors.append(error)
+
+        with self.topology._asking:
+            threads = [threading.Thread(target=refresh) for _ in range(5)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.05)  # until all of them wait
+        for thread in threads:
+            thread.join()
+        return errors
 
 
 def info(epoch: int, state: str = "ok") -> bytes:
@@ -270,24 +262,17 @@ def test_a_cluster_that_is_down_is_called_all_the_same() -> None:
     told = Told({1: (info(1, "fail"), slots(1))}, [1])
     assert told.topology.refresh()
     assert told.owners == [1, 1]
+    with pytest.raises(redis.ConnectionError, match="no node of the cluster answers"):
+        Told({1: (info(1), [])}, [1]).topology.refresh()  # it has no slots
 
 
-def test_a_failed_refresh_raises_the_error_of_the_node() -> None:
-    told = Told({2: redis.AuthenticationError("WRONGPASS")}, [1, 2])
-    with pytest.raises(redis.AuthenticationError):
-        told.topology.refresh()
-
-
-def test_concurrent_callers_share_one_answer() -> None:
+def test_concurrent_callers_share_one_answer_or_error() -> None:
     told = Told({1: (info(1), slots(1))}, [1])
-    with told.topology._asking:
-        threads = [threading.Thread(target=told.topology.refresh) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(10)
+    assert told.refresh_together() == []
     assert told.asked == [1]
+    told = Told({2: redis.AuthenticationError("WRONGPASS")}, [1, 2])
+    assert [type(error) for error in told.refresh_together()] == [redis.AuthenticationError] * 5
+    assert sorted(told.asked) == [1, 2]
 
 
 def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,26 +292,6 @@ def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.Mo
     assert told.asked == [1]
 
 
-def test_concurrent_callers_share_one_error() -> None:
-    told = Told({1: redis.AuthenticationError("WRONGPASS")}, [1])
-    errors: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            told.topology.refresh()
-        except redis.RedisError as error:
-            errors.append(error)
-
-    with told.topology._asking:
-        threads = [threading.Thread(target=ask) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(10)
-    assert [type(error) for error in errors] == [redis.AuthenticationError] * 5
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_can_refresh_during_its_parent_s_refresh() -> None:
     told = Told({1: (info(1), slots(1))}, [1])
@@ -338,11 +303,6 @@ def test_a_forked_process_can_refresh_during_its_parent_s_refresh() -> None:
             signal.alarm(10)
             os._exit(0 if topology.refresh() and told.owners == [1, 1] else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_node_without_slots_says_nothing() -> None:
-    views = believed([View(True, 1, (), frozenset())], None, is_last=True)
-    assert views is None
 
 
 def test_an_error_of_the_watch_is_logged_once_until_it_passes(
@@ -407,45 +367,47 @@ def cluster_of_one() -> Iterator[Cluster]:
         yield made
 
 
-def test_sentinels_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
-    with topologies.sentinels("valkey", tmp_path, replicas=0, count=1) as watched:
-        gone = ",".join(f"{HOST}:{free_port()}" for _ in range(2))
-        url = watched.url.replace("sentinel://", f"sentinel://{gone},")
+@pytest.fixture(scope="module")
+def sentinel_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A primary with a single sentinel."""
+    directory = tmp_path_factory.mktemp("sentinel")
+    with topologies.sentinels("valkey", directory, replicas=0, count=1) as made:
+        yield made.url
 
-        def ask() -> None:
-            store = SyncStore(Connection(Address(url)), Keys(), IMPATIENT)
-            assert store.drive(store.server_time_us())
-            store.close()
 
-        assert shortest_s(ask, 0.8) < 0.8
+def test_sentinels_that_are_gone_are_not_waited_for(sentinel_url: str) -> None:
+    gone = ",".join(f"{HOST}:{free_port()}" for _ in range(2))
+    url = sentinel_url.replace("sentinel://", f"sentinel://{gone},")
+
+    def ask() -> None:
+        store = SyncStore(Connection(Address(url)), Keys(), IMPATIENT)
+        assert store.drive(store.server_time_us())
+        store.close()
+
+    assert shortest_s(ask, 0.8) < 0.8
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 def test_an_asyncio_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
-    cluster_of_one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    cluster_of_one: Cluster, sentinel_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    with ExitStack() as stack:
-        url = cluster_of_one.url
-        if kind == "sentinel":
-            url = stack.enter_context(
-                topologies.sentinels("valkey", tmp_path, replicas=0, count=1)
-            ).url
+    url = sentinel_url if kind == "sentinel" else cluster_of_one.url
 
-        async def call() -> None:
-            connection = AsyncConnection(Address(url))
-            with monkeypatch.context() as patched:
-                assert cut_while_connecting(patched) == []
-                for ask in (
-                    lambda: connection.execute(("GET", "k")),
-                    lambda: connection.execute_chain("k", [("GET", "k"), ("GET", "k")]),
-                ):
-                    with pytest.raises(redis.ConnectionError):
-                        await ask()
-            assert await connection.execute(("GET", "k")) is None
-            await connection.close()
+    async def call() -> None:
+        connection = AsyncConnection(Address(url))
+        with monkeypatch.context() as patched:
+            assert cut_while_connecting(patched) == []
+            for ask in (
+                lambda: connection.execute(("GET", "k")),
+                lambda: connection.execute_chain("k", [("GET", "k"), ("GET", "k")]),
+            ):
+                with pytest.raises(redis.ConnectionError):
+                    await ask()
+        assert await connection.execute(("GET", "k")) is None
+        await connection.close()
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(call())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(call())
 
 
 def state(port: int, epoch: int, **more: object) -> dict[str, Any]:
@@ -507,8 +469,8 @@ def test_of_sentinels_the_latest_configuration_counts(discover: Callable[[list[A
     assert discover([state(3, 0), state(3, 0), gone]) == ("here", 3), "set up anew"
 
 
-@pytest.mark.parametrize("reset", [False, True], ids=["forgotten", "reset"])
-def test_a_removed_seed_that_keeps_running_drops_no_connection(*, reset: bool) -> None:
+@pytest.mark.full
+def test_a_removed_seed_that_keeps_running_drops_no_connection() -> None:
     with topologies.cluster("valkey", primaries=2, node_timeout=timedelta(seconds=30)) as made:
         seed = made.join()
         slot = topologies.SLOTS - 1
@@ -521,23 +483,24 @@ def test_a_removed_seed_that_keeps_running_drops_no_connection(*, reset: bool) -
         wait_until(lambda: (HOST, seed.port) in watch._seen)
         topologies.migrate(made, slot, seed, made.primaries[1])
         made.forget(seed)
-        if reset:
-            seed.ask("CLUSTER", "RESET")
-        wait_until(lambda: (HOST, seed.port) not in connection._redis.topology.primaries)
-        before = [int(node.info("total_connections_received")) for node in made.nodes]
-        asked = int(seed.info("total_commands_processed"))
-        ends = time.monotonic() + 10 * failover.EVERY_S
-        while time.monotonic() < ends:
-            assert connection.execute_many([("GET", key) for key in keys]) == [b"1"] * 4
-        after = [int(node.info("total_connections_received")) for node in made.nodes]
-        # Each check opens one connection; the watch may open one to a node not yet queried.
-        assert all(b - a <= 2 for a, b in zip(before, after, strict=True)), (before, after)
-        assert int(seed.info("total_commands_processed")) - asked < 10
+        for reset in (False, True):
+            if reset:
+                seed.ask("CLUSTER", "RESET")
+            wait_until(lambda: (HOST, seed.port) not in connection._redis.topology.primaries)
+            before = [int(node.info("total_connections_received")) for node in made.nodes]
+            asked = int(seed.info("total_commands_processed"))
+            ends = time.monotonic() + 10 * failover.EVERY_S
+            while time.monotonic() < ends:
+                assert connection.execute_many([("GET", key) for key in keys]) == [b"1"] * 4
+            after = [int(node.info("total_connections_received")) for node in made.nodes]
+            # Each check opens one connection; the watch may open one to a node not yet queried.
+            assert all(b - a <= 2 for a, b in zip(before, after, strict=True)), (before, after)
+            assert int(seed.info("total_commands_processed")) - asked < 10
         connection.close()
 
 
 def test_the_watch_ends_with_the_last_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sentinel_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failover, "IDLE_S", 0.3)
 
@@ -545,9 +508,8 @@ def test_the_watch_ends_with_the_last_connection(
         return [one for one in threading.enumerate() if one.name == "lisa-failover"]
 
     wait_until(lambda: not watches())  # those used by other tests
-    with topologies.sentinels("valkey", tmp_path, replicas=0, count=1) as watched:
-        store = SyncStore(Connection(Address(watched.url)), Keys())
-        store.ask("PING")
-        assert len(watches()) == 1
-        store.close()
-        wait_until(lambda: not watches())
+    store = SyncStore(Connection(Address(sentinel_url)), Keys())
+    store.ask("PING")
+    assert len(watches()) == 1
+    store.close()
+    wait_until(lambda: not watches())
