@@ -242,7 +242,8 @@ class Monitor:
                 self._node.ask("CLIENT", "KILL", "ID", said["id"])
 
     def close(self) -> dict[str, list[str]]:
-        time.sleep(0.1)
+        self._node.ask("ECHO", "the end")
+        wait_until(lambda: b"the end" in self._said)
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(5)
         self._socket.close()
@@ -263,7 +264,7 @@ def test_a_primary_that_wants_replicas_is_waited_for(pair: tuple[Node, Node]) ->
             wait_until(lambda: primary.info("min_slaves_good_slaves") == "0")
             with ThreadPoolExecutor(1) as pool:
                 sending = pool.submit(producer.send, "orders", "x", id="x", delay=HOUR)
-                time.sleep(0.3)
+                wait_until(lambda: "NOREPLICAS" in primary.info_text("errorstats"))
                 assert not sending.done()
                 replica.go_on()
                 assert sending.result(PATIENCE.total_seconds()) == "x"

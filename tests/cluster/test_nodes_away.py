@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -255,7 +256,7 @@ def test_a_gateway_refuses_only_requests_about_the_away_nodes_topics(
     (healthy,) = topics_elsewhere(cluster, node)
     names = zip(cluster.primaries, topologies.topics_on(cluster, 1), strict=True)
     lost = next(names[0] for owner, names in names if owner is node)
-    with Gateway(cluster.url) as gateway:
+    with Manager(cluster.url), Gateway(cluster.url) as gateway:
         for topic in (lost, *healthy):
             url, waits = f"/v1/topics/{topic}", {"id": "waits", "body": 0, "delay_ms": 3_600_000}
             gateway.client.post(f"{url}/groups", json={"group": "g"}).raise_for_status()
@@ -276,8 +277,18 @@ def test_a_gateway_refuses_only_requests_about_the_away_nodes_topics(
                 assert answer.retry_after is not None
                 assert answer.took_s < 2 * GATEWAY_PATIENCE_S, (request, answer, gateway.said)
         assert gateway.client.get("/healthz").status_code == 200
+        for topic in healthy:
+            wait_until(partial(delivers, gateway, topic))
         bring_back(node, hang)
         wait_until(lambda: ask(gateway, lost, REQUESTS[0]).status == 201)
         said = "\n".join(gateway.said)
         assert "Traceback" not in said
         assert " ERROR " not in said
+
+
+def delivers(gateway: Gateway, topic: str) -> bool:
+    """True if a message sent with a delay reaches a waiting pull."""
+    url = f"/v1/topics/{topic}"
+    sent = gateway.client.post(f"{url}/messages", json={"body": 1, "delay_ms": 100}).json()["id"]
+    pulled = gateway.client.post(f"{url}/pull", json={"group": "g", "max": 99, "wait_ms": 5_000})
+    return sent in [one["id"] for one in pulled.json()["deliveries"]]
