@@ -82,6 +82,19 @@ def daemons(processes: Processes, tmp_path: Path, redis_url: str) -> Daemons:
     return Daemons(processes, tmp_path, redis_url)
 
 
+def test_a_message_whose_handler_was_killed_is_handled_again(
+    bench: Bench, daemons: Daemons
+) -> None:
+    [sent] = bench.send(TOPIC, ["slow"])
+    first = daemons.start()
+    first.wait_for("start slow attempt 1")
+    first.kill()
+    daemons.start()
+    with bench.manager(TOPIC):
+        wait_until(settled(bench, sent))
+    assert daemons.ledger() == ["slow 2"]
+
+
 def test_a_second_signal_leaves_at_once(bench: Bench, daemons: Daemons) -> None:
     bench.send(TOPIC, ["slow"])
     process = daemons.start()

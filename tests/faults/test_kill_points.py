@@ -35,14 +35,9 @@ if TYPE_CHECKING:
     """The points of a role."""
 
 AT_ONCE = 8
-"""Jobs of the pipeline call `restore`: tests/spark kills those. A change of the number of shards
-calls `set_layout`, and deleting former ones calls `absorb` and `clear`: test_shards_life cuts both
-short between all of their calls. `renew` follows a step of the server's clock; that it may be
-repeated is proved in tests/contract."""
-
+"""The number of servers, and of lives at the same time."""
 
 LIVES_FOR_A_POINT = 3
-
 MOST_MISSED = 0.1
 """The share of visits at which a process may make a call less often than the one before."""
 
@@ -213,6 +208,9 @@ def test_killed_at_every_step_each_time(scene: Scene, unharmed: Unharmed, role: 
 
 @pytest.mark.full
 def test_every_script_is_among_the_calls(unharmed: Unharmed) -> None:
+    """The others: jobs of the pipeline call `restore`, which tests/spark kills; a change of shards
+    calls `set_layout`, `absorb` and `clear`, which test_shards_life cuts short between all calls;
+    `renew` follows a step of the server's clock, and may be repeated (tests/contract)."""
     called = {place_of(visit).name for role in LIVES for visit in unharmed(role)}
     by_roles = {name for name, sample in SAMPLES.items() if sample.is_called_by_roles}
     assert called & set(loader.names()) == by_roles
