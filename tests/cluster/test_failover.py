@@ -50,11 +50,6 @@ def met(cluster: Cluster) -> dict[str, int]:
     return found
 
 
-def one_on_each(cluster: Cluster) -> list[str]:
-    """A topic on each primary."""
-    return [names[0] for names in topologies.topics_on(cluster, 1)]
-
-
 def test_a_primary_behind_sentinels_hangs_and_comes_back(
     kind: str, processes: Processes, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -94,7 +89,7 @@ def test_a_slot_moves_while_messages_flow(
     """The slot moves and returns; its topic pauses, the others are unaffected."""
     patient = timedelta(seconds=30)  # no failover just because the machine is busy
     with topologies.cluster(kind, replicas=1, node_timeout=patient) as cluster:
-        topics = one_on_each(cluster)
+        topics = [names[0] for names in topologies.topics_on(cluster, 1)]
         moved, *others = topics
         company = Company(processes, tmp_path, topics, {"": cluster.url})
         company.wait_until_at_work()
@@ -175,7 +170,7 @@ def test_a_node_joins_takes_a_slot_and_leaves(
 ) -> None:
     """All roles started before the node joined, and find it by a redirection."""
     with topologies.cluster(kind, node_timeout=timedelta(seconds=30)) as growing:
-        topics = one_on_each(growing)
+        topics = [names[0] for names in topologies.topics_on(growing, 1)]
         moved = topics[0]
         ports = [free_port() for _ in range(3)]
         company = Company(processes, tmp_path, topics, {"": growing.url}, replicas=0, ports=ports)

@@ -103,7 +103,8 @@ class Life(ABC):
     def _prepare(self) -> None:
         ask = self.cast.store.ask
         ask("FLUSHALL")
-        self.cast.declare(ack_timeout="400", retry_delays=RETRY_DELAYS)
+        # Tombstones outlast a life on a busy machine.
+        self.cast.declare(ack_timeout="400", retry_delays=RETRY_DELAYS, retention="3600000")
         self.prepare()
         if self._visit.fresh:
             ask("DEL", self.cast.store.keys.schema)
