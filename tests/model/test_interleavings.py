@@ -159,7 +159,9 @@ LONG = {
     "a cancel of what is being sent",
     "a group removed and added again",
     "a group removed by two, and declared again",
+    "garbage of two groups",
     "one of two groups removed and declared again",
+    "two groups",
 }
 
 
