@@ -6,9 +6,10 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from lisa import AsyncConsumer, Consumer, Message, Middleware, Producer, Settled
+from lisa import AsyncConsumer, Batch, Consumer, Discard, Message, Middleware, Producer, Settled
 from lisa.core.model.errors import ConfigError
 from tests.consumers import Bench, ignore, settled
 from tests.servers import wait_until
@@ -66,13 +67,12 @@ async def ignore_async(message: Message) -> None: ...
 
 
 @pytest.mark.parametrize("handler", [ignore, ignore_async])
-@pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
-    bench: Bench, handler: Callable[[Message], Any], concurrency: int
+    bench: Bench, handler: Callable[[Message], Any]
 ) -> None:
     bench.configure(TOPIC, retry_delays="0,0")
     watch = Watches()
-    consumer = Consumer(bench.url, concurrency=concurrency, middleware=[watch])
+    consumer = Consumer(bench.url, middleware=[watch])
     consumer.on(TOPIC, handler)
     with Producer(bench.url, middleware=[Tenant()]) as producer:
         sent = producer.send(TOPIC, 1)
@@ -98,6 +98,112 @@ async def test_an_async_consumer_runs_the_async_form(bench: Bench) -> None:
             sent = producer.send(TOPIC, 1)
             await asyncio.to_thread(wait_until, settled(bench, sent))
     assert watch.threads == {threading.current_thread().name}
+
+
+class Traced(Middleware):
+    """Records the order of calls, in every form."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name = name
+        self.events = events
+
+    def _sees(self, given: Any) -> None:
+        bodies = [one.body for one in given] if isinstance(given, Batch) else given.body
+        self.events.append(f"{self.name} {bodies}")
+
+    def handle(self, message: Any, call_next: Callable[[Any], Any]) -> Any:
+        self._sees(message)
+        try:
+            return call_next(message)
+        except ValueError as error:
+            self.events.append(f"{self.name} sees {error}")
+            raise
+
+    async def handle_async(self, message: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+        self._sees(message)
+        try:
+            return await call_next(message)
+        except ValueError as error:
+            self.events.append(f"{self.name} sees {error}")
+            raise
+
+    handle_batch = handle  # type: ignore[assignment]
+    handle_batch_async = handle_async  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_handlers_run_inside_their_middleware(
+    bench: Bench, batch: int | None, *, is_async: bool
+) -> None:
+    bench.configure(TOPIC, retry_delays="1h")
+    events: list[str] = []
+    consumer = Consumer(bench.url, middleware=[Traced("outer", events), Traced("inner", events)])
+
+    def handle(given: Any) -> None:
+        body = given[0].body if batch else given.body
+        events.append("handler")
+        if body == 2:
+            raise ValueError("broken")
+
+    async def handle_async(given: Any) -> None:
+        await asyncio.sleep(0)
+        handle(given)
+
+    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    good, bad = bench.send(TOPIC, [1, 2])
+    with consumer:
+        wait_until(lambda: bench.states(TOPIC, bad) == ["retry"])
+        wait_until(settled(bench, good))
+    one, two = ("[1]", "[2]") if batch else ("1", "2")
+    assert events == [
+        *(f"outer {one}", f"inner {one}", "handler"),
+        *(f"outer {two}", f"inner {two}", "handler", "inner sees broken", "outer sees broken"),
+    ]
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Decides(Middleware):
+    def handle(self, message: Message[Order], call_next: Callable[[Message], Any]) -> Any:
+        if message.body.number == 0:
+            raise Discard("not wanted")
+        if message.body.number < 3:
+            return {1: None, 2: False}[message.body.number]
+        return call_next(msgspec.structs.replace(message, body=Order(message.body.number * 2)))
+
+
+def test_middleware_may_discard_skip_refuse_and_replace_the_decoded_body(bench: Bench) -> None:
+    seen: list[object] = []
+    consumer = Consumer(bench.url, middleware=[Decides()])
+    consumer.on(TOPIC, lambda message: seen.append(message.body), model=Order)
+
+    discarded, skipped, refused, doubled = bench.send(TOPIC, [{"number": n} for n in range(4)])
+    with consumer:
+        wait_until(lambda: bench.states(TOPIC, discarded) == ["garbage"])
+        wait_until(lambda: bench.states(TOPIC, refused) == ["retry"])
+        wait_until(settled(bench, skipped))
+        wait_until(settled(bench, doubled))
+    assert seen == [Order(6)]
+    reasons = [bench.inspect(TOPIC, one).group_states[0].reason for one in (discarded, refused)]
+    assert reasons == ["not wanted", "the handler returned False"]
+
+
+def test_receivers_of_the_signal_run_inside_middleware_in_calls_of_their_own(bench: Bench) -> None:
+    events: list[str] = []
+    consumer = Consumer(bench.url, middleware=[Traced("a", events)])
+
+    def receive(topic: str, *, message: Message) -> None:
+        events.append(f"receiver {topic} {message.body}")
+
+    consumer.message_received.connect(receive, sender=TOPIC)
+    consumer.on(TOPIC, lambda _: events.append("handler"))
+    [sent] = bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(settled(bench, sent))
+    assert sorted(events) == ["a 1", "a 1", "handler", "receiver orders 1"]
 
 
 MODULE = """
@@ -130,15 +236,9 @@ def test_settings_name_middleware_for_both_roles(
         "  middleware: [shopware:shout]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with Producer.from_config(tmp_path / "lisa.yml") as producer, bench.manager(TOPIC):
+    with Producer.from_config(tmp_path / "lisa.yml") as producer:
         assert producer.send(TOPIC, 1)
-        process = processes.start(
-            "-m",
-            "lisa.cli.consumer",
-            "--config",
-            str(tmp_path / "lisa.yml"),
-            cwd=tmp_path,
-        )
+        process = processes.start("-m", "lisa.cli.consumer", "--config", "lisa.yml", cwd=tmp_path)
         process.wait_for("tenant of the settings")
         process.wait_for("handled 1")
 
@@ -156,7 +256,6 @@ def test_settings_that_lead_to_no_middleware_are_refused(
     path: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISA_MIDDLEWARE", path)
-    with pytest.raises(ConfigError, match=said):
-        Producer.from_config()
-    with pytest.raises(ConfigError, match=said):
-        Consumer.from_config()
+    for role in (Producer, Consumer):
+        with pytest.raises(ConfigError, match=said):
+            role.from_config()

@@ -1,26 +1,18 @@
-"""Handlers without a server: their signatures, blocked event loops, and tracebacks."""
+"""Handlers without a server: their signatures and options, outcomes, and tracebacks."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextvars import copy_context
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 
 import lisa
-from lisa import ConfigError, Consumer
-from lisa.consumer import loop_watch
-from lisa.consumer.handlers import Handlers
-from lisa.consumer.invoke import on_message_sync
-from lisa.consumer.receivers import HandlerPlan, Receiver
-from lisa.consumer.tasks import AppLoop, HandlerTasks
-from lisa.core.model.outcomes import traceback_of
+from lisa import ConfigError, Consumer, InvalidMessage, Retry
+from lisa.core.model.outcomes import reason_of, traceback_of
 
 if TYPE_CHECKING:
     from lisa import Message
@@ -125,7 +117,7 @@ def test_other_handlers_are_refused_when_they_are_registered(
     assert consumer.topics() == []
 
 
-def test_the_refusal_names_the_handler_and_the_remedy() -> None:
+def test_a_refusal_names_the_handler_or_receiver_and_the_remedy() -> None:
     with pytest.raises(ConfigError) as caught:
         Consumer().on("orders", takes_two, batch=10)
     assert str(caught.value) == (
@@ -133,14 +125,77 @@ def test_the_refusal_names_the_handler_and_the_remedy() -> None:
         "batch: missing a required argument: 'user'; define it as takes_two(batch), and give other "
         "arguments defaults or bind them with functools.partial"
     )
+    with pytest.raises(ConfigError) as caught:
+        Consumer().message_dead.connect(without_arguments)
+    assert str(caught.value) == (
+        f"the receiver {__name__}.without_arguments of a signal must take the topic and the "
+        "message: too many positional arguments; define it as without_arguments(topic, *, message)"
+    )
 
 
-def test_a_decorator_without_a_topic_is_refused() -> None:
+def test_a_decorator_needs_a_topic_and_returns_the_handler() -> None:
     consumer: Any = Consumer()
     with pytest.raises(ConfigError, match=r"write @consumer.on\('TOPIC'\)"):
+        consumer.on(print)
+    assert consumer.on("orders")(print) is print
 
-        @consumer.on  # type: ignore[untyped-decorator]
-        def handle(message: Message) -> None: ...
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 0},
+        {"batch": True},
+        {"within": "50ms"},
+        {"batch": 5, "within": "soon"},
+        {"timeout": "0"},
+        {"concurrency": 0},
+        {"concurrency": True},
+        {"concurrency": "2"},
+        {"retry": "soon"},
+    ],
+)
+def test_invalid_handler_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="orders"):
+        Consumer().on("orders", print, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"poll_batch_size": 0},
+        {"poll_timeout": timedelta(0)},
+        {"poll_timeout": timedelta(microseconds=999)},
+        {"prefix": "{"},
+        {"name": ""},
+    ],
+)
+def test_invalid_consumer_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Consumer(**options)
+
+
+def test_handlers_of_a_topic_share_its_options() -> None:
+    consumer = Consumer()
+    consumer.on("orders", print, retry="1s,2s", concurrency=2)
+    consumer.on("orders", print)
+    consumer.on("orders", print, retry=["1s", "2s"])
+    for options in ({"retry": "1s"}, {"concurrency": 3}):
+        with pytest.raises(
+            ConfigError, match=f"another handler has a different {next(iter(options))}="
+        ):
+            consumer.on("orders", print, **options)
+    consumer.unsubscribe("orders")
+    consumer.on("orders", print, retry="1s")
+
+
+@pytest.mark.parametrize("pause", [5, 0.5, timedelta(minutes=5)])
+def test_a_pause_as_the_reason_of_a_retry_is_refused(pause: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"write Retry\(delay="):
+        Retry(pause)
+    assert str(Retry(ValueError("busy"))) == "busy"  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="ends beyond the year 9999"):
+        Retry(delay=timedelta.max)
 
 
 def keywords(topic: str, **named: object) -> None: ...
@@ -165,7 +220,7 @@ def test_receivers_of_signals_take_the_topic_and_the_message(receiver: Callable[
         (asynchronous_generator, "contains yield"),
     ],
 )
-@pytest.mark.parametrize("name", ["received", "acked", "retrying", "dead", "expired"])
+@pytest.mark.parametrize("name", ["received", "dead"])
 def test_other_receivers_are_refused_when_they_are_connected(
     receiver: Any, why: str, name: str
 ) -> None:
@@ -175,102 +230,6 @@ def test_other_receivers_are_refused_when_they_are_connected(
             with pytest.raises(ConfigError, match=why):
                 connect(receiver)
         assert not list(signal.receivers_for("orders"))
-
-
-def test_the_refusal_of_a_receiver_names_it_and_the_remedy() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Consumer().message_dead.connect(without_arguments)
-    assert str(caught.value) == (
-        f"the receiver {__name__}.without_arguments of a signal must take the topic and the "
-        "message: too many positional arguments; define it as without_arguments(topic, *, message)"
-    )
-
-
-# Handlers that block the event loop
-
-
-def blocks(gate: threading.Event) -> None:
-    gate.wait(10)
-
-
-async def blocking_handler(gate: threading.Event) -> None:
-    blocks(gate)
-
-
-async def patient_handler(gate: threading.Event) -> None:
-    await asyncio.to_thread(gate.wait, 10)
-
-
-@pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandlerTasks]:
-    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
-    found = HandlerTasks(Handlers(), Mock())
-    yield found
-    found.close()
-
-
-def checked_while(
-    tasks: HandlerTasks, handler: Callable[[threading.Event], Awaitable[None]], times: int
-) -> None:
-    """Check the loop while a handler runs, and wait for the handler's end."""
-    gate, ended = threading.Event(), threading.Event()
-    tasks.spawn(handler(gate)).add_done_callback(lambda _: ended.set())
-    for _ in range(times):
-        tasks.check_loop()
-        time.sleep(0.06)
-    gate.set()
-    assert ended.wait(10)
-    tasks.check_loop()
-    tasks.check_loop()
-
-
-def test_a_handler_that_blocks_the_loop_is_named_once(
-    tasks: HandlerTasks, caplog: pytest.LogCaptureFixture
-) -> None:
-    checked_while(tasks, blocking_handler, 10)
-    [said] = caplog.messages
-    assert said.startswith(f"{__name__}.blocking_handler blocks the event loop for 0.")
-    line = blocking_handler.__code__.co_firstlineno + 1
-    assert f"at {__file__}:{line} (in {__name__}.blocks)" in said
-    checked_while(tasks, blocking_handler, 3)
-    assert len(caplog.messages) == 1
-
-
-async def test_a_blocked_loop_of_the_application_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
-    app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
-    tasks, gate = HandlerTasks(Handlers(), Mock(), app), threading.Event()
-
-    def check() -> None:
-        while not caplog.messages:
-            tasks.check_loop()
-            time.sleep(0.01)
-        gate.set()
-
-    checking = threading.Thread(target=check)
-    checking.start()
-    await blocking_handler(gate)
-    await asyncio.to_thread(checking.join)
-    [said] = caplog.messages
-    assert f"(in {__name__}.blocks)" in said
-
-
-def test_a_handler_that_awaits_blocks_nothing(
-    tasks: HandlerTasks, caplog: pytest.LogCaptureFixture
-) -> None:
-    checked_while(tasks, patient_handler, 3)
-    assert caplog.messages == []
-
-
-def test_a_loop_that_is_absent_or_closed_is_not_blocked(caplog: pytest.LogCaptureFixture) -> None:
-    tasks = HandlerTasks(Handlers(), Mock())
-    tasks.check_loop()
-    tasks.wait(asyncio.sleep(0))
-    tasks.close()
-    tasks.check_loop()
-    assert caplog.messages == []
 
 
 # Tracebacks
@@ -290,31 +249,17 @@ def deep(n: int, text: str) -> None:
     raise ValueError(text)
 
 
-def test_a_traceback_is_without_frames_of_lisa() -> None:
-    def fails(_: object) -> None:
-        deep(1, "no stock")
-
-    plan = HandlerPlan((Receiver(fails),), None)
-    verdict = on_message_sync(plan, Mock(), Mock())
-    assert verdict is not None
-    assert verdict.error is not None
-    found = traceback_of(verdict.error)
-    head, first, *_ = found.splitlines()
-    assert head == "Traceback (most recent call last):"
-    assert first.endswith("in fails")
-    assert f'"{__file__}", line ' in first
-    assert found.endswith("\nValueError: no stock")
-
-
-@pytest.mark.parametrize(
-    ("n", "text"), [(500, "no"), (3, "ü" * 900), (3, "ü" * 5000), (3, "n\n" * 5000)]
-)
-def test_a_traceback_is_bounded_and_keeps_its_end(n: int, text: str) -> None:
-    found = traceback_of(raised(deep, n, text))
-    assert len(found.encode()) <= 2048
-    assert found.endswith(text.rstrip()[-200:])
-    if len(text) > 900:
-        assert found.startswith("...\n")
+def test_reasons_and_tracebacks_are_bounded_and_a_traceback_keeps_its_end() -> None:
+    assert (reason_of(ValueError("none")), reason_of(KeyError())) == (
+        "ValueError: none",
+        "KeyError",
+    )
+    assert len(reason_of(ValueError("ü" * 2000)).encode()) in (1023, 1024)
+    for n, text in [(500, "no"), (3, "ü" * 900), (3, "ü" * 5000), (3, "n\n" * 5000)]:
+        found = traceback_of(raised(deep, n, text))
+        assert len(found.encode()) <= 2048
+        assert found.endswith(text.rstrip()[-200:])
+        assert found.startswith("...\n") or len(text) <= 900
 
 
 def test_the_cause_is_part_of_the_traceback() -> None:

@@ -1,17 +1,15 @@
-"""Middleware around sends and handlers, without a server."""
+"""Middleware around sends, and mistakes in middleware, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from lisa import (
-    Batch,
     ConfigError,
-    Discard,
+    Consumer,
     DuplicateMessage,
     InvalidMessage,
     Message,
@@ -20,12 +18,7 @@ from lisa import (
     SendCall,
     SendOutcome,
 )
-from lisa.consumer.handlers import Handlers
-from lisa.consumer.inflight import Held, Outcome
-from lisa.consumer.invoke import on_batch, on_message_async, on_message_sync
-from lisa.core.redis.flow import adrive, drive
 from lisa.testing import AsyncRecordingProducer, RecordingProducer
-from tests.unit.deliveries import held, no_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +27,7 @@ TOPIC = "orders"
 
 
 class Traced(Middleware):
-    """Records the order of all calls, in every form."""
+    """Records the order of all sends."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self.name = name
@@ -58,34 +51,6 @@ class Traced(Middleware):
         finally:
             self.events.append(f"{self.name} sent")
 
-    def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
-        self.events.append(f"{self.name} handles {message.body}")
-        try:
-            return call_next(message)
-        except ValueError as error:
-            self.events.append(f"{self.name} sees {error}")
-            raise
-
-    async def handle_async(
-        self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
-    ) -> Any:
-        self.events.append(f"{self.name} handles {message.body}")
-        try:
-            return await call_next(message)
-        except ValueError as error:
-            self.events.append(f"{self.name} sees {error}")
-            raise
-
-    def handle_batch(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
-        self.events.append(f"{self.name} handles {len(batch)}")
-        return call_next(batch)
-
-    async def handle_batch_async(
-        self, batch: Batch, call_next: Callable[[Batch], Awaitable[Any]]
-    ) -> Any:
-        self.events.append(f"{self.name} handles {len(batch)}")
-        return await call_next(batch)
-
 
 class Tenant(Middleware):
     def send(
@@ -100,16 +65,6 @@ class OnlyHandle(Middleware):
         return call_next(message)
 
 
-def handlers_with(*middleware: Middleware) -> Handlers:
-    handlers = Handlers()
-    handlers.use(middleware)
-    return handlers
-
-
-def outcome_of(handlers: Handlers, one: Held) -> Outcome:
-    return on_message_sync(handlers.plan(TOPIC), one, no_wait)
-
-
 # Sends
 
 
@@ -117,7 +72,9 @@ def test_the_first_is_the_outermost_around_each_kind_of_send() -> None:
     events: list[str] = []
     producer = RecordingProducer(middleware=[Traced("outer", events), Traced("inner", events)])
     assert producer.send(TOPIC, 1) == producer.sent[0].id
-    assert events == ["outer sends 1", "inner sends 1", "inner sent", "outer sent"]
+    with pytest.raises(InvalidMessage):
+        producer.send(TOPIC, object())
+    assert events == ["outer sends 1", "inner sends 1", "inner sent", "outer sent"] * 2
     events.clear()
     assert producer.send_one(TOPIC, 1, id="x").id == "x"
     assert producer.send_many(TOPIC, [1, Outgoing(2, id="y")]).accepted == 2
@@ -193,176 +150,27 @@ def test_an_error_of_middleware_is_the_error_of_the_send() -> None:
     assert caught.value.sent == 250
 
 
-def test_middleware_sees_the_errors_of_a_send() -> None:
-    events: list[str] = []
-    producer = RecordingProducer(middleware=[Traced("a", events)])
-    with pytest.raises(InvalidMessage):
-        producer.send(TOPIC, object())
-    assert events == ["a sends 1", "a sent"]
-
-
 def test_invalid_options_are_refused_before_the_middleware() -> None:
     untyped: Any = RecordingProducer(middleware=[Tenant()])
     for headers in (["a"], {"a": 1}):
         with pytest.raises(InvalidMessage, match="headers are"):
             untyped.send(TOPIC, 1, headers=headers)
-        with pytest.raises(InvalidMessage, match="headers are"):
-            untyped.send_many(TOPIC, [1], headers=headers)
-        with pytest.raises(InvalidMessage, match="headers are"):
-            untyped.send_many(TOPIC, [Outgoing(1, headers=headers)])  # type: ignore[arg-type]
+        for bodies in ([1], [Outgoing(1, headers=headers)]):  # type: ignore[arg-type]
+            with pytest.raises(InvalidMessage, match="headers are"):
+                untyped.send_many(TOPIC, bodies, headers=headers if bodies == [1] else None)
 
 
-def test_middleware_that_forgets_to_return_is_told() -> None:
+def test_middleware_that_forgets_to_return_or_drops_a_body_is_told() -> None:
     class Forgets(Middleware):
         def send(self, call: SendCall, call_next: Callable[[SendCall], Any]) -> Any:
             call_next(call)
 
     with pytest.raises(TypeError, match="must return the 1 outcomes that call_next returned"):
         RecordingProducer(middleware=[Forgets()]).send(TOPIC, 1)
-
-
-def test_as_many_bodies_are_needed() -> None:
     call = SendCall(TOPIC, [1, 2], {})
     with pytest.raises(InvalidMessage, match="1 bodies cannot replace 2"):
         call.bodies = [1]
     assert repr(call) == "<SendCall of 2 on 'orders'>"
-
-
-# Handlers
-
-
-def test_a_handler_runs_inside_its_middleware() -> None:
-    events: list[str] = []
-    handlers = handlers_with(Traced("outer", events), Traced("inner", events))
-    handlers.add(TOPIC, lambda message: events.append(f"handler {message.body}"))
-    assert outcome_of(handlers, held(body=1)) is None
-    assert events == ["outer handles 1", "inner handles 1", "handler 1"]
-
-
-def test_middleware_sees_failures_and_they_keep_their_meaning() -> None:
-    def fails(_message: Message) -> None:
-        raise ValueError("broken")
-
-    events: list[str] = []
-    handlers = handlers_with(Traced("a", events))
-    handlers.add(TOPIC, fails)
-    outcome = outcome_of(handlers, held(body=1))
-    assert outcome is not None
-    assert "broken" in outcome.reason
-    assert events == ["a handles 1", "a sees broken"]
-
-
-def test_middleware_can_discard_skip_and_refuse_by_its_result() -> None:
-    class Decides(Middleware):
-        def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
-            if message.body == "discard":
-                raise Discard("not wanted")
-            return {"skip": None, "refuse": False}[message.body]
-
-    handlers = handlers_with(Decides())
-    handlers.add(TOPIC, lambda _: pytest.fail("the handler was called"))
-    assert outcome_of(handlers, held(body="skip")) is None
-    discarded, refused = (
-        outcome_of(handlers, held(body="discard")),
-        outcome_of(handlers, held(body="refuse")),
-    )
-    assert discarded is not None
-    assert discarded.is_discard
-    assert discarded.reason == "not wanted"
-    assert refused is not None
-    assert "returned False" in refused.reason
-
-
-def test_the_body_is_decoded_before_and_may_be_replaced() -> None:
-    class Order(msgspec.Struct):
-        order: int
-
-    class Doubles(Middleware):
-        def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
-            body = Order(message.body.order * 2)
-            return call_next(msgspec.structs.replace(message, body=body))
-
-    seen: list[object] = []
-    handlers = handlers_with(Doubles())
-    handlers.add(TOPIC, lambda message: seen.append(message.body), model=Order)
-    assert outcome_of(handlers, held(body={"order": 21})) is None
-    assert seen == [Order(42)]
-
-
-async def test_async_handlers_run_inside_the_async_form() -> None:
-    async def handler(message: Message) -> None:
-        await asyncio.sleep(0)
-        if message.body == 2:
-            raise ValueError("broken")
-        events.append("handler")
-
-    events: list[str] = []
-    handlers = handlers_with(Traced("a", events), Traced("b", events))
-    handlers.add(TOPIC, handler)
-    plan = handlers.plan(TOPIC)
-    assert plan.is_async
-    assert await on_message_async(plan, held(body=1)) is None
-    assert await on_message_async(plan, held(body=2)) is not None
-    assert events == [
-        *("a handles 1", "b handles 1", "handler"),
-        *("a handles 2", "b handles 2", "b sees broken", "a sees broken"),
-    ]
-
-
-def test_batch_handlers_run_inside_the_batch_form_and_fail_messages() -> None:
-    def handler(batch: Batch) -> None:
-        batch.fail(batch[1], "broken")
-
-    events: list[str] = []
-    handlers = handlers_with(Traced("a", events))
-    handlers.add(TOPIC, handler, batch=10)
-    outcomes = drive(on_batch(handlers.plan(TOPIC), [held("a", 1), held("b", 2)]), no_wait)
-    assert [one is None for one in outcomes] == [True, False]
-    assert events == ["a handles 2"]
-
-
-async def test_async_batch_handlers_run_inside_the_async_batch_form() -> None:
-    async def handler(_batch: Batch) -> bool:
-        await asyncio.sleep(0)
-        return False
-
-    events: list[str] = []
-    handlers = handlers_with(Traced("a", events))
-    handlers.add(TOPIC, handler, batch=10)
-    outcomes = await adrive(on_batch(handlers.plan(TOPIC), [held(body=1)]), None)
-    assert [one is None for one in outcomes] == [False]
-    assert events == ["a handles 1"]
-
-
-def test_receivers_of_the_signal_run_inside_middleware_and_each_handler_has_its_own_call() -> None:
-    events: list[str] = []
-    handlers = handlers_with(Traced("a", events))
-
-    def receiver(topic: str, *, message: Message) -> None:
-        events.append(f"receiver {topic} {message.body}")
-
-    handlers.signals.received.connect(receiver, sender=TOPIC)
-    handlers.add(TOPIC, lambda _: events.append("handler"))
-    assert outcome_of(handlers, held(body=1)) is None
-    assert sorted(events) == ["a handles 1", "a handles 1", "handler", "receiver orders 1"]
-
-
-def test_middleware_that_is_added_later_applies_to_earlier_handlers() -> None:
-    events: list[str] = []
-    handlers = Handlers()
-    handlers.add(TOPIC, lambda _: None)
-    handlers.use([Traced("a", events)])
-    outcome_of(handlers, held(body=1))
-    assert events == ["a handles 1"]
-
-
-def test_without_middleware_the_handler_is_called_directly() -> None:
-    def handler(_message: Message) -> None: ...
-
-    handlers = Handlers()
-    handlers.add(TOPIC, handler)
-    (receiver,) = handlers.plan(TOPIC).receivers
-    assert receiver.run is handler
 
 
 # Mistakes
@@ -371,33 +179,14 @@ def test_without_middleware_the_handler_is_called_directly() -> None:
 async def an_async_handler(_message: Message) -> None: ...
 
 
-async def an_async_receiver(topic: str, *, message: Message) -> None: ...
-
-
-def test_a_missing_form_is_refused_when_the_handler_is_registered() -> None:
-    handlers = handlers_with(Tenant(), OnlyHandle())
+def test_a_missing_form_is_refused_when_the_role_or_handler_is_registered() -> None:
+    consumer = Consumer(middleware=[Tenant(), OnlyHandle()])
     said = "an_async_handler needs the method handle_async of the middleware .*OnlyHandle, which"
     with pytest.raises(ConfigError, match=said):
-        handlers.add(TOPIC, an_async_handler)
+        consumer.on(TOPIC, an_async_handler)
     with pytest.raises(ConfigError, match=r"needs the method handle_batch .* has only handle$"):
-        handlers.add(TOPIC, print, batch=2)
-    assert handlers.topics() == []
-    handlers.signals.received.connect(an_async_receiver, sender=TOPIC)
-    plan = handlers.plan(TOPIC)
-    with pytest.raises(ConfigError, match="an_async_receiver needs the method handle_async of"):
-        plan.check()
-    outcome = on_message_sync(
-        plan, held(body=1), lambda _: None
-    )  # it was connected after the start
-    assert outcome is not None
-    assert "needs the method handle_async" in outcome.reason
-    early = Handlers()
-    early.add(TOPIC, an_async_handler)
-    with pytest.raises(ConfigError, match="needs the method handle_async"):
-        early.use([OnlyHandle()])
-
-
-def test_a_missing_form_is_refused_when_the_producer_is_created() -> None:
+        consumer.on(TOPIC, print, batch=2)
+    assert consumer.topics() == []
     with pytest.raises(ConfigError, match="AsyncRecordingProducer needs the method send_async of"):
         AsyncRecordingProducer(middleware=[Tenant()])
     RecordingProducer(middleware=[OnlyHandle()]).send(TOPIC, 1)
