@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,17 +16,20 @@ import msgspec
 import pytest
 
 from lisa.consumer import Consumer
-from lisa.consumer.ack_sharing import AckSharing
-from lisa.core.model.errors import ConfigError
-from lisa.core.model.message import Message
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.outcomes import Discard, Retry
 from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
-from tests.consumers import Bench, heard, state_of
+from lisa.core.transitions.purge import Purge
+from lisa.producer import Producer
+from tests.consumers import Bench, heard, settled, state_of
 from tests.servers import flush, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from lisa.core.model.message import Message
 
 TOPIC = "orders"
 
@@ -55,20 +59,15 @@ def test_messages_are_handled_acked_and_leave_only_tombstones(server: str) -> No
     assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_order_of_due_is_kept_by_one_inline_handler_and_all_run_with_several(
-    bench: Bench, concurrency: int
-) -> None:
+def test_one_handler_keeps_the_order_of_due(bench: Bench) -> None:
     bench.declare(TOPIC)
     bench.send(TOPIC, range(200))
     seen: list[int] = []
-    consumer = Consumer(bench.url, concurrency=concurrency)
+    consumer = Consumer(bench.url)
     consumer.on(TOPIC, lambda message: seen.append(message.body))
     with consumer, bench.manager(TOPIC):
         wait_until(lambda: len(seen) == 200)
-    assert sorted(seen) == list(range(200))
-    if concurrency == 1:
-        assert seen == list(range(200))
+    assert seen == list(range(200))
 
 
 def test_async_handlers_run_on_one_loop_within_the_bound(bench: Bench) -> None:
@@ -110,21 +109,55 @@ def test_threads_run_as_many_at_a_time_as_asked_for(bench: Bench) -> None:
     assert bench.stat(TOPIC, "retried") == 0
 
 
-def test_sync_and_async_receivers_of_one_message_both_run(bench: Bench) -> None:
+@pytest.mark.parametrize("is_second_async", [False, True])
+def test_l14_an_async_handler_is_acked_after_its_work(
+    bench: Bench, *, is_second_async: bool
+) -> None:
+    """Also beside another handler, which runs after it."""
     bench.declare(TOPIC)
-    seen: list[str] = []
+    go_on = threading.Event()
+    seen: list[tuple[str, str]] = []
 
     async def asynchronous(message: Message) -> None:
-        await asyncio.sleep(0)
-        seen.append("async")
+        if message.body == "slow":
+            await asyncio.to_thread(go_on.wait, 60)
+        seen.append((message.body, "first"))
 
-    consumer = Consumer(bench.url)
+    def second(message: Message) -> None:
+        seen.append((message.body, "second"))
+
+    async def second_async(message: Message) -> None:
+        second(message)
+
+    consumer = Consumer(bench.url, concurrency=2)
     consumer.on(TOPIC, asynchronous)
-    consumer.on(TOPIC, lambda message: seen.append("sync"))
-    bench.send(TOPIC, [1])
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 1)
-    assert sorted(seen) == ["async", "sync"]
+    consumer.on(TOPIC, second_async if is_second_async else second)
+    slow, quick = bench.send(TOPIC, ["slow", "quick"])
+    with consumer:
+        wait_until(settled(bench, quick))
+        assert bench.states(TOPIC, slow) == ["in_flight"]
+        go_on.set()
+        wait_until(settled(bench, slow))
+    assert seen == [(body, kind) for body in ("quick", "slow") for kind in ("first", "second")]
+
+
+def test_l14_nothing_is_acked_unheard_and_each_receiver_gets_its_own_topic(bench: Bench) -> None:
+    for topic in ("orders", "invoices"):
+        bench.declare(topic)
+    [unheard] = bench.send("orders", [1])
+    configured = Consumer.from_config(None, redis=bench.url, groups=[{"topic": "orders"}])
+    with pytest.raises(ConfigError, match="topic 'orders' has no handler"):
+        configured.start()
+    assert bench.states("orders", unheard) == ["ready"]
+    seen: list[tuple[str, int]] = []
+    consumer = Consumer(bench.url)
+    consumer.on("orders", lambda message: seen.append(("orders", message.body)))
+    consumer.on("invoices", lambda message: seen.append(("invoices", message.body)))
+    [other] = bench.send("invoices", [2])
+    with consumer:
+        wait_until(settled(bench, unheard, "orders"))
+        wait_until(settled(bench, other, "invoices"))
+    assert sorted(seen) == [("invoices", 2), ("orders", 1)]
 
 
 # Results of handlers
@@ -133,11 +166,13 @@ def test_sync_and_async_receivers_of_one_message_both_run(bench: Bench) -> None:
 def test_a_failed_message_is_retried_with_a_signal_for_each_step(bench: Bench) -> None:
     bench.declare(TOPIC, retry_delays="0,0")
     told: list[tuple[str, int, str | None]] = []
+    next_dues: list[bool] = []
     consumer = Consumer(bench.url)
 
     def hear(name: str) -> Callable[..., None]:
         def receive(topic: str, *, message: Message) -> None:
             told.append((name, message.attempt, message.reason))
+            next_dues.append(message.next_due_ms is not None)
 
         return receive
 
@@ -166,38 +201,62 @@ def test_a_failed_message_is_retried_with_a_signal_for_each_step(bench: Bench) -
         ("received", 3, None),
         ("acked", 3, None),
     ]
+    assert sum(next_dues) == 2, "those of the retries"
 
 
-@pytest.mark.parametrize(
-    ("says", "state", "reason"),
-    [
-        (Discard("no such order"), "garbage", "no such order"),
-        (Retry("later", delay=timedelta(hours=1)), "retry", "later"),
-        (ValueError("boom"), "retry", "ValueError: boom"),
-        (None, "retry", "the handler returned False"),
-    ],
-)
-def test_the_handler_s_outcome_decides(
-    bench: Bench, says: Exception | None, state: str, reason: str
-) -> None:
+OUTCOMES: list[tuple[object, str, str | None]] = [
+    (Discard("no such order"), "garbage", "no such order"),
+    (Retry("later", delay=timedelta(hours=1)), "retry", "later"),
+    (ValueError("boom"), "retry", "ValueError: boom"),
+    (SystemExit(3), "retry", "SystemExit: 3"),
+    (InvalidMessage("the handler sent something odd"), "retry", None),
+    (False, "retry", "the handler returned False"),
+    (0, "acked", None),
+    ("", "acked", None),
+]
+
+
+def test_the_handler_s_outcome_decides(bench: Bench) -> None:
     bench.declare(TOPIC)
     consumer = Consumer(bench.url)
 
-    def handle(message: Message) -> bool:
-        if says is not None:
-            raise says
-        return False
+    def handle(message: Message) -> object:
+        outcome = OUTCOMES[message.body][0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     consumer.on(TOPIC, handle)
-    [sent] = bench.send(TOPIC, [1])
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.states(TOPIC, sent) == [state])
-    found = bench.inspect(TOPIC, sent).group_states[0]
-    assert found.reason == reason
-    if isinstance(says, Retry):
-        now_ms = bench.store.drive(bench.store.server_time_ms())
-        assert found.due_ms is not None
-        assert 3_590_000 < found.due_ms - now_ms <= 3_600_000
+    sent = bench.send(TOPIC, range(len(OUTCOMES)))
+    with consumer:
+        wait_until(lambda: not bench.pending(TOPIC) and bench.stat(TOPIC, "acked") >= 2)
+    for message_id, (_, state, reason) in zip(sent, OUTCOMES, strict=True):
+        found = [one.reason for one in bench.inspect(TOPIC, message_id).group_states]
+        assert [bench.settled_as(TOPIC, message_id), *bench.states(TOPIC, message_id)].count(state)
+        assert reason is None or found == [reason]
+    now_ms = bench.store.drive(bench.store.server_time_ms())
+    due_ms = bench.inspect(TOPIC, sent[1]).group_states[0].due_ms
+    assert due_ms is not None
+    assert 3_500_000 < due_ms - now_ms <= 3_600_000
+
+
+def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:
+    """The lease ended, and the message was purged."""
+    bench.declare(TOPIC, ack_timeout="200ms", retry_delays="")
+    go_on = threading.Event()
+    consumer = Consumer(bench.url)
+    acked = heard(consumer.message_acked)
+    consumer.on(TOPIC, lambda _: go_on.wait(60), timeout="100ms")
+    [gone] = bench.send(TOPIC, ["gone"])
+    with consumer:
+        with bench.manager(TOPIC):
+            wait_until(lambda: bench.states(TOPIC, gone) == ["garbage"])
+        assert bench.store.call(Purge(TOPIC, "lisa", [gone])) == [True]
+        go_on.set()
+        [good] = bench.send(TOPIC, ["good"])
+        wait_until(settled(bench, good))
+        wait_until(lambda: acked)
+    assert [message.id for message in acked] == [good]
 
 
 def test_exhausted_attempts_end_in_garbage_with_a_signal(bench: Bench) -> None:
@@ -229,9 +288,10 @@ def test_all_receivers_run_and_one_failure_retries(bench: Bench) -> None:
     consumer.on(TOPIC, fails)
     consumer.on(TOPIC, lambda message: seen.append("own"))
     [sent] = bench.send(TOPIC, [1])
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.states(TOPIC, sent) == ["retry"])
+    with consumer:
+        wait_until(lambda: seen and not bench.ask("XLEN", bench.ready(TOPIC)))
     assert sorted(seen) == ["fails", "module-wide", "own"]
+    assert bench.states(TOPIC, sent) == ["retry"]
 
 
 def test_an_expired_message_is_not_handed_out(bench: Bench) -> None:
@@ -271,29 +331,50 @@ def test_typed_bodies_and_those_that_do_not_fit(bench: Bench) -> None:
     assert reason.startswith("the body does not match Order: ")
 
 
-@pytest.mark.parametrize(
-    ("written", "reason"),
-    [
-        (b"9whatever", "unknown envelope version"),
-        (b"1tokentok-j0000{nonsense", "the body cannot be decoded"),
-        (b"1to", "cut short"),
-    ],
-)
-def test_a_foreign_body_is_moved_to_garbage_with_the_reason(
-    bench: Bench, written: bytes, reason: str
-) -> None:
+def test_a_foreign_body_is_moved_to_garbage_with_the_reason(bench: Bench) -> None:
     bench.declare(TOPIC)
+    foreign = {
+        b"9whatever": "unknown envelope version",
+        b"1tokentok-j0000{nonsense": "the body cannot be decoded",
+        b"1to": "cut short",
+    }
     consumer = Consumer(bench.url)
     seen: list[str] = []
     dead = heard(consumer.message_dead)
     consumer.on(TOPIC, lambda message: seen.append(message.id))
-    foreign, good = bench.send(TOPIC, [1, 2])
-    bench.ask("SET", bench.store.keys.topic(TOPIC).body(foreign), written)
+    *ids, good = bench.send(TOPIC, range(4))
+    for one, written in zip(ids, foreign, strict=True):
+        bench.ask("SET", bench.store.keys.topic(TOPIC).body(one), written)
     with consumer:
-        wait_until(lambda: dead and bench.settled_as(TOPIC, good) == "acked")
+        wait_until(lambda: len(dead) == 3 and bench.settled_as(TOPIC, good) == "acked")
     assert seen == [good]
-    assert bench.states(TOPIC, foreign) == ["garbage"]
-    assert reason in (bench.inspect(TOPIC, foreign).group_states[0].reason or "")
+    for one, reason in zip(ids, foreign.values(), strict=True):
+        assert bench.states(TOPIC, one) == ["garbage"]
+        assert reason in (bench.inspect(TOPIC, one).group_states[0].reason or "")
+
+
+def test_l24_no_module_named_by_a_message_is_imported(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under any key that other formats use for a class, in the body and in headers."""
+    (tmp_path / "sprung.py").write_text("class Order: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("clazz", "@class", "@type", "__class__", "__type__", "py/object", "py/type")
+    named = dict.fromkeys(names, "sprung.Order")
+    pickled = b"\x80\x04\x8c\x06sprung\x8c\x05Order\x93."
+    seen: list[object] = []
+    consumer = Consumer(bench.url)
+    for topic, model in ((TOPIC, None), ("typed", dict[str, str]), ("pickled", bytes)):
+        bench.declare(topic)
+        consumer.on(
+            topic, lambda message: seen.append((message.body, message.headers)), model=model
+        )
+    with consumer, Producer(bench.url) as producer:
+        for topic, body in ((TOPIC, named), ("typed", named), ("pickled", pickled)):
+            producer.send(topic, body, headers=named)
+            wait_until(lambda body=body: seen and seen[-1] == (body, named))  # type: ignore[misc]
+    assert len(seen) == 3
+    assert "sprung" not in sys.modules
 
 
 def test_entries_without_a_body_are_cleared_and_counted(bench: Bench) -> None:
@@ -316,50 +397,25 @@ def test_entries_without_a_body_are_cleared_and_counted(bench: Bench) -> None:
 def test_the_pauses_of_a_handler_replace_those_of_the_topic(
     bench: Bench, batch: int | None
 ) -> None:
-    bench.declare(TOPIC, retry_delays="1h,1h,1h")
+    """The topic limits the attempts, and an explicit pause replaces the handler's."""
+    bench.declare(TOPIC, retry_delays="1h,1h")
     seen: list[int] = []
     consumer = Consumer(bench.url)
 
-    @consumer.on(TOPIC, retry="0s,20ms", batch=batch)
+    @consumer.on(TOPIC, retry="0s,20ms,0s", batch=batch)
     def handle(given: Any) -> None:
         message = given[0] if batch else given
+        if message.body == "later":
+            raise Retry(delay="1h")
         seen.append(message.attempt)
         raise ValueError("no")
 
-    [sent] = bench.send(TOPIC, [1])
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
-    assert seen == [1, 2, 3]
-    assert bench.inspect(TOPIC, sent).group_states[0].reason == "ValueError: no"
-
-
-def test_an_explicit_pause_precedes_the_handlers_and_the_topic_limits_attempts(
-    bench: Bench,
-) -> None:
-    bench.declare(TOPIC, retry_delays="0s")
-    consumer = Consumer(bench.url)
-
-    @consumer.on(TOPIC, retry=["1h", "1h", "1h"])
-    def handle(message: Message) -> None:
-        raise Retry(delay="0s") if message.body else ValueError("no")
-
-    limited, waiting = bench.send(TOPIC, [1, 0])
+    limited, waiting = bench.send(TOPIC, ["now", "later"])
     with consumer, bench.manager(TOPIC):
         wait_until(lambda: bench.states(TOPIC, limited) == ["garbage"])
         wait_until(lambda: bench.states(TOPIC, waiting) == ["retry"])
-
-
-def test_handlers_of_a_topic_share_one_retry_policy(bench: Bench) -> None:
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, print, retry="1s,2s")
-    consumer.on(TOPIC, print)
-    consumer.on(TOPIC, print, retry=["1s", "2s"])
-    with pytest.raises(ConfigError, match="another handler has a different retry="):
-        consumer.on(TOPIC, print, retry="1s")
-    with pytest.raises(ConfigError, match="topic 'mails': retry: "):
-        consumer.on("mails", print, retry="soon")
-    consumer.unsubscribe(TOPIC)
-    consumer.on(TOPIC, print, retry="1s")
+    assert seen == [1, 2, 3]
+    assert bench.inspect(TOPIC, limited).group_states[0].reason == "ValueError: no"
 
 
 def calls_of(bench: Bench, command: str) -> int:
@@ -383,24 +439,16 @@ def promoted_while_read(bench: Bench, body: object) -> str:
     return promoted(bench, body)
 
 
-def is_acked(bench: Bench, message_id: str) -> bool:
-    """Whether a message is settled."""
-    return bench.settled_as(TOPIC, message_id) == "acked"
-
-
 def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Bench) -> None:
-    bench.declare(TOPIC, ack_timeout=timedelta(seconds=7))
+    bench.declare(TOPIC)
     seen: list[Message] = []
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, seen.append)
     opened = []
     with consumer:
         for number in range(5):
-            wait_until(partial(is_acked, bench, promoted_while_read(bench, number)))
+            wait_until(settled(bench, promoted_while_read(bench, number)))
             opened.append(calls_of(bench, "exec"))
-        assert consumer._runtime
-        (sub,) = consumer._runtime.readers.subscriptions()
-        assert sub.leases.ack_timeout_s == 7
     assert [message.body for message in seen] == list(range(5))
     assert opened == [opened[0]] * 5, "only the first one was opened by a call"
     late = {name: n for name, n in bench.stats(TOPIC).items() if name.startswith("late:")}
@@ -460,17 +508,14 @@ def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(
     assert held_up.seen == ["first", "long"]
 
 
-def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AckSharing, "arrived", lambda one, _now: setattr(one, "_interval_s", 0.0))
+def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(bench: Bench) -> None:
     bench.declare(TOPIC)
     released = threading.Event()
     consumer = Consumer(bench.url)
 
     def handle(message: Message) -> None:
         if message.body == "long":
-            released.wait(20)
+            released.wait(60)
 
     consumer.on(TOPIC, handle)
     with consumer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -15,6 +14,8 @@ from lisa import ConfigError, Consumer, InvalidMessage, Retry
 from lisa.core.model.outcomes import reason_of, traceback_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
     from lisa import Message
 
 # Signatures
