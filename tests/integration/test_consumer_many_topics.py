@@ -135,7 +135,6 @@ def test_topics_come_and_go_and_a_removed_group_affects_its_own_topic(bench: Ben
         wait_until(lambda: state_of(consumer, THIRD) == "running")
         bench.send(THIRD, [5])
         wait_until(lambda: bench.stat(THIRD, "acked") == 1)
-        wait_until(lambda: reads(bench) == 1)
     assert seen == [(FOURTH, 1), (SECOND, 3), (FIRST, 2), (SECOND, 4), (THIRD, 5)]
 
 
@@ -183,7 +182,6 @@ def test_a_topic_with_many_messages_leaves_slots_to_the_others(bench: Bench) -> 
         wait_until(lambda: bench.stat(SECOND, "acked") == 1)
         assert len(seen) < many
         wait_until(lambda: bench.stat(FIRST, "acked") == many)
-        wait_until(lambda: reads(bench) == 1)
     assert sorted(seen.of(FIRST)) == list(range(many))
 
 

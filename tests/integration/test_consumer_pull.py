@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("orders_declared")
 
 TOPIC = "orders"
-WAIT = timedelta(seconds=10)
+WAIT = timedelta(seconds=60)
 
 
 @pytest.fixture
@@ -58,9 +57,12 @@ def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(
     bench.send(TOPIC, range(5))
     assert [one.body for one in consumer.pull(TOPIC, batch=3)] == [0, 1, 2]
     assert [one.body for one in consumer.pull(TOPIC, batch=3)] == [3, 4]
-    found: list[object] = []
-    assert shortest_s(lambda: found.extend(consumer.pull(TOPIC, batch=3)), 1) < 1
-    assert found == []
+    began = time.monotonic()
+    assert consumer.pull(TOPIC, batch=3) == []
+    assert time.monotonic() - began < WAIT.total_seconds()
+    began = time.monotonic()
+    assert consumer.pull(TOPIC, wait=timedelta(seconds=0.4)) == []
+    assert 0.4 <= time.monotonic() - began < WAIT.total_seconds()
 
 
 def test_a_pull_takes_as_many_large_bodies_as_memory_should_hold(
@@ -91,15 +93,6 @@ def test_a_waiting_pull_is_woken_by_the_message(bench: Bench, consumer: Consumer
         assert shortest_s(wake, LOOK_AGAIN_S / 2) < LOOK_AGAIN_S / 2
 
 
-def test_a_wait_ends_in_time_without_messages(consumer: Consumer) -> None:
-    def pull() -> None:
-        began = time.monotonic()
-        assert consumer.pull(TOPIC, wait=timedelta(seconds=0.4)) == []
-        assert time.monotonic() - began >= 0.4
-
-    assert shortest_s(pull, 0.4 + 1) < 0.4 + 1
-
-
 def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
     retried, discarded, released = bench.send(TOPIC, [1, 2, 3])
     first, second, third = consumer.pull(TOPIC, batch=3)
@@ -121,13 +114,11 @@ def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
 def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: Consumer) -> None:
     bench.configure(TOPIC, retry_delays="1h")
     [kept, lost] = bench.send(TOPIC, [1, 2])
-    [first] = consumer.pull(TOPIC, ack_timeout=timedelta(seconds=0.3))
-    [second] = consumer.pull(TOPIC, ack_timeout=timedelta(seconds=0.3))
+    [first] = consumer.pull(TOPIC, ack_timeout="1h")
+    [second] = consumer.pull(TOPIC, ack_timeout="300ms")
     with bench.manager(TOPIC):
-        for _ in range(8):
-            time.sleep(0.1)
+        while bench.states(TOPIC, lost) != ["retry"]:
             assert first.extend() is True
-        wait_until(lambda: bench.states(TOPIC, lost) == ["retry"])
         assert bench.states(TOPIC, kept) == ["in_flight"]
         assert second.extend() is False
     assert first.ack() == "acked"
@@ -149,17 +140,20 @@ def test_a_paused_topic_gives_nothing_until_it_is_resumed(bench: Bench, consumer
     bench.send(TOPIC, [1])
     bench.configure(TOPIC, paused=True)
     assert consumer.pull(TOPIC) == []
-    threading.Timer(0.3, bench.configure, [TOPIC], {"paused": False}).start()
-    assert [one.body for one in consumer.pull(TOPIC, wait=WAIT)] == [1]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.pull, TOPIC, wait=WAIT)
+        bench.configure(TOPIC, paused=False)
+        assert [one.body for one in waiting.result()] == [1]
 
 
 def test_without_a_group_it_asks_for_one_and_waits(bench: Bench, consumer: Consumer) -> None:
     bench.send("invoices", [1])
     assert consumer.pull("invoices") == []
     assert [one.state for one in presences(bench, "invoices")] == ["waiting"]
-    threading.Timer(0.2, bench.declare, ["invoices", "billing"]).start()
-    with bench.manager("invoices"):
-        assert [one.group for one in consumer.pull("invoices", wait=WAIT)] == ["billing"]
+    with ThreadPoolExecutor(1) as pool, bench.manager("invoices"):
+        waiting = pool.submit(consumer.pull, "invoices", wait=WAIT)
+        bench.declare("invoices", "billing")
+        assert [one.group for one in waiting.result()] == ["billing"]
 
 
 def test_several_groups_without_a_choice_are_refused(bench: Bench, consumer: Consumer) -> None:
@@ -184,18 +178,6 @@ def test_the_group_of_a_consumer_that_pulls_cannot_be_changed(
     assert delivery.group == "lisa"
 
 
-async def test_the_group_of_an_asynchronous_consumer_that_pulls_cannot_be_changed(
-    bench: Bench,
-) -> None:
-    consumer = AsyncConsumer(bench.url, group="billing")
-    assert [one async for one in consumer.pull(TOPIC)] == []
-    with pytest.raises(ConfigError, match="stop it before its group is changed"):
-        consumer.group = "lisa"
-    await consumer.stop()
-    consumer.group = "lisa"
-    assert consumer.group == "lisa"
-
-
 @pytest.mark.parametrize("then", ["pull", "stop"])
 def test_messages_of_a_pull_that_is_interrupted_are_kept(
     bench: Bench, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, then: str
@@ -218,10 +200,10 @@ def test_messages_of_a_pull_that_is_interrupted_are_kept(
         assert bench.states(TOPIC, sent) == ["ready"]
 
 
-@pytest.mark.parametrize("limit", ["", "?max_connections=5"], ids=["no limit", "limited"])
+@pytest.mark.parametrize("limit", ["", pytest.param("?max_connections=5", marks=pytest.mark.full)])
 async def test_many_pulls_wait_without_asking_again_and_again(bench: Bench, limit: str) -> None:
     """Each waits on a connection of its own; beyond a limit in the URL, they look now and then."""
-    consumer, pulls, waited_s = AsyncConsumer(bench.url + limit), 150, 2
+    consumer, pulls, waited_s = AsyncConsumer(bench.url + limit), 120, 1
 
     async def pull() -> int:
         wait = timedelta(seconds=waited_s)
@@ -247,12 +229,9 @@ def test_an_emptied_server_is_joined_again(bench: Bench) -> None:
     consumer.stop()
 
 
-@pytest.mark.parametrize("batch", [0, 501, True])
-def test_an_impossible_batch_is_refused(consumer: Consumer, batch: int) -> None:
-    with pytest.raises(InvalidMessage, match="1 to 500"):
-        consumer.pull(TOPIC, batch=batch)
-
-
-def test_an_impossible_ack_timeout_is_refused(consumer: Consumer) -> None:
+def test_an_impossible_batch_or_ack_timeout_is_refused(consumer: Consumer) -> None:
+    for batch in (0, 501, True):
+        with pytest.raises(InvalidMessage, match="1 to 500"):
+            consumer.pull(TOPIC, batch=batch)
     with pytest.raises(InvalidMessage, match="ack timeout"):
         consumer.pull(TOPIC, ack_timeout=timedelta(milliseconds=1))
