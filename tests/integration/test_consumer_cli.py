@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shutil
 import signal
-import socket
+import sys
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
-from tests.consumers import Bench, presences, presences_running, settled
+from lisa.cli.consumer import main
+from lisa.core.daemon import logs, stop_signals
+from lisa.embedded.server import free_port
+from tests.consumers import Bench, presences
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from click.testing import Result
+
     from tests.servers import Process, Processes
 
 TOPIC = "orders"
@@ -72,22 +82,17 @@ def start(processes: Processes, *arguments: str, env: dict[str, str] | None = No
     return processes.start("-m", "lisa.cli.consumer", *arguments, env=env)
 
 
-@pytest.mark.parametrize("module", [TWO_LINES, ONE])
-@pytest.mark.parametrize("target", ["shop.handlers", "shop.handlers:consumer"])
+@pytest.mark.parametrize(("module", "target"), [(TWO_LINES, "shop"), (ONE, "shop:consumer")])
 def test_targets(
     bench: Bench, processes: Processes, tmp_path: Path, module: str, target: str
 ) -> None:
-    bench.declare(TOPIC)
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "handlers.py").write_text(module)
-    process = start(processes, "--redis", bench.url, target)
-    if module == TWO_LINES and ":" in target:
-        assert process.wait() == 2
-        assert "module shop.handlers has no 'consumer'" in process.output
-        return
-    [sent] = bench.send(TOPIC, [42])
-    process.wait_for("handled orders lisa 42")
-    wait_until(settled(bench, sent))
+    for group in ("a", "b"):
+        bench.declare(TOPIC, group)
+    (tmp_path / "shop.py").write_text(module)
+    process = start(processes, "--redis", bench.url, "--group", "b", target)
+    bench.send(TOPIC, [42])
+    process.wait_for("handled orders b 42")
+    wait_until(lambda: bench.stat(TOPIC, "acked", "b") == 1)
     assert process.stop() == 0
     assert presences(bench) == []
 
@@ -95,10 +100,8 @@ def test_targets(
 @pytest.mark.parametrize(
     ("module", "options", "numbers"),
     [
-        (ON_APP_LOOP, [], [signal.SIGTERM]),
-        (ON_APP_LOOP, [], [signal.SIGINT]),
         (ON_APP_LOOP, [], [signal.SIGHUP]),
-        (SLOW, [], [signal.SIGHUP]),
+        pytest.param(ON_APP_LOOP, [], [signal.SIGINT], marks=pytest.mark.full),
         # A shell repeats the SIGHUP of its terminal; systemd may send one along with SIGTERM.
         (SLOW, [], [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]),
         (SLOW, ["--processes", "2"], [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP]),
@@ -127,7 +130,9 @@ def test_a_stopped_consumer_finishes_its_handlers_and_exits_with_0(
     assert presences(bench) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
+)
 def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
     processes: Processes, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -181,6 +186,27 @@ def test_a_child_that_a_handler_forked_ends_at_sigterm(
     assert process.stop() == 0
 
 
+@pytest.fixture
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs the command here, which takes a fiftieth of the time of a process."""
+    monkeypatch.setattr(stop_signals, "exit_on_signals", lambda _: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(module: str, *arguments: str) -> Result:
+        (tmp_path / "shop.py").write_text(module)
+        sys.modules.pop("shop", None)
+        importlib.invalidate_caches()
+        try:
+            return CliRunner().invoke(main, arguments)
+        finally:
+            sys.modules.pop("shop", None)
+            shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
@@ -189,6 +215,7 @@ def test_a_child_that_a_handler_forked_ends_at_sigterm(
         (ONE, ["shop:"], "must be pkg.module or pkg.module:name"),
         (ONE, ["../shop"], "must be pkg.module or pkg.module:name"),
         (ONE, ["shop:Consumer"], "is a type, not a lisa.Consumer"),
+        (TWO_LINES, ["shop:consumer"], "module shop has no 'consumer'"),
         (ONE + "other = Consumer()\n", ["shop"], "several consumers (consumer, other)"),
         ("x = 1\n", ["shop"], "neither a consumer nor a receiver"),
         ("from lisa.consumer import Consumer\nc = Consumer()\n", ["shop"], "nothing to consume"),
@@ -197,34 +224,35 @@ def test_a_child_that_a_handler_forked_ends_at_sigterm(
         (ONE, ["--redis", "http://x", "shop"], "is not a server address"),
         (ONE, ["--config", "absent.yml", "shop"], "absent.yml"),
         (ONE, ["--http", "nonsense", "shop"], "HOST:PORT"),
+        (ONE, ["shop"], "several groups (a, b): name one with group="),
     ],
 )
 def test_a_usage_error_is_one_line_with_exit_code_2(
-    processes: Processes, tmp_path: Path, module: str, arguments: list[str], said: str
+    bench: Bench, in_process: Callable[..., Result], module: str, arguments: list[str], said: str
 ) -> None:
-    (tmp_path / "shop.py").write_text(module)
-    process = start(processes, *arguments)
-    assert process.wait() == 2
-    [line] = process.output.strip().splitlines()
+    for group in ("a", "b"):
+        bench.declare(TOPIC, group)
+    found = in_process(module, "--redis", bench.url, *arguments)
+    assert found.exit_code == 2, found.output
+    line = found.stderr.strip().splitlines()[-1]
     assert line.startswith("lisa-consumer: ")
     assert said in line
 
 
-def test_several_groups_end_it_with_exit_code_2(
+def test_disabled_and_errors_of_the_application(
+    in_process: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
+    found = in_process(ONE, "--config", "off.yml")
+    assert found.exit_code == 0
+    assert found.output == ("lisa-consumer: enabled is false in the configuration; nothing to do\n")
+    found = in_process("import not_installed_anywhere\n", "shop")
+    assert isinstance(found.exception, ModuleNotFoundError), "its own error is shown"
+
+
+def test_a_server_given_in_code_is_kept_and_health_is_served(
     bench: Bench, processes: Processes, tmp_path: Path
 ) -> None:
-    for group in "ab":
-        bench.declare(TOPIC, group)
-    (tmp_path / "shop.py").write_text(ONE)
-    process = start(processes, "--redis", bench.url, "shop")
-    assert process.wait() == 2
-    assert "several groups (a, b): name one with group=" in process.output
-    chosen = start(processes, "--redis", bench.url, "--group", "b", "shop")
-    bench.send(TOPIC, [1])
-    chosen.wait_for("handled orders b 1")
-
-
-def test_a_server_given_in_code_is_kept(bench: Bench, processes: Processes, tmp_path: Path) -> None:
     """The environment names another server; only the flag takes precedence over the module."""
     bench.declare(TOPIC)
     other = "redis://127.0.0.1:1/0"
@@ -233,42 +261,14 @@ def test_a_server_given_in_code_is_kept(bench: Bench, processes: Processes, tmp_
     bench.send(TOPIC, [1])
     process.wait_for("handled orders lisa 1")
     assert f"the configuration names {other}" in process.output
-    assert process.stop() == 0
+    process.kill()
     (tmp_path / "shop.py").write_text(ONE.replace("Consumer()", f'Consumer("{other}")'))
-    process = start(processes, "--redis", bench.url, "shop")
+    address = f"127.0.0.1:{free_port()}"
+    process = start(processes, "--redis", bench.url, "--http", address, "shop")
     bench.send(TOPIC, [2])
     process.wait_for("handled orders lisa 2")
     assert "the configuration names" not in process.output
-
-
-def test_disabled_is_reported_with_exit_code_0(processes: Processes, tmp_path: Path) -> None:
-    (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
-    process = start(processes, "--config", "off.yml")
-    assert process.wait() == 0
-    assert process.output.strip().splitlines() == [
-        "lisa-consumer: enabled is false in the configuration; nothing to do"
-    ]
-
-
-def test_health_is_served_and_reports_an_outage(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
-    bench.declare(TOPIC)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "shop.py").write_text(ONE)
-    start(processes, "--redis", bench.url, "--http", f"127.0.0.1:{port}", "shop")
-    wait_until(presences_running(bench))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}/healthz", timeout=60) as answer:
         health = json.load(answer)
     assert health["status"] == "ok"
     assert health["topics"]["orders/lisa"]["state"] == "running"
-
-
-def test_a_module_that_needs_something_absent_shows_its_own_error(
-    processes: Processes, tmp_path: Path
-) -> None:
-    (tmp_path / "shop.py").write_text("import not_installed_anywhere\n")
-    process = start(processes, "shop")
-    assert process.wait() == 1
-    assert "No module named 'not_installed_anywhere'" in process.output

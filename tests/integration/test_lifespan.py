@@ -70,9 +70,10 @@ def slow_thread(message: Message) -> None:
     message.state.events.append(f"handled {message.body}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("handler", [slow, slow_thread])
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "handler", "concurrency"),
+    [(KINDS[0], slow, 4), (KINDS[1], slow, 1), (KINDS[1], slow_thread, 4)],
+)
 def test_handlers_get_the_state_and_end_before_it_is_closed(
     bench: Bench, kind: Callable[[Story], Lifespan], handler: Callable[..., Any], concurrency: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_handlers_get_the_state_and_end_before_it_is_closed(
     for round_ in range(2):  # the next start opens it again
         bench.send(TOPIC, [round_])
         with consumer:
-            assert story.started.wait(20)
+            assert story.started.wait(60)
         assert story.events == ["open", f"handled {round_}", "close"]
         story.events.clear()
         story.started.clear()
@@ -129,12 +130,10 @@ async def test_a_start_whose_lifespan_hangs_can_be_cancelled(
     before = lisas_threads()
     consumer = AsyncConsumer(bench.url, lifespan=lifespan)
     consumer.on(TOPIC, slow)
-    begun = time.monotonic()
     for pause in (0, 0.2):  # before the lifespan begins, and while it hangs
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(pause):
                 await consumer.start()
-    assert time.monotonic() - begun < 20
     assert consumer.health()["status"] == "stopped"
     await asyncio.to_thread(wait_until, lambda: not lisas_threads() - before)
     assert story.events[-2:] == ["open", "cancelled"]
@@ -182,31 +181,31 @@ async def broken_on_loop() -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize("lifespan", [broken, broken_on_loop])
-@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def run(consumer: Consumer | AsyncConsumer) -> None:
+    running = consumer.run()
+    if running is not None:
+        asyncio.run(running)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lifespan"), [(Consumer, broken), (Consumer, broken_on_loop), (AsyncConsumer, broken)]
+)
 def test_an_error_at_startup_is_raised_and_leaves_nothing_running(
     bench: Bench, kind: type[Consumer | AsyncConsumer], lifespan: Lifespan
 ) -> None:
-    before = set(threading.enumerate())
+    before = lisas_threads()
     consumer = kind(bench.url, lifespan=lifespan)
     consumer.on(TOPIC, ignore)
-
-    def run() -> None:
-        running = consumer.run()
-        if running is not None:
-            asyncio.run(running)
-
     with pytest.raises(StartupFailed, match="startup: ConnectionError: no database") as caught:
-        run()
+        run(consumer)
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert consumer.health()["status"] == "stopped"
     wait_until(lambda: not lisas_threads() - before)
     assert presences(bench) == []
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_error_at_shutdown_is_logged(
-    bench: Bench, caplog: pytest.LogCaptureFixture, *, is_async: bool
+def test_an_error_at_shutdown_is_logged_and_without_a_lifespan_the_state_is_none(
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     @contextmanager
     def breaking() -> Iterator[None]:
@@ -218,26 +217,16 @@ def test_an_error_at_shutdown_is_logged(
         with breaking():
             yield
 
-    consumer = Consumer(bench.url, lifespan=breaking_on_loop if is_async else breaking)
-    consumer.on(TOPIC, ignore)
-    with consumer:
-        pass
-    assert "the consumer's lifespan failed at shutdown" in caplog.text
-    assert "gone" in caplog.text
-
-
-def test_without_a_lifespan_the_state_is_none(bench: Bench) -> None:
-    states: list[object] = []
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, lambda message: states.append(message.state))
-    bench.send(TOPIC, [1])
-    with consumer:
-        wait_until(lambda: states == [None])
-
-
-def test_a_lifespan_is_a_function(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match="is not a function that returns a context manager"):
-        Consumer(bench.url, lifespan=nullcontext())  # type: ignore[arg-type]
+    for lifespan in (breaking, breaking_on_loop, None):
+        states: list[object] = []
+        caplog.clear()
+        consumer = Consumer(bench.url, lifespan=lifespan)
+        consumer.on(TOPIC, lambda message, states=states: states.append(message.state))
+        bench.send(TOPIC, [1])
+        with consumer:
+            wait_until(lambda states=states: states == [None])  # type: ignore[misc]
+        assert ("the consumer's lifespan failed at shutdown" in caplog.text) is bool(lifespan)
+        assert ("gone" in caplog.text) is bool(lifespan)
 
 
 def undecorated() -> Iterator[None]:
@@ -248,12 +237,16 @@ async def undecorated_on_loop() -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize("lifespan", [undecorated, undecorated_on_loop])
-def test_a_lifespan_without_its_decorator_is_named(bench: Bench, lifespan: Any) -> None:
-    consumer = Consumer(bench.url, lifespan=lifespan)
-    consumer.on(TOPIC, ignore)
-    with pytest.raises(StartupFailed, match=r"generator; decorate .* with @contextmanager or @asy"):
-        consumer.start()
+def test_a_lifespan_is_a_decorated_function(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="is not a function that returns a context manager"):
+        Consumer(bench.url, lifespan=nullcontext())  # type: ignore[arg-type]
+    lifespan: Any
+    for lifespan in (undecorated, undecorated_on_loop):
+        consumer = Consumer(bench.url, lifespan=lifespan)
+        consumer.on(TOPIC, ignore)
+        said = r"generator; decorate .* with @contextmanager or @asy"
+        with pytest.raises(StartupFailed, match=said):
+            consumer.start()
 
 
 MODULE = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,16 +26,15 @@ from lisa import (
     Retry,
     TopicFull,
 )
-from lisa.core.model.envelope import decode_envelope
-from lisa.core.transitions.restore import Restore
 from lisa.otel import Telemetry
-from lisa.pipeline.jobs.restore_plan import judge
 from lisa.testing import RecordingProducer
 from tests.consumers import Bench, ignore, settled
-from tests.servers import ROOT, flush, wait_until
+from tests.servers import ROOT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.servers import Processes
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 
@@ -80,11 +77,6 @@ class Recorded:
             if metric.name == name
             for point in metric.data.data_points
         ]
-
-    def await_spans(self, operation: str, count: int = 1) -> list[ReadableSpan]:
-        """The spans of an operation, once there are so many."""
-        wait_until(lambda: len(self.spans(operation)) >= count)
-        return self.spans(operation)
 
 
 @pytest.fixture
@@ -244,32 +236,6 @@ def test_the_context_survives_a_reclaim(bench: Bench, recorded: Recorded) -> Non
     assert linked(process) == [identity(recorded.one("send"))]
 
 
-def test_the_context_survives_a_restore(redis_url: str, recorded: Recorded) -> None:
-    before = Bench(redis_url)
-    before.declare(TOPIC)
-    with Producer(redis_url, middleware=recorded.middleware) as producer:
-        sent = producer.send(TOPIC, 1)
-    envelope = decode_envelope(before.inspect(TOPIC, sent).envelope or b"")
-    row: dict[str, Any] = {
-        "id": sent,
-        "state": "waiting",
-        "groups": [],
-        "due_ms": 1,
-        "policy": None,
-    }
-    row |= {**envelope._asdict(), "expires_ms": None}  # as the archive holds it
-    item = judge(row, ["lisa"], 1).item
-    assert item is not None
-    before.store.close()
-    flush(redis_url)
-    after = Bench(redis_url)
-    after.declare(TOPIC)
-    assert after.store.call_by_id(Restore(TOPIC, [item])) == ["restored"]
-    handle_all(after, recorded, ignore, sent)
-    after.store.close()
-    assert linked(recorded.one("process")) == [identity(recorded.one("send"))]
-
-
 def test_parent_makes_one_trace(bench: Bench) -> None:
     recorded = Recorded(parent=True, settle_spans=False)
     with Producer(bench.url, middleware=recorded.middleware) as producer:
@@ -349,7 +315,10 @@ def test_a_context_that_the_application_gave_is_kept(recorded: Recorded) -> None
     assert producer.sent[2].headers["traceparent"] == PARENT
 
 
-def test_a_failed_send_is_an_error(bench: Bench, recorded: Recorded) -> None:
+def test_a_failed_send_and_a_discarded_message_are_errors(bench: Bench, recorded: Recorded) -> None:
+    def handler(message: Message) -> None:
+        raise Discard("not wanted")
+
     bench.configure(TOPIC, capacity=1)
     with Producer(bench.url, middleware=recorded.middleware) as producer:
         producer.send(TOPIC, 1, delay="1h")
@@ -363,64 +332,46 @@ def test_a_failed_send_is_an_error(bench: Bench, recorded: Recorded) -> None:
     assert [(one.value, one.attributes.get("error.type")) for one in points] == [
         *((1, None), (1, "TopicFull"))
     ]
-
-
-def test_a_discarded_message_is_an_error(bench: Bench, recorded: Recorded) -> None:
-    def handler(message: Message) -> None:
-        raise Discard("not wanted")
-
+    bench.configure(TOPIC, capacity=10)
     (sent,) = bench.send(TOPIC, [1])  # without a context
     consumer = Consumer(bench.url, middleware=recorded.middleware)
     consumer.on(TOPIC, handler)
-    with bench.manager(TOPIC), consumer:
+    with consumer:
         wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
     process = recorded.one("process")
     assert (attributes(process)["error.type"], list(process.links)) == ("Discard", [])
     assert process.status.description == "not wanted"
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in an interpreter of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_the_import_says_what_to_install() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import lisa.otel"
-    done = run_python(code)
-    assert done.stderr.endswith("is not installed: pip install opentelemetry-api\n")
-
-
-def test_telemetry_is_idle_without_an_sdk() -> None:
-    code = "from lisa.otel import Telemetry; print(Telemetry().is_idle())"
-    done = run_python(code)
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
-
-
-def test_nothing_is_added_without_an_sdk() -> None:
-    code = """
-from lisa.core.model.envelope import decode_envelope
-from lisa.core.transitions.restore import Restore
+WITHOUT_SDK = """
+import sys, time
+sys.modules["opentelemetry"] = None
+try:
+    import lisa.otel
+except ImportError as error:
+    print(error)
+for name in [one for one in sys.modules if one.startswith(("opentelemetry", "lisa.otel"))]:
+    del sys.modules[name]
+import lisa.otel.telemetry
 from lisa.otel import Telemetry
-from lisa.pipeline.jobs.restore_plan import judge
 from lisa.testing import RecordingProducer
+print(Telemetry().is_idle())
 producer = RecordingProducer(middleware=[Telemetry()])
 producer.send("orders", 1)
 producer.send_many("orders", [1, 2])
-assert [one.headers for one in producer.sent] == [{}] * 3
+print(*(one.headers for one in producer.sent))
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 trace.set_tracer_provider(TracerProvider())
-import time, lisa.otel.telemetry
 time.sleep(lisa.otel.telemetry.LOOK_AGAIN_S)
 producer.send("orders", 1)
 print(*producer.sent[-1].headers)
 """
-    done = run_python(code)
-    assert (done.stdout, done.returncode) == ("traceparent\n", 0), done.stderr
+
+
+def test_nothing_is_added_without_an_sdk(processes: Processes) -> None:
+    process = processes.start("-c", WITHOUT_SDK, env={"PYTHONPATH": str(ROOT)})
+    assert process.wait() == 0, process.output
+    *_, said, is_idle, without, later = process.output.splitlines()
+    assert said.endswith("is not installed: pip install opentelemetry-api")
+    assert (is_idle, without, later) == ("True", "{} {} {}", "traceparent")

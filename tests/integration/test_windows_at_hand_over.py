@@ -18,7 +18,6 @@ from tests.shifted_server import ShiftedServer, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -35,6 +34,7 @@ class Evening:
     """A topic that is open from 9 to 21, on a server whose clock shows an evening."""
 
     def __init__(self, server: ShiftedServer, lead_s: float) -> None:
+        flush(server.url)
         self.server = server
         self.set_clock(CLOSES_MS / 1000 - lead_s)
         self.cast = Cast(server.url).declare()
@@ -77,9 +77,9 @@ class Evening:
         ]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ShiftedServer]:
-    with ShiftedServer(tmp_path / "server") as server:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShiftedServer]:
+    with ShiftedServer(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
@@ -116,7 +116,6 @@ def check_evening(
 
     All roles work before the clock is set to the evening: that takes a busy machine some time.
     """
-    flush(server.url)
     evening = Evening(server, 3_600)
     evening.cast.store.call(Configure(TOPIC, {"window": "9-21", "journal": "1"}))
     with Producer(server.url) as producer:
@@ -141,7 +140,9 @@ def check_evening(
     assert min(at for *_, at in evening.seen[before:]) >= OPENS_MS / 1000
 
 
-@pytest.mark.parametrize("kind", ["threads", "async", "batch"])
+@pytest.mark.parametrize(
+    "kind", ["threads", *(pytest.param(one, marks=pytest.mark.full) for one in ("async", "batch"))]
+)
 def test_nothing_is_delivered_after_the_window_closes(server: ShiftedServer, kind: str) -> None:
     check_evening(server, kind, 1_500, lead_s=2, early_ms=400)
 
@@ -159,7 +160,6 @@ def test_messages_that_wait_for_a_handler_as_the_window_closes_are_deferred(
 
 def check_waiting(server: ShiftedServer, kind: str, lead_s: int) -> int:
     """Free no handler before the window has closed; returns how many messages waited for one."""
-    flush(server.url)
     evening = Evening(server, 3_600)
     evening.cast.store.call(Configure(TOPIC, {"window": "9-21"}))
     evening.slow_s = 0.001
