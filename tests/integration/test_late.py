@@ -60,11 +60,12 @@ def states(cast: Cast, ids: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("then", "end"), [("skip", "skipped"), ("garbage", "garbage"), ("run", "ready")]
+    ("then", "end"),
+    [("skip", "skipped"), pytest.param("garbage", "garbage", marks=pytest.mark.full)],
 )
 def test_an_outage_ends_with_exact_counts(cast: Cast, redis_url: str, then: str, end: str) -> None:
     """Two thirds of the messages are late when managers start, one third is on time."""
-    count = 2_000
+    count = 1_000
     cast.configure(late=f"{LATE},{then}", max_ready=str(2 * count))
     with Producer(redis_url) as producer:
         now_ms = cast.now_ms()
@@ -219,8 +220,7 @@ def test_a_message_may_have_its_own_policy(cast: Cast, redis_url: str) -> None:
 
 
 @pytest.mark.skipif(no_clock() is not None, reason=str(no_clock()))
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("by", ["schedule", "topic"])
+@pytest.mark.parametrize(("by", "shards"), [("schedule", 1), ("topic", 1), ("topic", 3)])
 def test_after_an_outage_collapse_runs_only_the_newest_occurrence(by: str, shards: int) -> None:
     """Promotion starts before the schedule has caught up: the pending occurrence looks newest."""
     with ClockedServer() as server, Producer(server.url) as producer:
@@ -296,8 +296,8 @@ def parse_entries(cast: Cast) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_a_ramp_reports_how_long_it_takes(cast: Cast, redis_url: str, shards: int) -> None:
+def test_a_ramp_reports_how_long_it_takes(cast: Cast, redis_url: str) -> None:
+    shards = 4
     ramp = Ramp.parse("2/s newest first")
     cast.store.drive(topics.set_options(cast.store, "orders", {"ramp": ramp, "shards": shards}))
     with Producer(redis_url) as producer:

@@ -10,7 +10,6 @@ import pytest
 from lisa import Consumer, Producer
 from lisa.admin import live
 from lisa.core.metrics import topics as topic_metrics
-from lisa.core.store.replies import summed
 
 if TYPE_CHECKING:
     from tests.consumers import Bench
@@ -44,10 +43,3 @@ def test_percentiles_do_not_exceed_the_highest_lateness(bench: Bench) -> None:
     assert 300_000 < found.p50_ms < found.p99_ms <= highest_ms
     numbers = bench.store.drive(topic_metrics.read(bench.store))
     assert numbers["lisa_topic_lateness_max_seconds"][TOPIC, "lisa"] == highest_ms / 1000
-
-
-def test_shards_have_the_highest_lateness_of_any() -> None:
-    assert summed([{"late_max@g": 5, "sent": 1}, {"late_max@g": 7, "sent": 1}]) == {
-        "late_max@g": 7,
-        "sent": 2,
-    }

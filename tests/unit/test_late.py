@@ -12,29 +12,26 @@ from lisa.core.model.late import late_text, message_policy, split_policy
 TEN_MINUTES = LatePolicy(timedelta(minutes=10), LateAction.SKIP)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_a_late_policy_has_several_forms_and_is_shown_as_it_is_written() -> None:
+    for value in (
         TEN_MINUTES,
         {"after": "10m", "then": "skip"},
         {"after": timedelta(minutes=10), "then": LateAction.SKIP},
-        "skip after 10m",
         "  skip  after 600s ",
-    ],
-)
-def test_a_late_policy_has_several_forms(value: object) -> None:
-    assert LatePolicy.parse(value) == TEN_MINUTES
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["skip after 1h30m", "skip after 5410s", "skip after 90500ms", "garbage after 10d", "run"],
-)
-def test_a_late_policy_is_shown_as_it_is_written(text: str) -> None:
-    policy = LatePolicy.parse(text)
-    assert str(policy) == text
-    assert LatePolicy.decode(policy.encode()) == policy
-    assert late_text(policy.encode()) == text
+    ):
+        assert LatePolicy.parse(value) == TEN_MINUTES
+    shown = (
+        "skip after 1h30m",
+        "skip after 5410s",
+        "skip after 90500ms",
+        "garbage after 10d",
+        "run",
+    )
+    for text in shown:
+        policy = LatePolicy.parse(text)
+        assert str(policy) == text
+        assert LatePolicy.decode(policy.encode()) == policy
+        assert late_text(policy.encode()) == text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lisa.core.model.lateness import (
     narrowed,
     percentile,
 )
+from lisa.core.store.replies import summed
 
 MINUTE_MS = 60_000
 
@@ -44,16 +45,10 @@ def test_letters_keep_the_ranges_that_0_1_0_stored() -> None:
     assert percentile({"y": 1}, 1) == 5 * MINUTE_MS
     assert percentile({"z": 2}, 0.5) == pytest.approx(32.5 * MINUTE_MS)
     assert bucket_counts({"y": 2, "z": 3, "A": 4})[25:] == [2, 0, 0, 0, 3, 0, 0, 0, 4]
-
-
-def test_a_highest_lateness_below_an_earlier_count_has_no_effect_on_it() -> None:
     found = percentile({"z": 10, "B": 1}, 0.99, highest_ms=90_000)
     assert found is not None
-    assert found > 5 * MINUTE_MS
-
-
-def test_letters_of_later_versions_are_ignored() -> None:
-    assert percentile({"a": 1, "?": 9}, 0.5) == 0.125
+    assert found > 5 * MINUTE_MS, "a highest lateness below an earlier count has no effect on it"
+    assert percentile({"a": 1, "?": 9}, 0.5) == 0.125, "letters of later versions are ignored"
     assert percentile({"?": 9}, 0.5) is None
 
 
@@ -64,3 +59,10 @@ def test_a_former_letter_is_narrowed_by_the_time_since_due() -> None:
     assert narrowed("z", 0)[0] == "D", "at least the letter's bound"
     assert narrowed("c", 421_000_000) == ("c", 0)
     assert narrowed("-", 5) == ("-", 0)
+
+
+def test_shards_have_the_highest_lateness_of_any() -> None:
+    assert summed([{"late_max@g": 5, "sent": 1}, {"late_max@g": 7, "sent": 1}]) == {
+        "late_max@g": 7,
+        "sent": 2,
+    }

@@ -1,4 +1,4 @@
-"""What the log and garbage say about a message that fails; the log at the end of a role."""
+"""What logs at level INFO and garbage say about outages, failing messages, and stops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from lisa import Consumer, Manager, Producer
+from lisa import Consumer, LisaError, Manager, Producer, ServerUnavailable
 from lisa.cli.main import main
 from lisa.core.daemon import logs
-from tests.consumers import Bench
+from lisa.embedded.server import EmbeddedServer, free_port
+from lisa.manager.server_monitor import ServerMonitor
+from tests.consumers import Bench, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -22,12 +24,86 @@ if TYPE_CHECKING:
     from lisa import Message
 
 TOPIC = "orders"
+TOPICS = (TOPIC, "reminders", "hooks")
 
 
-@pytest.fixture
-def bench(bench: Bench) -> Bench:
-    bench.declare(TOPIC, retry_delays="0")
-    return bench
+@pytest.fixture(autouse=True)
+def everything(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_a_manager_does_not_log_its_jobs(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Manager(redis_url) as manager:
+        refreshes = manager._engine._jobs.seconds["refresh"]
+        wait_until(lambda: sum(refreshes.numbers()[:-1]) >= 2)
+    assert [one for one in caplog.records if one.name.startswith("apscheduler")] == []
+    assert 0 < len(caplog.records) < 5
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_a_consumer_logs_a_missing_server_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However many topics it has; so it does the end of the outage."""
+    port = free_port()
+    consumer = Consumer(f"redis://127.0.0.1:{port}/0")
+    seen: list[object] = []
+    for topic in TOPICS:
+        consumer.on(topic, seen.append)
+    with consumer:
+        wait_until(lambda: len(consumer.health()["topics"]) == len(TOPICS))
+        wait_until(
+            lambda: (
+                {one["state"] for one in consumer.health()["topics"].values()} == {"unreachable"}
+            )
+        )
+        [line] = warnings_in(caplog)
+        assert "does not answer" in line
+        assert "`lisa up` starts a server for development" in line
+        with EmbeddedServer(port=port) as server:
+            bench = Bench(server.url)
+            for topic in TOPICS:
+                bench.declare(topic)
+            with bench.manager(*TOPICS):
+                for topic in TOPICS:
+                    wait_until(settled(bench, bench.send(topic, [1])[0], topic))
+            consumer.stop()
+            bench.store.close()
+    assert warnings_in(caplog) == [line]
+    again = [one for one in caplog.messages if one.endswith(" again")]
+    assert len(again) == 1
+
+
+def test_a_manager_logs_a_missing_server_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    failed: list[LisaError] = []
+    away = ServerMonitor._away
+
+    def counted(monitor: ServerMonitor, error: LisaError) -> None:
+        away(monitor, error)
+        failed.append(error)
+
+    monkeypatch.setattr(ServerMonitor, "_away", counted)
+    with Manager(url):
+        wait_until(lambda: len(failed) >= 3)
+    [line] = warnings_in(caplog)
+    assert line.startswith(f"{url} does not answer")
+    assert "`lisa up` starts a server for development; trying again" in line
+
+
+def test_an_error_names_the_remedy_for_a_local_server() -> None:
+    local, remote = f"redis://127.0.0.1:{free_port()}/0", "redis+cluster://127.0.0.1:1"
+    for url in (local, remote):
+        with Producer(url, patience="0s") as producer, pytest.raises(ServerUnavailable) as caught:
+            producer.send("orders", 1)
+        remedy = "; `lisa up` starts a server for development"
+        assert str(caught.value).endswith(remedy) is (url == local)
+
+
+# A message that fails
 
 
 @pytest.fixture
@@ -52,6 +128,7 @@ def fails(message: Message) -> None:
 
 
 def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.StringIO) -> None:
+    bench.declare(TOPIC, retry_delays="0")
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, fails)
     with bench.manager(TOPIC), consumer:
@@ -70,6 +147,7 @@ def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.Stri
 
 
 def test_garbage_shows_where_the_handler_raised(bench: Bench) -> None:
+    bench.declare(TOPIC, retry_delays="0")
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, fails)
     with bench.manager(TOPIC), consumer, Producer(bench.url) as producer:
@@ -95,7 +173,7 @@ def run(*command: str) -> str:
 
 
 def test_a_reclaimed_message_has_its_fields_too(bench: Bench, written: io.StringIO) -> None:
-    bench.configure(TOPIC, retry_delays="", ack_timeout="1s")
+    bench.declare(TOPIC, retry_delays="", ack_timeout="1s")
     [sent] = bench.send(TOPIC, [1])
     with Consumer(bench.url) as consumer, Manager(bench.url):
         wait_until(lambda: consumer.pull(TOPIC))
@@ -108,7 +186,7 @@ def test_a_reclaimed_message_has_its_fields_too(bench: Bench, written: io.String
 def test_roles_log_that_they_stop_and_have_stopped(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    bench.declare(TOPIC, retry_delays="0")
     consumer = Consumer(bench.url, grace="3s")
     consumer.on(TOPIC, fails)
     with Manager(bench.url) as manager, consumer:
