@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,7 +44,7 @@ async def pulled(consumer: AsyncConsumer, batch: int = 1, wait: str = "0s") -> l
 
 
 async def test_async_handlers_share_the_loop_the_thread_and_the_context(bench: Bench) -> None:
-    """Within the bound of the consumer."""
+    """Within the bound of the consumer; so do receivers of signals."""
     place.set("application")
     found = set()
     running = most = 0
@@ -64,6 +62,10 @@ async def test_async_handlers_share_the_loop_the_thread_and_the_context(bench: B
         if message.body == 7:
             raise Discard("seven")
 
+    async def acked(topic: str, *, message: Message) -> None:
+        found.add((asyncio.get_running_loop(), threading.get_ident(), place.get()))
+
+    consumer.message_acked.connect(acked)
     sent = bench.send(TOPIC, range(20))
     async with consumer:
         await until(lambda: bench.stat(TOPIC, "acked") == 19)
@@ -97,24 +99,6 @@ async def test_other_handlers_run_on_threads_in_copies_of_the_context(bench: Ben
     assert found == {(False, "application")}
 
 
-async def test_receivers_of_signals_run_on_the_loop_with_the_context(bench: Bench) -> None:
-    place.set("application")
-    heard: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
-    consumer = AsyncConsumer(bench.url)
-
-    async def acked(topic: str, *, message: Message) -> None:
-        await heard.put((threading.get_ident() == main, place.get()))
-
-    async def handle(message: Message) -> None: ...
-
-    main = threading.get_ident()
-    consumer.message_acked.connect(acked)
-    consumer.on(TOPIC, handle)
-    async with consumer, asyncio.timeout(60):
-        bench.send(TOPIC, [1])
-        assert await heard.get() == (True, "application")
-
-
 # The end
 
 
@@ -133,31 +117,6 @@ async def test_a_handler_that_blocks_the_applications_loop_is_named(
     bench.send(TOPIC, [1])
     async with consumer:
         await done.wait()
-
-
-async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench) -> None:
-    bench.configure(TOPIC, ack_timeout="1h")
-    started, before = asyncio.Event(), set(threading.enumerate())
-    consumer = AsyncConsumer(bench.url, concurrency=2, grace="10s")
-
-    @consumer.on(TOPIC)
-    async def handle(message: Message) -> None:
-        started.set()
-        await asyncio.sleep(0.3)
-
-    sent = bench.send(TOPIC, range(10))
-    async with consumer, asyncio.timeout(60):
-        await started.wait()
-    states = [bench.settled_as(TOPIC, one) for one in sent]
-    assert states.count("acked") in range(1, 5)
-    assert bench.pending(TOPIC) == 0
-    assert presences(bench) == []
-
-    def is_gone() -> bool:
-        after = set(threading.enumerate()) - before
-        return not [one for one in after if one.name.startswith("lisa-")]
-
-    await until(is_gone)
 
 
 async def test_after_the_grace_time_handlers_are_cancelled_and_released(bench: Bench) -> None:
@@ -270,20 +229,6 @@ async def test_run_reads_topics_added_after_the_start_until_it_is_cancelled(benc
     assert consumer.health()["status"] == "stopped"
 
 
-async def test_run_ends_at_sigterm_and_restores_the_default(bench: Bench) -> None:
-    consumer = AsyncConsumer(bench.url)
-
-    @consumer.on(TOPIC)
-    async def handle(message: Message) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    [sent] = bench.send(TOPIC, [1])
-    async with asyncio.timeout(60):
-        await consumer.run()
-    assert bench.settled_as(TOPIC, sent) == "acked"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
 async def test_run_raises_what_stops_the_consumer(bench: Bench) -> None:
     bench.declare(TOPIC, "second")
 
@@ -295,20 +240,6 @@ async def test_run_raises_what_stops_the_consumer(bench: Bench) -> None:
     consumer.on(TOPIC, handle)
     with pytest.raises(ConfigError, match="several groups"):
         await consumer.run()
-
-
-async def test_a_cancelled_start_leaves_nothing_running(bench: Bench) -> None:
-    async def handle(message: Message) -> None: ...
-
-    consumer = AsyncConsumer(bench.url)
-    consumer.on(TOPIC, handle)
-    start = asyncio.create_task(consumer.start())
-    await asyncio.sleep(0)
-    start.cancel()
-    with suppress(asyncio.CancelledError):
-        await start
-    assert consumer.health()["status"] == "stopped"
-    assert presences(bench) == []
 
 
 async def test_pause_and_unsubscribe(bench: Bench) -> None:
@@ -356,15 +287,6 @@ async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
         assert await pulled(consumer) == []
     assert [message.id for message in acked] == [ids[0], ids[0]]
     assert presences(bench) == []
-
-
-async def test_a_pull_waits_without_blocking_the_loop(bench: Bench) -> None:
-    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(60):
-        assert await pulled(consumer) == []
-        waiting = asyncio.create_task(pulled(consumer, wait="1m"))
-        await until(lambda: b"blocked_clients:0\r" not in bench.ask("INFO", "clients"))
-        bench.send(TOPIC, [1])
-        assert [one.body for one in await waiting] == [1]
 
 
 async def test_deliveries_that_an_iteration_does_not_reach_are_released(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
@@ -50,13 +49,6 @@ def test_a_consumer_waits_for_a_group_and_asks_for_one(bench: Bench) -> None:
     assert bench.stat(TOPIC, "acked", "billing") == 1
 
 
-def test_a_named_group_is_declared(bench: Bench) -> None:
-    consumer = Consumer(bench.url, group="billing")
-    consumer.on(TOPIC, ignore)
-    with consumer:
-        wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("billing",))
-
-
 def test_l11_a_consumer_before_the_manager_gets_every_message(bench: Bench) -> None:
     """It does not spin meanwhile, and does not need an existing stream."""
     bench.send(TOPIC, [1, 2, 3])
@@ -100,16 +92,6 @@ def test_l12_every_group_gets_every_message_and_the_body_is_deleted_last(bench: 
         wait_until(settled(bench, sent))
     assert seen == {"fast": ["for both"], "slow": ["for both"]}
     assert bench.ask("EXISTS", body.body(sent)) == 0
-
-
-def test_several_groups_without_a_choice_are_refused_by_name(bench: Bench) -> None:
-    bench.declare(TOPIC, "a")
-    bench.declare(TOPIC, "b")
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, ignore)
-    with pytest.raises(ConfigError, match=r"several groups \(a, b\)"):
-        consumer.start()
-    assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
 
 
 @pytest.mark.parametrize(("group", "count"), [(None, 1), ("lisa", 2)])
@@ -378,26 +360,6 @@ def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> N
             time.sleep(0.03 + chance.random() * 0.05)  # somewhere among the handlers
         left += map(bench.pending, topics)
     assert not any(left)
-
-
-def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(bench: Bench) -> None:
-    bench.declare(TOPIC)
-    started = threading.Event()
-
-    async def handle(message: Message) -> None:
-        started.set()
-        await asyncio.sleep(60)
-
-    consumer = Consumer(bench.url, grace=timedelta(seconds=0.2))
-    consumer.on(TOPIC, handle)
-    [sent] = bench.send(TOPIC, [1])
-    consumer.start()
-    assert started.wait(10)
-    began = time.monotonic()
-    consumer.stop()
-    assert time.monotonic() - began < 60 / 2  # half of what the handler would take
-    assert bench.states(TOPIC, sent) == ["ready"]
-    assert bench.inspect(TOPIC, sent).group_states[0].failed_attempts == 0
 
 
 def test_a_blocked_read_ends_at_once(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter
@@ -205,29 +204,6 @@ def test_a_blocked_consumer_leaves_the_messages_of_all_topics_to_others(bench: B
     assert set(seen).isdisjoint(blocked)
 
 
-@pytest.mark.parametrize("is_mixed", [pytest.param(False, marks=pytest.mark.full), True])
-def test_topics_with_slow_handlers_take_turns(bench: Bench, *, is_mixed: bool) -> None:
-    """The first topic's handler may run on the event loop."""
-    seen = Seen()
-
-    def handle(message: Message) -> None:
-        time.sleep(0.1)
-        seen.take(message)
-
-    async def handle_on_loop(message: Message) -> None:
-        await asyncio.sleep(0.1)
-        seen.take(message)
-
-    declare_all(bench)
-    consumer = consumer_of(bench.url, handle, TOPICS[1:])
-    consumer.on(FIRST, handle_on_loop if is_mixed else handle)
-    with consumer:
-        wait_until(lambda: reads(bench) == 1)
-        send_all(bench, range(10))
-        wait_until(lambda: len(seen) >= 12)
-    assert {topic for topic, _ in seen[:12]} == set(TOPICS), seen[:12]
-
-
 def test_a_degraded_topic_delays_no_other(bench: Bench) -> None:
     seen = Seen()
 
@@ -383,28 +359,3 @@ def test_records_are_renewed_together_and_written_again(
         wait_until(lambda: presences(bench, SECOND)[0].seen_ms > foreign_ms)
         bench.ask("DEL", swept)
         wait_until(lambda: all_run_since(0))
-
-
-def test_a_handler_stops_its_topic_and_its_consumer(bench: Bench) -> None:
-    seen = Seen()
-    declare_all(bench)
-    consumer = consumer_of(bench.url, seen.take, [THIRD, FOURTH])
-
-    def leave(message: Message) -> None:
-        seen.take(message)
-        consumer.unsubscribe(message.topic)
-
-    def stop(message: Message) -> None:
-        seen.take(message)
-        consumer.stop()
-
-    consumer.on(FIRST, leave)
-    consumer.on(SECOND, stop)
-    consumer.start()
-    wait_until(lambda: reads(bench) == 1)
-    bench.send(FIRST, [1])
-    wait_until(lambda: presences(bench, FIRST) == [])
-    bench.send(SECOND, [2])
-    wait_until(lambda: consumer.health()["status"] == "stopped")
-    assert bench.stat(SECOND, "acked") == 1
-    assert seen == [(FIRST, 1), (SECOND, 2)]

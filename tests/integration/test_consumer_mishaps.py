@@ -17,7 +17,6 @@ from lisa.consumer import Batch, Consumer, loop_watch
 from lisa.consumer.leases import Leases
 from lisa.consumer.subscription import Subscription
 from lisa.core.model.errors import ServerUnavailable
-from lisa.core.transitions.release import Release
 from tests.consumers import Bench, ignore, presences, settled
 from tests.servers import wait_until
 
@@ -302,54 +301,25 @@ def test_a_blocked_loop_keeps_no_reader_busy_and_its_handler_is_named(
     assert f"at {__file__}:{line} (in {__name__}." in said
 
 
-def end_leases(monkeypatch: pytest.MonkeyPatch, ends: Callable[[Subscription, Held], bool]) -> None:
-    """Have leases end between the opening of a delivery and the start of its handler."""
-    take = Subscription._take
-
-    def take_late(sub: Subscription, *arguments: Any) -> list[Held]:
-        taken = take(sub, *arguments)
-        for held in taken:
-            if ends(sub, held):
-                held.lease_ends = 0.0
-        return taken
-
-    monkeypatch.setattr(Subscription, "_take", take_late)
-
-
-def test_an_async_delivery_lost_before_it_began_is_forgotten(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose(sub: Subscription, held: Held) -> bool:
-        sub.store.call(Release(TOPIC, "lisa", [held.receipt]))
-        bench.ask("XREADGROUP", "GROUP", "lisa", "other", "STREAMS", bench.ready(TOPIC), ">")
-        return True
-
-    end_leases(monkeypatch, lose)
-    seen: list[str] = []
-
-    async def handle(message: Message) -> None:
-        seen.append(message.id)
-
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle)
-    with consumer:
-        bench.send(TOPIC, [1])
-        wait_until(lambda: bench.stat(TOPIC, "released") == 1)
-        wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
-    assert seen == []
-
-
 def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its lease ends before its handler begins."""
     renewals, seen = list[str](), list[int]()
+    take = Subscription._take
 
     def renew(_: Leases, held: Held) -> bool:
         renewals.append(held.message.id)
         raise ServerUnavailable("no answer")
 
+    def take_late(sub: Subscription, *arguments: Any) -> list[Held]:
+        taken = take(sub, *arguments)
+        for held in taken:
+            held.lease_ends = held.lease_ends if renewals else 0.0
+        return taken
+
     monkeypatch.setattr(Leases, "renew", renew)
-    end_leases(monkeypatch, lambda _, held: held.message.id not in renewals)
+    monkeypatch.setattr(Subscription, "_take", take_late)
 
     async def handle(message: Message) -> None:
         seen.append(message.body)
@@ -361,33 +331,6 @@ def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
         wait_until(settled(bench, sent))
     assert renewals == [sent]
     assert seen == [1]
-
-
-def test_deliveries_behind_a_running_batch_are_released_at_once(bench: Bench) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    calls: list[int] = []
-
-    def handle(batch: Batch) -> None:
-        calls.append(len(batch))
-        if len(calls) > 3:
-            begun.set()
-            go_on.wait(60)
-
-    consumer = Consumer(bench.url, grace="1m")
-    consumer.on(TOPIC, handle, batch=10, within="1m")
-    bench.send(TOPIC, range(30))
-    consumer.start()
-    wait_until(lambda: len(calls) == 3)
-    bench.send(TOPIC, range(15))
-    assert begun.wait(60)
-    stopping = threading.Thread(target=consumer.stop)
-    stopping.start()
-    try:  # what was not read yet at the stop needs no release
-        wait_until(lambda: bench.pending(TOPIC) == 10 and not bench.is_reading())
-        assert bench.stat(TOPIC, "released") in (0, 5)
-    finally:
-        go_on.set()
-        stopping.join(60)
 
 
 def test_a_topic_subscribed_again_leaves_what_the_former_still_handles(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from tests.consumers import Bench, heard, presences
-from tests.servers import flush, shortest_s, wait_until
+from tests.servers import shortest_s, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,18 +124,6 @@ def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: 
     assert first.ack() == "acked"
 
 
-def test_expired_and_unreadable_messages_are_not_handed_out(
-    bench: Bench, consumer: Consumer
-) -> None:
-    [old] = bench.send(TOPIC, [1], ttl_ms=1)
-    foreign, good = bench.send(TOPIC, [2, 3])
-    bench.ask("SET", bench.store.keys.topic(TOPIC).body(foreign), "9?")
-    time.sleep(0.02)
-    assert [one.id for one in consumer.pull(TOPIC, batch=10)] == [good]
-    assert bench.settled_as(TOPIC, old) == "expired"
-    assert bench.states(TOPIC, foreign) == ["garbage"]
-
-
 def test_a_paused_topic_gives_nothing_until_it_is_resumed(bench: Bench, consumer: Consumer) -> None:
     bench.send(TOPIC, [1])
     bench.configure(TOPIC, paused=True)
@@ -217,16 +205,6 @@ async def test_many_pulls_wait_without_asking_again_and_again(bench: Bench, limi
     assert await asyncio.gather(*(pull() for _ in range(pulls))) == [0] * pulls
     assert calls() - before <= pulls * (3 + waited_s / LOOK_AGAIN_S)
     await consumer.stop()
-
-
-def test_an_emptied_server_is_joined_again(bench: Bench) -> None:
-    consumer = Consumer(bench.url, group="lisa")
-    assert consumer.pull(TOPIC) == []
-    flush(bench.url)
-    bench.send(TOPIC, [1])
-    with bench.manager(TOPIC):
-        assert [one.body for one in consumer.pull(TOPIC, wait=WAIT)] == [1]
-    consumer.stop()
 
 
 def test_an_impossible_batch_or_ack_timeout_is_refused(consumer: Consumer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from datetime import timedelta
@@ -13,20 +12,16 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
-from lisa.consumer.slots import TopicSlots
-from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.outcomes import Discard
-from lisa.core.redis.connection import Connection
-from tests.consumers import Bench, ignore, presences_running, settled, state_of
+from tests.consumers import Bench, presences_running, settled, state_of
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lisa.core.model.message import Message
-    from lisa.core.redis.flow import Command
 
 TOPIC = "orders"
 
@@ -111,31 +106,6 @@ def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
 
 
 # Leases, slots, prefetching
-
-
-@pytest.mark.full
-def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    execute = Connection.execute
-
-    def slowly(self: Connection, command: Command) -> object:
-        if threading.current_thread().name == "lisa-heartbeat":
-            time.sleep(0.15)
-        return execute(self, command)
-
-    monkeypatch.setattr(Connection, "execute", slowly)
-    monkeypatch.setattr("lisa.core.store.presence.BEAT", timedelta(seconds=3))
-    topics = [TOPIC, *[f"other-{n}" for n in range(9)]]
-    for topic in topics:
-        bench.declare(topic, ack_timeout=timedelta(seconds=2.7))  # a busy machine may stall
-    consumer = Consumer(bench.url, concurrency=2)
-    for topic in topics:
-        consumer.on(topic, lambda _: time.sleep(8))
-    [sent] = bench.send(TOPIC, [1])
-    with bench.manager(TOPIC), consumer:
-        wait_until(settled(bench, sent))
-    assert bench.stat(TOPIC, "retried") == 0
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -238,24 +208,6 @@ def test_deliveries_that_cannot_start_are_released(bench: Bench) -> None:
     assert sorted(started + seen) == list(range(200))
 
 
-def test_poll_batch_size_limits_unstarted_deliveries(bench: Bench) -> None:
-    bench.declare(TOPIC)
-    most = 0
-    consumer = Consumer(bench.url, poll_batch_size=5)
-
-    def handle(message: Message) -> None:
-        nonlocal most
-        if message.body % 50 == 0:
-            most = max(most, bench.pending(TOPIC))
-
-    bench.send(TOPIC, range(500))
-    consumer.on(TOPIC, handle)
-    with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
-    # Five running, and as many whose ack may be in transit for 5 ms.
-    assert 1 <= most < 250
-
-
 @pytest.mark.parametrize("concurrency", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None:
     """Small bodies lead a consumer to prefetch hundreds; then each body is a megabyte."""
@@ -343,22 +295,3 @@ def test_the_handlers_of_a_topic_keep_to_its_limit_and_others_use_the_rest(
         wait_until(lambda: bench.stat("others", "acked") == 60)
     assert most[TOPIC] == limit
     assert limit < most["others"] <= 6
-
-
-def test_nothing_is_left_of_an_unsubscribed_topic_with_a_limit(bench: Bench) -> None:
-    def kept() -> int:
-        gc.collect()
-        return sum(isinstance(one, Subscription | TopicSlots) for one in gc.get_objects())
-
-    for topic in (TOPIC, "others"):
-        bench.declare(topic)
-    consumer = Consumer(bench.url, concurrency=2)
-    consumer.on("others", ignore)
-    with consumer:
-        wait_until(presences_running(bench, "others"))
-        before = kept()
-        consumer.subscribe(TOPIC, ignore, concurrency=1)
-        bench.send(TOPIC, range(10))
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 10)
-        consumer.unsubscribe(TOPIC)
-        wait_until(lambda: kept() <= before)

@@ -59,36 +59,6 @@ def states(cast: Cast, ids: list[str]) -> list[str]:
     return [state for i in range(0, len(ids), 100) for state in cast.states(ids[i : i + 100])]
 
 
-@pytest.mark.parametrize(
-    ("then", "end"),
-    [("skip", "skipped"), pytest.param("garbage", "garbage", marks=pytest.mark.full)],
-)
-def test_an_outage_ends_with_exact_counts(cast: Cast, redis_url: str, then: str, end: str) -> None:
-    """Two thirds of the messages are late when managers start, one third is on time."""
-    count = 1_000
-    cast.configure(late=f"{LATE},{then}", max_ready=str(2 * count))
-    with Producer(redis_url) as producer:
-        now_ms = cast.now_ms()
-        dues = {
-            f"m{n}": now_ms - (10 * MINUTE + n if n % 3 else 8 * MINUTE - n) for n in range(count)
-        }
-        ahead = producer.send("orders", "later", at_ms=FAR)
-        for n in range(0, count, 500):
-            some = list(dues.items())[n : n + 500]
-            producer.send_many("orders", [Outgoing("x", id=id_, at_ms=due) for id_, due in some])
-    with managers(redis_url):
-        wait_until(lambda: cast.store.ask("ZCARD", cast.keys.waiting) == 1, timeout=A_WHILE)
-    late, on_time = [n for n in dues if int(n[1:]) % 3], [n for n in dues if not int(n[1:]) % 3]
-    assert Counter(states(cast, late)) == {end: len(late)}
-    assert Counter(states(cast, on_time)) == {"ready": len(on_time)}
-    stats = cast.stats()
-    ends = {"skipped": stats.get("skipped", 0), "garbage": stats.get("garbage@g", 0)}
-    assert ends == {"skipped": 0, "garbage": 0} | ({end: len(late)} if end in ends else {})
-    assert stats["sent"] == sum(ends.values()) + stats["promoted"] + 1
-    assert cast.state(ahead) == "waiting"
-    assert cast.store.drive(check(cast.store, ["orders"])).total == 0
-
-
 def test_an_id_of_another_program_does_not_occupy_a_manager(cast: Cast) -> None:
     """Message ids are UTF-8. The manager kept trying to end other members of the ZSET."""
     cast.configure(late=f"{LATE},skip")

@@ -17,10 +17,8 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
 
     from lisa.consumer.lifespan import Lifespan
-    from tests.servers import Processes
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 
@@ -247,45 +245,6 @@ def test_a_lifespan_is_a_decorated_function(bench: Bench) -> None:
         said = r"generator; decorate .* with @contextmanager or @asy"
         with pytest.raises(StartupFailed, match=said):
             consumer.start()
-
-
-MODULE = """
-import os
-from contextlib import contextmanager
-from lisa import Consumer
-
-def say(line):  # in one write: `print` makes several, and the processes share the pipe
-    os.write(1, line.encode() + b"\\n")
-
-@contextmanager
-def lifespan():
-    say(f"open {os.getpid()}")
-    yield os.getpid()
-    say(f"close {os.getpid()}")
-
-consumer = Consumer(lifespan=lifespan)
-
-@consumer.on("orders")
-def handle(message):
-    say(f"handled in {message.state == os.getpid()}")
-"""
-
-
-def test_each_process_of_lisa_consumer_has_its_own(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
-    (tmp_path / "shop.py").write_text(MODULE)
-    process = processes.start(
-        "-m", "lisa.cli.consumer", "--redis", bench.url, "--processes", "2", "shop"
-    )
-    process.wait_for("open", times=2)
-    bench.send(TOPIC, [1])
-    process.wait_for("handled in True")
-    assert process.stop() == 0
-    lines = [line.split() for line in process.output.splitlines()]
-    opened = {line[1] for line in lines if line[:1] == ["open"]}
-    assert len(opened) == 2
-    assert {line[1] for line in lines if line[:1] == ["close"]} == opened
 
 
 async def test_a_lifespan_cannot_subscribe(redis_url: str) -> None:
