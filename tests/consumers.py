@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lisa.consumer import Consumer
 from lisa.core.model.envelope import encode_envelope, new_id, new_token
 from lisa.core.model.errors import LisaError
 from lisa.core.model.options import encode
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from blinker import Signal
 
-    from lisa.consumer import Consumer
     from lisa.core.model.message import Message
 
 STEP_S = 0.01
@@ -44,6 +44,14 @@ class Bench:
         self.store.call(Declare(topic, group))
         if options:
             self.store.call(Configure(topic, encode(options)))
+
+    def consumer(
+        self, handler: Callable[..., Any], topic: str = "orders", **options: Any
+    ) -> Consumer:
+        """A consumer with one handler."""
+        consumer = Consumer(self.url, **options)
+        consumer.on(topic, handler)
+        return consumer
 
     def configure(self, topic: str, **options: object) -> None:
         """Set the topic's options."""

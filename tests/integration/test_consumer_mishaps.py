@@ -39,8 +39,7 @@ def states(bench: Bench) -> list[str]:
 def test_an_id_that_is_not_text_does_not_block_the_others(bench: Bench) -> None:
     bench.ask("XADD", bench.ready(TOPIC), "*", "id", b"\xff\xfe", "due", "1")
     [sent] = bench.send(TOPIC, [1])
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, ignore)
+    consumer = bench.consumer(ignore)
     with consumer:
         wait_until(settled(bench, sent))
 
@@ -73,8 +72,7 @@ def test_exceptions_whose_own_code_fails_are_failures(bench: Bench, *, is_async:
     async def handle_async(message: Message) -> None:
         handle(message)
 
-    consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, handle_async if is_async else handle)
+    consumer = bench.consumer(handle_async if is_async else handle, concurrency=2)
     bench.send(TOPIC, range(len(errors)))
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "retried") == len(errors))
@@ -152,8 +150,7 @@ def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:
 def test_receivers_that_raise_or_exit_do_not_end_the_settling(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, ignore)
+    consumer = bench.consumer(ignore)
 
     def leave(_: str, *, message: Message) -> None:
         sys.exit(message.id)
@@ -230,8 +227,7 @@ def test_a_batch_that_takes_too_long_is_cancelled_once_and_calls_no_further_rece
 
 
 def test_a_receiver_of_acks_may_stop_the_consumer(bench: Bench) -> None:
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, ignore)
+    consumer = bench.consumer(ignore)
 
     def stop(_: str, *, message: Message) -> None:
         assert message.topic == TOPIC
@@ -241,7 +237,7 @@ def test_a_receiver_of_acks_may_stop_the_consumer(bench: Bench) -> None:
     bench.send(TOPIC, [1])
     running = threading.Thread(target=consumer.run, daemon=True)
     running.start()
-    running.join(10)
+    running.join(60)
     assert not running.is_alive()
     assert presences(bench) == []
 
@@ -251,14 +247,13 @@ def test_a_handler_that_blocks_the_loop_does_not_spoil_the_stop(bench: Bench) ->
 
     async def handle(_: Message) -> None:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(60)
 
-    consumer = Consumer(bench.url, grace=timedelta(milliseconds=100))
-    consumer.on(TOPIC, handle)
+    consumer = bench.consumer(handle, grace=timedelta(milliseconds=100))
     bench.send(TOPIC, [1])
     consumer.start()
     try:
-        assert begun.wait(10)
+        assert begun.wait(60)
         consumer.stop()
     finally:
         go_on.set()
@@ -279,8 +274,7 @@ def test_a_blocked_loop_keeps_no_reader_busy_and_its_handler_is_named(
             begun.set()
             go_on.wait(60)
 
-    consumer = Consumer(bench.url, concurrency=4)
-    consumer.on(TOPIC, handle)
+    consumer = bench.consumer(handle, concurrency=4)
     [slow] = bench.send(TOPIC, ["slow"])
     with consumer:
         wait_until(settled(bench, slow))
@@ -324,8 +318,7 @@ def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
     async def handle(message: Message) -> None:
         seen.append(message.body)
 
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle)
+    consumer = bench.consumer(handle)
     [sent] = bench.send(TOPIC, [1])
     with consumer:
         wait_until(settled(bench, sent))
@@ -338,10 +331,9 @@ def test_a_topic_subscribed_again_leaves_what_the_former_still_handles(bench: Be
 
     def handle(message: Message) -> None:
         begun.append(message.body)
-        go_on.wait(20)
+        go_on.wait(60)
 
-    consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, handle)
+    consumer = bench.consumer(handle, concurrency=2)
     [sent] = bench.send(TOPIC, [1])
     with consumer:
         wait_until(lambda: begun == [1])

@@ -192,8 +192,7 @@ def test_a_group_that_is_removed_after_its_consumer_s_record_stays_removed(
 ) -> None:
     """A manager sweeps the record, and the next heartbeat notices."""
     monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=50))
-    consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(milliseconds=500))
-    consumer.on(TOPIC, ignore)
+    consumer = bench.consumer(ignore, group="lisa", poll_timeout=timedelta(milliseconds=500))
     with consumer:
         [sent] = bench.send(TOPIC, [1])
         wait_until(settled(bench, sent))

@@ -103,7 +103,7 @@ async def test_the_lifespan_of_an_asyncio_consumer(
         started.set()
         await slow(message)
 
-    async with consumer, asyncio.timeout(20):
+    async with consumer, asyncio.timeout(60):
         bench.send(TOPIC, [1])
         await started.wait()
     assert story.events == ["open", "handled 1", "close"]
@@ -139,11 +139,13 @@ async def test_a_start_whose_lifespan_hangs_can_be_cancelled(
     hangs = False
     async with consumer:
         bench.send(TOPIC, [1])
-        await asyncio.to_thread(story.started.wait, 20)
+        await asyncio.to_thread(story.started.wait, 60)
     assert story.events[-3:] == ["open", "handled 1", "close"]
 
 
 async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> None:
+    """Their messages are released."""
+    bench.configure(TOPIC, ack_timeout="1h")
     story, started = Story(), asyncio.Event()
     consumer = AsyncConsumer(bench.url, lifespan=story.on_loop, grace="100ms")
 
@@ -156,10 +158,12 @@ async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> 
             await asyncio.sleep(0.1)
             message.state.events.append("cancelled")
 
-    async with consumer, asyncio.timeout(20):
-        bench.send(TOPIC, [1])
+    async with consumer, asyncio.timeout(60):
+        [sent] = bench.send(TOPIC, [1])
         await started.wait()
     assert story.events == ["open", "cancelled", "close"]
+    assert bench.states(TOPIC, sent) == ["ready"]
+    assert bench.inspect(TOPIC, sent).group_states[0].failed_attempts == 0
 
 
 def connect() -> None:

@@ -129,8 +129,7 @@ def fails(message: Message) -> None:
 
 def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.StringIO) -> None:
     bench.declare(TOPIC, retry_delays="0")
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, fails)
+    consumer = bench.consumer(fails)
     with bench.manager(TOPIC), consumer:
         [sent] = bench.send(TOPIC, ["socks"])
         wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
@@ -148,8 +147,7 @@ def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.Stri
 
 def test_garbage_shows_where_the_handler_raised(bench: Bench) -> None:
     bench.declare(TOPIC, retry_delays="0")
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, fails)
+    consumer = bench.consumer(fails)
     with bench.manager(TOPIC), consumer, Producer(bench.url) as producer:
         [sent] = bench.send(TOPIC, ["socks"])
         wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
@@ -187,8 +185,7 @@ def test_roles_log_that_they_stop_and_have_stopped(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.declare(TOPIC, retry_delays="0")
-    consumer = Consumer(bench.url, grace="3s")
-    consumer.on(TOPIC, fails)
+    consumer = bench.consumer(fails, grace="3s")
     with Manager(bench.url) as manager, consumer:
         pass
     said = [one.getMessage() for one in caplog.records if "stop" in one.getMessage()]

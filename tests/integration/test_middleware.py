@@ -72,8 +72,7 @@ def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
 ) -> None:
     bench.configure(TOPIC, retry_delays="0,0")
     watch = Watches()
-    consumer = Consumer(bench.url, middleware=[watch])
-    consumer.on(TOPIC, handler)
+    consumer = bench.consumer(handler, middleware=[watch])
     with Producer(bench.url, middleware=[Tenant()]) as producer:
         sent = producer.send(TOPIC, 1)
     with bench.manager(TOPIC), consumer:

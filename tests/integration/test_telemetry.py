@@ -334,8 +334,7 @@ def test_a_failed_send_and_a_discarded_message_are_errors(bench: Bench, recorded
     ]
     bench.configure(TOPIC, capacity=10)
     (sent,) = bench.send(TOPIC, [1])  # without a context
-    consumer = Consumer(bench.url, middleware=recorded.middleware)
-    consumer.on(TOPIC, handler)
+    consumer = bench.consumer(handler, middleware=recorded.middleware)
     with consumer:
         wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
     process = recorded.one("process")
