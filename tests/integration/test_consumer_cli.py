@@ -52,16 +52,11 @@ def handle(message):
     print(f"handled {message.body}")
 """
 
-ON_APP_LOOP = """
-import asyncio
-from lisa import AsyncConsumer
-consumer = AsyncConsumer()
-@consumer.on("orders")
-async def handle(message):
-    print(f"handling {message.body}")
-    await asyncio.sleep(0.5)
-    print(f"handled {message.body}")
-"""
+ON_APP_LOOP = (
+    SLOW.replace("Consumer", "AsyncConsumer")
+    .replace("def handle", "async def handle")
+    .replace("time.sleep", "await __import__('asyncio').sleep")
+)
 
 FORKS = """
 import multiprocessing, time
