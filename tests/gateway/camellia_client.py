@@ -1,11 +1,15 @@
-"""Calls of camellia's wire format."""
+"""Clients for camellia's wire format: plain calls, and a double of its Java SDK.
+
+The double behaves like that SDK, including its flaws: form POSTs with a charset and no other
+header, timeouts of 5 s (for a poll, twice its wait), any HTTP status but 200 is an error, no call
+is repeated, and a failed server is skipped until no other is left.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import redis
 
 from tests.gateways import new_topic
 from tests.servers import connect, wait_until
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
+FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 Message = dict[str, Any]
 
@@ -100,8 +105,3 @@ def queue_with_group(client: httpx.Client, redis_url: str) -> Queue:
     with connect(redis_url) as redis:
         wait_until(lambda: redis.hlen(f"lisa:{{{queue.topic}}}:groups"))
     return queue
-
-
-def now_ms(redis_: redis.Redis) -> int:
-    seconds, micros = redis_.time()
-    return int(seconds) * 1000 + int(micros) // 1000

@@ -208,21 +208,6 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_access_errors_over_http_are_401_and_403(guarded: Gateway) -> None:
-    send = "/v1/topics/orders/messages"
-    answer = guarded.client.post(send, json={"body": 1})
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert answer.headers["content-type"] == "application/problem+json"
-    wrong = guarded.client.post(send, json={"body": 1}, headers=bearer("x" * 20))
-    assert wrong.status_code == 401
-    refused = guarded.client.post(send, json={"body": 1}, headers=bearer(MAILER))
-    assert refused.status_code == 403
-    assert "mailer" in refused.json()["detail"]
-    accepted = guarded.client.post(send, json={"body": 1}, headers=bearer(SHOP))
-    assert accepted.status_code == 201
-
-
 def test_secrets_are_not_logged(guarded: Gateway) -> None:
     guarded.client.get(f"/v1/topics?token={ROOT}", headers=bearer(ROOT))
     assert not [line for line in guarded.said if ROOT in line or SHOP in line]

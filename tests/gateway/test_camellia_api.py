@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from lisa import Consumer, Manager, Producer
-from lisa.embedded import EmbeddedServer
-from lisa.gateway.compat.camellia.endpoints import FIRST_PULL_S
-from tests.gateway.camellia_client import QUEUE, Queue
-from tests.gateways import Gateway, new_topic
+from lisa.core.settings import GatewaySettings
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
+from lisa.core.transitions.inspect import Inspection
+from lisa.gateway.compat.camellia import queue as camellia_queue
+from lisa.gateway.compat.camellia.metrics import exposition
+from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
+from lisa.gateway.compat.camellia.topics import bands_of
+from lisa.producer.report import SendOutcome
+from tests.gateway.camellia_client import (
+    HEALTH,
+    QUEUE,
+    Queue,
+)
+from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import httpx
+    import redis
+
+    from lisa.producer import Outgoing
 
 FIELDS = [
     "topic",
@@ -176,14 +193,6 @@ def test_only_the_original_methods(client: httpx.Client) -> None:
     assert client.post(f"{QUEUE}/getTopicInfo", data={"topic": "t"}).status_code == 405
 
 
-def test_a_full_topic_is_code_500(queue: Queue, redis_url: str) -> None:
-    queue.send(delay_ms=60_000)
-    with connect(redis_url) as redis:
-        redis.hset(f"lisa:{{{queue.topic}}}:options", "capacity", "1")
-    body = queue.post("sendMsg", msg="m", delayMillis=0)
-    assert body == {"code": 500, "msg": None, "delayMsg": None}
-
-
 def test_a_nack_redelivers_immediately_until_retries_are_used_up(queue: Queue) -> None:
     sent = queue.send(maxRetry=2)
     for attempt in (1, 2, 3):
@@ -193,15 +202,6 @@ def test_a_nack_redelivers_immediately_until_retries_are_used_up(queue: Queue) -
     dead = queue.get(sent["msgId"])
     assert dead == {**sent, "retry": 3, "status": 6}
     assert queue.pull() == []
-
-
-def test_a_batch_keeps_the_order(queue: Queue) -> None:
-    ids = [queue.send(f"m{i}")["msgId"] for i in range(20)]
-    some = queue.pull(batch=15)
-    rest = queue.pull(batch=15)
-    assert [len(some), len(rest)] == [15, 5]
-    assert [one["msgId"] for one in some + rest] == ids
-    assert {queue.settle(one, ack=True) for one in ids} == {200}
 
 
 @pytest.mark.parametrize("end", ["acked", "deleted", "garbage"])
@@ -218,6 +218,15 @@ def test_the_id_of_an_ended_message_is_sent_anew(queue: Queue, end: str) -> None
     assert (pulled["msg"], pulled["retry"]) == ("second", 1)
 
 
+def test_delete(queue: Queue) -> None:
+    waiting, ready = queue.send(delay_ms=60_000), queue.send()
+    for one in (waiting, ready):
+        assert queue.delete(one["msgId"]) == 200
+        assert queue.status(one["msgId"]) == 7
+        assert queue.delete(one["msgId"]) == 404  # as in the original: it is not alive
+    assert queue.pull() == []
+
+
 def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> None:
     sent = queue.send(ttlMillis=700, maxRetry=5)
     (pulled,) = queue.pull()
@@ -231,6 +240,20 @@ def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> N
     assert queue.settle(pulled["msgId"], ack=False) == 200
     wait_until(lambda: queue.status(sent["msgId"]) == 6)
     assert queue.pull() == []
+
+
+def test_a_late_ack_counts_before_redelivery(
+    queue: Queue, redis_url: str, manager: Manager
+) -> None:
+    """Also by another gateway, which has no receipt."""
+    with Gateway(redis_url) as other:
+        for client in (queue.client, other.client):
+            sent = queue.send()
+            assert queue.pull(ackTimeoutMillis=100)
+            wait_until(lambda sent=sent: queue.status(sent["msgId"]) == 2)  # type: ignore[misc]
+            assert Queue(client, queue.topic).settle(sent["msgId"], ack=True) == 200
+            assert queue.status(sent["msgId"]) == 4
+            assert queue.pull() == []
 
 
 @pytest.mark.parametrize(
@@ -336,47 +359,397 @@ lisa-delay-queue:
             assert policy == b"0,400,400"
 
 
-def test_a_message_is_settled_through_another_gateway(
-    queue: Queue, redis_url: str, manager: Manager
-) -> None:
-    """It has no receipt. A late ack counts until the message is handed out again."""
-    with Gateway(redis_url) as other:
-        elsewhere = Queue(other.client, queue.topic)
-        first, second = queue.send("a"), queue.send("b")
-        assert len(queue.pull(batch=2)) == 2
-        assert elsewhere.settle(first["msgId"], ack=True) == 200
-        assert elsewhere.settle(second["msgId"], ack=False) == 200
-        assert queue.settle(first["msgId"], ack=True) == 200  # repeated: it is already acked
-        (again,) = elsewhere.poll()
-        assert (again["msgId"], again["retry"]) == (second["msgId"], 2)
-        assert queue.settle(second["msgId"], ack=True) == 200
-        for here in (queue, elsewhere):
-            sent = queue.send()["msgId"]
-            assert queue.pull(ackTimeoutMillis=100)
-            wait_until(partial(has_status, queue, sent, 2))
-            assert here.settle(sent, ack=True) == 200
-            assert (queue.status(sent), queue.pull()) == (4, [])
+# Defects of Camellia by number --------------------------------------------------------------------
 
 
-def has_status(queue: Queue, message_id: str, status: int) -> bool:
-    return queue.status(message_id) == status
+AN_HOUR_AHEAD = """
+import time
+
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + 3600
+time.time_ns = lambda: _time_ns() + 3_600_000_000_000
+"""
+
+TOKENS = """
+tokens:
+  - {name: sender, token: sender-sender-sender, scopes: [produce], topics: [mine-*]}
+  - {name: worker, token: worker-worker-worker, scopes: [consume]}
+  - {name: root, token: root-root-root-root}
+"""
 
 
-def test_a_client_may_start_before_any_manager() -> None:
-    """No group is declared yet: only the first pull waits for one. Messages are delivered later."""
-    with EmbeddedServer() as server, Gateway(server.url) as gateway:
-        queue = Queue(gateway.client, new_topic())
+def now_ms(redis_: redis.Redis) -> int:
+    seconds, micros = redis_.time()
+    return int(seconds) * 1000 + int(micros) // 1000
 
-        def pull_s() -> float:
+
+def body_key(topic: str, message_id: str) -> str:
+    return f"lisa:{{{topic}}}:body:{message_id}"
+
+
+def test_c01_a_send_is_atomic(redis_url: str, manager: Manager) -> None:
+    """Body, place and topic were written separately: a crash in between lost the message, because
+    a repeated send was then rejected as a duplicate."""
+    topic = new_topic()
+    ids = [f"m{i}" for i in range(2_000)]
+    sent: list[str] = []
+
+    def send_until_it_dies(url: str) -> None:
+        with httpx.Client(base_url=url, verify=NO_TLS) as client, suppress(httpx.TransportError):
+            for one in ids:
+                Queue(client, topic).send(one, msgId=one)
+                sent.append(one)
+
+    with Gateway(redis_url) as gateway:
+        thread = threading.Thread(target=send_until_it_dies, args=(gateway.url,))
+        thread.start()
+        wait_until(lambda: len(sent) > 50)
+        gateway.process.kill()
+        thread.join(30)
+        gateway.process.wait()
+    assert 50 < len(sent) < len(ids)
+    with Gateway(redis_url) as gateway:
+        queue = Queue(gateway.client, topic)
+        again = ids[: len(sent) + 1]  # the last reply was lost, or the request never arrived
+        for one in again:
+            queue.send(one, msgId=one)
+        got: list[str] = []
+        while found := queue.poll(wait_ms=500, batch=200):
+            got += [message["msg"] for message in found]
+            for message in found:
+                assert queue.settle(message["msgId"], ack=True) == 200
+        assert sorted(got) == sorted(again)
+
+
+def test_c02_sends_of_one_id_make_one_message(queue: Queue) -> None:
+    """Two repeated sends of an ended message were both queued; all empty ids were the same."""
+
+    def at_once(message_id: str) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda i: queue.send(f"m{i}", msgId=message_id), range(16)))
+
+    first = at_once("same")
+    assert len({one["msg"] for one in first}) == 1
+    (pulled,) = queue.poll(batch=10)
+    assert queue.settle("same", ack=True) == 200
+    assert pulled["retry"] == 1
+    assert len({one["msg"] for one in at_once("same")}) == 1  # the id was free again, for one send
+    (pulled,) = queue.poll(batch=10)
+    assert (pulled["retry"], queue.pull(batch=10)) == (1, [])
+    assert len({one["msgId"] for one in at_once("")}) == 16
+    assert len(queue.pull(batch=20)) == 16
+
+
+def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
+    """A send of a known id that expired before its lookup queued an id without a message, and
+    reported success."""
+    outcomes = [Sent.DUPLICATE, Sent.ACCEPTED]
+
+    async def offer(_topic: str, message: Outgoing, _mode: OnDuplicate) -> SendOutcome:
+        return SendOutcome(message.id or "", outcomes.pop(0))
+
+    async def look(_topic: str, _message_id: str) -> Inspection:
+        return Inspection(b"", None, None, None, [])
+
+    async def now_us() -> int:
+        return 1_000_000
+
+    settings = GatewaySettings()
+    hub: Any = SimpleNamespace(
+        settings=settings,
+        groups={},
+        sender=SimpleNamespace(offer=offer),
+        settler=SimpleNamespace(look=look),
+    )
+    clock: Any = SimpleNamespace(now_us=now_us)
+    sent = asyncio.run(
+        camellia_queue.Queue(hub, clock).send(
+            "topic", "text", message_id="mine", delay_ms=0, ttl_ms=-1, max_retry=-1, trace={}
+        )
+    )
+    assert (sent.msg_id, sent.msg, sent.status) == ("mine", "text", 2)
+    assert not outcomes
+
+
+def test_c02_an_id_without_a_state_gets_a_response(queue: Queue, redis_url: str) -> None:
+    """A message has no state while its only group is being removed."""
+    queue.send(delay_ms=60_000, msgId="lone")
+    with connect(redis_url) as redis_:
+        redis_.zrem(f"lisa:{{{queue.topic}}}:waiting", "lone")
+        body = queue.post("sendMsg", msg="text", delayMillis=0, msgId="lone")
+        assert body == {"code": 500, "msg": None, "delayMsg": None}
+        redis_.delete(body_key(queue.topic, "lone"))
+    assert queue.send(msgId="lone")["status"] == 2
+
+
+def test_c04_acks_and_nacks_count_for_deliveries_only(queue: Queue, redis_url: str) -> None:
+    """A nack put any id into the ready queue, even a waiting one (early) or a ready one (twice);
+    an ack ended messages that were not delivered, or did not exist."""
+    assert queue.settle("nobody", ack=True) == 404
+    assert queue.settle("nobody", ack=False) == 404
+    waiting = queue.send(delay_ms=400)["msgId"]
+    for ack in (True, False):
+        assert queue.settle(waiting, ack=ack) == 404
+        assert queue.status(waiting) == 1
+    (pulled,) = queue.poll(batch=10)
+    with connect(redis_url) as client:
+        assert now_ms(client) >= pulled["triggerTime"]
+    assert pulled["retry"] == 1
+    assert queue.settle(waiting, ack=True) == 200
+    ready = queue.send()["msgId"]
+    for ack in (True, False):
+        assert queue.settle(ready, ack=ack) == 404
+    assert [one["msgId"] for one in queue.pull(batch=10)] == [ready]
+    assert queue.settle(ready, ack=True) == 200
+    assert queue.settle(ready, ack=False) == 404
+    assert queue.status(ready) == 4
+
+
+def test_c04_a_nack_after_the_ack_timeout_adds_nothing(queue: Queue) -> None:
+    """It was in the ready queue twice."""
+    one = queue.send()["msgId"]
+    assert queue.pull(ackTimeoutMillis=100)
+    wait_until(lambda: queue.status(one) == 2)
+    assert queue.settle(one, ack=False) == 404
+    assert [found["retry"] for found in queue.pull(batch=10)] == [2]
+    assert queue.pull(batch=10) == []
+
+
+def test_c06_redelivered_messages_wake_a_poll(queue: Queue) -> None:
+    """Nacks and ack timeouts woke no poll: it slept to its end with a message ready."""
+    one = queue.send()["msgId"]
+    assert queue.pull()
+    with ThreadPoolExecutor(1) as pool:
+        for come_back in (lambda: queue.settle(one, ack=False), lambda: None):
             began = time.monotonic()
-            assert queue.pull() == []
-            return time.monotonic() - began
+            poll = pool.submit(queue.poll, 20_000)
+            time.sleep(0.1)  # it is waiting by then; otherwise it finds the message anyway
+            come_back()
+            (found,) = poll.result()
+            # The latter is redelivered by the ack timeout of 2 s, plus one second for the manager.
+            assert time.monotonic() - began < 10
+            assert found["msgId"] == one
 
-        first_s = pull_s()
-        assert first_s > FIRST_PULL_S
-        assert min(pull_s() for _ in range(5)) < first_s / 2
-        assert queue.poll(wait_ms=50) == []
-        sent = queue.send(delay_ms=10)
-        with Manager(server.url):
-            (pulled,) = queue.poll()
-            assert pulled["msgId"] == sent["msgId"]
+
+def test_c07_no_wake_up_is_missed(queue: Queue) -> None:
+    """A message sent between a poll's first check and its sleep did not wake it."""
+    with ThreadPoolExecutor(1) as pool:
+        for i in range(100):
+            poll = pool.submit(queue.poll, 20_000)
+            sent = queue.send(f"m{i}")
+            (found,) = poll.result(10)  # half of its sleep
+            assert found["msgId"] == sent["msgId"]
+            assert queue.settle(found["msgId"], ack=True) == 200
+
+
+def test_c08_never_early(queue: Queue, redis_url: str) -> None:
+    """Messages were up to 100 ms early, those with delays up to 100 ms immediate."""
+    with connect(redis_url) as client:
+        for delay_ms in (1, 5, 50, 100, 101, 250):
+            queue.send(delay_ms=delay_ms)
+        for _ in range(6):
+            (found,) = queue.poll()
+            assert now_ms(client) >= found["triggerTime"]
+            late_by = now_ms(client) - found["triggerTime"]
+            assert late_by < 5_000
+
+
+def test_c09_the_status_is_correct(queue: Queue) -> None:
+    """It remained 1 when a message was due, and 3 after a nack or an ack timeout."""
+    assert queue.status(queue.send(delay_ms=60_000)["msgId"]) == 1
+    one = queue.send(delay_ms=100)["msgId"]
+    wait_until(lambda: queue.status(one) == 2)
+    for attempt, timeout_ms in ((1, 60_000), (2, 300)):
+        (pulled,) = queue.poll(ackTimeoutMillis=timeout_ms)  # it may not have been promoted yet
+        assert (pulled["retry"], pulled["status"]) == (attempt, 3)
+        if attempt == 1:
+            assert queue.status(one) == 3
+            assert queue.settle(one, ack=False) == 200
+        wait_until(lambda: queue.status(one) == 2)
+        found = queue.get(one)
+        assert found is not None
+        assert found["retry"] == attempt
+
+
+def test_c10_dead_messages_are_kept(queue: Queue, producer: Producer, redis_url: str) -> None:
+    """The message was dropped, and its body deleted five minutes later."""
+    one = queue.send("precious", maxRetry=0)["msgId"]
+    assert queue.pull()
+    assert queue.settle(one, ack=False) == 200
+    found = queue.get(one)
+    assert found is not None
+    assert (found["status"], found["msg"]) == (6, "precious")
+    assert queue.delete(one) == 404
+    kept = producer.get(queue.topic, one)
+    assert kept is not None
+    assert (kept.state, kept.body, kept.reason) == ("garbage", "precious", "ackMsg with ack=false")
+    with connect(redis_url) as client:
+        assert client.ttl(body_key(queue.topic, one)) == -1
+
+
+def test_c11_retries_can_have_delays(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """All retries were used up within milliseconds."""
+    config = "lisa-delay-queue: {camellia: {retry-delays: '300ms,600ms'}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        connect(redis_url) as client,
+    ):
+        queue = Queue(gateway.client, new_topic())
+        one = queue.send(maxRetry=2)["msgId"]
+        for pause_ms in (300, 600):
+            assert queue.poll()
+            before = now_ms(client)
+            assert queue.settle(one, ack=False) == 200
+            assert queue.status(one) == 1  # it is waiting
+            assert queue.pull() == []
+            wait_until(lambda: queue.status(one) == 2)
+            assert now_ms(client) >= before + pause_ms
+        assert queue.poll()
+        assert queue.settle(one, ack=False) == 200
+        assert queue.status(one) == 6
+
+
+def test_c13_metric_names_and_escaping() -> None:
+    """HELP and TYPE lacked the prefix of their samples; labels were not escaped."""
+    data = MonitorData([RequestStats('a"\\\n', trigger_msg_ready=3)])
+    lines = exposition("camellia_", data, [], 0.5).splitlines()
+    assert r'camellia_request{topic="a\"\\\n",type="triggerMsgReady"} 3' in lines
+    for line in lines:
+        assert line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith("camellia_")
+
+
+def test_c15_topic_names_do_not_collide(client: httpx.Client) -> None:
+    """Topic and id were joined by a bar; a brace in a topic moved its hash tag."""
+    stem = new_topic()
+    for topic in (f"{stem}|b", f"{stem}}}", f"{{{stem}", f"{stem} x"):
+        body = Queue(client, topic).post("sendMsg", msg="m", delayMillis=0, msgId="c")
+        assert body["code"] == 400
+    plain, other = Queue(client, stem), Queue(client, f"{stem}:b")
+    for queue, message_id in ((plain, "b|c"), (plain, "b:c"), (plain, "}{"), (other, "c")):
+        queue.send(f"{queue.topic} {message_id}", delay_ms=60_000, msgId=message_id)
+    for queue, message_id in ((plain, "b|c"), (plain, "b:c"), (plain, "}{"), (other, "c")):
+        found = queue.get(message_id)
+        assert found is not None
+        assert found["msg"] == f"{queue.topic} {message_id}"
+
+
+@pytest.mark.parametrize("release", ["true", "false", ""])
+def test_c16_a_deleted_message_disappears_immediately(
+    queue: Queue, redis_url: str, release: str
+) -> None:
+    """Its id remained in the waiting or the ack queue until it was due."""
+    ids = [queue.send(delay_ms=delay)["msgId"] for delay in (60_000, 0)]
+    held = queue.pull()[0]["msgId"]
+    assert held == ids[1]
+    assert queue.info()["ackQueueSize"] == 1
+    for one in ids:
+        assert queue.post("deleteMsg", msgId=one, release=release)["code"] == 200
+    info = queue.info()
+    sizes = [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")]
+    assert sizes == [0, 0, 0]
+    with connect(redis_url) as client:
+        left = {key.decode() for key in client.scan_iter(f"lisa:{{{queue.topic}}}:*")}
+        assert not [key for key in left if ":body:" in key or key.endswith((":waiting", ":leases"))]
+
+
+def test_c18_large_delays_are_rejected_or_exact(queue: Queue) -> None:
+    """A delay near the largest long overflowed, and its message was never delivered."""
+    body = queue.post("sendMsg", msg="m", delayMillis=(1 << 63) - 1)
+    assert body == {"code": 400, "msg": None, "delayMsg": None}
+    far = 365 * 86_400_000 * 100
+    sent = queue.send(delay_ms=far, ttlMillis=(1 << 63) - 1)
+    assert sent["triggerTime"] == sent["produceTime"] + far
+    assert sent["expireTime"] > sent["triggerTime"]
+    assert queue.get(sent["msgId"]) == sent
+    assert queue.info()["waitingQueueInfo"]["sizeOf30dayToInfinite"] == 1
+
+
+def test_c18_each_delay_is_in_one_band() -> None:
+    """A delay on a border was counted in both bands."""
+    now = 1_000_000_000_000
+    borders = [60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000]
+    borders.append(30 * 86_400_000)
+    bands = bands_of("-inf", now)
+    assert len(bands) == 9
+    for delay in [-5, 0, *borders, *(one - 1 for one in borders), *(one + 1 for one in borders)]:
+        inside = [i for i, band in enumerate(bands) if _holds(band, now + delay)]
+        assert inside == [sum(1 for border in borders if delay >= border)]
+
+
+def _holds(band: tuple[str, str], score: int) -> bool:
+    low, high = band
+    above = low == "-inf" or (score > int(low[1:]) if low[0] == "(" else score >= int(low))
+    return above and (high == "+inf" or score < int(high.removeprefix("(")))
+
+
+def test_c19_times_are_from_the_redis_clock(
+    redis_url: str, manager: Manager, tmp_path: Path
+) -> None:
+    """Each server used its own clock, so one that was ahead sent early or late."""
+    (tmp_path / "sitecustomize.py").write_text(AN_HOUR_AHEAD, encoding="utf-8")
+    with (
+        Gateway(redis_url, env={"PYTHONPATH": str(tmp_path)}) as gateway,
+        connect(redis_url) as client,
+    ):
+        queue = Queue(gateway.client, new_topic())
+        before = now_ms(client)
+        sent = queue.send(delay_ms=300)
+        assert before <= sent["produceTime"] <= now_ms(client) + 1
+        (found,) = queue.poll()
+        assert found["triggerTime"] == sent["triggerTime"] == sent["produceTime"] + 300
+        assert sent["triggerTime"] <= now_ms(client) < sent["triggerTime"] + 60_000
+
+
+def test_c20_tokens_guard_every_path(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """No path required authentication, not even the switch that takes a server out of service."""
+    file = tmp_path / "tokens.yml"
+    file.write_text(TOKENS, encoding="utf-8")
+    topic = f"mine-{new_topic()}"
+    form = {
+        "topic": topic,
+        "msg": "m",
+        "delayMillis": 0,
+        "msgId": "i",
+        "ack": "true",
+        "longPollingTimeoutMillis": 1,
+    }
+    posts = ["sendMsg", "deleteMsg", "pullMsg", "longPollingMsg", "ackMsg", "getMsg"]
+    gets = ["getMonitorData", "getTopicInfo", "getTopicInfoList", "getMonitorString", "metrics"]
+    with Gateway(redis_url, "--tokens-file", str(file)) as gateway:
+
+        def code(method: str, path: str, name: str | None) -> int:
+            headers = {"Authorization": f"Bearer {'-'.join([name] * 3)}"} if name else {}
+            if name == "root":
+                headers = {"Authorization": "Bearer root-root-root-root"}
+            sent = {"data": form} if method == "POST" else {"params": {"topic": topic}}
+            answer = gateway.client.request(method, path, headers=headers, **sent)
+            if answer.status_code in (401, 403):
+                assert answer.json()["code"] == answer.status_code
+            return answer.status_code
+
+        for name in posts:
+            assert code("POST", f"{QUEUE}/{name}", None) == 401
+        for name in gets:
+            assert code("GET", f"{QUEUE}/{name}", None) == 401
+            assert code("GET", f"{QUEUE}/{name}", "sender") == 200
+        for name in ("online", "offline"):
+            assert code("GET", f"{HEALTH}/{name}", None) == 401
+            assert code("GET", f"{HEALTH}/{name}", "worker") == 403
+        assert code("GET", f"{HEALTH}/online", "root") == 200
+        assert code("GET", f"{HEALTH}/status", None) == 200
+        allowed = {
+            "sender": {"sendMsg", "deleteMsg", "getMsg"},
+            "worker": {"pullMsg", "longPollingMsg", "ackMsg", "getMsg"},
+            "root": set(posts),
+        }
+        for name, paths in allowed.items():
+            for path in posts:
+                assert code("POST", f"{QUEUE}/{path}", name) == (200 if path in paths else 403)
+        form["topic"] = topic = new_topic()
+        assert code("POST", f"{QUEUE}/sendMsg", "sender") == 403  # not one of its topics
+
+
+def test_c20_cross_site_requests_cannot_take_it_out_of_service(client: httpx.Client) -> None:
+    answer = client.get(f"{HEALTH}/offline", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 403
+    assert client.get(f"{HEALTH}/status").status_code == 200

@@ -10,18 +10,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lisa import Consumer, Manager
-from lisa.core.store.registration import IDLE_AFTER_MS
+from lisa import Manager
 from lisa.gateway.compat.camellia.health import IDLE_S, ServiceState
-from lisa.gateway.compat.camellia.metrics import exposition
-from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
-from lisa.gateway.compat.camellia.topics import bands_of
-from lisa.manager.expirer import Expirer
-from lisa.manager.signal_queue import SignalQueue
-from lisa.manager.sweeper import Sweeper
-from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, now_ms, queue_with_group
+from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
 from tests.gateways import NO_TLS, Gateway, new_topic
-from tests.servers import connect, open_store, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,43 +161,12 @@ def test_topic_info_counts_each_state(queue: Queue) -> None:
     assert listed["code"] == 200
 
 
-def test_groups_of_a_topic_count_together(queue: Queue, redis_url: str) -> None:
-    with Consumer(redis_url, group="second") as consumer:
-        assert list(consumer.pull(queue.topic)) == []
-        queue.send()
-        queue.send(delay_ms=HOUR)
-        wait_until(lambda: queue.info()["readyQueueSize"] == 2)
-        assert queue.info()["waitingQueueSize"] == 1
-
-
 def test_an_unknown_topic_is_empty(watched: Gateway) -> None:
     info = Queue(watched.client, new_topic()).info()
     assert [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")] == [0, 0, 0]
     assert watched.client.get(f"{QUEUE}/getTopicInfo").status_code == 400
     refused = watched.client.get(f"{QUEUE}/getTopicInfo", params={"topic": "a|b"}).json()
     assert refused == {"code": 400, "data": None}
-
-
-def test_the_monitor_string(queue: Queue) -> None:
-    queue.send(delay_ms=2 * HOUR)
-    answer = queue.client.get(f"{QUEUE}/getMonitorString")
-    assert answer.headers["content-type"] == "text/plain;charset=UTF-8"
-    content = answer.json()
-    assert set(content) == {
-        "requestStats",
-        "pullMsgTimeGapStats",
-        "readyQueueTimeGapStats",
-        "topicInfoStats",
-        "waitingQueueStats",
-    }
-    assert {
-        "topic": queue.topic,
-        "waitingQueueSize": 1,
-        "ackQueueSize": 0,
-        "readyQueueSize": 0,
-    } in (content["topicInfoStats"])
-    bands = {**dict.fromkeys(BANDS, 0), "sizeOf1hourTo6hour": 1, "topic": queue.topic}
-    assert bands in content["waitingQueueStats"]
 
 
 def test_metrics(queue: Queue) -> None:
@@ -284,53 +246,3 @@ def test_offline_succeeds_after_20_s_without_clients(
     other_worker.go_online()
     assert ServiceState(shared).is_online
     assert ServiceState(shared).go_offline()  # a worker that starts again is no client
-
-
-def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: str) -> None:
-    """Camellia did the opposite."""
-    queue.send()
-    (pulled,) = queue.pull()
-    assert queue.settle(pulled["msgId"], ack=True) == 200  # used just now, and empty
-    idle = Queue(queue.client, new_topic())
-    store = open_store(redis_url)
-
-    def listed() -> set[str]:
-        data = queue.client.get(f"{QUEUE}/getTopicInfoList").json()["data"]
-        return {one["topic"] for one in data} & {queue.topic, idle.topic}
-
-    with connect(redis_url) as redis_:
-        redis_.zadd("lisa:topics", {idle.topic: now_ms(redis_) - IDLE_AFTER_MS - 1_000})
-    assert listed() == {queue.topic, idle.topic}
-    sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: False)
-    assert [sweeper.step(one) for one in (queue.topic, idle.topic)] == [False, True]
-    assert listed() == {queue.topic}
-    idle.send()
-    assert listed() == {queue.topic, idle.topic}
-    store.close()
-
-
-def test_c13_metric_names_and_escaping() -> None:
-    """HELP and TYPE lacked the prefix of their samples; labels were not escaped."""
-    data = MonitorData([RequestStats('a"\\\n', trigger_msg_ready=3)])
-    lines = exposition("camellia_", data, [], 0.5).splitlines()
-    assert r'camellia_request{topic="a\"\\\n",type="triggerMsgReady"} 3' in lines
-    for line in lines:
-        assert line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith("camellia_")
-
-
-def test_c18_each_delay_is_in_one_band() -> None:
-    """A delay on a border was counted in both bands."""
-    now = 1_000_000_000_000
-    borders = [60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000]
-    borders.append(30 * 86_400_000)
-    bands = bands_of("-inf", now)
-    assert len(bands) == 9
-    for delay in [-5, 0, *borders, *(one - 1 for one in borders), *(one + 1 for one in borders)]:
-        inside = [i for i, band in enumerate(bands) if _holds(band, now + delay)]
-        assert inside == [sum(1 for border in borders if delay >= border)]
-
-
-def _holds(band: tuple[str, str], score: int) -> bool:
-    low, high = band
-    above = low == "-inf" or (score > int(low[1:]) if low[0] == "(" else score >= int(low))
-    return above and (high == "+inf" or score < int(high.removeprefix("(")))

@@ -149,14 +149,6 @@ def test_pop_does_not_wait(client: httpx.Client) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_job_is_not_popped_before_its_time(client: httpx.Client) -> None:
-    topic, due = new_topic(), now_ms() + 800
-    pop(client, topic)
-    push(client, topic, delayTime=str(due))
-    popped(client, topic)
-    assert now_ms() >= due
-
-
 def test_parameters_may_be_in_the_query(client: httpx.Client) -> None:
     topic = new_topic()
     answer = client.post(
@@ -272,19 +264,6 @@ def test_d8_ids_are_unique_without_numbered_machines() -> None:
     assert sum(may_be_of(one, min(ids)) for one in others) < 20
 
 
-def test_d8_concurrent_pushes_do_not_overwrite_each_other(
-    client: httpx.Client, producer: Producer
-) -> None:
-    topic = new_topic()
-    with ThreadPoolExecutor(8) as pool:
-        due = str(now_ms() + 600_000)
-        ids = list(
-            pool.map(lambda i: push(client, topic, delayTime=due, message=str(i)), range(64))
-        )
-    bodies = [found.body for one in ids if (found := producer.get(topic, one)) is not None]
-    assert sorted(bodies, key=int) == [str(i) for i in range(64)]
-
-
 @pytest.mark.parametrize("config", ["", "delay-queue-zone: Europe/Berlin"])
 def test_d10_dates_are_in_the_configured_time_zone(
     redis_url: str, tmp_path: Path, producer: Producer, config: str
@@ -298,16 +277,6 @@ def test_d10_dates_are_in_the_configured_time_zone(
     assert found is not None
     zone = timezone(timedelta(hours=1 if config else 8))
     assert found.due == datetime(2031, 1, 31, 10, tzinfo=zone).astimezone(UTC)
-
-
-def test_d11_a_deleted_job_leaves_no_keys(client: httpx.Client, redis_url: str) -> None:
-    topic = new_topic()
-    message_id = push(client, topic, delayTime=str(now_ms() + 60_000))
-    client.post("/delay-queue/delete", data={"id": message_id})
-    with connect(redis_url) as server:
-        assert server.zcard(f"lisa:{{{topic}}}:waiting") == 0
-        assert not server.exists(f"lisa:{{{topic}}}:body:{message_id}")
-        assert server.hlen(f"lisa:{{{topic}}}:policy") == 0
 
 
 def test_a_late_finish_ends_the_job(client: httpx.Client, producer: Producer, brief: str) -> None:

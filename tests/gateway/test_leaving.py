@@ -170,20 +170,3 @@ def test_health_reports_an_outage_without_the_server_address(
     assert answer.status_code == 503
     assert answer.json()["status"] == "failing"
     assert "127.0.0.1" not in answer.text
-
-
-def test_a_gateway_that_is_killed_costs_its_messages_one_attempt_at_most(
-    redis_url: str, manager: Manager, producer: Producer
-) -> None:
-    """Only messages that a killed process held must wait for their ack timeout."""
-    topic = new_topic()
-    with Gateway(redis_url) as ending, Gateway(redis_url) as other:
-        poll = RawPull(ending, topic)
-        wait_until(lambda: pulls(ending) == 1)
-        ending.process.kill()
-        ending.process.wait()
-        with suppress(OSError):
-            poll.close(hard=False)
-        sent = producer.send(topic, "x")
-        found = next_one(other, topic)
-        assert (found["id"], found["attempt"]) == (sent, 1)

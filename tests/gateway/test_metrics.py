@@ -292,16 +292,3 @@ def test_in_an_outage_the_gateways_own_metrics_remain() -> None:
         assert fresh(gateway).value("lisa_gateway_refused_total", reason="server") == refused + 1
         server.restart()
         wait_until(lambda: fresh(gateway).value("lisa_up") == 1)
-
-
-def test_rejected_requests_are_counted_by_reason(redis_url: str, manager: Manager) -> None:
-    topic = new_topic()
-    with Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_POLLS": "1"}) as gateway:
-        poll = RawPull(gateway, topic)
-        wait_until(lambda: fresh(gateway).value("lisa_gateway_pulls_waiting") == 1)
-        answer = gateway.client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000})
-        assert answer.status_code == 503
-        page = fresh(gateway)
-        poll.close(hard=False)
-        assert page.value("lisa_gateway_refused_total", reason="waiting") == 1
-        assert page.value("lisa_gateway_refused_total", reason="server") == 0

@@ -10,7 +10,6 @@ import json
 import stat
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -106,15 +105,6 @@ def test_a_job_needs_only_a_topic(client: httpx.Client) -> None:
     assert (job["body"], job["bizKey"], job["subtopic"]) == (None, None, None)
     assert before <= job["createTime"] <= time.time_ns() // 1_000_000
     assert (job["delay"], job["ttl"]) == (0, 0)
-
-
-def test_get_waits_for_a_job_that_becomes_due(client: httpx.Client) -> None:
-    topic = new_topic()
-    assert get(client, topic, timeout=50) is None
-    push(client, topic, id="later", delay=600)
-    began = time.monotonic()
-    assert get(client, topic)["id"] == "later"
-    assert 0.5 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("parameter", ["jobId", "id"])
@@ -321,24 +311,6 @@ def test_m6_restore_and_clear_all_need_the_scope_operate(
 
 def test_m6_clear_all_is_disabled_by_default(client: httpx.Client) -> None:
     refused(client.get("/mykit/clearAll"), "mykit-clear-all")
-
-
-def test_m7_a_slow_topic_does_not_block_others(client: httpx.Client, gateway: Gateway) -> None:
-    slow, quick = new_topic("slow"), new_topic("quick")
-    push(client, slow)
-    assert get(client, slow) is not None  # and it is never finished
-    done = threading.Event()
-
-    def poll() -> None:
-        get(client, slow, timeout=3_000)
-        done.set()
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    push(client, quick)
-    assert get(client, quick) is not None
-    assert not done.is_set()
-    thread.join()
 
 
 def test_m8_without_create_time_the_server_clock_is_used(

@@ -74,65 +74,6 @@ def test_each_operation_requires_its_scope(guarded: Gateway, operation: object) 
         assert ask(guarded, one.method, foreign, "mine").status_code == 403
 
 
-def test_scopes_are_as_documented() -> None:
-    needed = {scope: {one.name for one in OPERATIONS if one.scope is scope} for scope in Scope}
-    assert needed == {
-        Scope.READ: {
-            "listTopics",
-            "getTopic",
-            "getOptions",
-            "listGroups",
-            "watchTopic",
-            "listMessages",
-            "getMessage",
-            "listGarbage",
-            "listConsumers",
-            "listManagers",
-            "listSchedules",
-            "getSchedule",
-            "nextTicks",
-        },
-        Scope.PRODUCE: {
-            "sendMessage",
-            "sendMessages",
-            "cancelMessage",
-            "rescheduleMessage",
-            "fireMessage",
-            "setSchedule",
-            "removeSchedule",
-            "pauseSchedule",
-            "resumeSchedule",
-            "runSchedule",
-            "backfillSchedule",
-        },
-        Scope.CONSUME: {
-            "pull",
-            "ackMessage",
-            "ackMessages",
-            "retryMessage",
-            "retryMessages",
-            "extendMessage",
-            "extendMessages",
-            "releaseMessage",
-            "releaseMessages",
-        },
-        Scope.OPERATE: {
-            "requeueGarbage",
-            "purgeGarbage",
-            "setOptions",
-            "pauseTopic",
-            "resumeTopic",
-            "addGroup",
-            "deleteTopic",
-            "removeGroup",
-            "listPushTargets",
-            "setPushTarget",
-            "removePushTarget",
-        },
-    }
-    assert not [one for one in OPERATIONS if one.scope is None]
-
-
 def test_the_description_needs_no_token(guarded: Gateway) -> None:
     for path in ("/v1", "/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
         assert ask(guarded, "GET", path, None).status_code == 200

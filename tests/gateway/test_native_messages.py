@@ -153,17 +153,6 @@ def test_cancelling_twice_has_the_same_outcome(client: httpx.Client) -> None:
     assert (moved.status_code, "it has ended" in moved.json()["detail"]) == (409, True)
 
 
-def test_a_message_gets_a_new_due_time(client: httpx.Client) -> None:
-    topic = new_topic()
-    path = f"/v1/topics/{topic}/messages/x"
-    send(client, topic, id="x", delay_ms=DAY_MS)
-    moved = client.patch(path, json={"due_ms": 4_102_444_800_123})
-    assert moved.json() == {"id": "x", "outcome": "rescheduled"}
-    assert client.get(path).json()["due_ms"] == 4_102_444_800_123
-    client.patch(path, json={"delay_ms": DAY_MS})
-    assert client.get(path).json()["due_ms"] < 4_102_444_800_123
-
-
 def test_a_message_is_rescheduled_to_a_local_time_in_its_window(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/messages/x"

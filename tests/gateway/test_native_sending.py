@@ -6,27 +6,19 @@ import base64
 import concurrent.futures
 import gzip
 import json
-import math
-import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from lisa import Producer
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import InvalidMessage
 from lisa.gateway.api.idempotency import Idempotency
-from lisa.gateway.api.models.sending import SendRequest
-from lisa.gateway.api.operations import read_json
-from lisa.gateway.problems import ErrorResponse
 from tests.gateway.native_client import answer_in_turns
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import httpx
 
 DAY_MS = 86_400_000
@@ -99,19 +91,6 @@ def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str)
         assert store.drive(store.command("HGET", keys.policy, "o-42")) == b"0,120000;600000,skip"
         expires = store.drive(store.command("ZSCORE", keys.expiry, "o-42"))
         assert int(float(expires)) == (found.due_ms or 0) + 5_000
-
-
-def test_an_id_is_generated_by_default(client: httpx.Client) -> None:
-    topic = new_topic()
-    ids = [send(client, topic, body=n, delay_ms=DAY_MS).json()["id"] for n in range(3)]
-    assert ids == sorted(ids)
-    assert len(set(ids)) == 3
-
-
-def test_a_due_time_is_kept_to_the_millisecond(client: httpx.Client) -> None:
-    topic = new_topic()
-    send(client, topic, body=1, id="x", due_ms=4_102_444_800_123)
-    assert client.get(f"/v1/topics/{topic}/messages/x").json()["due_ms"] == 4_102_444_800_123
 
 
 def test_duplicate_ids(client: httpx.Client) -> None:
@@ -495,13 +474,6 @@ def test_an_invalid_batch_is_rejected(client: httpx.Client, content: Any) -> Non
     problem(batch(client, new_topic(), content), 400, "invalid")
 
 
-def test_floats_keep_their_value(client: httpx.Client) -> None:
-    topic = new_topic()
-    for number, value in enumerate((math.pi, 1e-320, 123456.789e3, 5e-324)):
-        send(client, topic, body=value, id=str(number))
-        assert client.get(f"/v1/topics/{topic}/messages/{number}").json()["body"] == value
-
-
 def test_concurrent_sends_are_batched_and_answered_separately(gateway: Gateway) -> None:
     topic = new_topic()
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -520,35 +492,6 @@ def test_a_body_nested_too_deeply_to_decode_is_an_invalid_message() -> None:
     # Written directly to Redis; its message is moved to garbage with the reason.
     with pytest.raises(InvalidMessage, match="cannot be decoded"):
         decode_body("j", b"[" * 100_000 + b"]" * 100_000)
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """The computing time of a call, measured so that other processes hardly matter."""
-
-    def rounds() -> float:
-        begun = time.process_time()
-        for _ in range(20):
-            work()
-        return (time.process_time() - begun) / 20
-
-    return min(rounds() for _ in range(5))
-
-
-def test_a_duration_as_text_costs_little_more_than_a_number() -> None:
-    decoder = msgspec.json.Decoder(SendRequest)
-    content = b'{"body":1,"delay_ms":"30m","retry":["0s","2m"]}'
-    assert cpu_s(lambda: decoder.decode(content)) < 0.0002
-
-
-@pytest.mark.parametrize("content", [b'{"colour":1}', b'{"on_duplicate":"?"}'])
-def test_an_invalid_message_of_a_batch_costs_little(content: bytes) -> None:
-    decoder = msgspec.json.Decoder(SendRequest)
-
-    def fail() -> None:
-        with pytest.raises(ErrorResponse):
-            read_json(decoder, content)
-
-    assert cpu_s(fail) < 0.0002
 
 
 def test_messages_of_a_batch_that_treat_duplicates_alike_are_sent_together(

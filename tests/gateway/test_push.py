@@ -102,16 +102,6 @@ def test_text_and_bytes_are_sent_unchanged(
     assert all(is_signed(one, secret) for one in target.received)
 
 
-def test_nothing_is_pushed_before_it_is_due(
-    api: httpx.Client, producer: Producer, target: Target, topic: str
-) -> None:
-    push(api, topic, target.url)
-    sent_at = time.time()
-    producer.send(topic, 1, delay=timedelta(milliseconds=700))
-    wait_until(lambda: target.received)
-    assert 0.7 <= target.received[0].at - sent_at < 5
-
-
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_any_2xx_acks(
     api: httpx.Client, producer: Producer, target: Target, topic: str, status: int
@@ -165,24 +155,6 @@ def test_retry_after_pauses_the_whole_target(  # noqa: PLR0917  fixtures
     attempts = {one.id: one.headers["lisa-attempt"] for one in target.received}
     assert attempts[first] == "2"
     assert {attempts[one] for one in others} == {"1"}
-
-
-def test_after_retry_after_one_message_is_tried_first(
-    api: httpx.Client, producer: Producer, target: Target, topic: str
-) -> None:
-    target.replies += [Reply(503, {"retry-after": "1"}), Reply(503, {"retry-after": "1"})]
-    push(api, topic, target.url)
-    producer.send_many(topic, list(range(1)))
-    wait_until(lambda: target.received)
-    sent = producer.send_many(topic, list(range(8)))
-    wait_until(lambda: len(target.received) == 11)
-    # The second request also got a 503; it was alone, or there would have been more.
-    assert target.received[2].at - target.received[1].at >= 0.95
-    assert all(
-        int(one.headers["lisa-attempt"]) <= 2
-        for one in target.received
-        if one.id in {each.id for each in sent}
-    )
 
 
 def test_encoded_ids_do_not_collide(
@@ -300,20 +272,6 @@ def test_concurrent_pushes_are_limited_per_target(
     go.set()
     wait_until(lambda: len(target.received) == 12)
     assert target.most_at_once == 3
-
-
-def test_messages_beyond_the_limit_stay_ready(
-    api: httpx.Client, producer: Producer, target: Target, topic: str
-) -> None:
-    go = threading.Event()
-    target.default = lambda _: Reply(wait=go)
-    push(api, topic, target.url, concurrency=1)
-    sent = [producer.send(topic, i) for i in range(3)]
-    wait_until(lambda: target.received)
-    states = sorted(str(state(producer, topic, one)) for one in sent)
-    assert states == ["in_flight", "ready", "ready"]
-    go.set()
-    wait_until(lambda: len(target.received) == 3)
 
 
 def test_a_paused_topic_is_not_pushed(

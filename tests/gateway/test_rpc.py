@@ -25,7 +25,6 @@ from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
 from tests import certificates
-from tests.exposition import Exposed
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import Stream, address, code, problem
 from tests.servers import ROOT, wait_until
@@ -199,56 +198,6 @@ def test_waiting_messages(stub: Any) -> None:
     assert stub.CancelMessage(pb.MessageRequest(topic=topic, id="b")).outcome == "cancelled"
 
 
-def test_many_deliveries_are_settled_in_one_call(stub: Any) -> None:
-    topic = topic_with_group(stub)
-    messages = [{"id": str(n), "body_json": "1"} for n in range(4)]
-    stub.SendMessages(pb.SendMessagesRequest(topic=topic, messages=messages))
-    found: list[Any] = []
-    while len(found) < 4:
-        found += stub.Pull(pb.PullRequest(topic=topic, max=4, wait_ms=10_000)).deliveries
-    acked, retried, extended, released = ([{"receipt": one.receipt}] for one in found)
-    stale = [{"receipt": found[3].receipt}]
-    done = stub.ReleaseMessages(pb.ReleaseMessagesRequest(topic=topic, deliveries=released))
-    assert (done.results[0].held, done.succeeded) == (True, 1)
-    done = stub.AckMessages(pb.AckMessagesRequest(topic=topic, deliveries=acked))
-    assert done.results[0].outcome == "acked"
-    later = [{**retried[0], "delay_ms": 3_600_000}]
-    done = stub.RetryMessages(pb.RetryMessagesRequest(topic=topic, deliveries=later))
-    assert (done.results[0].outcome, done.results[0].attempts) == ("retrying", 1)
-    both = pb.ExtendMessagesRequest(topic=topic, deliveries=extended + stale)
-    done = stub.ExtendMessages(both)
-    assert (done.succeeded, done.failed) == (1, 1)
-    assert done.results[1].problem.type == "urn:lisa:problem:stale"
-
-
-def test_a_local_time_and_a_window(stub: Any) -> None:
-    topic = new_topic()
-    message = {
-        "id": "a",
-        "body_json": "1",
-        "at_local": "2030-10-27T01:30",
-        "tz": "Europe/London",
-        "fold": 1,
-        "window": "mon-fri 9-17",
-    }
-    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
-    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
-    assert found.due_ms == 1_919_408_400_000  # a Sunday: moved to Monday at nine
-    later: dict[str, Any] = {"at_local": "2030-10-28T10:00", "tz": "Europe/London", "fold": 0}
-    stub.RescheduleMessage(pb.RescheduleMessageRequest(topic=topic, id="a", **later))
-    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
-    assert found.due_ms == 1_919_408_400_000 + 3_600_000
-
-
-def test_a_topic_is_deleted(stub: Any) -> None:
-    topic = new_topic()
-    message = {"body_json": "1", "delay_ms": 3_600_000}
-    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
-    error = refusal(stub.DeleteTopic, pb.DeleteTopicRequest(topic=topic))
-    assert code(error) is STATUS.INVALID_ARGUMENT
-    assert stub.DeleteTopic(pb.DeleteTopicRequest(topic=topic, confirm=topic)).cancelled == 1
-
-
 def test_an_idempotency_key_recognises_a_repeated_send(stub: Any) -> None:
     topic = new_topic()
     headers = {f"h{n}": str(n) for n in range(20)}
@@ -263,22 +212,6 @@ def test_an_idempotency_key_recognises_a_repeated_send(stub: Any) -> None:
     other = pb.SendMessageRequest(topic=topic, message={"body_json": "2"})
     error = refusal(stub.SendMessage, other, metadata=key)
     assert (code(error), problem(error).status) == (STATUS.INVALID_ARGUMENT, 422)
-
-
-def test_garbage(stub: Any) -> None:
-    topic = topic_with_group(stub)
-    for name in ("a", "b"):
-        message = {"id": name, "body_json": "1"}
-        stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
-        (one,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000)).deliveries
-        stub.RetryMessage(
-            pb.RetryMessageRequest(topic=topic, id=name, receipt=one.receipt, discard=True)
-        )
-    listed = stub.ListGarbage(pb.ListGarbageRequest(topic=topic)).messages
-    assert [(one.id, one.state) for one in listed] == [("a", "garbage"), ("b", "garbage")]
-    requeued = stub.RequeueGarbage(pb.GarbageRequest(topic=topic, ids=["a", "x"]))
-    assert (requeued.done, list(requeued.missing)) == (1, ["x"])
-    assert stub.PurgeGarbage(pb.GarbageRequest(topic=topic, all=True)).done == 1
 
 
 def test_topics(stub: Any) -> None:
@@ -312,31 +245,6 @@ def test_a_topic_is_watched(stub: Any) -> None:
     stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
     assert next(one for one in events if one.waiting).topic == topic
     events.cancel()
-
-
-def test_push_targets(stub: Any) -> None:
-    topic = new_topic()
-    target: dict[str, Any] = {
-        "topic": topic,
-        "url": "https://shop.example/hook",
-        "group": "g",
-        "timeout_ms": 2_000,
-    }
-    stored = stub.SetPushTarget(pb.SetPushTargetRequest(**target))
-    assert stored.secret
-    (shown,) = stub.ListPushTargets(pb.TopicRequest(topic=topic)).targets
-    assert (shown.url, shown.timeout_ms) == ("https://shop.example/hook", 2_000)
-    assert not shown.HasField("concurrency")
-    removed = stub.RemovePushTarget(pb.RemovePushTargetRequest(topic=topic, group="g"))
-    assert list(removed.removed) == ["g"]
-
-
-def test_roles(stub: Any) -> None:
-    topic = topic_with_group(stub)
-    stub.Pull(pb.PullRequest(topic=topic))
-    (consumer,) = stub.ListConsumers(pb.ListConsumersRequest(topic=topic)).consumers
-    assert (consumer.topic, consumer.alive) == (topic, True)
-    assert any(one.alive for one in stub.ListManagers(pb.ListManagersRequest()).managers)
 
 
 # Errors, access and limits ------------------------------------------------------------------------
@@ -401,21 +309,6 @@ def test_an_open_gateway_refuses_calls_that_a_proxy_passes_on(stub: Any) -> None
     metadata = (("x-forwarded-for", "10.0.0.1"),)
     error = refusal(stub.ListTopics, pb.ListTopicsRequest(), metadata=metadata)
     assert code(error) is STATUS.PERMISSION_DENIED
-
-
-def test_the_trace_context_becomes_headers(stub: Any) -> None:
-    topic, trace = new_topic(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000}
-    request = pb.SendMessageRequest(topic=topic, message=message)
-    stub.SendMessage(request, metadata=(("traceparent", trace),))
-    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
-    assert dict(found.headers) == {"traceparent": trace}
-
-
-def test_metrics_count_calls(gateway: Gateway, stub: Any) -> None:
-    stub.ListManagers(pb.ListManagersRequest())
-    page = Exposed(gateway.client.get("/metrics").text)
-    assert page.total("lisa_gateway_requests_total", face="grpc", code="200") >= 1
 
 
 TOKENS = """\
@@ -503,13 +396,6 @@ def test_messages_that_are_too_large_when_decompressed_are_not_logged(
             next(stub.Consume(iter([large]), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S))
         assert code(caught.value) is STATUS.RESOURCE_EXHAUSTED
     assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
-
-
-def test_tls_is_required(secured: tuple[Gateway, grpc.Channel]) -> None:
-    with grpc.insecure_channel(address(secured[0])) as plain:
-        stub: Any = LisaStub(plain)
-        error = refusal(stub.ListManagers, pb.ListManagersRequest(), **bearer("all"))
-        assert code(error) is STATUS.UNAVAILABLE
 
 
 # Standard services, start -------------------------------------------------------------------------

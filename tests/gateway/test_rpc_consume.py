@@ -87,16 +87,6 @@ def test_deliveries_never_exceed_the_credit(channel: grpc.Channel, client: httpx
         assert len(stream.deliveries) == 5
 
 
-def test_a_message_that_becomes_due_is_delivered(
-    channel: grpc.Channel, client: httpx.Client
-) -> None:
-    topic = filled(client, 0)
-    with Stream(channel, topic, credit=100) as stream:
-        client.post(f"/v1/topics/{topic}/messages", json={"body": "x", "delay_ms": 300, "id": "a"})
-        (one,) = stream.wait_for(1)
-        assert (one.id, one.attempt, one.body_json) == ("a", 1, '"x"')
-
-
 def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: httpx.Client) -> None:
     topic = filled(client, 5)
     with Stream(channel, topic, credit=5) as stream:
@@ -120,18 +110,6 @@ def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: htt
             assert failed.problem.type == "urn:lisa:problem:invalid"
     states = [state(client, topic, one) for one in "0124"]
     assert states == ["acked", "retry", "in_flight", "garbage"]
-
-
-def test_settlements_of_one_request_are_answered_together(
-    channel: grpc.Channel, client: httpx.Client
-) -> None:
-    topic = filled(client, 300)
-    with Stream(channel, topic, credit=300) as stream:
-        acks = [pb.Settlement(receipt=one.receipt, ack={}) for one in stream.wait_for(300)]
-        stream.send(pb.ConsumeRequest(settlements=acks))
-        wait_until(lambda: len(stream.settled) == 300)
-        assert [one.receipt for one in stream.settled] == [one.receipt for one in acks]
-        assert {one.outcome for one in stream.settled} == {"acked"}
 
 
 def test_a_broken_stream_returns_what_was_not_started(
@@ -170,51 +148,6 @@ def test_what_was_read_before_the_break_is_settled(
         wait_until(acked)
         stream.cancel()
     wait_until(lambda: acked() == 500)
-
-
-def test_streams_that_break_in_the_middle_return_their_messages(
-    gateway: Gateway, channel: grpc.Channel, client: httpx.Client
-) -> None:
-    topic = filled(client, 1_000)
-    for _ in range(20):
-        with Stream(channel, topic, credit=50) as stream:
-            for one in stream.wait_for(1):
-                stream.send(pb.ConsumeRequest(settlements=[{"receipt": one.receipt, "ack": {}}]))
-            wait_until(lambda: stream.settled)
-            stream.cancel()
-    wait_until(lambda: group_counts(client, topic)["in_flight"] == 0)
-    assert not [line for line in gateway.said if "ERROR" in line]
-
-
-CLIENT = """\
-import sys, grpc
-from tests.rpc_client import Stream
-address, topic = sys.argv[1:]
-with grpc.insecure_channel(address) as channel, Stream(channel, topic, credit=9) as stream:
-    print(len(stream.wait_for(2)), flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_the_messages_of_a_killed_client_are_returned(
-    gateway: Gateway, client: httpx.Client
-) -> None:
-    topic = filled(client, 2)
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, address(gateway), topic],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "2\n"
-        process.kill()
-    found = pulled(client, topic)
-    while len(found) < 2:
-        found += pulled(client, topic)
-    assert [(one["id"], one["attempt"]) for one in found] == [("0", 1), ("1", 1)]
 
 
 def test_a_client_that_neither_sends_nor_reads_is_cut_off(

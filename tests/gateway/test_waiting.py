@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
 
 from lisa import Manager
 from lisa.admin import live
@@ -26,7 +24,6 @@ from lisa.embedded import EmbeddedServer
 from lisa.gateway import pull_presence, pull_queue, waiter
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
-from lisa.gateway.pull_broker import TooManyPulls
 from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from lisa.core.transitions.pull import Pull, Pulled
 
 LONG_S = 20.0
-BRIEF = {"ack_timeout": "200ms", "retry_delays": "0", "group": "lisa"}
 SOON_S = 5.0  # limit for operations that take milliseconds on an idle machine
 
 
@@ -122,87 +118,6 @@ async def test_pulls_are_served_in_order_with_the_number_they_want(
     await hub.sender.send_many(topic, list(range(6)))
     bodies = [[one.message.body for one in await soon(pull)] for pull in pulls]
     assert bodies == [[0, 1], [2, 3, 4], [5]]
-
-
-async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: GatewayContext) -> None:
-    topic = new_topic()
-    with Manager(redis_url, groups={topic: ["lisa"]}):
-        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
-        await hub.sender.offer(topic, Outgoing("later", delay=timedelta(milliseconds=300)))
-        (found,) = await soon(pull)
-        assert time.time() * 1000 >= found.message.due_ms
-
-
-async def test_a_failed_message_wakes_a_pull_again(redis_url: str, hub: GatewayContext) -> None:
-    topic = new_topic()
-    with Manager(redis_url, topics={topic: {"retry_delays": "0,0", "group": "lisa"}}):
-        await hub.sender.offer(topic, Outgoing("x"))
-        (first,) = await hub.broker.pull(topic, wait_s=SOON_S)
-        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
-        await standing(hub, 1)
-        await hub.settler.retry(topic, first.receipt, reason="no")
-        (again,) = await soon(pull)
-        assert (again.message.id, again.message.attempt) == (first.message.id, 2)
-
-
-async def test_a_reclaimed_message_wakes_a_pull(redis_url: str, hub: GatewayContext) -> None:
-    topic = new_topic()
-    with Manager(redis_url, topics={topic: BRIEF}):
-        await hub.sender.offer(topic, Outgoing("x"))
-        (first,) = await hub.broker.pull(topic, wait_s=SOON_S, ack_timeout_ms=300)
-        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
-        (again,) = await soon(pull)
-        assert (again.message.id, again.message.attempt) == (first.message.id, 2)
-
-
-async def test_a_released_message_wakes_a_pull_with_the_same_attempt(
-    hub: GatewayContext, topic: str
-) -> None:
-    await hub.sender.offer(topic, Outgoing("x"))
-    (first,) = await hub.broker.pull(topic, wait_s=SOON_S)
-    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
-    await standing(hub, 1)
-    assert await hub.settler.release(topic, first.receipt)
-    (again,) = await soon(pull)
-    assert (again.message.id, again.message.attempt) == (first.message.id, 1)
-
-
-async def test_each_message_is_delivered_by_one_of_several_gateways(redis_url: str) -> None:
-    topic = new_topic()
-    async with hub_on(redis_url) as one, hub_on(redis_url) as other:
-        await one.store.call(Declare(topic, "lisa"))
-        pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for hub in (one, other) * 10]
-        await standing(one, 10)
-        await standing(other, 10)
-        for number in range(20):
-            await one.sender.offer(topic, Outgoing(number))
-        found = [delivery.message.body for pull in pulls for delivery in await soon(pull)]
-    assert sorted(found) == list(range(20))
-
-
-async def test_a_pull_without_wait_returns_immediately(hub: GatewayContext, topic: str) -> None:
-    assert await asyncio.wait_for(hub.broker.pull(topic), SOON_S) == []
-    held = begin(hub.broker.pull(topic, wait_s=LONG_S))
-    await standing(hub, 1)
-    assert await asyncio.wait_for(hub.broker.pull(topic), SOON_S) == []
-    assert not held.done()
-    held.cancel()
-
-
-async def test_a_pull_returns_nothing_after_its_wait(hub: GatewayContext, topic: str) -> None:
-    begun = time.monotonic()
-    assert await hub.broker.pull(topic, wait_s=0.3) == []
-    assert time.monotonic() - begun >= 0.3
-
-
-async def test_an_ended_pull_takes_no_later_messages(hub: GatewayContext, topic: str) -> None:
-    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
-    await standing(hub, 1)
-    pull.cancel()
-    await asyncio.wait([pull])
-    sent = await hub.sender.offer(topic, Outgoing("x"))
-    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
-    assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
 async def test_messages_of_an_ended_pull_go_to_the_next_pull(
@@ -333,21 +248,6 @@ async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
     assert one.message.attempt == 1
 
 
-async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: GatewayContext) -> None:
-    topic = new_topic()
-    with Manager(redis_url, topics={topic: BRIEF}):
-        pulls = [
-            begin(hub.broker.pull(topic, wait_s=LONG_S, ack_timeout_ms=timeout))
-            for timeout in (300, 60_000)
-        ]
-        await standing(hub, 2)
-        await hub.sender.send_many(topic, ["a", "b"])
-        (short,), (long,) = [await soon(pull) for pull in pulls]
-        (again,) = await hub.broker.pull(topic, wait_s=SOON_S)
-        assert (again.message.id, again.message.attempt) == (short.message.id, 2)
-        assert await hub.settler.ack(topic, long.receipt) == "acked"
-
-
 async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
     redis_url: str, hub: GatewayContext
 ) -> None:
@@ -386,56 +286,6 @@ async def test_a_group_that_is_removed_between_two_pulls_stays_removed(
     with pytest.raises(GroupRemoved):
         await hub.broker.pull(topic, group="lisa")
     assert await hub.store.drive(hub.store.groups(topic)) == ()
-
-
-async def test_the_number_of_waiting_pulls_is_limited(redis_url: str) -> None:
-    topic = new_topic()
-    async with hub_on(redis_url, max_polls=2) as hub:
-        await hub.store.call(Declare(topic, "lisa"))
-        request = Request({"type": "http"}, asyncio.Queue[dict[str, Any]]().get)
-
-        def waiting() -> Coroutine[Any, Any, Response]:
-            return hold(hub, request, hub.broker.pull(topic, wait_s=LONG_S), lambda _: b"")
-
-        pulls = [asyncio.create_task(waiting()) for _ in range(2)]
-        await standing(hub, 2)
-        with pytest.raises(TooManyPulls):
-            await waiting()
-        pulls[0].cancel()
-        await asyncio.wait([pulls[0]])
-        with hub.broker.counted():
-            pass
-        pulls[1].cancel()
-
-
-async def test_a_stop_answers_all_waiting_pulls(hub: GatewayContext, topic: str) -> None:
-    pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for _ in range(20)]
-    await standing(hub, 20)
-    hub.broker.stop_waiting()
-    assert [await soon(pull) for pull in pulls] == [[]] * 20
-    assert await asyncio.wait_for(hub.broker.pull(topic, wait_s=LONG_S), SOON_S) == []
-
-
-async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
-    topic = new_topic()
-    with EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server:
-        async with hub_on(server.url, patience="200ms") as hub:
-            await hub.store.call(Declare(topic, "lisa"))
-            held = begin(hub.broker.pull(topic, wait_s=LONG_S))
-            brief = begin(hub.broker.pull(topic, wait_s=2.0))
-            await standing(hub, 2)
-            server.kill()
-            begun = time.monotonic()
-            with pytest.raises(ServerUnavailable):
-                await hub.broker.pull(topic)
-            assert time.monotonic() - begun < 2.0
-            with pytest.raises(ServerUnavailable):
-                await asyncio.wait_for(brief, 2.0 + SOON_S)
-            assert not held.done()
-            server.restart()
-            sent = await hub.sender.offer(topic, Outgoing("x"))
-            (found,) = await asyncio.wait_for(held, LONG_S)
-            assert found.message.id == sent.id
 
 
 async def test_pulls_outlive_a_server_that_has_lost_all(
