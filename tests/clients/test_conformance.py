@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["browser"]
 """A fixture of another package."""
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+full = pytest.mark.full  # builds a client
 
 GO = ROOT / "clients" / "go"
 TOKEN = "a-token-of-the-conformance-tests"
@@ -141,6 +142,7 @@ def test_the_python_package_passes(
         runner.close()
 
 
+@full
 @pytest.mark.parametrize("scenario", names(http=True))
 def test_the_typescript_client_passes(
     scenario: dict[str, Any], typescript: Path, redis_url: str, gateway: Gateway
@@ -194,6 +196,7 @@ SEND = """async () => {
 }"""
 
 
+@full
 def test_the_typescript_client_sends_from_a_browser(
     typescript: Path, browser: Browser, gateway: Gateway
 ) -> None:
@@ -231,6 +234,7 @@ def run_http(
         runner.close()
 
 
+@full
 @pytest.mark.parametrize("scenario", names(http=True))
 def test_the_go_client_passes(
     scenario: dict[str, Any], go: Path, redis_url: str, gateway: Gateway
@@ -238,6 +242,7 @@ def test_the_go_client_passes(
     run_http(scenario, [str(go)], redis_url, gateway)
 
 
+@full
 def test_the_go_module_is_formatted_and_the_programs_of_its_readme_compile(
     go: Path, tmp_path: Path
 ) -> None:

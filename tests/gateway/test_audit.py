@@ -132,7 +132,7 @@ def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
     )
 
 
-@pytest.mark.parametrize("by", ["http", "grpc"])
+@pytest.mark.parametrize("by", ["http", pytest.param("grpc", marks=pytest.mark.full)])
 def test_refused_bearer_tokens_are_logged_at_a_bounded_rate(redis_url: str, by: str) -> None:
     env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
     secret = "Bearer guessed-0123456789"

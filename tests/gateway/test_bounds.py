@@ -28,8 +28,11 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 0.5
-SLACK_S = 3.0  # allowance for a busy machine
+PATIENCE_S = 2.0
+SLACK_S = 15.0  # of the request timeout's default, 30 s
+
+PATIENT = {"LISA_GATEWAY_SERVER__REQUEST_TIMEOUT": "10m"}
+"""For tests of clients that must not be disconnected meanwhile."""
 
 NARROW = """
 lisa-delay-queue:
@@ -137,6 +140,7 @@ def test_requests_without_a_token_have_a_lower_body_limit(redis_url: str) -> Non
         assert gateway.client.post(path, json=body, headers=known).status_code == 201
 
 
+@pytest.mark.full
 def test_partial_bodies_count_as_buffered(redis_url: str, tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {max-buffered-bytes: 1048576}}"
     with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
@@ -162,6 +166,7 @@ def hung(server: EmbeddedServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.full
 def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
     sends, limit, body = 80, 32 * 2**20, {"body": "x" * 1_000_000}
     config = f"lisa-delay-queue: {{gateway-server: {{max-buffered-bytes: {limit}}}}}"
@@ -180,13 +185,12 @@ def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
         assert memory(gateway) - before < 2 * limit
 
 
-def test_responses_that_wait_for_their_clients_count_as_buffered(
-    redis_url: str, tmp_path: Path
-) -> None:
+@pytest.mark.full
+def test_responses_that_wait_for_their_clients_count_as_buffered(redis_url: str) -> None:
     """Until they are written. Beyond the limit, the gateway refuses large responses only."""
     limit, path = 16 * 2**20, f"/v1/topics/{new_topic()}/messages"
-    config = f"lisa-delay-queue: {{gateway-server: {{max-buffered-bytes: {limit}}}}}"
-    with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
+    env = {"LISA_GATEWAY_SERVER__MAX_BUFFERED_BYTES": str(limit)} | PATIENT
+    with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
 
         def refused() -> float:
             page = Exposed(gateway.client.get("/metrics").text)
@@ -210,6 +214,7 @@ def test_responses_that_wait_for_their_clients_count_as_buffered(
         assert gateway.client.get(f"{path}/large").status_code == 200
 
 
+@pytest.mark.full
 def test_health_checks_are_answered_at_the_limit_on_bytes(
     redis_url: str, manager: Manager, tmp_path: Path
 ) -> None:
@@ -351,18 +356,20 @@ def is_stalled(gateway: Gateway, count: int) -> bool:
 
 
 def test_clients_that_read_nothing_do_not_block_others(redis_url: str) -> None:
-    """Responses that wait for their clients hold no slot, and health checks need none."""
-    env = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3"}
+    """Responses that wait for their clients hold no slot, and cost one line when it stops."""
+    env = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3", "LISA_GATEWAY_SERVER__GRACE": "1s"} | PATIENT
     with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
         for number in range(1, 11):
             slow_reader(gateway, stack)
             wait_until(partial(is_stalled, gateway, number))
         assert gateway.client.get("/healthz").status_code == 200
         assert gateway.client.get("/v1/topics").status_code == 200
-        stack.close()
-        wait_until(lambda: stalled(gateway) == 0)
+        before = len(gateway.said)
         assert gateway.stop() == 0
-        assert "Traceback" not in "\n".join(gateway.said)
+        said = "\n".join(gateway.said[before:])
+        assert "Traceback" not in said
+        assert "ERROR" not in said
+        assert said.count("10 requests were still running or not read") == 1
 
 
 def test_clients_that_read_nothing_are_disconnected(narrow: Gateway) -> None:
@@ -374,6 +381,7 @@ def test_clients_that_read_nothing_are_disconnected(narrow: Gateway) -> None:
     assert "Traceback" not in "\n".join(narrow.said)
 
 
+@pytest.mark.full
 def test_one_address_without_a_token_takes_a_quarter_of_the_slots(redis_url: str) -> None:
     env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32, "LISA_GATEWAY_SERVER__MAX_REQUESTS": "8"}
     known = {"Authorization": f"Bearer {'t' * 32}"}
@@ -400,7 +408,9 @@ tokens:
 """
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["tokens", "open"])
+@pytest.mark.parametrize(
+    "is_open", [False, pytest.param(True, marks=pytest.mark.full)], ids=["tokens", "open"]
+)
 def test_one_clients_arriving_requests_take_half_of_the_slots(
     redis_url: str, tmp_path: Path, *, is_open: bool
 ) -> None:
@@ -454,6 +464,7 @@ def test_excess_polls_get_503_and_retry_after(redis_url: str, manager: Manager) 
         assert [one.result().status_code for one in polls] == [200] * 5
 
 
+@pytest.mark.full
 def test_while_redis_hangs_no_request_waits_for_the_batches_before_it(tmp_path: Path) -> None:
     """Each call of the script carries two of these bodies, and fails after `patience`."""
     sends, body = 20, "x" * 400_000
@@ -474,7 +485,7 @@ def test_while_redis_hangs_no_request_waits_for_the_batches_before_it(tmp_path: 
         with hung(server):
             found = list(threads.map(send, range(sends)))
         assert {status for status, _ in found} == {503}
-        assert max(seconds for _, seconds in found) < PATIENCE_S + SLACK_S
+        assert max(seconds for _, seconds in found) < sends / 2 * PATIENCE_S / 2
         warnings = [one for one in gateway.said if "Redis is unavailable" in one]
         assert 1 <= len(warnings) <= 3
         wait_until(lambda: gateway.client.post(path, json={"body": 2}).status_code == 201)
@@ -486,6 +497,7 @@ def test_the_limit_on_open_files_is_raised(redis_url: str) -> None:
         assert soft == hard > 128
 
 
+@pytest.mark.full
 def test_too_few_open_files_cause_a_warning_and_503(redis_url: str) -> None:
     """Connections beyond the limit get a response instead of a reset; health checks pass."""
     with Gateway(redis_url, ulimit="-n 140") as gateway, ExitStack() as stack:

@@ -159,6 +159,15 @@ def test_topic_info_counts_each_state(queue: Queue) -> None:
     listed = queue.client.get(f"{QUEUE}/getTopicInfoList").json()
     assert info in listed["data"]
     assert listed["code"] == 200
+    assert [one["topic"] for one in listed["data"]].count(queue.topic) == 1  # C18
+    text = queue.client.get(f"{QUEUE}/getMonitorString")
+    assert text.headers["content-type"] == "text/plain;charset=UTF-8"
+    rows = text.json()
+    sizes = {name: size for name, size in info.items() if name != "waitingQueueInfo"}
+    assert sizes in rows["topicInfoStats"]
+    assert {**info["waitingQueueInfo"], "topic": queue.topic} in rows["waitingQueueStats"]
+    gaps = {"requestStats", "pullMsgTimeGapStats", "readyQueueTimeGapStats"}
+    assert rows.keys() == {*gaps, "topicInfoStats", "waitingQueueStats"}
 
 
 def test_an_unknown_topic_is_empty(watched: Gateway) -> None:

@@ -76,10 +76,12 @@ def test_a_client_that_disconnects_before_the_response_costs_no_attempt(
     begun = time.monotonic()
     found = next_one(gateway, topic)
     assert (found["id"], found["attempt"]) == (sent, 1)
-    assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000 / 4
+    assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_stopping_gateway_answers_polls_and_releases_messages(
     redis_url: str, manager: Manager, producer: Producer, number: signal.Signals
 ) -> None:
@@ -102,7 +104,7 @@ def test_a_gateway_stops_in_time_during_an_outage(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     """Even with many topics: the gateway does not wait for each of them."""
-    patience_s, topics = 1.0, 15
+    patience_s, topics = 2.0, 15
     config = f"lisa-delay-queue: {{gateway-server: {{patience: {patience_s}s}}}}"
     with Gateway(own_server.url, config=config, directory=tmp_path) as ending:
         for number in range(topics):
@@ -114,7 +116,7 @@ def test_a_gateway_stops_in_time_during_an_outage(
         assert time.monotonic() - began < topics * patience_s / 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_gateway_stops_while_it_starts(workers: int) -> None:
     """Its server has not responded yet."""
     with socket.socket() as silent:

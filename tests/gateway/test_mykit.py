@@ -167,14 +167,11 @@ def test_a_message_held_by_a_consumer_cannot_be_finished(
     [
         ({"topic": None}, "topic"),
         ({"topic": "a b"}, "not allowed"),
-        ({"status": 1}, "status must be 0 or 5"),
         ({"status": 3}, "status must be 0 or 5"),
         ({"delay": -1}, "delay"),
         ({"delay": 10**15}, "9999"),
-        ({"delay": "soon"}, "not a job"),
         ({"body": {"a": 1}}, "not a job"),
         ({"id": "x" * 300}, "256"),
-        ({"createTime": 10**18}, "9999"),
         ({"body": "x" * 1_100_000}, "max_body_bytes"),
     ],
 )

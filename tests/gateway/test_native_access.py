@@ -191,6 +191,7 @@ def test_without_tokens_a_warning_says_so_at_the_start(redis_url: str) -> None:
         assert len([one for one in gateway.said if "no tokens are configured" in one]) == 1
 
 
+@pytest.mark.full
 def test_until_it_is_switched_off_producers_read_and_a_warning_says_so(
     redis_url: str, tmp_path: Path
 ) -> None:

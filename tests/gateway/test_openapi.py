@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.openapi import COMMON
+from tests.gateways import new_topic
 from tests.generators import generator
 from tests.servers import ROOT
 
 if TYPE_CHECKING:
     import httpx
+
+    from tests.gateways import Gateway
 
 
 @pytest.fixture
@@ -165,3 +172,69 @@ def test_the_reference_page_lists_every_operation_and_problem() -> None:
         raised |= set(re.findall(r"\b4\d\d, \"([a-z-]+)\"|\b503, \"([a-z-]+)\"", text))
     for kind in {a or b for a, b in raised} - {"http"}:
         assert f"`{kind}`" in page, kind
+
+
+# Requests generated from the document -------------------------------------------------------------
+
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+FEWEST_CASES = 1_000
+
+
+@pytest.mark.full
+def test_no_request_causes_a_server_error(gateway: Gateway, tmp_path: Path) -> None:
+    held = new_topic("held")
+    # A separate process: its warnings are not errors, and its pytest plugin is not needed.
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"{gateway.url}/v1/openapi.json",
+            # An endless response.
+            "--exclude-path",
+            "/v1/topics/{topic}/events",
+            "--checks",
+            ",".join(CHECKS),
+            "--phases",
+            "examples,coverage,fuzzing,stateful",
+            "--max-examples",
+            "12",
+            "--seed",
+            "5",
+            "--no-shrink",
+            "--continue-on-failure",
+            "--suppress-health-check",
+            "all",
+            "--request-timeout",
+            "10",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=240,
+        env={
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "tests.gateway.fuzz_hooks",
+            "PYTHONPATH": str(ROOT),
+            "FUZZ_HELD": held,
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
+    assert found is not None, done.stdout
+    assert found[1] == found[2]
+    assert int(found[1]) >= FEWEST_CASES
+    assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
+    # Some cases had real receipts.
+    counters = gateway.client.get(f"/v1/topics/{held}").json()["counters"]
+    assert counters["acked"] > 0
+    assert counters["retried"] + counters["garbage"] > 0

@@ -13,6 +13,8 @@ from urllib.parse import unquote
 import pytest
 
 from lisa import Manager, Producer
+from lisa.admin import groups
+from lisa.admin import push as admin
 from tests.gateway.push_targets import Reply, Target, is_signed
 from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, open_store, wait_until
@@ -29,6 +31,10 @@ lisa-delay-queue:
     push-timeout: 5s
     push-concurrency: 4
 """
+TRACE = {
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "tracestate": "vendor=1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +68,24 @@ def push(api: httpx.Client, topic: str, url: str, **more: Any) -> dict[str, Any]
     return found
 
 
+def push_another(api: httpx.Client, producer: Producer) -> None:
+    """Push a message of another topic: what was to be pushed before it has arrived."""
+    name = new_topic("push")
+    with Target() as other:
+        push(api, name, other.url)
+        producer.send(name, 1)
+        wait_until(lambda: other.received)
+        api.delete(f"/v1/topics/{name}/push")
+
+
 def test_a_push_is_signed_and_carries_the_message(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     secret = push(api, topic, target.url + "?shop=1")["secret"]
     sent = producer.send(
-        topic, {"order": 42, "text": "grün"}, headers={"tenant": "a b", "bad name": "x", "ä": "y"}
+        topic,
+        {"order": 42, "text": "grün"},
+        headers={"tenant": "a b", "bad name": "x", "ä": "y", **TRACE},
     )
     wait_until(lambda: state(producer, topic, sent) == "acked")
     (one,) = target.received
@@ -84,6 +102,7 @@ def test_a_push_is_signed_and_carries_the_message(
     assert abs(int(one.headers["lisa-due-ms"]) / 1000 - one.at) < 5
     own = {name: value for name, value in one.headers.items() if name.startswith("lisa-header-")}
     assert own == {"lisa-header-tenant": "a b"}
+    assert {name: one.headers[name] for name in TRACE} == TRACE
 
 
 def test_text_and_bytes_are_sent_unchanged(
@@ -102,7 +121,7 @@ def test_text_and_bytes_are_sent_unchanged(
     assert all(is_signed(one, secret) for one in target.received)
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+@pytest.mark.parametrize("status", [200, 204, 299])
 def test_any_2xx_acks(
     api: httpx.Client, producer: Producer, target: Target, topic: str, status: int
 ) -> None:
@@ -113,7 +132,7 @@ def test_any_2xx_acks(
     assert len(target.received) == 1
 
 
-@pytest.mark.parametrize("status", [301, 307, 400, 404, 410, 429, 500, 503])
+@pytest.mark.parametrize("status", [301, 404, 429, 503])
 def test_other_statuses_follow_the_retry_policy(
     api: httpx.Client, producer: Producer, target: Target, topic: str, status: int
 ) -> None:
@@ -134,7 +153,7 @@ def test_other_statuses_follow_the_retry_policy(
 
 
 @pytest.mark.parametrize(
-    ("status", "form"), [(429, "seconds"), (429, "date"), (503, "seconds"), (503, "date")]
+    ("status", "form"), [(429, "seconds"), pytest.param(503, "date", marks=pytest.mark.full)]
 )
 def test_retry_after_pauses_the_whole_target(  # noqa: PLR0917  fixtures
     api: httpx.Client, producer: Producer, target: Target, topic: str, status: int, form: str
@@ -177,7 +196,7 @@ def test_an_invalid_retry_after_is_ignored(
     target.replies.append(Reply(503, {"retry-after": after}))
     push(api, topic, target.url)
     sent = producer.send(topic, 1)
-    wait_until(lambda: len(target.received) == 2, timeout=timedelta(seconds=5))
+    wait_until(lambda: len(target.received) == 2)
     wait_until(lambda: state(producer, topic, sent) == "acked")
 
 
@@ -187,29 +206,28 @@ def test_responses_of_a_former_url_do_not_slow_the_new_one(
     go = threading.Event()
     target.replies.append(Reply(503, {"retry-after": "600"}, wait=go))
     push(api, topic, target.url)
-    producer.send(topic, 1)
+    first = producer.send(topic, 1)
     wait_until(lambda: target.received)
     with Target() as other:
         push(api, topic, other.url)
         go.set()
-        wait_until(lambda: target.at_once == 0)
-        time.sleep(0.2)  # its response has arrived
+        wait_until(lambda: state(producer, topic, first) != "in_flight")
         sent = producer.send(topic, 2)
-        wait_until(lambda: sent in other.ids, timeout=timedelta(seconds=5))
+        wait_until(lambda: sent in other.ids)
 
 
 def test_a_slow_response_may_take_longer_than_the_ack_timeout(
     api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
     with connect(redis_url) as client:
-        client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "500")
+        client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "1000")
     go = threading.Event()
     target.replies.append(Reply(wait=go))
     push(api, topic, target.url)
     sent = producer.send(topic, 1)
     wait_until(lambda: target.received)
     began = time.monotonic()
-    while time.monotonic() - began < 2.0:  # four ack timeouts
+    while time.monotonic() - began < 2.5:  # ack timeouts
         assert state(producer, topic, sent) == "in_flight"
         time.sleep(0.02)
     go.set()
@@ -257,21 +275,15 @@ def test_concurrent_pushes_are_limited_per_target(
     go = threading.Event()
     target.default = lambda _: Reply(wait=go)
     push(api, topic, target.url, concurrency=3)
-    producer.send_many(topic, list(range(12)))
+    sent = producer.send_many(topic, list(range(12)))
     wait_until(lambda: target.at_once == 3)
-    counts = producer.get(topic, target.ids[0])
-    assert counts is not None
-    time.sleep(0.3)  # more would have arrived by now
-    assert target.at_once == 3
-    with Target() as other:
-        second = new_topic("push")
-        push(api, second, other.url)
-        producer.send(second, 1)
-        wait_until(lambda: other.received)  # a slow target does not block others
-        api.delete(f"/v1/topics/{second}/push")
+    states = [state(producer, topic, one.id) for one in sent]
+    assert (states.count("in_flight"), states.count("ready")) == (3, 9)
+    push_another(api, producer)  # a slow target does not block others
     go.set()
     wait_until(lambda: len(target.received) == 12)
     assert target.most_at_once == 3
+    assert target.connections < 9  # they are reused
 
 
 def test_a_paused_topic_is_not_pushed(
@@ -283,7 +295,7 @@ def test_a_paused_topic_is_not_pushed(
     with connect(redis_url) as client:
         client.hset(f"lisa:{{{topic}}}:options", "paused", "1")
         producer.send(topic, 1)
-        time.sleep(1.0)
+        push_another(api, producer)
         assert len(target.received) == 1
         client.hset(f"lisa:{{{topic}}}:options", "paused", "0")
         client.publish("lisa:wake", topic)
@@ -303,21 +315,9 @@ def test_removal_and_change_take_effect_immediately(
         assert api.delete(f"/v1/topics/{topic}/push").status_code == 200
         sent = producer.send(topic, 2)
         wait_until(lambda: state(producer, topic, sent) == "ready")
-        time.sleep(0.5)
+        push_another(api, producer)
         assert state(producer, topic, sent) == "ready"
         assert (len(target.received), len(other.received)) == (1, 1)
-
-
-def test_a_target_set_by_another_process_is_found_within_seconds(
-    pusher: Gateway, producer: Producer, target: Target, topic: str, redis_url: str
-) -> None:
-    with Gateway(redis_url, "--log-level", "warning") as other:  # it is not allowed to push
-        producer.send(topic, 1, id="x", retry="1s," * 20 + "1s")
-        other.client.put(
-            f"/v1/topics/{topic}/push", json={"url": f"http://localhost:{target.port}"}
-        )
-        wait_until(lambda: state(producer, topic, "x") == "acked")
-    assert set(target.ids) == {"x"}
 
 
 def test_outcomes_are_counted(
@@ -344,15 +344,18 @@ def test_outcomes_are_counted(
 def test_removing_a_group_removes_its_target(
     api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
-    from lisa.admin import groups
-
     push(api, topic, target.url, group="billing")
     producer.send(topic, 1)
     wait_until(lambda: target.received)
     store = open_store(redis_url)
     try:
         store.drive(groups.remove(store, topic, "billing"))
-        time.sleep(2.5)  # a gateway checks every two seconds
+        # The gateway finds this target when it next looks for changes.
+        found = new_topic("push")
+        store.drive(admin.set_target(store, found, target.url))
+        sent = producer.send(found, 1)
+        wait_until(lambda: sent in target.ids)
+        store.drive(admin.remove(store, found))
         assert store.drive(store.groups(topic)) == ()
     finally:
         store.close()

@@ -135,12 +135,14 @@ def test_a_message_from_its_send_to_its_ack(stub: Any) -> None:
     assert stub.AddGroup(pb.GroupRequest(topic=topic, group="g")).new
     message = {"id": "a", "body_json": f' {{"n": {big}}} ', "headers": {"h": "v"}, "retry": "0"}
     message["late"] = "skip after 10m"
-    sent = stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+    trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    request = pb.SendMessageRequest(topic=topic, message=message)
+    sent = stub.SendMessage(request, metadata=[trace])
     assert (sent.id, sent.outcome) == ("a", "accepted")
     (one,) = stub.Pull(
         pb.PullRequest(topic=topic, wait_ms=10_000, ack_timeout_ms=60_000)
     ).deliveries
-    assert (one.id, one.attempt, dict(one.headers)) == ("a", 1, {"h": "v"})
+    assert (one.id, one.attempt, dict(one.headers)) == ("a", 1, dict([("h", "v"), trace]))
     assert one.body_json == f'{{"n":{big}}}'
     found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
     assert (found.state, found.groups["g"].state) == ("in_flight", "in_flight")
@@ -401,6 +403,7 @@ def test_messages_that_are_too_large_when_decompressed_are_not_logged(
 # Standard services, start -------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_health_follows_redis(tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {patience: 500ms}, grpc: {port: 0}}"
     with (
@@ -429,6 +432,7 @@ def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
     assert [one.name for one in file.service] == ["Lisa"]
 
 
+@pytest.mark.full
 def test_idle_connections_leave_files_for_http(redis_url: str) -> None:
     """Connections to the gRPC port beyond its share of the open files are closed."""
     options = ("--grpc-port", "0")

@@ -150,6 +150,7 @@ def test_what_was_read_before_the_break_is_settled(
     wait_until(lambda: acked() == 500)
 
 
+@pytest.mark.full
 def test_a_client_that_neither_sends_nor_reads_is_cut_off(
     redis_url: str, client: httpx.Client, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_client_that_ends_its_requests_gets_all_results(
     assert [(one["id"], one["attempt"]) for one in pulled(client, topic)] == [("50", 1)]
 
 
+@pytest.mark.full
 def test_results_follow_deliveries_that_the_client_has_not_read_yet(
     channel: grpc.Channel, client: httpx.Client
 ) -> None:
@@ -243,16 +245,7 @@ def test_streams_that_cannot_open(channel: grpc.Channel) -> None:
             assert stream.status is STATUS.INVALID_ARGUMENT
 
 
-def test_a_stream_is_opened_once(channel: grpc.Channel, client: httpx.Client) -> None:
-    topic = filled(client, 1)
-    with Stream(channel, topic, credit=1) as stream:
-        stream.wait_for(1)
-        stream.send(pb.ConsumeRequest(open={"topic": new_topic()}, credit=1))
-        wait_until(lambda: stream.status is not None)
-        assert stream.status is STATUS.INVALID_ARGUMENT
-    assert [one["id"] for one in pulled(client, topic)] == ["0"]
-
-
+@pytest.mark.full
 def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {max-polls: 1}, grpc: {port: 0}}"
     with (
@@ -270,6 +263,7 @@ def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path)
             assert len(third.wait_for(1)) == 1
 
 
+@pytest.mark.full
 def test_a_stream_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {patience: 500ms}, grpc: {port: 0}}"
     with (
@@ -339,6 +333,7 @@ def test_a_gateway_that_stops_ends_its_streams(redis_url: str, client: httpx.Cli
         assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
 
 
+@pytest.mark.full
 def test_a_stop_does_not_wait_longer_than_grace(
     redis_url: str, client: httpx.Client, tmp_path: Path
 ) -> None:

@@ -7,45 +7,35 @@ import java.util.List;
 import java.util.Map;
 import java.util.Scanner;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
-import lisa.Camellia.Listening;
-import lisa.Camellia.Message;
+import lisa.OkHttpCamellia.Listening;
+import lisa.OkHttpCamellia.Message;
 
-/** `CamelliaScenarios CLIENT SCENARIO URL TOPIC`: runs one scenario and prints its result as JSON. */
+/** `CamelliaScenarios SCENARIO URL TOPIC`: runs one scenario and prints its result as JSON. */
 final class CamelliaScenarios {
     private static final int ACKED = 4;
 
-    private final Camellia client;
+    private final OkHttpCamellia client;
     private final String topic;
 
     /** The text of each message, with the numbers of its deliveries. */
     private final Map<String, List<Integer>> seen = new ConcurrentHashMap<>();
 
-    private CamelliaScenarios(Camellia client, String topic) {
-        this.client = client;
+    private CamelliaScenarios(String url, String topic) {
+        client = new OkHttpCamellia(url);
         this.topic = topic;
     }
 
-    public static void main(String[] given) throws ReflectiveOperationException {
-        CamelliaScenarios scenarios = new CamelliaScenarios(client(given[0], given[2]), given[3]);
-        switch (given[1]) {
+    public static void main(String[] given) {
+        CamelliaScenarios scenarios = new CamelliaScenarios(given[1], given[2]);
+        switch (given[0]) {
             case "calls" -> scenarios.calls();
-            case "long" -> scenarios.listeners(1_000);
-            case "short" -> scenarios.listeners(0);
-            case "hung" -> scenarios.hungListener();
+            case "listeners" -> scenarios.listeners();
             case "restart" -> scenarios.restart();
-            default -> throw new IllegalArgumentException(given[1]);
+            default -> throw new IllegalArgumentException(given[0]);
         }
-        System.exit(0); // listeners of the SDK have threads that are not daemons
-    }
-
-    /** `lisa.OkHttpCamellia`, or another class of the same kind that only some builds contain. */
-    private static Camellia client(String name, String url) throws ReflectiveOperationException {
-        Class<?> found = Class.forName("lisa." + name);
-        return (Camellia) found.getDeclaredConstructor(String.class).newInstance(url);
     }
 
     /** The calls of a producer. */
@@ -76,10 +66,9 @@ final class CamelliaScenarios {
     }
 
     /** Several listeners, started before the topic exists; some deliveries fail once or twice. */
-    private void listeners(long pollMs) {
-        Listening how = new Listening(1, 4, 30_000, pollMs);
-        for (int i = 0; i < 3; i++) {
-            client.listen(topic, how, this::failSome);
+    private void listeners() {
+        for (long pollMs : new long[] {1_000, 1_000, 0}) {
+            client.listen(topic, new Listening(4, 30_000, pollMs), this::failSome);
         }
         List<String> ids = IntStream.range(0, 30)
                 .mapToObj(i -> client.send(topic, null, String.valueOf(i), 10L * i, -1, -1).id())
@@ -98,32 +87,13 @@ final class CamelliaScenarios {
         return kind != 0 || message.retry() > 1;
     }
 
-    /** A listener that does not return, so that its message is redelivered to another one. */
-    private void hungListener() {
-        CountDownLatch released = new CountDownLatch(1);
-        Listening how = new Listening(1, 1, 1_000, 500);
-        for (int i = 0; i < 2; i++) {
-            client.listen(topic, how, message -> {
-                record(message);
-                if (message.retry() == 1) {
-                    await(released);
-                }
-                return true;
-            });
-        }
-        String id = client.send(topic, null, "text", 0, -1, -1).id();
-        waitUntilAcked(List.of(id));
-        released.countDown(); // its late ack changes nothing
-        Scenarios.print(Map.of("seen", seen, "status", client.get(topic, id).status()));
-    }
-
     /**
      * Sends while the server is stopped and started again. Each message has an id, and its send is
      * repeated until it succeeds, as a careful application does.
      */
     private void restart() {
         for (long pollMs : new long[] {2_000, 2_000, 0}) {
-            client.listen(topic, new Listening(1, 2, 2_000, pollMs), message -> {
+            client.listen(topic, new Listening(2, 2_000, pollMs), message -> {
                 record(message);
                 return true;
             });
@@ -164,14 +134,6 @@ final class CamelliaScenarios {
     private void waitUntilAcked(List<String> ids) {
         for (String id : ids) {
             Scenarios.waitUntil(id + " acked", () -> client.get(topic, id).status() == ACKED);
-        }
-    }
-
-    private static void await(CountDownLatch released) {
-        try {
-            released.await();
-        } catch (InterruptedException ended) {
-            throw new IllegalStateException(ended);
         }
     }
 }

@@ -23,7 +23,14 @@ import okhttp3.Response;
  * of 5 s, for a poll twice its wait; connections kept for 30 s; no repeated calls; a long poll that
  * fails is followed by the next one at once.
  */
-final class OkHttpCamellia implements Camellia {
+final class OkHttpCamellia {
+    /** A delayed message, with the fields that the scenarios look at. Times are epoch milliseconds. */
+    record Message(
+            String id, String text, long triggerTime, long expireTime, int maxRetry, int retry, int status) {}
+
+    /** How a listener pulls. A `pollMs` of 0 means short polls every 20 ms. */
+    record Listening(int batch, long ackTimeoutMs, long pollMs) {}
+
     private static final MediaType FORM = MediaType.parse("application/x-www-form-urlencoded");
     private static final long TIMEOUT_MS = 5_000;
 
@@ -49,8 +56,8 @@ final class OkHttpCamellia implements Camellia {
                 .build();
     }
 
-    @Override
-    public Message send(String topic, String id, String text, long delayMs, long ttlMs, int maxRetry) {
+    /** Sends a message; a null id lets the server choose one. */
+    Message send(String topic, String id, String text, long delayMs, long ttlMs, int maxRetry) {
         Map<String, Object> form = form(topic, id);
         form.put("msg", text);
         form.put("delayMillis", delayMs);
@@ -59,19 +66,19 @@ final class OkHttpCamellia implements Camellia {
         return message(expect(call("sendMsg", form), 200).getJSONObject("delayMsg"));
     }
 
-    @Override
-    public boolean delete(String topic, String id) {
+    /** Whether there was a message to delete. */
+    boolean delete(String topic, String id) {
         return expect(call("deleteMsg", form(topic, id)), 200, 404).getIntValue("code") == 200;
     }
 
-    @Override
-    public Message get(String topic, String id) {
+    /** The message in its present state; null if the server does not know it. */
+    Message get(String topic, String id) {
         JSONObject found = expect(call("getMsg", form(topic, id)), 200, 404);
         return found.getIntValue("code") == 200 ? message(found.getJSONObject("delayMsg")) : null;
     }
 
-    @Override
-    public void listen(String topic, Listening how, Predicate<Message> handler) {
+    /** Handles messages until the program ends; false and exceptions of the handler are nacks. */
+    void listen(String topic, Listening how, Predicate<Message> handler) {
         OkHttpClient client = how.pollMs() > 0 ? within(http.newBuilder(), how.pollMs() * 2) : http;
         Map<String, Object> form = form(topic, null);
         form.put("ackTimeoutMillis", how.ackTimeoutMs());
@@ -79,11 +86,9 @@ final class OkHttpCamellia implements Camellia {
         if (how.pollMs() > 0) {
             form.put("longPollingTimeoutMillis", how.pollMs());
         }
-        for (int i = 0; i < how.threads(); i++) {
-            Thread thread = new Thread(() -> pullForEver(client, form, how, handler));
-            thread.setDaemon(true);
-            thread.start();
-        }
+        Thread thread = new Thread(() -> pullForEver(client, form, how, handler));
+        thread.setDaemon(true);
+        thread.start();
     }
 
     private void pullForEver(
