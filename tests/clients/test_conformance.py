@@ -126,8 +126,12 @@ def gateway(redis_url: str) -> Iterator[Gateway]:
 
 
 def names(*, http: bool) -> list[Any]:
+    """The scenarios of a client; the first of an HTTP client is its sample."""
+    sample = [pytest.mark.sample] if http else []
     return [
-        pytest.param(one, id=one["name"]) for one in SCENARIOS if http or "http_only" not in one
+        pytest.param(one, id=one["name"], marks=() if number else sample)
+        for number, one in enumerate(SCENARIOS)
+        if http or "http_only" not in one
     ]
 
 

@@ -67,6 +67,7 @@ def test_the_calls_of_a_camellia_producer(class_path: str, gateway: Gateway) -> 
     assert "400" in found["badTopic"]
 
 
+@pytest.mark.sample
 def test_camellia_listeners_handle_all_and_retry_what_failed(
     class_path: str, gateway: Gateway
 ) -> None:

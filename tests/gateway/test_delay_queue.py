@@ -303,29 +303,3 @@ def test_cross_site_pops_are_rejected(client: httpx.Client) -> None:
     answer = client.get(f"/delay-queue/pop/{new_topic()}", headers={"sec-fetch-site": "cross-site"})
     assert answer.status_code == 403
     refusal(answer.json(), "another site")
-
-
-def test_tokens_are_required_and_limited_to_their_topics(redis_url: str, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.yml"
-    tokens.write_text(
-        "tokens:\n"
-        "  - {name: all, token: all-0123456789abcdef}\n"
-        "  - {name: shop, token: shop-0123456789abcdef, scopes: [produce], topics: ['shop*']}\n"
-    )
-    with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
-        client, topic = gateway.client, new_topic("other")
-        form = {"topic": topic, "delayTime": "0", "ttrTime": "5", "message": "m"}
-        answer = client.post("/delay-queue/push", data=form)
-        assert answer.status_code == 401
-        refusal(answer.json(), "token")
-        shop = {"authorization": "Bearer shop-0123456789abcdef"}
-        assert client.post("/delay-queue/push", data=form, headers=shop).status_code == 403
-        full = {"authorization": "Bearer all-0123456789abcdef"}
-        message_id = client.post("/delay-queue/push", data=form, headers=full).json()["id"]
-        hidden = client.post("/delay-queue/delete", data={"id": message_id}, headers=shop)
-        refusal(hidden.json(), "there is no job")
-        denied = client.post("/delay-queue/finish", data={"id": message_id}, headers=shop)
-        assert denied.status_code == 403
-        assert (
-            client.post("/delay-queue/delete", data={"id": message_id}, headers=full).json() == OK
-        )

@@ -74,6 +74,65 @@ def test_each_operation_requires_its_scope(guarded: Gateway, operation: object) 
         assert ask(guarded, one.method, foreign, "mine").status_code == 403
 
 
+CAMELLIA, HEALTH = "/camellia/delayQueue", "/camellia/health"
+COMPATIBLE = {
+    Scope.READ: [
+        ("POST", f"{CAMELLIA}/getMsg"),
+        ("GET", f"{CAMELLIA}/getMonitorData"),
+        ("GET", f"{CAMELLIA}/getTopicInfo"),
+        ("GET", f"{CAMELLIA}/getTopicInfoList"),
+        ("GET", f"{CAMELLIA}/getMonitorString"),
+        ("GET", f"{CAMELLIA}/metrics"),
+    ],
+    Scope.PRODUCE: [
+        ("POST", f"{CAMELLIA}/sendMsg"),
+        ("POST", f"{CAMELLIA}/deleteMsg"),
+        ("POST", "/delay-queue/push"),
+    ],
+    Scope.CONSUME: [
+        ("POST", f"{CAMELLIA}/pullMsg"),
+        ("POST", f"{CAMELLIA}/longPollingMsg"),
+        ("POST", f"{CAMELLIA}/ackMsg"),
+        ("POST", "/delay-queue/finish"),
+    ],
+    Scope.OPERATE: [("GET", f"{HEALTH}/online")],
+}
+
+
+def test_c20_compatible_paths_require_their_scope(guarded: Gateway) -> None:
+    """No path of the originals did, not even the switch that takes a server out of service."""
+    mine, other = f"mine.{new_topic()}", new_topic("other")
+    guarded.client.post(f"/v1/topics/{mine}/groups", json={"group": "g"})
+    form = {"msg": "m", "delayMillis": 0, "msgId": "i", "ack": "true"}
+    form |= {"longPollingTimeoutMillis": 1, "delayTime": 0, "ttrTime": 5, "message": "m", "id": 1}
+
+    def status(method: str, path: str, name: str | None, topic: str = mine) -> int:
+        headers = {"Authorization": f"Bearer {name}-0123456789abcdef" if name else ""}
+        sent: dict[str, Any] = {"data" if method == "POST" else "params": {**form, "topic": topic}}
+        answer = guarded.client.request(method, path, headers=headers, **sent)
+        if answer.status_code in (401, 403) and path.startswith("/camellia"):
+            assert answer.json()["code"] == answer.status_code
+        return answer.status_code
+
+    for needed, paths in COMPATIBLE.items():
+        for method, path in paths:
+            assert status(method, path, None) == 401, path
+            for scope in Scope:
+                allowed = scope is needed or (needed is Scope.READ and scope is not Scope.PRODUCE)
+                assert status(method, path, scope) == (200 if allowed else 403), (path, scope)
+    assert status("GET", f"{HEALTH}/offline", "consume") == 403
+    assert status("GET", f"{HEALTH}/status", None) == 200
+    for path in (f"{CAMELLIA}/sendMsg", "/delay-queue/push"):
+        assert status("POST", path, "mine") == 200
+        assert status("POST", path, "mine", other) == 403
+    job = {"topic": other, "delayTime": 0, "ttrTime": 5, "message": "m"}
+    pushed = guarded.client.post("/delay-queue/push", data=job).json()["id"]
+    for name, outcome in (("mine", 1), ("all", 0)):  # to the first, there is no such job
+        headers = {"Authorization": f"Bearer {name}-0123456789abcdef"}
+        deleted = guarded.client.post("/delay-queue/delete", data={"id": pushed}, headers=headers)
+        assert deleted.json()["code"] == outcome
+
+
 def test_the_description_needs_no_token(guarded: Gateway) -> None:
     for path in ("/v1", "/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
         assert ask(guarded, "GET", path, None).status_code == 200

@@ -7,12 +7,11 @@ import time
 from base64 import urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lisa import InvalidMessage, Producer
 from lisa.core.model.clock import OLDEST_DUE_MS
@@ -182,18 +181,6 @@ def test_a_retry_waits_for_its_delay(client: httpx.Client) -> None:
     assert (dead["outcome"], dead["due_ms"], dead["attempts"]) == ("dead", None, 3)
 
 
-def test_a_discarded_message_is_in_garbage_immediately(client: httpx.Client) -> None:
-    topic = new_topic()
-    send(client, topic, id="x")
-    (one,) = pull(client, topic)
-    both = settle(client, topic, one, "retry", discard=True, delay_ms=5)
-    assert both.status_code == 400
-    dead = settle(client, topic, one, "retry", discard=True, reason="no use")
-    assert dead.json()["outcome"] == "dead"
-    found = client.get(f"/v1/topics/{topic}/messages/x").json()
-    assert (found["state"], found["reason"]) == ("garbage", "no use")
-
-
 def taken_over(client: httpx.Client, topic: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same message delivered twice: the first lease ended."""
     send(client, topic, id="x", retry=[0])
@@ -325,7 +312,9 @@ def test_a_damaged_receipt_is_rejected(index: int, value: object) -> None:
             decode_receipt(text)
 
 
-@given(st.text() | st.binary().map(lambda data: urlsafe_b64encode(data).decode()))
-def test_other_text_is_rejected(text: str) -> None:
-    with pytest.raises(InvalidMessage):
-        decode_receipt(text)
+def test_other_text_is_rejected() -> None:
+    chosen = Random(5)
+    texts = [urlsafe_b64encode(chosen.randbytes(chosen.randrange(60))).decode() for _ in range(500)]
+    for text in ("", "x", "\ud800", "\N{EURO SIGN}", "====", "a b", *texts):
+        with pytest.raises(InvalidMessage):
+            decode_receipt(text)

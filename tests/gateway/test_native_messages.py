@@ -73,36 +73,6 @@ def test_a_dead_message_is_shown_with_its_traceback(client: httpx.Client, redis_
         assert "<no stock>" not in shown
 
 
-def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
-    topic = declared_topic(client)
-    path = f"/v1/topics/{topic}/messages/x"
-    send(client, topic, id="x", delay_ms=DAY_MS, headers={"a": "b"})
-    waiting = client.get(path).json()
-    assert waiting["state"] == "waiting"
-    assert waiting["groups"] == {}
-
-    client.post(f"{path}/fire")
-    (delivery,) = pull(client, topic)
-    held = client.get(path).json()
-    assert (held["state"], held["attempts"]) == ("in_flight", 1)
-    assert held["consumer"].startswith("gateway")
-    assert held["idle_ms"] >= 0
-
-    again = {"receipt": delivery["receipt"], "reason": "not now", "delay_ms": DAY_MS}
-    client.post(f"{path}/retry", json=again)
-    failed = client.get(path).json()
-    assert (failed["state"], failed["attempts"], failed["reason"]) == ("retry", 1, "not now")
-    assert failed["groups"]["g"]["state"] == "retry"
-    assert failed["headers"] == {"a": "b"}
-
-    assert failed["traceback"] is None
-
-    assert client.delete(path).json() == {"id": "x", "outcome": "cancelled"}
-    gone = client.get(path).json()
-    assert (gone["state"], gone["headers"]) == ("cancelled", {})
-    assert "body" not in gone
-
-
 def test_an_unknown_id_is_not_found(client: httpx.Client) -> None:
     path = f"/v1/topics/{declared_topic(client)}/messages/nobody"
     for answer in (

@@ -98,23 +98,6 @@ def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str)
         assert int(float(expires)) == (found.due_ms or 0) + 5_000
 
 
-def test_duplicate_ids(client: httpx.Client) -> None:
-    topic = new_topic()
-    send(client, topic, body="first", id="x", delay_ms=DAY_MS)
-
-    kept = send(client, topic, body="second", id="x", delay_ms=DAY_MS)
-    assert (kept.status_code, kept.json()) == (200, {"id": "x", "outcome": "duplicate"})
-    assert client.get(f"/v1/topics/{topic}/messages/x").json()["body"] == "first"
-
-    rejected = send(client, topic, body="third", id="x", on_duplicate="reject")
-    said = problem(rejected, 409, "duplicate")
-    assert (said["id"], said["outcome"]) == ("x", "rejected")
-
-    replaced = send(client, topic, body="fourth", id="x", on_duplicate="replace", delay_ms=DAY_MS)
-    assert (replaced.status_code, replaced.json()["outcome"]) == (200, "replaced")
-    assert client.get(f"/v1/topics/{topic}/messages/x").json()["body"] == "fourth"
-
-
 BODIES: list[Any] = [
     None,
     True,

@@ -106,30 +106,6 @@ def garbage(client: httpx.Client, topic: str, **query: Any) -> list[str]:
     return [one["id"] for page in found for one in page]
 
 
-def test_a_topic_shows_counts_counters_and_options(client: httpx.Client) -> None:
-    topic = new_topic()
-    path = f"/v1/topics/{topic}"
-    missing = client.get(path)
-    assert (missing.status_code, missing.json()["type"]) == (404, "urn:lisa:problem:unknown-topic")
-    assert client.get(f"{path}/groups").status_code == 404
-    client.post(f"{path}/groups", json={"group": "g"})
-    send(client, topic, id="later", due_ms=4_102_444_800_000)
-    send(client, topic)
-    found = client.get(path).json()
-    assert (found["waiting"], found["ready"], found["next_due_ms"]) == (1, 1, 4_102_444_800_000)
-    assert found["counters"]["sent"] == 2
-    assert found["options"]["ack_timeout"] == "10s"
-    group = {
-        "name": "g",
-        "ready": 1,
-        "in_flight": 0,
-        "retry": 0,
-        "garbage": 0,
-        "next_retry_ms": None,
-    }
-    assert found["groups"] == client.get(f"{path}/groups").json()["groups"] == [group]
-
-
 def test_topics_are_listed_in_pages(client: httpx.Client) -> None:
     stem = new_topic()
     names = [f"{stem}-{n}" for n in range(5)]
@@ -222,23 +198,6 @@ def test_a_paused_topic_delivers_nothing(client: httpx.Client) -> None:
     assert client.post(f"{path}/resume").json() == {"paused": False, "changed": True}
     assert client.post(f"{path}/resume").json() == {"paused": False, "changed": False}
     assert len(client.post(f"{path}/pull", json={"wait_ms": 5_000}).json()["deliveries"]) == 1
-
-
-def test_groups_are_declared_and_removed(client: httpx.Client) -> None:
-    topic = new_topic()
-    path = f"/v1/topics/{topic}/groups"
-    new = client.post(path, json={"group": "g.1"})
-    assert (new.status_code, new.json()) == (201, {"group": "g.1", "new": True})
-    known = client.post(path, json={"group": "g.1"})
-    assert (known.status_code, known.json()) == (200, {"group": "g.1", "new": False})
-    for wrong in ({"group": "a b"}, {"group": ""}, {}, {"name": "g"}):
-        assert client.post(path, json=wrong).status_code == 400
-    send(client, topic, id="x")
-    assert client.delete(f"{path}/g.1").json() == {"group": "g.1", "settled": 1}
-    assert client.delete(f"{path}/g.1").status_code == 404
-    assert client.delete(f"{path}/a%20b").status_code == 400
-    assert client.get(path).json()["groups"] == []
-    assert client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "purged"
 
 
 def test_garbage_is_listed_requeued_and_purged(client: httpx.Client) -> None:

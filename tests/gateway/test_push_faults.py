@@ -77,8 +77,8 @@ def test_a_gateway_killed_during_a_push_causes_another_push(
     with Gateway(redis_url, config=CONFIG, directory=tmp_path) as two:
         wait_until(lambda: state(producer, topic, sent) == "acked")
         attempts = [int(each.headers["lisa-attempt"]) for each in target.received]
-        assert {1, 2} <= set(attempts)  # on a busy machine, more leases may end
-        assert len(set(attempts)) == len(attempts)
+        # On a busy machine, more leases may end, also before their pushes.
+        assert 1 < len(attempts) == len(set(attempts))
         two.client.delete(f"/v1/topics/{topic}/push")
 
 
