@@ -7,14 +7,19 @@ the removal itself, call by call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lisa.core.model.envelope import decode_envelope, encode_envelope, fence_of
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished
 from lisa.core.model.sharding import Shard, Topic
+from lisa.core.model.stream import Entry
+from lisa.core.redis.flow import Flow, Step
 from lisa.core.store import group_removal
+from lisa.core.store.store import Store
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.defer import Defer, Outside
@@ -31,17 +36,8 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
-from tests.model.interleaving import TOPIC, answered
+from tests.model.interleaving import TOPIC, Event, Role, answered
 from tests.rows import Item, enqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lisa.core.model.stream import Entry
-    from lisa.core.redis.flow import Flow, Step
-    from lisa.core.store.store import Store
-    from lisa.core.transitions.base import Transition
-    from tests.model.interleaving import Event, Role
 
 T = TypeVar("T")
 

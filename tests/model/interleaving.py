@@ -20,20 +20,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Execute, ExecuteMany, Flow, Step
 from lisa.core.store.store import Store
 from lisa.core.transitions import loader
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
-
-    from lisa.core.redis.connection import Connection
 
 T = TypeVar("T")
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lisa.admin import fsck
+from lisa.core.model.keys import TopicKeys
 from lisa.core.redis.flow import Flow, Pause, Step, drive
 from lisa.core.store import removal_mark
+from lisa.core.store.store import SyncStore
 from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
-from tests.model.interleaving import TOPIC, answered, pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from lisa.core.model.keys import TopicKeys
-    from lisa.core.store.store import SyncStore
-    from tests.model.interleaving import Event, Moment
+from tests.model.interleaving import TOPIC, Event, Moment, answered, pairs
 
 T = TypeVar("T")
 ROUNDS = 12

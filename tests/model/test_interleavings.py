@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +14,7 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.embedded import EmbeddedServer
 from tests.model.acting import (
     FAR,
     canceller,
@@ -32,9 +32,6 @@ from tests.model.acting import (
 from tests.model.interleaving import TOPIC, Event, Explorer, Role, levels
 from tests.model.judging import Judge
 from tests.servers import flush
-
-if TYPE_CHECKING:
-    from lisa.embedded import EmbeddedServer
 
 AT_ONCE = ",".join(["0"] * 10)
 

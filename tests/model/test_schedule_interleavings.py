@@ -7,9 +7,10 @@ server's clock gets `LATER`, so for it all ticks have come.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,19 +24,15 @@ from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Flow, drive
 from lisa.core.store import schedule_calls, schedules
 from lisa.core.store.store import Store, SyncStore
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.schedule import ScheduleOutcome
+from lisa.embedded import EmbeddedServer
 from tests.model.acting import FAR, canceller, consumer, manager
 from tests.model.interleaving import TOPIC, Event, Explorer, Moment, Role, levels, pairs
 from tests.model.judging import check_places, without_pauses
 from tests.servers import flush
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lisa.core.transitions.base import Transition
-    from lisa.embedded import EmbeddedServer
 
 TICKS = (1_000, 2_000)
 IDS = tuple(f"s@{tick}" for tick in TICKS)
