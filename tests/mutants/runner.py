@@ -9,18 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
-from tests.mutants.mutant import apply
+from tests.mutants.mutant import Mutant, apply
 from tests.servers import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
-    from tests.mutants.mutant import Mutant
 
 CONTROL = "unpatched"
 """The name of the unpatched run: all tests must pass there, or their failures prove nothing."""

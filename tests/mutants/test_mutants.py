@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mutants.mutant import MUTANTS, NUMBERS, apply, escape, parse
 from tests.mutants.runner import CONTROL, Runner, collected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 QUICK = "tests/contract/test_trim.py::test_it_never_trims_by_length[fake]"
 NO_CATCH = {
