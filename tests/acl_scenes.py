@@ -7,15 +7,16 @@ import json
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import httpx
 from click.testing import CliRunner
 
-from lisa import AsyncProducer, Consumer, Manager, Outgoing, Producer
+from lisa import AsyncProducer, Consumer, Manager, Message, Outgoing, Producer
 from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.envelope import encode_envelope
@@ -31,18 +32,12 @@ from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
 from lisa.producer import sending
-from tests.acl_stage import KEYS
+from tests.acl_stage import KEYS, Stage
 from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
 from tests.roles import Cast, Services
 from tests.rows import Item, enqueue
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa import Message
-    from tests.acl_stage import Stage
 
 MINUTE = timedelta(minutes=1)
 NOW = timedelta(0)

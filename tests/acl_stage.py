@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from lisa.admin import acl
@@ -11,9 +12,6 @@ from lisa.core.model.keys import Keys
 from lisa.core.store import server_checks
 from tests.roles import Cast
 from tests.servers import connect, flush
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PASSWORD = "correct horse"
 DATABASE = 1  # not the first, so that it must be selected

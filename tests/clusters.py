@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests import topologies
 from tests.servers import flush
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENT = timedelta(seconds=15)
 """A node that hangs for a while stays a member."""

@@ -9,24 +9,19 @@ import signal
 import socket
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import fakeredis
 import pytest
+import redis
+import xdist.remote
 from xdist.scheduler import LoadScopeScheduling
 
 from lisa.core.model.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
 from lisa.embedded import server as embedded
 from tests.servers import ROOT, Processes, connect, flush, redis_server
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from pathlib import Path
-
-    import redis
-    import xdist.remote
-
 
 SPARK = {
     "tests/spark/test_archive_jdbc.py": "spark: databases",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from blinker import Signal
 
 from lisa.consumer import Consumer
 from lisa.core.model.envelope import encode_envelope, new_id, new_token
 from lisa.core.model.errors import LisaError
+from lisa.core.model.message import Message
 from lisa.core.model.options import encode
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore, chunks
@@ -20,13 +24,6 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
 from tests.rows import Item, enqueue
 from tests.servers import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from blinker import Signal
-
-    from lisa.core.model.message import Message
 
 STEP_S = 0.01
 

@@ -13,15 +13,12 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lisa.embedded.server import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 KINDS = ("postgresql", "mariadb")
 USER = "lisa"

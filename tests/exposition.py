@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client import Metric
 
 
 class Exposed:

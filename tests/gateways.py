@@ -12,20 +12,16 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
 
+from lisa import Producer
 from tests.servers import PATIENCE, ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-    from typing import Self
-
-    from lisa import Producer
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of `http:` URLs: by default, each would load all certificates, which takes 18 ms."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from lisa.core.model.stream import Entry
+from lisa.core.redis.address import Address
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
 from tests.servers import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-    from lisa.core.redis.address import Address
 
 
 class Either:

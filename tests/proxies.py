@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Self
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
 
 
 class Proxy:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
 from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
@@ -23,11 +23,6 @@ from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from tests.rows import Item, enqueue
 from tests.servers import open_store, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lisa.core.transitions.inspect import Inspection
 
 
 class Cast:

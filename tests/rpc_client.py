@@ -5,20 +5,16 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
+from tests.gateways import Gateway
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
-
-    from tests.gateways import Gateway
 
 _ADDRESS = re.compile(r"lisa-gateway: grpc://(\S+)")
 

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import redis
 
@@ -23,12 +23,8 @@ from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
+from lisa.embedded import EmbeddedServer
 from lisa.testing.clocked_server import library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from lisa.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = timedelta(seconds=60)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lisa import Producer
 from lisa.admin import groups, topics
-from lisa.core.model.sharding import Topic
-from lisa.core.redis.flow import Execute, Pause
+from lisa.core.model.keys import TopicKeys
+from lisa.core.model.sharding import Layout, Topic
+from lisa.core.redis.flow import Command, Execute, Flow, Pause
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
 from tests.servers import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa.core.model.keys import TopicKeys
-    from lisa.core.model.sharding import Layout
-    from lisa.core.redis.flow import Command, Flow
 
 ORDERS = Topic("orders")
 SENT = 12

@@ -14,16 +14,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import binary as valkey
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
 
 SOURCE = Path(__file__).with_name("clock_offset.c")
 NS = 1_000_000_000

@@ -11,23 +11,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
+from tests.certificates import Certificates
 from tests.servers import redis_server, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.certificates import Certificates
 
 SLOTS = 16_384
 SERVICE = "mymaster"

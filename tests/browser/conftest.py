@@ -9,25 +9,22 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from lisa import Consumer, Manager, Producer
 from lisa.embedded import EmbeddedServer
 from tests.gateways import NO_TLS, Gateway
 from tests.roles import Cast
 from tests.servers import ROOT, connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable")
 PATIENCE_MS = 15_000

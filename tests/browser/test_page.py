@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from lisa import Consumer, Outgoing
 from tests.browser.conftest import Site, Tab, new_tab, now_ms, running_site
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOUR = timedelta(hours=1)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>alert(1)</script>"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
 
 from lisa import Producer
 from lisa.admin import forecast, history, story
@@ -16,9 +17,6 @@ from lisa.gateway.page.bodies import shown
 from lisa.gateway.page.rendering import count, message_link, span
 from tests.browser.conftest import now_ms
 from tests.roles import Cast
-
-if TYPE_CHECKING:
-    import redis
 
 DASH = "\N{EN DASH}"
 HOUR = HistorySpan.HOUR.step_ms * 60

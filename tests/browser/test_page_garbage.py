@@ -7,12 +7,15 @@ import json
 import re
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from lisa import Consumer
 from lisa.admin import fsck, garbage_reasons
@@ -23,14 +26,6 @@ from tests.browser.conftest import Site, browser_of, key_in, now_ms, waiting
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.roles import Cast
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import redis
-
-    from tests.browser.conftest import Site
 
 
 def test_the_kind_of_a_reason_omits_what_varies() -> None:

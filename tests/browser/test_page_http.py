@@ -9,8 +9,10 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -27,10 +29,6 @@ from lisa.gateway.page.rendering import link
 from tests.browser.conftest import Site, browser_of, key_in
 from tests.gateways import NO_TLS, Gateway, declared_topic, new_topic
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TOKENS = """
 tokens:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import html
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from lisa import ScheduleInfo
 from lisa.core.model.recurring.define import define
 from lisa.gateway.page.schedule_forms import exact_duration, fields_of, options_of
 from lisa.gateway.page.schedules import PER_PAGE
 from tests.browser.conftest import Site, browser_of, key_in
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lisa import ScheduleInfo
 
 DAILY: dict[str, Any] = {"cron": "0 9 * * 1-5", "tz": "Europe/Berlin"}
 MINUTE_MS = 60_000

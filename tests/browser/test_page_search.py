@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import re
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import redis
 from deltalake import write_deltalake
 
 from lisa import Consumer, Producer
@@ -18,16 +20,10 @@ from lisa.core.model.errors import ConfigError
 from lisa.embedded.server import free_port
 from lisa.gateway.page import archived
 from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
+from tests.browser.conftest import Site
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import redis
-
-    from tests.browser.conftest import Site
 
 HOUR = timedelta(hours=1)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from lisa import Consumer
 from lisa.admin.roles import RolePresence
@@ -17,12 +16,9 @@ from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank
 from lisa.gateway.page.rendering import band, brief
 from lisa.gateway.page.snapshot import Line, ServerFacts, Snapshot
-from tests.browser.conftest import browser_of, key_in
+from tests.browser.conftest import Site, browser_of, key_in
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from tests.browser.conftest import Site
 
 NOW = 1_800_000_000_000
 MANAGER = RolePresence(ManagerPresence(name="m"), 0, alive=True)

@@ -6,18 +6,16 @@ import json
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 import yaml
 
 from tests.gateways import Gateway, new_topic
 from tests.servers import ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 SCENARIOS: list[dict[str, Any]] = yaml.safe_load(
     (ROOT / "clients" / "conformance" / "scenarios.yml").read_text(encoding="utf-8")

@@ -7,12 +7,14 @@ import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lisa import (
     Consumer,
+    Delivery,
     Discard,
     DuplicateMessage,
+    FoundInGroup,
     InvalidMessage,
     LisaError,
     Message,
@@ -22,9 +24,6 @@ from lisa import (
     TopicFull,
 )
 from tests.clients.conformance import STEP_S, StepFailed
-
-if TYPE_CHECKING:
-    from lisa import Delivery, FoundInGroup
 
 KINDS = {DuplicateMessage: "duplicate", TopicFull: "topic-full", InvalidMessage: "invalid"}
 

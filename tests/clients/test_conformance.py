@@ -8,29 +8,25 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
 from lisa import Manager
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.browser.conftest import browser
 from tests.clients.conformance import SCENARIOS, ProcessRunner, Scenario
 from tests.clients.python_runner import PythonRunner
 from tests.gateways import NO_TLS, Gateway
 from tests.servers import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from lisa.embedded import EmbeddedServer
 
 __all__ = ["browser"]
 """A fixture of another package."""

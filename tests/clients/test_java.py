@@ -10,21 +10,18 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 
 from lisa import Manager
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.gateway.camellia_client import shorten_ack_timeout
 from tests.gateways import Gateway, new_topic
 from tests.servers import JVM_PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.embedded import EmbeddedServer
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lisa import Producer
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.servers import Process, Processes
+from tests.servers import Process, Processes, wait_until
 
 PAUSE_S, DELAY_S = 0.006, 0.3
 WATCHED_S = 2.0

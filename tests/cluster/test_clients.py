@@ -7,10 +7,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -25,7 +26,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.clients import reporting_client_id
 from lisa.core.redis.cluster import AsyncRawCluster
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Chain, Execute
+from lisa.core.redis.flow import Chain, Execute, Flow
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
 from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, topology_of
 from lisa.core.store.store import AsyncStore, SyncStore
@@ -34,12 +35,7 @@ from lisa.embedded.server import HOST, free_port
 from tests import topologies
 from tests.integration.test_connection import cut_while_connecting
 from tests.servers import PATIENCE, shortest_s, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lisa.core.redis.flow import Flow
-    from tests.topologies import Cluster
+from tests.topologies import Cluster
 
 IMPATIENT = timedelta(0)
 HANGS_S = 10.0

@@ -6,9 +6,11 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +21,7 @@ from tests.gateways import Gateway
 from tests.producers import Either
 from tests.proxies import LossyProxy
 from tests.servers import PATIENCE, connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.topologies import Node
+from tests.topologies import Node
 
 KEYS = Keys().topic("orders")
 HOUR = timedelta(hours=1)

@@ -6,9 +6,11 @@ import json
 import re
 import time
 import urllib.request
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +20,8 @@ from lisa.embedded.server import HOST, free_port
 from lisa.manager.server_monitor import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from tests import topologies
 from tests.cluster.company import REDELIVERED_WITHIN, Company, busyness, latest_s
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.servers import Processes
-    from tests.topologies import Cluster, Node
+from tests.servers import Processes, wait_until
+from tests.topologies import Cluster, Node
 
 pytestmark = pytest.mark.full
 

@@ -8,26 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from lisa import Consumer, Manager, Producer
+from lisa import Consumer, Manager, Message, Producer
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from tests import topologies
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from lisa import Message
-    from tests.topologies import Node
+from tests.topologies import Node
 
 pytestmark = pytest.mark.full
 

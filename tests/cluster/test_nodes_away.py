@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -20,11 +21,7 @@ from tests import topologies
 from tests.gateways import Gateway
 from tests.producers import Either
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.topologies import Cluster, Node
+from tests.topologies import Cluster, Node
 
 PROMPT_S = SOCKET_TIMEOUT_S / 2
 """No call takes longer that waits for no other node."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,7 @@ from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.embedded.server import HOST
 from tests import topologies
 from tests.servers import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.topologies import Cluster
+from tests.topologies import Cluster
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -13,15 +13,10 @@ import pytest
 from lisa.admin import acl
 from lisa.core.model.keys import Keys
 from tests import certificates, topologies
+from tests.certificates import Certificates
 from tests.cluster.company import Company
-from tests.servers import ROOT, redis_server, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.certificates import Certificates
-    from tests.servers import Processes
-    from tests.topologies import Node
+from tests.servers import ROOT, Processes, redis_server, wait_until
+from tests.topologies import Node
 
 pytestmark = pytest.mark.skipif(
     redis_server() is None,

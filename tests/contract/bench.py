@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.stream import Entry
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Settlement
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from tests.contract import state as states
 from tests.rows import Item, enqueue
-
-if TYPE_CHECKING:
-    from lisa.core.store.store import SyncStore
-    from lisa.core.transitions.base import Transition
 
 T = TypeVar("T")
 TOPIC = "orders"

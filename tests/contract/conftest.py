@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
@@ -19,9 +19,6 @@ from tests.servers import flush
 pytest.register_assert_rewrite("tests.contract.bench")
 
 from tests.contract.bench import Bench  # noqa: E402  after the line above, which it is for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lisa.core.model.envelope import decode_envelope, fence_of
 from lisa.core.model.stream import parse_entry
-from lisa.core.redis.flow import Pause
+from lisa.core.redis.flow import Flow, Pause
+from lisa.core.store.store import Store
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.declare import Declare
@@ -16,10 +17,6 @@ from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull
 from tests.contract.bench import TOPIC, item
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from lisa.core.redis.flow import Flow
-    from lisa.core.store.store import Store
 
 EXPECTED: dict[str, Any] = {
     "sent": [Sent.ACCEPTED] * 3,

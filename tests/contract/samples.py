@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from unittest.mock import ANY
 
 from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.clear import Clear
 from lisa.core.transitions.configure import Configure
@@ -41,13 +42,9 @@ from lisa.core.transitions.schedule import NewOccurrence, Schedule
 from lisa.core.transitions.set_layout import SetLayout
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
 from tests.contract.state import FOREIGN, G, Row, envelope
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench, Near, Receipts
 
 FAR = 4_000_000_000_000
 LONG = 60_000

@@ -15,17 +15,13 @@ that state" and notices anything left over.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lisa.core.model.envelope import decode_envelope, encode_envelope
-from lisa.core.model.keys import GROUP_KEYS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lisa.core.model.keys import TopicKeys
-    from lisa.core.store.store import SyncStore
+from lisa.core.model.keys import GROUP_KEYS, TopicKeys
+from lisa.core.store.store import SyncStore
 
 State = dict[str, Any]
 FOREIGN = "(acknowledged by a foreign hand)"

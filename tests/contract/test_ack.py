@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,11 +11,8 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 D = 1_000
 FAR = 4_000_000_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,12 +18,9 @@ from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull, Pulled
 from lisa.core.transitions.release import Release
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, envelope
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 BODIES = dict.fromkeys("abcd", "A-")

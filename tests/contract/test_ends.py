@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lisa.core.transitions.ack import Ack
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.undeclare import Undeclare
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 EXPIRED, IN_FLIGHT = Expired.EXPIRED, Expired.IN_FLIGHT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,12 +11,9 @@ from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row
 from tests.rows import Item, enqueue
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 PAST = 1_000

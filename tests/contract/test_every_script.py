@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.transitions import loader
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.samples import CASES, LIVE, LONG, SAMPLES, comparable
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench
 
 JOURNAL = pytest.mark.parametrize("journal", ["", "1"], ids=["plain", "journaled"])
 EVERYWHERE = pytest.mark.parametrize("bench", ["valkey", "usual", "redis", "fake"], indirect=True)

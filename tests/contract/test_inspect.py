@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from lisa.core.transitions.inspect import GroupState, Inspect, Inspection, Tombstone
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 253_402_300_799_999
 

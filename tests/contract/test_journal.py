@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from lisa.core.model.keys import Keys
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.prune import Prune, Pruned
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 LONG = 60_000

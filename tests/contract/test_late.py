@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,11 +12,8 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.jobs.restore_plan import judge
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 MINUTE, FAR = 60_000, 4_000_000_000_000
 SKIP, BURY, COLLAPSE = ({"late": f"600000,{then}"} for then in ("skip", "garbage", "collapse"))

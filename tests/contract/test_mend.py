@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FOREIGN, G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 LIVE = {"a": "A-"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -14,11 +14,8 @@ from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.transitions import loader
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.promote import Promote
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 

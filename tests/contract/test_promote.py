@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.options import BODIES_IN_ENTRIES, BYTES_IN_ENTRY
 from lisa.core.transitions.promote import Promote
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 BODIES = {"w1": "A-", "w2": "A-", "r1": "A-", "r2": "A-"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,11 +10,8 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, expected
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 RESCHEDULED, IN_FLIGHT, DONE, UNKNOWN = Rescheduled

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 D = 1_000
 FAR = 4_000_000_000_000

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.model.errors import Misplaced, TopicFull
 from lisa.core.redis.patience import Patience
 from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, envelope
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 BEFORE, AFTER, HELD = "1.5.0 old", b"1.6.0 new", b"1.7q.0 held"

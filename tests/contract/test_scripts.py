@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.model.keys import GROUP_KEYS, TOPIC_KEYS, Keys
 from lisa.core.model.options import OPTIONS, TopicOptions, encode
 from lisa.core.transitions import base, loader
-from tests.contract.bench import TOPIC, Receipts
+from lisa.core.transitions.base import Transition
+from tests.contract.bench import TOPIC, Bench, Receipts
 from tests.contract.samples import SAMPLES
 from tests.rows import Item, enqueue
-
-if TYPE_CHECKING:
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench
 
 SCRIPT_OR_PRELUDE = pytest.mark.parametrize("name", [*loader.names(), "prelude"])
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
 from lisa.core.model.envelope import HEAD_BYTES, encode_envelope
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_WINDOW
+from lisa.core.model.stream import Entry
 from lisa.core.store.store import chunks
 from lisa.core.transitions import loader
 from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -43,15 +45,10 @@ from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.trim import Trim
 from lisa.producer.calls import HIGH_COST
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.samples import SAMPLES
 from tests.contract.state import G, Row
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from lisa.core.model.stream import Entry
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench
 
 FULL = 480
 """A full batch of every script: each call is as large as it may be, or nearly."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerU
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Command
 from lisa.core.redis.patience import MAX_REPAIRS
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.core.transitions import loader
@@ -27,17 +29,11 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.life import EXPECTED, life
 from tests.contract.state import G, Row
 from tests.rows import enqueue
 from tests.servers import shortest_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lisa.core.redis.flow import Command
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,8 @@ from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.undeclare import Undeclare, Undeclared
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.contract.bench import Bench
 
 
 def declare(bench: Bench, **values: str | None) -> int:

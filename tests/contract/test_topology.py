@@ -6,9 +6,10 @@ import asyncio
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -27,10 +28,6 @@ from lisa.embedded.server import HOST, binary, free_port
 from tests import clusters
 from tests.contract.life import EXPECTED, life
 from tests.servers import connect, redis_server, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PROGRAMS = pytest.mark.parametrize(
     "program",

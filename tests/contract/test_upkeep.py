@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.reclaim import ClockState, Reclaim
 from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.retry import Failed, Retried
 from lisa.core.transitions.trim import Trim, Trimmed
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FOREIGN, G, Row
-
-if TYPE_CHECKING:
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 LONG = 60_000

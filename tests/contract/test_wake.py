@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.mend import Mend
@@ -14,15 +16,9 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
-from tests.contract.bench import TOPIC, item
+from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G, Row
 from tests.rows import enqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa.core.transitions.base import Transition
-    from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 HEAD: dict[str, Any] = {"waiting": {"h": FAR}, "body": {"h": "A-", "a": "A-"}}

@@ -9,17 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from lisa import Manager, Producer
 from tests.gateways import Gateway
 from tests.servers import ROOT, Processes, connect, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 DEMOS = ROOT / "demos"
 

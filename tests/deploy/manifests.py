@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import httpx
@@ -17,12 +18,7 @@ from lisa.cli.manager import main as manager_main
 from lisa.core.settings import ConsumerSettings, GatewaySettings, ManagerSettings
 from lisa.embedded.server import free_port
 from tests.gateways import NO_TLS
-from tests.servers import ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.servers import Process, Processes
+from tests.servers import ROOT, Process, Processes, wait_until
 
 CONFIGS = ROOT / "configs"
 SCHEMAS = Path(__file__).parent / "schemas"

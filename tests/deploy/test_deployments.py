@@ -6,19 +6,15 @@ import os
 import re
 import shlex
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.deploy.manifests import CONFIGS, MAINS, answers, config_of, faults, grace_s, start
-from tests.servers import ROOT
+from tests.servers import ROOT, Processes
 from tests.wheels import client_parts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.servers import Processes
 
 SECRET = "0123456789abcdef0123456789abcdef"
 SPARE_S = 5

@@ -10,7 +10,9 @@ import json
 import signal
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lisa.admin.fsck import check as fsck
 from lisa.core.transitions import loader
@@ -21,10 +23,6 @@ from tests.faults.kill_children import Child
 from tests.faults.kill_points import Point, is_plain_read, read_log
 from tests.roles import Cast
 from tests.servers import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 STEP_S = 0.04
 RETRY_DELAYS = ",".join("0" * 30)

@@ -20,22 +20,19 @@ import re
 import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import redis.asyncio.connection
 import redis.connection
 
 from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Command
 from lisa.core.transitions import loader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lisa.core.redis.flow import Command
 
 MOST_TIMES = 4
 """A daemon makes the same call for as long as it lives: so many occurrences are points."""

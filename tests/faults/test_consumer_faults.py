@@ -7,22 +7,17 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.core.model.message import Message
+from lisa.embedded import EmbeddedServer
 from tests.consumers import Bench, presences, presences_running, settled
-from tests.servers import runs, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.core.model.message import Message
-    from lisa.embedded import EmbeddedServer
-    from tests.servers import Process, Processes
+from tests.servers import Process, Processes, runs, wait_until
 
 TOPIC = "orders"
 ACK_TIMEOUT = timedelta(seconds=0.5)

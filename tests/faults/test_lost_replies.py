@@ -8,9 +8,10 @@ of any script changes nothing is proved in tests/contract/test_repeat.py.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,23 +22,19 @@ from lisa.consumer.pull import Puller
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.keys import Keys
+from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, everywhere
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
+from lisa.embedded import EmbeddedServer
 from lisa.producer import Outgoing
 from tests.consumers import Bench
 from tests.gateways import Gateway
 from tests.producers import Either
 from tests.servers import wait_until
 from tests.torture.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lisa.core.model.message import Message
-    from lisa.embedded import EmbeddedServer
 
 TOPIC = "orders"
 HOUR = timedelta(hours=1)

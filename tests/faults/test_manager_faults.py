@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.stream import Entry
+from lisa.embedded import EmbeddedServer
 from tests.proxies import MovingProxy
 from tests.roles import Cast
-from tests.servers import connect, least, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-
-    from lisa.core.model.stream import Entry
-    from lisa.embedded import EmbeddedServer
-    from tests.servers import Process, Processes
+from tests.servers import Process, Processes, connect, least, wait_until
 
 
 @pytest.fixture

@@ -7,19 +7,15 @@ is repeated, and a failed server is skipped until no other is left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
 from tests.gateways import new_topic
 from tests.servers import connect, wait_until
 
-if TYPE_CHECKING:
-    pass
-
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
-FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 Message = dict[str, Any]
 

@@ -5,21 +5,16 @@ Tests use separate topics (`new_topic`); tests that stop a server or gateway sta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from lisa import Manager, Producer
+from lisa.embedded import EmbeddedServer
 from tests.gateway.camellia_client import Queue, queue_with_group
 from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx
-
-    from lisa.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,11 @@ import hmac
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-    from typing import Self
+from types import TracebackType
+from typing import Any, Self
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -15,9 +15,6 @@ from lisa.core.settings import GatewayServerSettings, GatewaySettings
 from lisa.gateway.access import Access, Forbidden, Scope, Unauthorized, is_loopback, read_tokens
 from lisa.gateway.context import GatewayContext
 from tests.gateways import NO_TLS, Gateway, new_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHOP, MAILER, ROOT = "shop-" + "s" * 16, "mailer-" + "m" * 16, "root-" + "r" * 16
 TOKENS = f"""

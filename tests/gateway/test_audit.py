@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import httpx
 import pytest
+import redis
 
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from tests.gateway.push_targets import Target
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import address
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-
-    from lisa.embedded import EmbeddedServer
 
 PREFIX = new_topic("audit")
 TOKENS = """

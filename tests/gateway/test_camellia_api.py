@@ -8,11 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from lisa import Consumer, Manager, Producer
 from lisa.core.settings import GatewaySettings
@@ -22,6 +24,7 @@ from lisa.gateway.compat.camellia import queue as camellia_queue
 from lisa.gateway.compat.camellia.metrics import exposition
 from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
 from lisa.gateway.compat.camellia.topics import bands_of
+from lisa.producer import Outgoing
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,
@@ -30,13 +33,6 @@ from tests.gateway.camellia_client import (
 )
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import redis
-
-    from lisa.producer import Outgoing
 
 FIELDS = [
     "topic",

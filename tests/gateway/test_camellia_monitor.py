@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +16,6 @@ from lisa.gateway.compat.camellia.health import IDLE_S, ServiceState
 from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG = """
 lisa-delay-queue:

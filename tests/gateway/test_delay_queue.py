@@ -10,19 +10,16 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from lisa import Producer
 from lisa.gateway.compat.delay_queue import id_of, may_be_of
 from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
 
 OK = {"code": 0, "msg": "操作成功！"}  # noqa: RUF001  the original's very text
 ERROR = "系统异常，请联系管理员"  # noqa: RUF001  as above

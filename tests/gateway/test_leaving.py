@@ -10,19 +10,17 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
+from lisa import Manager
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import Producer
 from tests.gateways import ACK_TIMEOUT_MS, Gateway, RawPull, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from lisa import Manager
-    from lisa.embedded import EmbeddedServer
 
 START_S = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -18,9 +18,6 @@ from lisa.embedded.server import free_port
 from tests.exposition import Exposed
 from tests.gateways import NO_TLS, Gateway, RawPull, new_topic
 from tests.servers import Processes, connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REQUESTS = "lisa_gateway_requests_total"
 PROMTOOL = shutil.which("promtool")

@@ -13,20 +13,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from lisa import Consumer, Producer
+from lisa.embedded import EmbeddedServer
 from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from lisa.embedded import EmbeddedServer
 
 FIELDS = {"success", "data", "message", "code", "includes", "excludes", "onlyData", "callback"}
 

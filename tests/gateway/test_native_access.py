@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,10 +13,6 @@ import pytest
 from lisa.gateway.access import Scope
 from lisa.gateway.api import OPERATIONS
 from tests.gateways import NO_TLS, Gateway, new_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TOKENS = """
 tokens:

@@ -8,8 +8,9 @@ from base64 import urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -20,9 +21,6 @@ from lisa.gateway.receipts import Receipt, decode_receipt, encode_receipt
 from tests.gateway.native_client import pull, send, settle
 from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    import httpx
 
 DAY_MS = 86_400_000
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
-from lisa import Consumer
+from lisa import Consumer, Message
 from lisa.gateway.api import OPERATIONS
 from tests.gateway.native_client import pages, pull, send
 from tests.gateways import declared_topic, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    import httpx
-
-    from lisa import Message
 
 DAY_MS = 86_400_000
 

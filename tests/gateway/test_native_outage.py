@@ -7,23 +7,20 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from lisa.core.transitions.ack import Settlement
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.receipts import Receipt, encode_receipt
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lisa.embedded import EmbeddedServer
 
 PATIENCE_S = 0.5
 CONFIG = "lisa-delay-queue:\n  gateway-server:\n    patience: 500ms\n"

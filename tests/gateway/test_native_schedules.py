@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.gateway.native_client import answer_in_turns
 from tests.gateways import declared_topic, new_topic
 from tests.servers import connect
-
-if TYPE_CHECKING:
-    import httpx
 
 DAILY = {"body": {"kind": "daily"}, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
 HOUR_MS = 3_600_000

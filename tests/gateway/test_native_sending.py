@@ -7,8 +7,10 @@ import concurrent.futures
 import gzip
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+import httpx
 import pytest
 
 from lisa import Producer
@@ -19,12 +21,6 @@ from lisa.gateway.trace_context import trace_context, with_trace
 from tests.gateway.native_client import answer_in_turns
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import httpx
-
 
 DAY_MS = 86_400_000
 

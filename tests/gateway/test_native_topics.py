@@ -6,12 +6,15 @@ import json
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 
+from lisa import Manager
 from lisa.core.model.options import TopicOptions
 from lisa.gateway.api.events import MOST_STREAMS
 from lisa.gateway.api.models.topics import OptionsAnswer, OptionsRequest
@@ -19,13 +22,6 @@ from tests import clusters
 from tests.gateway.native_client import pages, pull, send, settle
 from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx
-
-    from lisa import Manager
 
 DAY_MS = 86_400_000
 

@@ -9,20 +9,16 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.openapi import COMMON
-from tests.gateways import new_topic
+from tests.gateways import Gateway, new_topic
 from tests.generators import generator
 from tests.servers import ROOT
-
-if TYPE_CHECKING:
-    import httpx
-
-    from tests.gateways import Gateway
 
 
 @pytest.fixture

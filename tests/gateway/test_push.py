@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
+import httpx
 import pytest
 
 from lisa import Manager, Producer
@@ -18,11 +20,6 @@ from lisa.admin import push as admin
 from tests.gateway.push_targets import Reply, Target, is_signed
 from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, open_store, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx
 
 CONFIG = """
 lisa-delay-queue:

@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,13 @@ from lisa import Manager, Producer
 from lisa.admin import push as admin
 from lisa.admin.push import StoredPushTarget
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher
 from lisa.gateway.request_metrics import Meter
 from tests.gateway.push_targets import Received, Reply, Target
 from tests.gateways import Gateway, new_topic, state
 from tests.servers import connect, open_store, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lisa.embedded import EmbeddedServer
 
 CONFIG = """
 lisa-delay-queue:

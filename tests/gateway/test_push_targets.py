@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpcore
+import httpx
 import pytest
 
 from lisa import Producer
@@ -38,12 +41,6 @@ from tests.gateway.push_targets import Target
 from tests.gateways import Gateway, new_topic
 from tests.rows import Item, enqueue
 from tests.servers import connect, open_store, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
 
 URL = "https://hooks.example.com/x?y=1"
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

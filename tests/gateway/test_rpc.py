@@ -6,11 +6,14 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
+import msgspec
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from grpc_tools import protoc
 
+from lisa import Manager
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.rpc import lisa_pb2 as pb
@@ -28,14 +32,6 @@ from tests import certificates
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import Stream, address, code, problem
 from tests.servers import ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import msgspec
-
-    from lisa import Manager
 
 STATUS = grpc.StatusCode
 TIMEOUT_S = 30

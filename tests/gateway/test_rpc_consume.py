@@ -7,28 +7,24 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lisa import Manager
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from tests.exposition import Exposed
 from tests.gateways import Gateway, new_topic
 from tests.rpc_client import Stream, address, code
 from tests.servers import ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from lisa.embedded import EmbeddedServer
 
 STATUS = grpc.StatusCode
 

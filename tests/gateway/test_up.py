@@ -12,7 +12,6 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -21,10 +20,7 @@ from click.testing import CliRunner
 from lisa.cli.main import main
 from lisa.embedded.server import free_port
 from tests.gateways import NO_TLS
-from tests.servers import runs, wait_until
-
-if TYPE_CHECKING:
-    from tests.servers import Processes
+from tests.servers import Processes, runs, wait_until
 
 
 def healthy(url: str) -> bool:

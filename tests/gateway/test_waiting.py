@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -16,9 +18,11 @@ from lisa.admin import live
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import GroupRemoved, ServerUnavailable
 from lisa.core.model.sharding import Topic
+from lisa.core.redis.flow import Flow
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import group_removal
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.pull import Pull, Pulled
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.gateway import pull_presence, pull_queue, waiter
@@ -28,13 +32,6 @@ from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
 from tests.servers import connect
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-    from pathlib import Path
-
-    from lisa.core.redis.flow import Flow
-    from lisa.core.transitions.pull import Pull, Pulled
 
 LONG_S = 60.0
 SOON_S = 30.0  # limit for operations that take milliseconds on an idle machine

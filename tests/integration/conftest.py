@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+import redis
 
 from lisa import Producer
 from lisa.admin import groups
+from lisa.core.store.store import SyncStore
 from tests import clusters
 from tests.consumers import Bench
 from tests.producers import Topic
 from tests.roles import Cast, Services
 from tests.servers import connect, open_store
 from tests.shards import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-
-    from lisa.core.store.store import SyncStore
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -22,13 +23,7 @@ from lisa.core.store.server_checks import CheckResult
 from lisa.core.store.store import SyncStore
 from tests.acl_scenes import SCENES
 from tests.acl_stage import KEYS, PASSWORD, Stage
-from tests.servers import connect, flush, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.servers import Processes
+from tests.servers import Processes, connect, flush, open_store
 
 
 @pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])

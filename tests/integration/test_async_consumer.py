@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from lisa import AsyncConsumer, Discard
+from lisa import AsyncConsumer, AsyncDelivery, Batch, Discard, Message
 from lisa.consumer import loop_watch
 from lisa.consumer.pull import Puller
 from lisa.core.delivery.source import GroupSource, Taken
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.redis.flow import Pause
+from lisa.core.redis.flow import Flow, Pause
 from tests.consumers import Bench, heard, presences, settled
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa import AsyncDelivery, Batch, Message
-    from lisa.core.redis.flow import Flow
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -10,9 +10,10 @@ import base64
 import socket
 import socketserver
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import hiredis
@@ -22,6 +23,7 @@ from lisa.admin import garbage
 from lisa.consumer import Consumer
 from lisa.core.model import signals
 from lisa.core.model.envelope import HEAD_BYTES, decode_envelope, encode_envelope, new_token
+from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.store.store import portions
 from lisa.core.transitions.inspect import Inspect
@@ -34,11 +36,6 @@ from tests.gateways import Gateway
 from tests.producers import Either
 from tests.roles import Cast, Services
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.core.model.message import Message
 
 LIMIT = TopicOptions().max_body_bytes
 WHOLE = BYTES_PER_CALL - HEAD_BYTES

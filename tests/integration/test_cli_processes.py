@@ -12,19 +12,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa import Producer
 from tests.roles import Cast
 from tests.servers import PATIENCE, ROOT, Processes, connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROGRAM = (sys.executable, "-m", "lisa.cli.main")
 

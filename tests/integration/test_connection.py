@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -21,9 +22,6 @@ from lisa.core.redis.flow import Flow, Pause, drive
 from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.store import AsyncStore
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 @pytest.fixture

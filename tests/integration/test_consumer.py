@@ -7,16 +7,19 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from lisa.consumer import Consumer
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry
 from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
@@ -24,12 +27,6 @@ from lisa.core.transitions.purge import Purge
 from lisa.producer import Producer
 from tests.consumers import Bench, heard, settled, state_of
 from tests.servers import flush, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lisa.core.model.message import Message
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -8,24 +8,17 @@ import shutil
 import signal
 import sys
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from lisa.cli.consumer import main
 from lisa.core.daemon import logs, stop_signals
 from lisa.embedded.server import free_port
 from tests.consumers import Bench, presences
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from tests.servers import Process, Processes
+from tests.servers import Process, Processes, wait_until
 
 TOPIC = "orders"
 TWO_LINES = """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,18 +17,13 @@ from lisa.consumer import Consumer
 from lisa.consumer.stream_reader import StreamReader
 from lisa.core.delivery.degradation import FIRST_S
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.undeclare import Undeclare
 from tests.consumers import Bench, ignore, presences, presences_running, settled, state_of
 from tests.servers import flush, wait_until
 from tests.shards import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from lisa.core.model.message import Message
 
 TOPIC = Topic("orders")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 
+from lisa import Message
 from lisa.admin import groups
 from lisa.consumer import Batch, Consumer
 from lisa.consumer.dispatcher import Dispatcher
@@ -22,14 +24,9 @@ from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal, presence
 from lisa.core.transitions.promote import Promote
+from lisa.embedded import EmbeddedServer
 from tests.consumers import Bench, presences, state_of
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from lisa import Message
-    from lisa.embedded import EmbeddedServer
 
 TOPICS = ["orders", "mails", "hooks", "bills"]
 FIRST, SECOND, THIRD, FOURTH = TOPICS

@@ -6,26 +6,22 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, model_validator
 
 from lisa import Discard, Retry
 from lisa.consumer import Batch, Consumer, loop_watch
+from lisa.consumer.inflight import Held
 from lisa.consumer.leases import Leases
 from lisa.consumer.subscription import Subscription
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.message import Message
 from tests.consumers import Bench, ignore, presences, settled
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from lisa.consumer.inflight import Held
-    from lisa.core.model.message import Message
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from redis.crc import key_slot
@@ -17,20 +18,16 @@ from lisa.consumer import Consumer
 from lisa.consumer.runtime import PATIENCE
 from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
 from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
 from lisa.core.store import group_removal, presence
 from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
 from tests import clusters
 from tests.consumers import Bench, ignore, presences_running, settled, state_of
 from tests.servers import connect, flush, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.core.model.message import Message
-    from lisa.embedded import EmbeddedServer
-    from tests.shards import Split
+from tests.shards import Split
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

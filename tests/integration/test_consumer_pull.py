@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +17,6 @@ from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from tests.consumers import Bench, heard, presences
 from tests.servers import shortest_s, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,14 +15,10 @@ import pytest
 from lisa.consumer import Batch, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
 from tests.consumers import Bench, presences_running, settled, state_of
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lisa.core.model.message import Message
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

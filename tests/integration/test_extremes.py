@@ -7,8 +7,9 @@ server.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -23,15 +24,11 @@ from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.options import TopicOptions
 from lisa.core.transitions.promote import Promote
+from lisa.embedded import EmbeddedServer
 from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.embedded import EmbeddedServer
 
 LIMIT = TopicOptions().max_body_bytes
 LATER = timedelta(days=1)

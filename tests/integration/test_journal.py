@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +21,6 @@ from lisa.core.transitions.enqueue import Enqueue
 from lisa.manager import engine
 from lisa.manager.pruner import Pruner
 from tests.servers import connect, open_store, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = Keys().topic("orders")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lisa import InvalidMessage, Manager, Outgoing, Producer, Ramp
+from lisa import InvalidMessage, Manager, Message, Outgoing, Producer, Ramp
 from lisa.admin import topics
 from lisa.admin.fsck import check
 from lisa.admin.ramp import ramp_state
@@ -21,16 +23,9 @@ from lisa.core.model.sharding import PLAIN, Topic
 from lisa.manager.scheduler import Scheduler
 from lisa.testing import ClockedServer
 from tests.roles import Cast, Services
-from tests.servers import no_clock, wait_until
+from tests.servers import Processes, no_clock, wait_until
 from tests.shards import ORDERS, Split
 from tests.shifted_server import ShiftedServer, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lisa import Message
-    from tests.servers import Processes
 
 pytestmark = pytest.mark.timeout(300)
 

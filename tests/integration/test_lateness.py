@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa import Consumer, Producer
 from lisa.admin import live
 from lisa.core.metrics import topics as topic_metrics
-
-if TYPE_CHECKING:
-    from tests.consumers import Bench
+from tests.consumers import Bench
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa import AsyncConsumer, Consumer, Message, StartupFailed
+from lisa.consumer.lifespan import Lifespan
 from lisa.core.model.errors import ConfigError
 from tests.consumers import Bench, ignore, presences
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from lisa.consumer.lifespan import Lifespan
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import io
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from lisa import Consumer, LisaError, Manager, Producer, ServerUnavailable
+from lisa import Consumer, LisaError, Manager, Message, Producer, ServerUnavailable
 from lisa.cli.main import main
 from lisa.core.daemon import logs
 from lisa.embedded.server import EmbeddedServer, free_port
 from lisa.manager.server_monitor import ServerMonitor
 from tests.consumers import Bench, settled
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa import Message
 
 TOPIC = "orders"
 TOPICS = (TOPIC, "reminders", "hooks")

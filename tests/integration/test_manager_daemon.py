@@ -13,10 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import redis
 
 from lisa.core.model.envelope import new_id
 from lisa.core.model.errors import ConfigError, LisaError
@@ -24,21 +26,13 @@ from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.store import SCHEMA_VERSION
 from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
 from tests.roles import Cast
-from tests.servers import PATIENCE, connect, failing_disk, least, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import redis
-
-    from lisa.embedded import EmbeddedServer
-    from tests.servers import Process, Processes
+from tests.servers import PATIENCE, Process, Processes, connect, failing_disk, least, wait_until
 
 NEVER = timedelta(days=1)
 """A schedule that has no part in a test: what happens does not come from the safety net."""

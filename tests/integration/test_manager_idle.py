@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import redis
 
 from lisa import Manager
 from lisa.core.store.presence import ManagerPresence
@@ -17,11 +18,6 @@ from lisa.core.transitions.pull import Pull
 from lisa.manager import engine, idle_topics, reclaimer
 from tests.roles import Cast
 from tests.servers import least, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
 
 TOPICS = [f"idle-{number:03}" for number in range(100)]
 TICK_MS = 1_000  # of the schedule `move`

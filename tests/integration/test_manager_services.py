@@ -7,30 +7,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from lisa.admin import topics
 from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.message import Message
 from lisa.core.transitions.open import Open
 from lisa.manager import lease_hold
 from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from lisa.manager.bulk_reads import PAGE
+from lisa.manager.loop import Outcome
 from tests.consumers import heard
-from tests.roles import Services
+from tests.roles import Cast, Services
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import redis
-
-    from lisa.core.model.message import Message
-    from lisa.manager.loop import Outcome
-    from tests.roles import Cast
 
 CLOCK_S = 0.1  # the precision of a manager's estimate of the server's clock on a busy machine
 DAY_MS = 86_400_000

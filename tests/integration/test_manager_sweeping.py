@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import redis
 
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
@@ -17,11 +17,7 @@ from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
-
-if TYPE_CHECKING:
-    import redis
-
-    from tests.roles import Cast, Services
+from tests.roles import Cast, Services
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+import redis
 
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import ChannelSubscription, Connection
@@ -23,14 +24,8 @@ from lisa.manager.server_monitor import ServerMonitor
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.waker import Waker
 from tests.proxies import HoldingProxy
+from tests.roles import Cast
 from tests.servers import connect, open_store, wait_until
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    import redis
-
-    from tests.roles import Cast
 
 
 @pytest.fixture

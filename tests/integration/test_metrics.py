@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
-from lisa import Batch, Consumer, Discard, Manager, Producer
+from lisa import Batch, Consumer, Discard, Manager, Message, Producer
 from lisa.core.metrics import topics as topic_metrics
+from lisa.core.metrics.numbers import Numbers
 from lisa.core.metrics.page import metrics_page
 from lisa.core.store import presence
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.consumers import Bench
 from tests.exposition import Exposed
-from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    import redis
-
-    from lisa import Message
-    from lisa.core.metrics.numbers import Numbers
-    from lisa.embedded import EmbeddedServer
-    from tests.roles import Cast, Services
-    from tests.servers import Processes
+from tests.roles import Cast, Services
+from tests.servers import Processes, connect, wait_until
 
 OWN = {"topic": "orders", "group": "g"}
 EMPTY = dict.fromkeys(("waiting", "ready", "in_flight", "retry", "garbage"), 0)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from lisa import AsyncConsumer, Batch, Consumer, Discard, Message, Middleware, Producer, Settled
+from lisa import (
+    AsyncConsumer,
+    Batch,
+    Consumer,
+    Discard,
+    Message,
+    Middleware,
+    Producer,
+    SendCall,
+    SendOutcome,
+    Settled,
+)
 from lisa.core.model.errors import ConfigError
 from tests.consumers import Bench, ignore, settled
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from lisa import SendCall, SendOutcome
-    from tests.servers import Processes
+from tests.servers import Processes, wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

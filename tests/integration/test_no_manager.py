@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -18,9 +17,6 @@ from lisa.producer import sending
 from tests.gateways import NO_TLS, Gateway
 from tests.roles import Cast
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 SOON = timedelta(milliseconds=100)
 SAID = "topic orders: messages are overdue by "

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
 
 from lisa import Producer
 from lisa.core.model.keys import Keys
 from tests.servers import ROOT, Processes, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-    import redis
 
 CONFIGS = ROOT / "configs"
 TWO_LINES = """

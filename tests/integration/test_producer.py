@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 import time_machine
 
 import lisa
 from lisa.core.model.clock import OLDEST_DUE_MS, ms_datetime
 from lisa.core.model.envelope import encode_envelope, fence_of, new_token
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
+from lisa.core.redis.flow import Command
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.open import Open
@@ -26,14 +29,7 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.producer import AsyncProducer, Outgoing, Producer, Sent
 from tests.producers import Either, Topic
 from tests.rows import Item, enqueue
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import redis
-
-    from lisa.core.redis.flow import Command
-    from tests.servers import Processes
+from tests.servers import Processes
 
 HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000

@@ -7,23 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
 
 from lisa.core.model.errors import ConfigError, DuplicateMessage, ServerUnavailable
 from lisa.core.redis.address import Address
 from lisa.core.transitions.configure import Configure
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import Outgoing, Sent
 from tests.producers import Either, Topic
 from tests.proxies import LossyProxy, MovingProxy
 from tests.servers import connect, failing_disk
-
-if TYPE_CHECKING:
-    import redis
-
-    from lisa.embedded import EmbeddedServer
 
 HOUR = timedelta(hours=1)
 PATIENCE = timedelta(seconds=0.4)

@@ -8,10 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import redis
 
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, ServerUnavailable, TopicFull
 from lisa.core.store.runner import caller
@@ -19,9 +20,6 @@ from lisa.core.transitions.configure import Configure
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Cancelled
 from tests.producers import Topic
-
-if TYPE_CHECKING:
-    import redis
 
 HOUR = timedelta(hours=1)
 

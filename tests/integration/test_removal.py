@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 from click.testing import CliRunner
 
 from lisa.admin import groups
-from lisa.admin.fsck import check
+from lisa.admin.fsck import CheckReport, check
 from lisa.cli.main import main
 from lisa.core.model.errors import RemovalUnfinished
+from lisa.core.redis.flow import Command
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
 from lisa.core.transitions import loader
@@ -23,12 +24,6 @@ from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from tests.shards import ORDERS, SENT, Halting, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lisa.admin.fsck import CheckReport
-    from lisa.core.redis.flow import Command
 
 
 @pytest.fixture

@@ -7,14 +7,15 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
+from lisa import AsyncProducer, Consumer, Manager, Message, Producer, ScheduleChanged
 from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import datetime_ms, ms_datetime
@@ -23,7 +24,9 @@ from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
+from lisa.core.store.inspection import FoundMessage
 from lisa.core.store.schedule_calls import tick_all
+from lisa.core.store.schedule_reads import ScheduleInfo
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.promote import Promote
@@ -34,16 +37,8 @@ from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData
 from lisa.testing import ClockedServer, LisaTestKit
 from tests.roles import Cast
-from tests.servers import connect, no_clock, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from lisa import Message
-    from lisa.core.store.inspection import FoundMessage
-    from lisa.core.store.schedule_reads import ScheduleInfo
-    from tests.servers import Processes
-    from tests.shards import Split
+from tests.servers import Processes, connect, no_clock, wait_until
+from tests.shards import Split
 
 pytestmark = pytest.mark.timeout(120)
 

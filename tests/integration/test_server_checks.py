@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,13 +16,7 @@ from lisa.cli.main import main
 from lisa.core.store import server_checks
 from lisa.embedded import EmbeddedServer
 from tests.clusters import address, two_nodes
-from tests.servers import connect, flush
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.servers import Processes
+from tests.servers import Processes, connect, flush
 
 TOO_OLD = "runs Redis .*, which is too old: use Redis 6.2 or newer, or Valkey"
 SHOP = """

@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from lisa.manager.server_clock import STEP_S
 from tests.roles import Cast, Services
 from tests.servers import redis_server, wait_until
 from tests.shifted_server import ShiftedServer, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HOUR = timedelta(hours=1)
 ACK_S = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from lisa.consumer.settle_calls import SettleCalls
 from lisa.consumer.settler import Settler
 from lisa.core.daemon import threads
 from lisa.core.daemon.threads import unforeseen_errors
+from lisa.core.model.message import Message
 from lisa.core.store import presence
 from lisa.manager.loop import Loop
 from lisa.manager.promoter import Promoter
@@ -25,9 +26,6 @@ from lisa.manager.server_monitor import Node
 from lisa.manager.waker import Waker
 from tests.consumers import Bench, settled
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from lisa.core.model.message import Message
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from lisa.admin import groups, topics
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import Misplaced, ServerUnavailable
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
+from lisa.core.redis.flow import Command
 from lisa.core.store.reshard import spread
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue
@@ -24,13 +26,7 @@ from lisa.producer import Outgoing, Producer
 from tests.producers import Either
 from tests.proxies import LossyProxy
 from tests.servers import open_store, wait_until
-from tests.shards import ORDERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lisa.core.redis.flow import Command
-    from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 HOUR = timedelta(hours=1)
 IDS = [f"order-{n}" for n in range(40)]

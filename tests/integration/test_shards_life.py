@@ -6,11 +6,13 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from lisa.admin import groups, history, topics
 from lisa.admin.fsck import check
 from lisa.admin.history import HistorySpan
 from lisa.consumer import heartbeat
+from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.base import text
@@ -34,12 +37,6 @@ from lisa.pipeline.source.marks import Mark
 from lisa.producer import Outgoing
 from tests.servers import wait_until
 from tests.shards import ORDERS, Split, run_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
-
-    from lisa.core.model.message import Message
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)

@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from redis.crc import key_slot
@@ -27,6 +27,7 @@ from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.registry import Registry
 from lisa.manager.sharder import Sharder
@@ -35,11 +36,6 @@ from tests import clusters
 from tests.producers import Either
 from tests.servers import connect, shortest_s, wait_until
 from tests.shards import ORDERS, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.embedded import EmbeddedServer
 
 HOUR = timedelta(hours=1)
 SHORT = timedelta(milliseconds=500)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa import Consumer, Manager, Producer
 from lisa.admin import forecast, garbage, groups, history, live, messages, roles, topics
 from lisa.admin.fsck import check
-from lisa.admin.messages import LiveState
+from lisa.admin.messages import LiveState, Row
 from lisa.core.metrics import topics as metrics
+from lisa.core.model.message import Message
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
@@ -20,12 +21,6 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.producer import Outgoing
 from tests.servers import wait_until
 from tests.shards import ORDERS, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.admin.messages import Row
-    from lisa.core.model.message import Message
 
 HOUR = timedelta(hours=1)
 N = 60

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from opentelemetry import baggage, context, trace
@@ -29,12 +30,7 @@ from lisa import (
 from lisa.otel import Telemetry
 from lisa.testing import RecordingProducer
 from tests.consumers import Bench, ignore, settled
-from tests.servers import ROOT, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.servers import Processes
+from tests.servers import ROOT, Processes, wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
 

@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -32,10 +34,6 @@ from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.connection import Connection
 from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
 from tests.servers import connect, no_clock
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
 
 pytest_plugins = ("pytester",)
 

@@ -6,7 +6,9 @@ import asyncio
 import os
 import select
 import ssl
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -17,13 +19,8 @@ from lisa.core.redis.clients import make_client
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests import certificates
+from tests.certificates import Certificates
 from tests.servers import redis_server, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.certificates import Certificates
 
 pytestmark = pytest.mark.skipif(
     redis_server() is None,

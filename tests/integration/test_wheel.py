@@ -10,7 +10,9 @@ import subprocess
 import tarfile
 import tomllib
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,10 +34,6 @@ from tests.wheels import (
     start,
     without_checkout,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 full = pytest.mark.full
 

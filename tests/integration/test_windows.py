@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -25,12 +26,7 @@ from lisa.manager.zone_data import ZoneData
 from tests.producers import Either
 from tests.roles import Cast
 from tests.servers import wait_until
-from tests.shards import ORDERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 pytestmark = pytest.mark.timeout(120)
 

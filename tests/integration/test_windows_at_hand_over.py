@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from lisa.core.transitions.configure import Configure
 from tests.roles import Cast
 from tests.servers import flush, wait_until
 from tests.shifted_server import ShiftedServer, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.timeout(180),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
 
 from lisa.cli.main import main
 from lisa.pipeline import spark_session
 from tests.databases import JARS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from click.testing import Result
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import redis
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from lisa.core.model.keys import Keys
 from lisa.pipeline.jobs.archive_run import SLOW_START
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
 SLOW_US = 5_000
 

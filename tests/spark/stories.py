@@ -7,21 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
 
 from lisa.core.model.envelope import decode_envelope, encode_head, encode_headers, encode_tail
 from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.archive import open_archive
+from lisa.pipeline.archive import Archive, open_archive
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.source.read_columns import arrow_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from lisa.pipeline.archive import Archive
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGIN_MS = 1_790_000_000_000

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.embedded import EmbeddedServer
 from lisa.pipeline.archive import Archive, open_archive
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.audit import audit
@@ -21,14 +24,6 @@ from lisa.pipeline.source.following import find_unread, raise_last_id
 from lisa.pipeline.source.marks import Mark
 from lisa.pipeline.source.rate import SharedRate
 from tests.acl_stage import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from lisa.embedded import EmbeddedServer
 
 
 @pytest.fixture

@@ -6,17 +6,20 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
@@ -38,9 +41,10 @@ from lisa.pipeline.archive.shared_path import hosts_without
 from lisa.pipeline.archive.state import RANDOM_BITS, new_number
 from lisa.pipeline.archive.table import ArchiveTable
 from lisa.pipeline.archive.writing import FileWriter
-from tests.servers import JVM_PATIENCE, least, wait_until
+from tests.servers import JVM_PATIENCE, Processes, least, wait_until
 from tests.spark.stories import (
     BEGIN_MS,
+    Event,
     Stories,
     check,
     entries,
@@ -50,15 +54,6 @@ from tests.spark.stories import (
     frame,
     told,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.servers import Processes
-    from tests.spark.stories import Event
 
 
 def dies(*_: Any, **__: Any) -> None:

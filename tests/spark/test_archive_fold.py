@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lisa.pipeline.archive.fold import fold, fold_lives, host_of
 from lisa.pipeline.archive.lives import lives, of_lives, with_gone
 from lisa.pipeline.archive.schemas import MESSAGES_SCHEMA
-from tests.spark.stories import Stories, envelope, event, expected, frame, told
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.stories import Event
+from tests.spark.stories import Event, Stories, envelope, event, expected, frame, told
 
 
 @pytest.mark.parametrize(("seed", "sharded"), [(1, True), (2, False)])

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
+from click.testing import Result
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lisa import Producer
@@ -27,6 +32,7 @@ from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
 from lisa.pipeline.jobs.archive import archive
 from tests import databases
+from tests.databases import DatabaseServer
 from tests.spark.stories import (
     BEGIN_MS,
     Event,
@@ -39,16 +45,6 @@ from tests.spark.stories import (
     frame,
     told,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    import redis
-    from click.testing import Result
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.databases import DatabaseServer
 
 YEAR_9999_MS = 253_402_300_799_999
 """Points at which a writer is killed: between its steps, and inside and after the transaction."""

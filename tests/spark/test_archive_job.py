@@ -8,11 +8,16 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import redis
+from click.testing import Result
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from lisa import Consumer, Manager, Producer
@@ -29,19 +34,8 @@ from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.jobs import archive_run
 from lisa.pipeline.jobs.archive import ArchiveResult, archive
 from lisa.pipeline.jobs.archive_run import Progress
-from tests.servers import JVM_PATIENCE, wait_until
-from tests.spark.stories import Stories, check, entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import redis
-    from click.testing import Result
-    from pyspark.sql import SparkSession
-
-    from tests.servers import Processes
-    from tests.spark.stories import Event
+from tests.servers import JVM_PATIENCE, Processes, wait_until
+from tests.spark.stories import Event, Stories, check, entry
 
 
 def journal(client: redis.Redis, events: list[Event]) -> None:

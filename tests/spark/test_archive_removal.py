@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import redis
+from click.testing import Result
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
@@ -21,18 +26,8 @@ from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.jobs.deletion import erase
 from lisa.pipeline.server import Server
-from tests.spark.stories import Stories, check, entries, event, frame
+from tests.spark.stories import Event, Stories, check, entries, event, frame
 from tests.spark.worlds import SMALL, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import redis
-    from click.testing import Result
-    from pyspark.sql import SparkSession
-
-    from tests.spark.stories import Event
 
 
 def traces(where: Path, message_id: str) -> set[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
@@ -20,12 +23,6 @@ from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.server import Server
 from tests.servers import flush
 from tests.spark.worlds import World, counted, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from click.testing import Result
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa.core.model.envelope import encode_envelope
@@ -19,11 +21,6 @@ from lisa.producer import Producer
 from tests.roles import Cast, Services
 from tests.servers import connect
 from tests.spark.journals import Following, Journal, numbers, slow_commands
-
-if TYPE_CHECKING:
-    import redis
-    from pyspark.sql import Row, SparkSession
-
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,8 +10,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyspark
 import pytest
@@ -23,9 +23,6 @@ from lisa.embedded.server import free_port
 from lisa.gateway.page import archived
 from lisa.gateway.page.archived import ArchiveQuery
 from tests.servers import connect, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

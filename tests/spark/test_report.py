@@ -6,14 +6,17 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from click.testing import Result
 from pyarrow import csv, parquet
+from pyspark.sql import DataFrame, SparkSession
 
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import encode_head, encode_tail
@@ -23,21 +26,13 @@ from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
-from lisa.pipeline.jobs.report import report
+from lisa.pipeline.jobs.report import Report, report
 from lisa.pipeline.jobs.report.figures import Range, gather
 from lisa.pipeline.jobs.report.forecast import DAYS, Crossing, Demand, crossing
 from lisa.pipeline.jobs.report.formatting import change, count, kept, length
 from lisa.pipeline.jobs.report.slots import full_hour_shift, span_of
 from lisa.pipeline.jobs.report.tables import ERROR
 from lisa.pipeline.paths import without_password
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-    from pyspark.sql import DataFrame, SparkSession
-
-    from lisa.pipeline.jobs.report import Report
 
 BEGIN = datetime(2026, 11, 18, 6, 20, tzinfo=UTC)
 SLO = timedelta(milliseconds=5)

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.pipeline.traffic import Tables, write
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report import report
 from tests.browser.conftest import browser, new_tab
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["browser"]  # a fixture
 

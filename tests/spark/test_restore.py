@@ -7,13 +7,16 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import Result
+from pyspark.sql import SparkSession
 
 from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
@@ -34,12 +37,6 @@ from lisa.pipeline.server import Server
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import connect, flush, wait_until
 from tests.spark.worlds import World, counted, frozen, wait_past
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from click.testing import Result
-    from pyspark.sql import SparkSession
 
 HOUR = timedelta(hours=1)
 

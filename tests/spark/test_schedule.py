@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+import redis
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa import Producer
@@ -19,12 +21,6 @@ from lisa.core.model.keys import Keys
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.schedule import schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-    from pyspark.sql import SparkSession
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)

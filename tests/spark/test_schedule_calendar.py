@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import redis
+from click.testing import Result
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa import Manager, Producer
@@ -13,14 +18,6 @@ from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, Keys
 from lisa.pipeline.jobs.schedule import schedule
 from tests.roles import Cast
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import redis
-    from click.testing import Result
-    from pyspark.sql import SparkSession
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)

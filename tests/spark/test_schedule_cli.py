@@ -6,26 +6,20 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+import redis
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
 
 from lisa import Producer
 from lisa.cli.main import main
 from lisa.cli.pipeline import JOBS
 from lisa.core.model.keys import Keys
-from tests.servers import JVM_PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import redis
-    from click.testing import Result
-    from pyspark.sql import SparkSession
-
-    from tests.servers import Processes
+from tests.servers import JVM_PATIENCE, Processes
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.source import register
-from tests.servers import JVM_PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import redis
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.servers import Processes
+from tests.servers import JVM_PATIENCE, Processes, wait_until
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)

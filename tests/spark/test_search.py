@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import Result
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lisa import Producer
 from lisa.admin.topics import set_options
 from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError
+from lisa.embedded import EmbeddedServer
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.fields import FieldTest
 from lisa.pipeline.jobs.search import Query, search
 from lisa.pipeline.server import Server
 from tests.servers import JVM_PATIENCE, Processes
 from tests.spark.worlds import SMALL, World, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from click.testing import Result
-    from pyspark.sql import DataFrame, SparkSession
-
-    from lisa.embedded import EmbeddedServer
 
 NOON = datetime(2040, 5, 1, 12, tzinfo=UTC)
 

@@ -10,20 +10,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa import Producer
+from lisa.embedded import EmbeddedServer
 from tests.servers import JVM_PATIENCE, ROOT, Process, Processes, connect, flush, runs, wait_until
 from tests.spark.worlds import SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from lisa.embedded import EmbeddedServer
 
 NOON = datetime(2040, 5, 1, 12, tzinfo=UTC)
 SEARCH = ("search", "--archive", "archive", "--field", "$.order>1", "--out")

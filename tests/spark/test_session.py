@@ -12,14 +12,18 @@ import tarfile
 import threading
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pyspark
 import pytest
+import redis
+from click.testing import Result
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
 from lisa import __version__
 from lisa.cli.pipeline import progress
@@ -29,21 +33,9 @@ from lisa.core.model.keys import Keys
 from lisa.pipeline import java
 from lisa.pipeline.executors import WITHIN, check_executors, check_master
 from lisa.pipeline.session import parallelism, settings_for
-from tests.servers import JVM_PATIENCE, ROOT, wait_until
+from tests.servers import JVM_PATIENCE, ROOT, Processes, wait_until
 from tests.spark.worlds import SMALL
 from tests.wheels import build_both, environment, install
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import pyarrow as pa
-    import pytest
-    import redis
-    from click.testing import Result
-    from pyspark.sql import SparkSession
-
-    from tests.servers import Processes
 
 
 def fake_java(home: Path, version: str) -> Path:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
+import redis
+from pyspark.sql import SparkSession
 
 from lisa.admin import topics
 from lisa.admin.reading import entry_number
 from lisa.core.model.sharding import Topic, shard_suffix, topic_of
 from lisa.core.transitions.base import text
-from lisa.pipeline.archive import open_archive
+from lisa.core.transitions.inspect import Inspection
+from lisa.pipeline.archive import Archive, open_archive
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import journal_tail
@@ -32,16 +36,6 @@ from tests.servers import flush
 from tests.shards import Split
 from tests.spark.journals import Journal
 from tests.spark.worlds import ArchiveSnapshot, World, counted, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import redis
-    from pyspark.sql import SparkSession
-
-    from lisa.core.transitions.inspect import Inspection
-    from lisa.pipeline.archive import Archive
 
 LATER = timedelta(hours=1)
 DUE_MS = 4_102_444_800_000  # 2100

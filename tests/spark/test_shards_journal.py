@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa import Producer
@@ -19,22 +23,13 @@ from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.jobs.archive_run import Progress
 from lisa.pipeline.source.following import record_archived
 from lisa.pipeline.source.journal import JournalReader
 from lisa.pipeline.source.journal_offsets import JournalBundle
 from lisa.pipeline.source.marks import Mark
 from tests.shards import Split
 from tests.spark.journals import Following, Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import redis
-    from pyspark.sql import Row, SparkSession
-
-    from lisa.pipeline.jobs.archive_run import Progress
-
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

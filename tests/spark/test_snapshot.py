@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from lisa.admin.reading import sorted_page
@@ -19,10 +21,6 @@ from lisa.pipeline.source.read_columns import LIVE_SCHEMA
 from lisa.producer import Producer
 from tests.roles import Cast, Services
 from tests.spark.journals import slow_commands
-
-if TYPE_CHECKING:
-    import redis
-    from pyspark.sql import DataFrame, SparkSession
 
 WAITING = 100_000
 FAR_MS = 4_000_000_000_000

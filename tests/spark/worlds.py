@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lisa import Outgoing, Producer
 from lisa.admin.topics import set_options
 from lisa.core.model.envelope import fence_of
+from lisa.core.model.stream import Entry
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -28,14 +32,6 @@ from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs import journal_tail
 from lisa.pipeline.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from lisa.core.model.stream import Entry
-    from lisa.core.store.store import SyncStore
 
 ACK_TIMEOUT_MS = 30_000
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -18,10 +20,6 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.exchange import is_usable_after
 from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GOOD = [
     "redis://localhost:6379/0",

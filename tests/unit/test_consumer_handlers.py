@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import lisa
-from lisa import ConfigError, Consumer, InvalidMessage, Retry
+from lisa import ConfigError, Consumer, InvalidMessage, Message, Retry
 from lisa.core.model.outcomes import reason_of, traceback_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from lisa import Message
 
 # Signatures
 

@@ -14,15 +14,12 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.wheels import client_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = sorted((ROOT / "lisa").rglob("*.py"))

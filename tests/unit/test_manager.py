@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -23,11 +25,6 @@ from lisa.manager.server_monitor import Node, ProbeResult
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_search import TopicSearch
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import tzinfo
-    from pathlib import Path
 
 OFTEN = timedelta(milliseconds=100)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from lisa import (
     SendOutcome,
 )
 from lisa.testing import AsyncRecordingProducer, RecordingProducer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 TOPIC = "orders"
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -35,9 +36,6 @@ from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import OnDuplicate, Outgoing, Producer, SendOutcome, SendReport
 from lisa.producer.calls import MOST, calls, encode
 from lisa.producer.plan import SendOptions, SendPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOWHERE = "redis://127.0.0.1:1/0"
 HOUR = timedelta(hours=1)

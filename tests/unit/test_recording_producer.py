@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,9 +21,6 @@ from lisa import (
 )
 from lisa.core.model.options import TopicOptions
 from lisa.testing import AsyncRecordingProducer, RecordingProducer, SentMessage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOUR = timedelta(hours=1)
 DUE = datetime(2027, 3, 28, 1, 30, tzinfo=UTC)

@@ -8,16 +8,13 @@ import logging
 import os
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from lisa.core.daemon import logs
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.model.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 log = logging.getLogger("lisa.x")
 

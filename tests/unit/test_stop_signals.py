@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lisa.core.daemon.stop_signals import exit_on_signals, handler_of, stopping
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

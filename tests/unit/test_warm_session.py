@@ -6,9 +6,10 @@ import os
 import socket
 import struct
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,9 +24,6 @@ from lisa.pipeline.warm.protocol import (
     check_private,
     is_same_user,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Channels = tuple[MessageChannel, MessageChannel]
 
