@@ -40,7 +40,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     calls = {getattr(value, "script", "") for value in vars(metafunc.module).values()}
     usual = {path.stem for path in (loader.directory() / loader.USUAL).glob("*.lua")}
     is_usual = calls & usual or {"item", "CASES"} & set(vars(metafunc.module))
-    full = [pytest.param(name, marks=pytest.mark.full) for name in ("redis", "fake")]
+    others = ["redis", "fake"]
+    if metafunc.definition.get_closest_marker("not_on_fakeredis"):
+        others.remove("fake")
+    full = [pytest.param(name, marks=pytest.mark.full) for name in others]
     metafunc.parametrize(
         "bench", ["valkey", *(["usual"] if is_usual else []), *full], indirect=True
     )
@@ -56,9 +59,6 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param in ("valkey", "fake"):
         monkeypatch.setattr(loader, "load", without_usual)
     if request.param == "fake":
-        unable = request.node.get_closest_marker("not_on_fakeredis")
-        if unable is not None:
-            pytest.skip(f"fakeredis: {unable.args[0]}")
         fake = fakeredis.FakeRedis(server_type="redis", version=(7,), protocol=2)
         connection = Connection(Address())
         made = fake.connection_pool
