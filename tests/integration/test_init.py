@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +17,15 @@ from lisa.cli.init import FILES
 from lisa.cli.main import main
 from lisa.core.settings import ProducerSettings
 from tests.deploy.manifests import MAINS, SETTINGS
+
+
+@pytest.fixture(autouse=True)
+def user() -> None:
+    """The units that it writes name the user."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip("the user of this process has no name, which `lisa init` needs")
 
 
 def init(*arguments: str | Path, code: int = 0) -> str:
