@@ -27,7 +27,6 @@ SPARK = {
     "tests/spark/test_archive_jdbc.py": "spark: databases",
     "tests/spark/test_a": "spark: archives",
     "tests/spark/test_r": "spark: reports and restores",
-    "tests/spark/test_new_user.py": "spark: new user",
     "tests/spark/": "spark: others",
     "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline.md]": "spark: others",
 }

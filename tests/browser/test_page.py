@@ -155,6 +155,7 @@ def test_every_page_fits_a_phone(browser: Any, site: Site) -> None:
     ]
 
 
+@pytest.mark.sample
 def test_the_first_screen_shows_every_topic(tab: Tab) -> None:
     tab.open("/")
     tab.until("document.querySelectorAll('.attention li').length >= 2")
