@@ -2,7 +2,7 @@
 
 A proxy forwards each call of a script but loses its reply: once, so that the call is repeated
 within its patience; or more often, so that the caller must handle the error. That a repeated call
-of any script changes nothing is proved in tests/contract/test_repeat.py.
+of any script changes nothing is proved in tests/contract/test_every_script.py.
 """
 
 from __future__ import annotations

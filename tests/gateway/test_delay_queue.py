@@ -1,7 +1,7 @@
 """delay-queue's API: its requests and responses, and its defects by number.
 
 Tested elsewhere: D3 and D9 (the loops that move jobs: the manager's, see
-tests/integration/test_defects_manager.py) and D5 (keys: tests/unit). D7 is a handler in the same
+tests/integration/test_manager_services.py) and D5 (keys: tests/unit). D7 is a handler in the same
 process that finished jobs unnoticed; this API has none.
 """
 

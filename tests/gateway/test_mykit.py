@@ -1,7 +1,7 @@
 """mykit-delay's API: its requests and responses, and its defects by number.
 
 Not tested here: M3 (bucket heads) and M5 (locks), which Lisa does not have, and the half of M7
-about one thread for all topics (tests/integration/test_defects_manager.py).
+about one thread for all topics (tests/integration/test_manager_daemon.py).
 """
 
 from __future__ import annotations
