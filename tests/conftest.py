@@ -12,7 +12,6 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import fakeredis
 import pytest
 import redis
 import xdist.remote
@@ -243,10 +242,3 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield started
     finally:
         started.end()
-
-
-@pytest.fixture
-def fake_client() -> Iterator[fakeredis.FakeRedis]:
-    """A separate, empty fakeredis: for scripts, not for blocking stream reads."""
-    with fakeredis.FakeRedis(server_type="redis", version=(7,), legacy_responses=False) as client:
-        yield client

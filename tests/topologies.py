@@ -177,11 +177,6 @@ class Sentinels:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
-    def kill_sentinel(self, index: int) -> None:
-        """End one for good."""
-        _let_go(self.processes.pop(index))
-        self.ports.pop(index)
-
     def named_port(self) -> int:
         """The port of the primary that the first sentinel names; 0 if none answers."""
         try:
