@@ -26,6 +26,7 @@ from tests.topologies import Node
 KEYS = Keys().topic("orders")
 HOUR = timedelta(hours=1)
 BRIEF = timedelta(seconds=0.25)
+"""The patience of calls that have to fail."""
 """A patience that a test waits out."""
 
 
@@ -97,7 +98,8 @@ def test_no_call_that_writes_returns_unconfirmed(
     pair: tuple[Node, Node], make: Callable[..., Either]
 ) -> None:
     primary, replica = pair
-    producer = opened(make(primary.server.url, patience=BRIEF))
+    opened(make(primary.server.url))
+    producer = make(primary.server.url, patience=BRIEF)
     replica.stop_for_a_while()
     for name, call in CALLS.items():
         began = time.monotonic()
@@ -122,14 +124,15 @@ def test_a_call_without_writes_waits_for_earlier_writes_to_replicate(
         "reschedule": lambda one: one.ask("reschedule", "orders", "x", at_ms=at_ms),
         "cancel": lambda one: one.ask("cancel", "orders", "first"),
     }
-    first, second = (opened(make(primary.server.url, patience=BRIEF)) for _ in range(2))
+    patient = opened(make(primary.server.url))
+    first, second = (make(primary.server.url, patience=BRIEF) for _ in range(2))
     for call in calls.values():
         replica.stop_for_a_while()
         for producer in (first, second):
             with pytest.raises(NotReplicated):
                 call(producer)
         replica.go_on()
-        call(second)
+        call(patient)
     assert int(replica.ask("ZSCORE", KEYS.waiting, "x")) == at_ms
     assert replica.ask("EXISTS", KEYS.body("first")) == 0
 
