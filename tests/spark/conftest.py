@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,6 +18,10 @@ from tests.databases import JARS
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores that writes only below the suite's directory."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip("the user of this process has no name, which Spark needs")
     folder = tmp_path_factory.mktemp("spark")
     session = spark_session(
         app="tests",
