@@ -15,7 +15,7 @@ import pytest
 from tests.mutants.mutant import MUTANTS, NUMBERS, apply, escape, parse
 from tests.mutants.runner import CONTROL, Runner, collected
 
-QUICK = "tests/contract/test_upkeep.py::test_it_never_trims_by_length[valkey]"
+QUICK = "tests/contract/test_upkeep.py::test_it_never_trims_by_length[fake]"
 NO_CATCH = {
     "rotten": ("no such text", "", "found in no file"),
     "idle": ("foreign = {}", "foreign = {} -- none", "survived"),
