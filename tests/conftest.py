@@ -53,7 +53,7 @@ share must not remain for a single worker.
 
 PORT_RANGES = 24
 LONGEST_TMPDIR = 30
-"""A Unix socket has a path of at most 107 characters, of which pytest's directories take 70."""
+"""Paths of Unix sockets are limited to 107 characters; pytest's directories add about 70."""
 
 IGNORED_BY_BACKGROUND_JOBS = {
     # Child processes would ignore these signals, too; they do not inherit handlers. The handler of

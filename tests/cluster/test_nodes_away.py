@@ -196,7 +196,7 @@ def test_a_newer_schema_found_later_still_refuses(cluster: Cluster) -> None:
     away.ask("SET", "lisa:schema", "99")
     hang(away)
     with Producer(cluster.url) as producer:
-        producer.send(topic, "nobody could say")
+        producer.send(topic, "hidden")
         bring_back(away, hang)
 
         def is_refused() -> bool:

@@ -608,7 +608,7 @@ CASES: dict[str, Case] = {
         {"options": {"layout": "3:4:2,1:", "emptied:2": "5"}},
         lambda _: SetLayout(TOPIC, "forget", 3, [2]),
     ),
-    "set_layout, a layout numbered anew": Case(
+    "set_layout, with a new layout number": Case(
         {"options": {"layout": "3:4:1:16", "emptied:1": "5"}},
         lambda _: SetLayout(TOPIC, "renumber", 7, [1, 4, 8]),
     ),

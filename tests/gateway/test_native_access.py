@@ -125,7 +125,7 @@ def test_c20_compatible_paths_require_their_scope(guarded: Gateway) -> None:
         assert status("POST", path, "mine", other) == 403
     job = {"topic": other, "delayTime": 0, "ttrTime": 5, "message": "m"}
     pushed = guarded.client.post("/delay-queue/push", data=job).json()["id"]
-    for name, outcome in (("mine", 1), ("all", 0)):  # to the first, there is no such job
+    for name, outcome in (("mine", 1), ("all", 0)):  # the first token does not see the job
         headers = {"Authorization": f"Bearer {name}-0123456789abcdef"}
         deleted = guarded.client.post("/delay-queue/delete", data={"id": pushed}, headers=headers)
         assert deleted.json()["code"] == outcome

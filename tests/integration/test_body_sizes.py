@@ -114,7 +114,7 @@ def meter(redis_url: str) -> Iterator[Meter]:
         yield meter
         meter.shutdown()
         serving.join()
-        for end in meter.sockets:  # of clients that nobody has closed
+        for end in meter.sockets:  # connections of clients that are still open
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
     assert 0 < meter.excess <= ROOM

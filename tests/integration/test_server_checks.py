@@ -159,7 +159,7 @@ def test_a_role_warns_of_eviction_and_missing_persistence(
     role: Callable[[str], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    role(redis_url)  # an embedded server without persistence is no reason to warn
+    role(redis_url)  # does not warn about an embedded server without persistence
     assert warnings(caplog) == []
     with connect(redis_server_url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")

@@ -253,7 +253,7 @@ def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
             wait_until(lambda: not left_behind(split))
             total = turn * count + (turn > 1)
             wait_until(lambda: totals() == (total, total))  # noqa: B023
-    assert risen() == 3 * count + 1, "of the first turn there is no sample before it"
+    assert risen() == 3 * count + 1, "the first turn has no earlier sample"
     assert set(handled.counts.values()) == {1}
     assert split.store.drive(check(split.store, repair=False)).findings == []
 

@@ -6,10 +6,10 @@
     -return at == 0 and now or now_up + at
     +return now + at
 
-A name and what is wrong, tests of which at least one must fail, and small patches: a file, lines
-that stay (a space), go (-) and come (+). A patch is found by its tokens, not by its lines: layout,
-comments and trailing commas do not matter, and neither does the file, if the text has moved to
-another one. It has to be found exactly once.
+The first line has a number and a description. At least one of the listed tests must fail. Each
+patch names a file, then context lines (space), removed lines (-) and added lines (+). Patches are
+matched by token, so layout, comments and trailing commas are ignored. If the named file has no
+match, all files are searched. There must be exactly one match.
 """
 
 from __future__ import annotations
