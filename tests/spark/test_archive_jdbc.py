@@ -493,7 +493,8 @@ def test_killed_between_steps_then_written_again(
 
     with monkeypatch.context() as patched:
         Dying(step, die, patched)
-        with pytest.raises(KeyboardInterrupt):
+        # The connection closes in another thread: before the writer's rollback, or after it.
+        with pytest.raises((KeyboardInterrupt, ServerUnavailable)):
             writer.write(batch, 7)
     # Readers see the whole batch or nothing of it.
     known = events if step == "before clear" else events[:60]
