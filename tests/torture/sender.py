@@ -64,11 +64,8 @@ DOES = {
 }
 """How handlers of these topics treat messages: weights."""
 
-FIRED = 0.0
-"""Of the messages with windows; half of these are due while their windows are closed.
-
-None, as long as Lisa may hand over a message at once that is fired in a closed window.
-"""
+FIRED = 0.3
+"""Of the messages with windows; half of these are due while their windows are closed."""
 
 
 class Sender:
