@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
+from lisa.core.model.options import TopicOptions
 from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
@@ -29,7 +30,9 @@ class Cast:
     """Acts on one topic and group; `declare` declares the group."""
 
     def __init__(self, url: str, topic: str = "orders", group: str = "g") -> None:
+        self.url = url
         self.store = open_store(url)
+        self.ask, self.drive = self.store.ask, self.store.drive
         self.topic = topic
         self.group = group
         self.keys = self.store.keys.topic(topic)
@@ -37,10 +40,10 @@ class Cast:
 
     def on(self, topic: str, group: str | None = None) -> Cast:
         """The same for another topic or group."""
-        return Cast(self.store.connection.address.url, topic, group or self.group)
+        return Cast(self.url, topic, group or self.group)
 
     def declare(self, **options: str) -> Cast:
-        self.store.drive(self.store.check_schema())
+        self.drive(self.store.check_schema())
         self.store.call(Declare(self.topic, self.group))
         if options:
             self.configure(**options)
@@ -49,8 +52,14 @@ class Cast:
     def configure(self, **options: str) -> None:
         self.store.call(Configure(self.topic, dict(options)))
 
+    def options(self) -> TopicOptions:
+        return self.drive(self.store.options(self.topic))
+
+    def groups(self) -> tuple[str, ...]:
+        return self.drive(self.store.groups(self.topic))
+
     def now_ms(self) -> int:
-        return self.store.drive(self.store.server_time_ms())
+        return self.drive(self.store.server_time_ms())
 
     def send(
         self,
@@ -130,7 +139,7 @@ class Cast:
         return [_state(one) for one in self.store.call(Inspect(self.topic, message_ids))]
 
     def stats(self) -> dict[str, int]:
-        return self.store.drive(self.store.stats(self.topic))
+        return self.drive(self.store.stats(self.topic))
 
 
 def _state(found: Inspection) -> str:
