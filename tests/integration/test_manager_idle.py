@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -28,8 +30,7 @@ def casts(redis_url: str) -> Iterator[dict[str, Cast]]:
     """Topics with a declared group, and one message each, due in an hour."""
     made = {topic: Cast(redis_url, topic) for topic in TOPICS}
     for cast in made.values():
-        cast.declare()
-        cast.send(delay_ms=3_600_000)
+        cast.declare().send(delay_ms=3_600_000)
         cast.store.close()
     yield made
     for cast in made.values():
@@ -38,18 +39,18 @@ def casts(redis_url: str) -> Iterator[dict[str, Cast]]:
 
 def late_ms(cast: Cast) -> float:
     """The lateness of one message."""
-    sent = cast.send(delay_ms=150)
+    cast.send(delay_ms=150)
     (entry,) = cast.await_entries()
-    assert entry.id == sent
-    late = cast.store.drive(cast.store.server_time_us()) / 1e3 - entry.due_ms
+    late = cast.drive(cast.store.server_time_us()) / 1e3 - entry.due_ms
     assert late >= 0
     cast.ack(entry)
     return late
 
 
-def counts(client: redis.Redis) -> dict[str, int]:
-    told: dict[str, dict[str, int]] = client.info("commandstats")
-    return {name.removeprefix("cmdstat_"): one["calls"] for name, one in told.items()}
+def counts(client: redis.Redis) -> Counter[str]:
+    """The number of calls of each command."""
+    stats = client.info("commandstats")
+    return Counter({name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats})
 
 
 @pytest.fixture
@@ -64,15 +65,20 @@ def idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_topics, "PER_S", 1)
 
 
-def all_idle(manager: Manager) -> bool:
-    """Whether no topic is active, nor a scan for expired leases scheduled."""
-    services = manager._engine._services
-    groups = list(services._reclaimer._groups.values())
-    return (
-        len(groups) == len(TOPICS)
-        and not services.idle.active()
-        and all(one.full_at == math.inf for one in groups)
-    )
+@contextmanager
+def idle_manager(url: str, **options: str) -> Iterator[Manager]:
+    """A manager while no topic is active, nor a scan for expired leases scheduled."""
+    with Manager(url, **options) as manager:  # type: ignore[arg-type]
+        services = manager._engine._services
+        groups = services._reclaimer._groups
+
+        def is_idle() -> bool:
+            scans = [group.full_at for group in list(groups.values())]
+            return not services.idle.active() and scans == [math.inf] * len(TOPICS)
+
+        wait_until(lambda: manager.health()["status"] == "ok")
+        wait_until(is_idle)
+        yield manager
 
 
 @pytest.mark.usefixtures("idle_soon")
@@ -81,16 +87,13 @@ def test_many_idle_topics_are_hardly_read(
 ) -> None:
     """The checks that run every 5 s run each second here, so that a short window has them all."""
     monkeypatch.setattr(engine, "PRUNE", timedelta(seconds=1))
-    with Manager(redis_url, process_pending="1s") as manager:
-        wait_until(lambda: manager.health()["status"] == "ok")
-        wait_until(partial(all_idle, manager))
+    with idle_manager(redis_url, process_pending="1s"):
 
         def are_hardly_read() -> bool:
             before, began = counts(client), time.monotonic()
             time.sleep(1.5)  # more than one round of each
-            after, took = counts(client), time.monotonic() - began
-            calls = {name: after[name] - before.get(name, 0) for name in after}
-            return not calls.get("evalsha") and sum(calls.values()) / took <= len(TOPICS) / 5
+            calls, took = counts(client) - before, time.monotonic() - began
+            return not calls["evalsha"] and calls.total() / took <= len(TOPICS) / 5
 
         wait_until(are_hardly_read)  # a check may still be at the topics that were active
         late = least(partial(late_ms, casts[TOPICS[-1]]), TICK_MS / 2)
@@ -105,14 +108,10 @@ def test_leases_expire_in_a_topic_that_was_idle(
     """By the topic's ack timeout, and by one of the pull's own."""
     cast = casts[TOPICS[7]]
     cast.configure(ack_timeout="400")
-    with Manager(redis_url, process_pending="1h", move="1h") as manager:
-        wait_until(lambda: manager.health()["status"] == "ok")
-        wait_until(partial(all_idle, manager))
+    with idle_manager(redis_url, process_pending="1h", move="1h"):
         sent = cast.send(delay_ms=100)
         if timeout_ms is None:
-            (entry,) = cast.await_entries()
-            assert entry.id == sent
-            assert cast.open([entry])
+            assert cast.open(cast.await_entries())
         else:
             wait_until(lambda: cast.state(sent) == "ready")
             time.sleep(3 * idle_topics.ACTIVE_S)  # what is ready keeps the topic active
@@ -126,12 +125,10 @@ def test_topics_are_active_after_another_manager_died(
 ) -> None:
     """The dead manager may have been the only one to know what is in flight."""
     cast = casts[TOPICS[0]]
-    with Manager(redis_url, sweep="1s") as manager:
-        wait_until(lambda: manager.health()["status"] == "ok")
-        wait_until(partial(all_idle, manager))
+    with idle_manager(redis_url, sweep="1s") as manager:
         monkeypatch.setattr(idle_topics, "ACTIVE_S", 3_600)
-        cast.store.ask("HSET", cast.own.entries, "m1", "1-1")  # unannounced
+        cast.ask("HSET", cast.own.entries, "m1", "1-1")  # unannounced
         dead = ManagerPresence(name="dead", seen_ms=1)
-        cast.store.ask("HSET", cast.store.keys.managers, "dead", msgspec.json.encode(dead))
+        cast.ask("HSET", cast.store.keys.managers, "dead", msgspec.json.encode(dead))
         idle = manager._engine._services.idle
         wait_until(lambda: idle.active() == [cast.keys.topic])

@@ -8,6 +8,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 import redis
+from msgspec.structs import replace
 
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
@@ -46,14 +47,14 @@ class TestSweeper:
         caplog.set_level("WARNING")
         ready, waiting = cast.send(), cast.send(delay_ms=60_000)
         cast.store.call(Undeclare("orders", "g"))  # and its process is killed
-        before = cast.store.ask("HLEN", cast.own.entries)
+        before = cast.ask("HLEN", cast.own.entries)
         assert kit.sweeper.pick(["orders"]) == ["orders"]
         kit.sweeper.step("orders")
-        assert cast.store.ask("HLEN", cast.own.entries) == before == 1, "it may be at work still"
+        assert cast.ask("HLEN", cast.own.entries) == before == 1, "it may be at work still"
         cast.configure(**{"removing:g": "1"})
         kit.sweeper.step("orders")
         assert (cast.state(ready), cast.state(waiting)) == ("purged", "waiting")
-        assert not cast.store.ask("EXISTS", cast.keys.options, *cast.own)
+        assert not cast.ask("EXISTS", cast.keys.options, *cast.own)
         assert "finished an interrupted removal of the group: 1 " in caplog.text
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
@@ -75,7 +76,7 @@ class TestSweeper:
         for _ in range(3):
             cast.configure(**{"removing:g": "1"})
             kit.sweeper.step("orders")
-            owed.append(cast.store.ask("HLEN", cast.own.entries))
+            owed.append(cast.ask("HLEN", cast.own.entries))
             kit.sweeper.step("orders")
         assert owed == [41, 1, 0], "one part; the mark is fresh until a minute has passed"
         lines = [record.getMessage().partition(": ")[2] for record in caplog.records]
@@ -92,36 +93,27 @@ class TestSweeper:
         cast.send()
         cast.take(consumer="holds")
         for name in ("idle", "alive"):
-            cast.store.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", name)
-        self.announce(cast, "holds", group="g")
-        self.announce(cast, "idle", group="g")
-        self.announce(cast, "never-read", group="g")
-        self.announce(cast, "waits", group="")
-        later_ms = cast.now_ms() + MINUTE_MS
-        record = presence.ConsumerPresence(
-            name="alive", topic="orders", group="g", seen_ms=later_ms
-        )
-        cast.store.ask("HSET", cast.keys.consumers, "alive", msgspec.json.encode(record))
+            cast.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", name)
+        for name, group in {"holds": "g", "idle": "g", "never-read": "g", "waits": ""}.items():
+            record = presence.ConsumerPresence(name=name, topic="orders", group=group)
+            cast.drive(presence.announce_consumer(cast.store, record))
+        record = replace(record, name="alive", group="g", seen_ms=cast.now_ms() + MINUTE_MS)
+        cast.ask("HSET", cast.keys.consumers, "alive", msgspec.json.encode(record))
         kit.sweeper.step("orders")
         monkeypatch.undo()
-        cast.store.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "fresh")
+        cast.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "fresh")
         kit.sweeper.step("orders")  # it may read rarely, and has no record yet
-        known = cast.store.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
+        known = cast.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
         assert sorted(info[1] for info in known) == [b"alive", b"fresh", b"holds"]
-        left = cast.store.drive(presence.consumers(cast.store, "orders"))
+        left = cast.drive(presence.consumers(cast.store, "orders"))
         assert [record.name for record in left] == ["alive", "holds"]
-
-    @staticmethod
-    def announce(cast: Cast, name: str, *, group: str) -> None:
-        record = presence.ConsumerPresence(name=name, topic="orders", group=group)
-        cast.store.drive(presence.announce_consumer(cast.store, record))
 
     def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:
         """Another program wrote members that are not ids; a page of them is older."""
         foreign = [part for n in range(250) for part in (1, b"\xff%d" % n)]
-        cast.store.ask("ZADD", cast.own.garbage, *foreign)
+        cast.ask("ZADD", cast.own.garbage, *foreign)
         cast.configure(garbage_keep="60000", retention="0")
         sent = cast.send({"n": 1}, ttl_ms=60_000, policy="")
         cast.discard(cast.take()[0])
@@ -143,11 +135,11 @@ class TestSweeper:
         # A manager creates its next occurrence, and lists no topics.
         raw.hset(cast.store.keys.topic("daily").schedules, "daily", "1.5.1 {}")
         cast.on("busy").send(delay_ms=60_000)
-        cast.store.drive(cast.store.register(["fresh"]))
+        cast.drive(cast.store.register(["fresh"]))
         old = ["busy", "configured", "daily", "idle"]
         raw.zadd(cast.store.keys.topics, dict.fromkeys(old, long_ago))
         assert [one for one in (*old, "fresh") if kit.sweeper.step(one)] == ["idle"]
-        assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "daily", "fresh"]
+        assert cast.drive(cast.store.topics()) == ["busy", "configured", "daily", "fresh"]
 
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_a_topic_that_is_sent_to_while_it_is_forgotten_is_not_lost(
@@ -179,11 +171,8 @@ class TestSweeper:
         raw.zadd(cast.store.keys.topics, {"orders": 1})
         engine._services.sweep("orders")
         assert registry.topics == ["orders"]
-        assert [
-            loop.due_heap.take(1)
-            for loop in engine._services.loops
-            if loop.due_heap.overdue_s() > 0
-        ] == [["orders"]] * 3
+        heaps = [loop.due_heap for loop in engine._services.loops]
+        assert [heap.take(1) for heap in heaps if heap.overdue_s() > 0] == [["orders"]] * 3
         engine.store.close()
 
     def test_records_of_managers_that_are_gone(
@@ -198,6 +187,15 @@ class TestSweeper:
         assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
 
 
+def samples(cast: Cast) -> list[tuple[int, int]]:
+    """The times of all samples, and the number of messages sent."""
+    entries = cast.ask("XRANGE", cast.keys.history, "-", "+")
+    return [
+        (int(entry.split(b"-")[0]), int(fields[fields.index(b"sent") + 1]))
+        for entry, fields in entries
+    ]
+
+
 class TestSampler:
     NOON = 1_700_000_000_000 - 1_700_000_000_000 % DAY_MS
 
@@ -207,13 +205,7 @@ class TestSampler:
         cast.send()
         assert not Sampler(cast.store).step("orders", self.NOON + 3_000)
         assert Sampler(cast.store).step("orders", self.NOON + MINUTE_MS)
-        entries = cast.store.ask("XRANGE", cast.keys.history, "-", "+")
-        assert [entry for entry, _ in entries] == [
-            f"{self.NOON}-0".encode(),
-            f"{self.NOON + MINUTE_MS}-0".encode(),
-        ]
-        assert dict(zip(entries[1][1][::2], entries[1][1][1::2], strict=True))[b"sent"] == b"2"
-
+        assert samples(cast) == [(self.NOON, 1), (self.NOON + MINUTE_MS, 2)]
         assert not kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"]), "a race"
         assert not kit.sampler.step("orders", self.NOON + 2 * MINUTE_MS), "nothing has changed"
 
@@ -224,17 +216,13 @@ class TestSampler:
         old = [at(days=8) + minute * MINUTE_MS for minute in range(-90, 31)]
         pipe = [at(days=91), *old, *[at(days=6) + minute * MINUTE_MS for minute in range(3)]]
         for number, ms in enumerate(pipe):
-            cast.store.ask("XADD", cast.keys.history, f"{ms}-0", "sent", number)
+            cast.ask("XADD", cast.keys.history, f"{ms}-0", "sent", number)
         cast.send()
         kit.sampler.step("orders", self.NOON)
-        kept = [
-            int(entry.split(b"-")[0])
-            for entry, _ in cast.store.ask("XRANGE", cast.keys.history, "-", "+")
-        ]
         hours = [at(days=8, hours=1), at(days=8), at(days=8) + 30 * MINUTE_MS]
         recent = [at(days=6) + minute * MINUTE_MS for minute in range(3)]
-        assert [ms for ms in kept if ms > at(days=90)] == [*hours, *recent, self.NOON]
-        assert HOUR_MS * 24 == DAY_MS
+        kept = [ms for ms, _ in samples(cast) if ms > at(days=90)]
+        assert kept == [*hours, *recent, self.NOON]
 
     def test_a_clock_that_was_ahead_for_a_while_costs_no_history(
         self, cast: Cast, kit: Services
@@ -244,11 +232,6 @@ class TestSampler:
         for ms in (*usual, noon + 8 * DAY_MS, noon + 3 * MINUTE_MS):
             cast.send()
             assert kit.sampler.step("orders", ms)
-        entries = cast.store.ask("XRANGE", cast.keys.history, "-", "+")
-        assert [int(entry.split(b"-")[0]) for entry, _ in entries] == [
-            *usual,
-            noon + 3 * MINUTE_MS,
-        ]
-        assert cast.store.ask("PTTL", cast.keys.history) == -1
-        sent = [int(fields[fields.index(b"sent") + 1]) for _, fields in entries]
-        assert sent == [1, 2, 3, 5]
+        expected = zip([*usual, noon + 3 * MINUTE_MS], (1, 2, 3, 5), strict=True)
+        assert samples(cast) == list(expected)
+        assert cast.ask("PTTL", cast.keys.history) == -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,14 +16,12 @@ from lisa.core.transitions.configure import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.group_declarer import GroupDeclarer
 from lisa.manager.plan import Plan, Schedules
-from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.server_monitor import ServerMonitor
-from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.waker import Waker
 from tests.proxies import HoldingProxy
-from tests.roles import Cast
+from tests.roles import Cast, Services
 from tests.servers import connect, open_store, wait_until
 
 
@@ -40,50 +37,50 @@ def registry(cast: Cast, **topics: dict[str, object]) -> Registry:
 
 class TestRegistry:
     def test_declares_options_and_groups_and_keeps_what_an_operator_set(self, cast: Cast) -> None:
+        a = cast.on("a")
         registry(cast, a={"ack_timeout": "1s", "max_ready": 5, "group": "x"}).step()
-        cast.store.call(Configure("a", {"max_ready": "7"}))
+        a.configure(max_ready="7")
         registry(cast, a={"ack_timeout": "2s", "max_ready": 6}).step()
-        options = cast.store.drive(cast.store.options("a"))
-        assert (options.ack_timeout, options.max_ready) == (timedelta(seconds=2), 7)
-        assert cast.store.drive(cast.store.groups("a")) == ("x",)
+        assert (a.options().ack_timeout, a.options().max_ready) == (timedelta(seconds=2), 7)
+        assert a.groups() == ("x",)
         registry(cast, a={}).step()  # no longer declared
-        assert cast.store.drive(cast.store.options("a")).ack_timeout == timedelta(seconds=10)
+        assert a.options().ack_timeout == timedelta(seconds=10)
 
     @pytest.mark.parametrize("broken", [("SET", "not a hash"), ("HSET", "schedules", "not JSON")])
     def test_a_broken_topic_does_not_stop_others_and_is_retried(
-        self, cast: Cast, raw: redis.Redis, broken: tuple[str, ...]
+        self, cast: Cast, broken: tuple[str, ...]
     ) -> None:
-        options = cast.store.keys.topic("a").options
-        raw.execute_command(broken[0], options, *broken[1:])
+        a = cast.on("a")
+        cast.ask(broken[0], a.keys.options, *broken[1:])
         made = registry(cast, a={"max_ready": 5}, b={"max_ready": 5})
         made.step()
         assert made.topics == ["a", "b"]
         assert made.topic_errors.of("a") is not None
-        assert cast.store.drive(cast.store.options("b")).max_ready == 5
-        raw.delete(options)
+        assert cast.on("b").options().max_ready == 5
+        cast.ask("DEL", a.keys.options)
         made.step()
         assert made.topic_errors.of("a") is None
-        assert cast.store.drive(cast.store.options("a")).max_ready == 5
+        assert a.options().max_ready == 5
 
-    def test_a_search_finds_unlisted_topics(self, cast: Cast, raw: redis.Redis) -> None:
+    def test_a_search_finds_unlisted_topics(self, cast: Cast) -> None:
         cast.on("waits").send(delay_ms=60_000)
         retries = cast.on("retries").declare(retry_delays="60000", ack_timeout="1")
         retries.send()
         retries.take()
         time.sleep(0.01)
-        Reclaimer(cast.store, ServerClock(), SignalQueue(cast.store), 10).step(["retries"])
+        Services(cast).reclaimer.step(["retries"])
         cast.on("empty").declare()
-        raw.delete(cast.store.keys.topics)
+        cast.ask("DEL", cast.store.keys.topics)
         made = registry(cast)
         made.search()
         assert made.topics == ["retries", "waits"]
-        assert cast.store.drive(cast.store.topics()) == ["retries", "waits"]
+        assert cast.drive(cast.store.topics()) == ["retries", "waits"]
 
     def test_a_reload_while_a_topic_is_declared_is_not_lost(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = registry(cast, a={"max_ready": 5})
-        newer = replace(made.plan, topics=registry(cast, a={"max_ready": 6}).plan.topics)
+        newer = registry(cast, a={"max_ready": 6}).plan
         call = cast.store.call
 
         def reload_meanwhile(transition: Any) -> Any:
@@ -93,45 +90,37 @@ class TestRegistry:
             return result
 
         monkeypatch.setattr(cast.store, "call", reload_meanwhile)
-        made.step()
-        made.step()
-        assert cast.store.drive(cast.store.options("a")).max_ready == 6
+        for _ in range(2):
+            made.step()
+        assert cast.on("a").options().max_ready == 6
 
 
 class TestGroupDeclarer:
-    def test_messages_alone_declare_nothing_a_waiting_consumer_does(self, cast: Cast) -> None:
-        other = cast.on("mails")
-        other.send()
-        declarer = GroupDeclarer(cast.store, registry(cast))
-        assert declarer.step(["mails"]) == [None]
-        assert declarer.poll(["mails"]) == []
-        assert cast.store.drive(cast.store.groups("mails")) == ()
-        self.wait_for_group(cast, "mails")
-        assert declarer.poll(["mails"]) == ["mails"]
-        assert declarer.step(["mails"]) == [None]
-        assert cast.store.drive(cast.store.groups("mails")) == ("lisa",)
-        assert declarer.poll(["mails"]) == []
-
-        cast.on("hooks").declare()  # by somebody else
-        declarer.step(["hooks"])
-        assert cast.store.known_groups("hooks") == ("g",)
-
-    def test_it_declares_the_group_that_the_configuration_names(
+    def test_only_a_live_consumer_that_waits_has_its_group_declared(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.wait_for_group(cast, "mails")
+        mails, declarer = cast.on("mails"), GroupDeclarer(cast.store, registry(cast))
+        mails.send()
+        assert declarer.step(["mails"]) == [None]
+        assert declarer.poll(["mails"]) == []
+        assert mails.groups() == (), "messages alone declare nothing"
+        for topic in ("mails", "posts"):
+            record = presence.ConsumerPresence(name="c", topic=topic)
+            cast.drive(presence.announce_consumer(cast.store, record))
         with monkeypatch.context() as later:
             later.setattr(presence, "GONE_AFTER_MS", 10)
             time.sleep(0.02)
             GroupDeclarer(cast.store, registry(cast)).step(["mails"])
-        assert cast.store.drive(cast.store.groups("mails")) == (), "the consumer is gone"
-        GroupDeclarer(cast.store, registry(cast, mails={"group": "post"})).step(["mails"])
-        assert cast.store.drive(cast.store.groups("mails")) == ("post",)
-
-    @staticmethod
-    def wait_for_group(cast: Cast, topic: str) -> None:
-        record = presence.ConsumerPresence(name="c", topic=topic)
-        cast.store.drive(presence.announce_consumer(cast.store, record))
+        assert mails.groups() == (), "the consumer is gone"
+        assert declarer.poll(["mails"]) == ["mails"]
+        assert declarer.step(["mails"]) == [None]
+        assert mails.groups() == ("lisa",)
+        assert declarer.poll(["mails"]) == []
+        GroupDeclarer(cast.store, registry(cast, posts={"group": "post"})).step(["posts"])
+        assert cast.on("posts").groups() == ("post",), "the configuration names it"
+        cast.on("hooks").declare()  # by somebody else
+        declarer.step(["hooks"])
+        assert cast.store.known_groups("hooks") == ("g",)
 
 
 class TestWaker:
@@ -139,15 +128,14 @@ class TestWaker:
         self, server: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lisa.manager.waker.LISTEN_S", 0.05)
+
+        def subscribers() -> int:
+            return int(raw.pubsub_numsub("c")[0][1])
+
         with HoldingProxy(server, b"SUBSCRIBE") as way:
             connection = Connection(Address(way.url))
             listening: list[int] = []
-            waker = Waker(
-                connection,
-                "c",
-                lambda _: None,
-                lambda: listening.append(raw.pubsub_numsub("c")[0][1]),
-            )
+            waker = Waker(connection, "c", lambda _: None, lambda: listening.append(subscribers()))
             try:
                 waker.step()
                 assert way.holds
@@ -160,25 +148,19 @@ class TestWaker:
                 connection.close()
 
     def test_a_silent_connection_is_replaced(
-        self, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, seconds in (("LISTEN_S", 0.01), ("QUIET_S", 0.05), ("SILENT_S", 0.2)):
             monkeypatch.setattr(f"lisa.manager.waker.{name}", seconds)
-        gaps: list[float] = []
-        waker = Waker(
-            cast.store.connection,
-            cast.store.keys.wake,
-            lambda _: None,
-            lambda: gaps.append(time.monotonic()),
-        )
+        connection, gaps = cast.store.connection, list[float]()
+        waker = Waker(connection, "c", lambda _: None, lambda: gaps.append(time.monotonic()))
         try:
             ends = time.monotonic() + 0.6
             while time.monotonic() < ends:
                 assert waker.step() == 0.0
             assert len(gaps) == 1  # it sends a request and gets a reply
-            with monkeypatch.context() as cut:
-                cut.setattr(ChannelSubscription, "ping", lambda _: None)  # lost in transit
-                wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
+            monkeypatch.setattr(ChannelSubscription, "ping", lambda _: None)  # lost in transit
+            wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
             assert gaps[1] - ends >= 0.1
         finally:
             waker.stop()
