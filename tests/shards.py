@@ -8,12 +8,18 @@ from datetime import timedelta
 from typing import Any
 
 from lisa import Producer
-from lisa.admin import groups, topics
+from lisa.admin import fsck, groups, topics
+from lisa.admin.fsck import CheckReport
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.sharding import Layout, Topic
 from lisa.core.redis.flow import Command, Execute, Flow, Pause
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
+from lisa.core.transitions.configure import Configure
+from lisa.manager.expirer import Expirer
+from lisa.manager.sharder import Sharder
+from lisa.manager.signal_queue import SignalQueue
+from lisa.manager.sweeper import Sweeper
 from tests.servers import open_store
 
 ORDERS = Topic("orders")
@@ -26,22 +32,29 @@ class Split:
     def __init__(self, url: str) -> None:
         self.url = url
         self.store = open_store(url, timedelta(seconds=5))
+        self.ask, self.drive = self.store.ask, self.store.drive
 
     def into(self, shards: int) -> Layout:
-        self.store.drive(topics.set_options(self.store, "orders", {"shards": shards}))
+        self.drive(topics.set_options(self.store, "orders", {"shards": shards}))
         return self.layout
+
+    def add_group(self, group: str = "lisa") -> bool:
+        return self.drive(groups.add(self.store, "orders", group))
+
+    def check(self, *, repair: bool = False) -> CheckReport:
+        return self.drive(fsck.check(self.store, ["orders"], repair=repair))
 
     @property
     def layout(self) -> Layout:
-        return self.store.drive(self.store.layout(ORDERS))
+        return self.drive(self.store.layout(ORDERS))
 
-    def keys(self, shard: str) -> TopicKeys:
+    def keys(self, shard: str = "orders") -> TopicKeys:
         return self.store.keys.topic(shard)
 
     def waiting(self) -> dict[str, set[str]]:
         """The waiting ids by shard, over all shards ever used."""
         found = {
-            shard: set(map(text, self.store.ask("ZRANGE", self.keys(shard).waiting, 0, -1)))
+            shard: set(map(text, self.ask("ZRANGE", self.keys(shard).waiting, 0, -1)))
             for shard in self.layout.counted(ORDERS)
         }
         return {shard: ids for shard, ids in found.items() if ids}
@@ -51,7 +64,32 @@ class Split:
         return sorted(one for ids in self.waiting().values() for one in ids)
 
     def accepts(self, shard: str) -> int:
-        return int(self.store.ask("HGET", self.keys(shard).options, "accepts") or 0)
+        return int(self.ask("HGET", self.keys(shard).options, "accepts") or 0)
+
+    def declared(self) -> set[tuple[str, ...]]:
+        """The groups of all shards."""
+        return {self.drive(self.store.groups(shard)) for shard in self.layout.counted(ORDERS)}
+
+    def marks(self) -> list[str]:
+        """The shards that a removal of the group `lisa` has not finished."""
+        return [
+            shard
+            for shard in self.layout.counted(ORDERS)
+            if self.ask("HEXISTS", self.keys(shard).options, "removing:lisa")
+        ]
+
+    def sweep(self) -> None:
+        """Sweep at a later time, when all marks are old."""
+        for shard in self.marks():
+            self.store.call(Configure(shard, {"removing:lisa": "1"}))
+        sweeper = Sweeper(self.store, Expirer(self.store, SignalQueue(self.store)), lambda _: True)
+        for shard in self.layout.counted(ORDERS):
+            sweeper.step(shard)
+
+    def step(self, times: int = 1) -> None:
+        """Let a manager look after the layout."""
+        for _ in range(times):
+            Sharder(self.store).step(ORDERS)
 
     def send_all(self) -> None:
         """Send `SENT` messages that are due."""
@@ -60,7 +98,7 @@ class Split:
 
     def owed(self) -> int:
         """How many messages the group `lisa` has not settled, in all shards."""
-        return self.store.drive(groups.unsettled_in_all(self.store, "orders", "lisa"))
+        return self.drive(groups.unsettled_in_all(self.store, "orders", "lisa"))
 
 
 class Halting:
@@ -69,26 +107,33 @@ class Halting:
     def __init__(self, flow: Flow[Any], split: Split) -> None:
         self._flow = flow
         self._connection = split.store.connection
-        self._step: Any = next(flow)
+        self.step: Any = next(flow)
 
     def run_until(self, halts: Callable[[Command], bool]) -> bool:
         """Run up to the first matching command, which is not sent; true if the flow ended."""
         with suppress(StopIteration):
             while True:
-                if isinstance(self._step, Pause):
-                    self._step = self._flow.send(None)
+                if isinstance(self.step, Pause):
+                    self.step = self._flow.send(None)
                     continue
-                many = not isinstance(self._step, Execute)
+                many = not isinstance(self.step, Execute)
                 replies = []
-                for command in self._step.commands if many else [self._step.command]:
+                for command in self.step.commands if many else [self.step.command]:
                     if halts(command):
                         return False
                     replies += self._connection.execute_many([command])
                 if not many and isinstance(replies[0], Exception):
-                    self._step = self._flow.throw(replies[0])
+                    self.step = self._flow.throw(replies[0])
                 else:
-                    self._step = self._flow.send(replies if many else replies[0])
+                    self.step = self._flow.send(replies if many else replies[0])
         return True
+
+    def halt_at(self, *words: str) -> None:
+        """Run up to a command with these words, which has to come."""
+        assert not self.run_until(lambda command: set(words) <= set(command))
+
+    def finish(self) -> None:
+        assert self.run_until(lambda _: False)
 
 
 def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
@@ -101,5 +146,5 @@ def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
         return sent > count
 
     for name in loader.names():  # else loading adds calls
-        split.store.ask("SCRIPT", "LOAD", loader.load(name).source)
+        split.ask("SCRIPT", "LOAD", loader.load(name).source)
     return Halting(flow, split).run_until(halts)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
 
-from lisa.admin import groups
+from lisa import Consumer, Manager, Message, Producer, Retry
 from lisa.admin.fsck import KINDS, CheckReport, check
 from lisa.core.model.envelope import encode_envelope, fence_of, new_token
 from lisa.core.model.keys import GroupKeys, TopicKeys
@@ -21,11 +21,11 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.release import Release
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.undeclare import Undeclare
 from tests.rows import Item, enqueue
-from tests.servers import PATIENCE, open_store
+from tests.servers import open_store
 
 TOPIC = "orders"
 GROUP = "lisa"
@@ -68,22 +68,20 @@ def one_of_each(store: SyncStore) -> None:
     store.call(Declare(TOPIC, GROUP))
     send(store, "dead", "retrying", "held")
     held = take(store)
-    store.call(
-        Fail(
-            TOPIC,
-            GROUP,
-            [
-                Failure("dead", held["dead"], "boom", "discard"),
-                Failure("retrying", held["retrying"], "boom", 600_000),
-            ],
-        )
-    )
+    dead = Failure("dead", held["dead"], "boom", "discard")
+    store.call(Fail(TOPIC, GROUP, [dead, Failure("retrying", held["retrying"], "boom", 600_000)]))
     send(store, "ready", ttl_ms=600_000)
     send(store, "waiting", due=LATER, ttl_ms=600_000)
 
 
 def run(store: SyncStore, *, repair: bool = False, topics: tuple[str, ...] = ()) -> CheckReport:
     return store.drive(check(store, topics, repair=repair))
+
+
+def mend(store: SyncStore) -> None:
+    """Repair everything; nothing is found afterwards."""
+    assert run(store, repair=True).ok
+    assert run(store).findings == []
 
 
 def test_what_is_in_order(store: SyncStore, keys: TopicKeys, own: GroupKeys) -> None:
@@ -118,11 +116,10 @@ BREAKAGES: list[tuple[str, str, Break]] = [
     ("no-place", "waiting", lambda raw, keys, own: raw.zrem(keys.waiting, "waiting")),
     ("no-place", "retrying", lambda raw, keys, own: raw.zrem(own.retry, "retrying")),
     ("no-place", "dead", lambda raw, keys, own: raw.zrem(own.garbage, "dead")),
-    ("no-body", "waiting", lambda raw, keys, own: raw.delete(keys.body("waiting"))),
-    ("no-body", "ready", lambda raw, keys, own: raw.delete(keys.body("ready"))),
-    ("no-body", "held", lambda raw, keys, own: raw.delete(keys.body("held"))),
-    ("no-body", "retrying", lambda raw, keys, own: raw.delete(keys.body("retrying"))),
-    ("no-body", "dead", lambda raw, keys, own: raw.delete(keys.body("dead"))),
+    *(
+        ("no-body", one, lambda raw, keys, own, one=one: raw.delete(keys.body(one)))
+        for one in ("waiting", "ready", "held", "retrying", "dead")
+    ),
     ("no-body", "x", lambda raw, keys, own: raw.hset(keys.policy, "x", "0")),
     ("no-body", "x", lambda raw, keys, own: raw.zadd(keys.expiry, {"x": 1})),
     ("no-body", "x", lambda raw, keys, own: raw.hset(own.attempts, "x", 2)),
@@ -143,23 +140,18 @@ def test_an_orphan_id_is_named_and_mended(
     breakage: tuple[str, str, Break], store: SyncStore, raw: redis.Redis, keys: TopicKeys
 ) -> None:
     kind, one, damage = breakage
-    own = keys.group(GROUP)
     one_of_each(store)
     bodies = set(raw.scan_iter(keys.bodies_pattern()))
-    damage(raw, keys, own)
-    left = set(raw.scan_iter(keys.bodies_pattern()))
+    damage(raw, keys, keys.group(GROUP))
     seen = run(store)
     assert (kind, one) in {(found.kind, found.id) for found in seen.findings}
     assert {found.id for found in seen.findings if found.id} == {one}
     assert kind in KINDS
     assert not seen.ok
     assert run(store).kinds == seen.kinds, "looking alone mends nothing"
-    mended = run(store, repair=True)
-    assert mended.ok
-    assert mended.total > 0
-    assert run(store).findings == []
-    assert set(raw.scan_iter(keys.bodies_pattern())) == left, "no message is lost"
-    assert left == bodies - ({keys.body(one).encode()} if kind == "no-body" else set())
+    mend(store)
+    lost = {keys.body(one).encode()} if kind == "no-body" else set()
+    assert set(raw.scan_iter(keys.bodies_pattern())) == bodies - lost
 
 
 def test_foreign_records_go_and_ours_stay(
@@ -175,31 +167,30 @@ def test_foreign_records_go_and_ours_stay(
     raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=2)  # ready, and the foreign entry
     seen = run(store)
     assert seen.kinds == {"leftover": 1, "foreign-entry": 3, "undeclared-group": 1}
-    assert run(store, repair=True).ok
-    assert run(store).findings == []
+    mend(store)
     assert not raw.exists(keys.group("second").attempts, *keys.group("ghost"))
     assert raw.xlen(own.ready) == raw.hlen(own.entries) == 2
     entry = raw.xadd(own.ready, {"id": "stranger"})
     raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=5)
     raw.xdel(own.ready, entry)
     assert run(store).kinds == {"pending-lost": 1}
-    assert run(store, repair=True).ok
-    assert run(store).findings == []
+    mend(store)
 
 
-@pytest.mark.parametrize("lost", ["ready", "entries"])
+@pytest.mark.parametrize(
+    ("lost", "kinds"),
+    [
+        ("ready", {"no-stream": 1, "entry-lost": 2}),
+        ("entries", {"no-place": 2, "foreign-entry": 2}),
+    ],
+)
 def test_a_lost_stream_or_index(
-    store: SyncStore, raw: redis.Redis, own: GroupKeys, lost: str
+    store: SyncStore, raw: redis.Redis, own: GroupKeys, lost: str, kinds: dict[str, int]
 ) -> None:
     one_of_each(store)
     raw.delete(getattr(own, lost))
-    assert run(store).kinds == (
-        {"no-stream": 1, "entry-lost": 2}
-        if lost == "ready"
-        else {"no-place": 2, "foreign-entry": 2}
-    )
-    assert run(store, repair=True).ok
-    assert run(store).findings == []
+    assert run(store).kinds == kinds
+    mend(store)
     assert store.call(Promote(TOPIC)).moved == 2
     assert set(take(store)) == {"ready", "held"}
 
@@ -209,37 +200,27 @@ def test_a_lost_declaration_is_declared_again(
 ) -> None:
     one_of_each(store)
     raw.delete(keys.groups)
-    seen = run(store)
-    assert seen.kinds == {"undeclared-group": 1}
-    assert "has 4 unsettled messages" in seen.findings[0].what
-    assert run(store, repair=True).ok
+    (found,) = run(store).findings
+    assert found.kind == "undeclared-group"
+    assert "has 4 unsettled messages" in found.what
+    mend(store)
     assert store.drive(store.groups(TOPIC)) == (GROUP,)
-    assert run(store).findings == []
     assert raw.exists(*(keys.body(one) for one in ("dead", "retrying", "held", "ready"))) == 4
-
-
-class Crash(BaseException):
-    """Interrupts a removal."""
 
 
 def test_a_removal_cut_short_is_finished(
     store: SyncStore, raw: redis.Redis, keys: TopicKeys
 ) -> None:
-    def stop(_: int) -> None:
-        raise Crash
-
     one_of_each(store)
-    with pytest.raises(Crash):
-        store.drive(groups.remove(store, TOPIC, GROUP, progress=stop))
+    store.call(Undeclare(TOPIC, GROUP))  # and its process is killed
     assert run(store, repair=True).findings == [], "it may be under way"
     raw.hset(keys.options, f"removing:{GROUP}", 1)  # long ago
-    seen = run(store)
-    assert seen.kinds == {"undeclared-group": 1}
-    assert "interrupted" in seen.findings[0].what
-    assert run(store, repair=True).ok
+    (found,) = run(store).findings
+    assert found.kind == "undeclared-group"
+    assert "interrupted" in found.what
+    mend(store)
     assert not raw.exists(*keys.group(GROUP))
     assert list(raw.scan_iter(keys.bodies_pattern())) == [keys.body("waiting").encode()]
-    assert run(store).findings == []
 
 
 def test_topics_that_are_unlisted_or_written_by_other_programs(
@@ -263,73 +244,38 @@ def test_topics_that_are_unlisted_or_written_by_other_programs(
 # During changes
 
 
-class Traffic(threading.Thread):
-    """Sends, promotes, fails, releases, cancels, reschedules and settles, in two groups."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.done = threading.Event()
-        self.settled = 0
-        self.failure: BaseException | None = None
-        self._store = open_store(url)
-        self._random = random.Random(seed)
-        self._name = f"t{seed}"
-
-    def run(self) -> None:
-        try:
-            n = 0
-            while not self.done.is_set():
-                n += 1
-                self._step([f"{self._name}-{n}-{i}" for i in range(20)])
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            self.failure = error
-        finally:
-            self._store.close()
-
-    def _step(self, ids: list[str]) -> None:
-        send(self._store, *ids[:10], due="+2", ttl_ms=600_000)
-        send(self._store, *ids[10:])
-        self._store.call(Promote(TOPIC))
-        self._store.call(Cancel(TOPIC, ids[:2]))
-        self._store.call(Reschedule(TOPIC, [(ids[3], "+1"), (ids[12], "+1")]))
-        for group in (GROUP, "second"):
-            held = take(self._store, 30, group)
-            for one, entry in held.items():
-                self._settle(group, one, entry)
-
-    def _settle(self, group: str, one: str, entry: str) -> None:
-        choice = self._random.random()
-        if choice < 0.2:
-            self._store.call(Fail(TOPIC, group, [Failure(one, entry, "boom", 0)]))
-        elif choice < 0.3:
-            self._store.call(Release(TOPIC, group, [(one, entry)]))
-        else:
-            body = self._store.ask("GET", self._store.keys.topic(TOPIC).body(one))
-            if body is not None:
-                fence = fence_of(body)
-                self._store.call(Ack(TOPIC, group, [Settlement(one, entry, fence, 0, 1)]))
-                self.settled += 1
-
-
 def test_moving_messages_are_never_reported(server: str) -> None:
+    """Messages are sent, cancelled, moved, and handled by two groups, of which some fail."""
+    done, handled, reports = threading.Event(), list[str](), list[CheckReport]()
+
+    def handle(message: Message) -> None:
+        handled.append(message.id)
+        if message.attempt == 1 and isinstance(message.body, int) and message.body % 5 == 0:
+            raise Retry(delay="0s")
+
+    def send_all() -> None:
+        with Producer(server) as producer:
+            while not done.is_set():
+                report = producer.send_many(TOPIC, range(10), delay="2ms", ttl="10m")
+                producer.send_many(TOPIC, range(10))
+                later = [sent.id for sent in report]
+                producer.cancel_many(TOPIC, later[:2])
+                producer.reschedule(TOPIC, later[3], delay="1ms")
+
+    consumers = [Consumer(server, group=group, concurrency=2) for group in (GROUP, "second")]
+    for consumer in consumers:
+        consumer.on(TOPIC, handle)
     store = open_store(server)
-    store.drive(store.register([TOPIC]))
-    for group in (GROUP, "second"):
-        store.call(Declare(TOPIC, group))
-    traffic = [Traffic(server, seed) for seed in (1, 2)]
-    for one in traffic:
-        one.start()
-    try:
-        reports: list[CheckReport] = []
-        while sum(one.settled for one in traffic) < 600 and not any(t.failure for t in traffic):
-            reports.append(run(store, repair=len(reports) % 2 == 1))
-    finally:
-        for one in traffic:
-            one.done.set()
-        for one in traffic:
-            one.join(PATIENCE.total_seconds())
-    assert [one.failure for one in traffic] == [None, None]
-    assert len(reports) > 3
+    groups = {TOPIC: [GROUP, "second"]}
+    with Manager(server, groups=groups), consumers[0], consumers[1], ThreadPoolExecutor() as pool:
+        sending = pool.submit(send_all)
+        try:
+            while min(len(handled) / 600, len(reports) / 6) < 1 and not sending.done():
+                reports.append(run(store, repair=len(reports) % 2 == 1))
+        finally:
+            done.set()
+        sending.result()
+    store.close()
     assert [found for report in reports for found in report.findings] == []
     assert sum(report.bodies for report in reports) > 0
 
@@ -345,15 +291,11 @@ def slow_commands(raw: redis.Redis) -> set[bytes]:
 
 
 @pytest.mark.full
-def test_no_step_blocks_the_server(redis_url: str) -> None:
+def test_no_step_blocks_the_server(store: SyncStore, raw: redis.Redis) -> None:
     """60,000 waiting messages; the limit is 2 ms per command in the server's slow log.
 
     An unbounded command is slow in every run; a busy machine delays different ones.
     """
-    store = open_store(redis_url)
-    raw = redis.Redis.from_url(redis_url, legacy_responses=False)
-    store.drive(store.register([TOPIC]))
-    store.call(Declare(TOPIC, GROUP))
     envelope = encode_envelope(new_token(), "x")
     for start in range(0, 60_000, 500):
         items = [Item(f"{start + i:08d}", LATER, envelope) for i in range(500)]
@@ -378,5 +320,3 @@ def test_no_step_blocks_the_server(redis_url: str) -> None:
         for name, value in before.items():
             raw.config_set(name, value)
         raw.flushall()
-        raw.close()
-        store.close()

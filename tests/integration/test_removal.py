@@ -12,18 +12,15 @@ from lisa.admin import groups
 from lisa.admin.fsck import CheckReport, check
 from lisa.cli.main import main
 from lisa.core.model.errors import RemovalUnfinished
-from lisa.core.redis.flow import Command
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
 from lisa.core.transitions import loader
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager.expirer import Expirer
-from lisa.manager.sharder import Sharder
-from lisa.manager.signal_queue import SignalQueue
-from lisa.manager.sweeper import Sweeper
 from tests.shards import ORDERS, SENT, Halting, Split
+
+ONLY_AUDIT, BOTH = {("audit",)}, {("audit", "lisa")}
 
 
 @pytest.fixture
@@ -31,117 +28,65 @@ def split(split_in_two_groups: Split) -> Split:
     return split_in_two_groups
 
 
-def declared(split: Split) -> dict[str, tuple[str, ...]]:
-    store = split.store
-    return {one: store.drive(store.groups(one)) for one in split.layout.counted(ORDERS)}
-
-
-def are_all(split: Split, *names: str) -> bool:
-    return set(declared(split).values()) == {names}
-
-
-def add_anew(split: Split) -> None:
-    """Declare the group again, as another operator would, and send messages."""
-    assert split.store.drive(groups.add(split.store, "orders", "lisa")) is True
-    split.send_all()
-
-
-def marks(split: Split) -> list[str]:
-    return [
-        one
-        for one in split.layout.counted(ORDERS)
-        if split.store.ask("HEXISTS", split.keys(one).options, "removing:lisa")
-    ]
-
-
-def sweep(split: Split) -> None:
-    """Sweep at a later time, when all marks are old."""
-    store = split.store
-    for shard in marks(split):
-        store.call(Configure(shard, {"removing:lisa": "1"}))
-    sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: True)
-    for shard in split.layout.counted(ORDERS):
-        sweeper.step(shard)
-
-
-def first_undeclares(shard: str) -> Callable[[Command], bool]:
-    def halts(command: Command) -> bool:
-        return command[0] == "EVALSHA" and shard in command and "lisa" in command
-
-    return halts
-
-
 def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> None:
     removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
-    assert not removing.run_until(lambda command: command[0] == "HEXISTS")
+    removing.halt_at("HEXISTS")
     split.into(3)
-    assert removing.run_until(lambda _: False)
-    Sharder(split.store).step(ORDERS)
-    assert are_all(split, "audit")
-    assert split.store.drive(check(split.store, ["orders"])).findings == []
+    removing.finish()
+    split.step()
+    assert split.declared() == ONLY_AUDIT
+    assert split.check().findings == []
 
 
-def test_a_group_declared_again_before_a_shard_is_reached_keeps_its_messages(
-    split: Split,
-) -> None:
+def test_a_group_declared_again_before_a_shard_is_reached_keeps_its_messages(split: Split) -> None:
     split.into(2)
-    second = split.layout.current(ORDERS)[1]
     removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
-    assert not removing.run_until(first_undeclares(second))
-    add_anew(split)
-    assert removing.run_until(lambda _: False)
-    sweep(split)
-    assert are_all(split, "audit", "lisa")
-    assert (split.owed(), marks(split)) == (SENT, [])
+    removing.halt_at("EVALSHA", "lisa", split.layout.current(ORDERS)[1])
+    assert split.add_group()  # another operator
+    split.send_all()
+    removing.finish()
+    split.sweep()
+    split.store.call(Configure("orders", {"removing:lisa": "1700000000000"}))
+    split.sweep()  # nor does a mark beside a declared group remove anything
+    assert split.declared() == BOTH
+    assert (split.owed(), split.marks()) == (SENT, [])
 
 
 def test_a_removal_reports_that_its_group_was_declared_again(split: Split) -> None:
     split.into(5)
     split.send_all()
     removing = Halting(groups.remove(split.store, "orders", "lisa"), split)
-    last = split.layout.current(ORDERS)[-1]
-    assert not removing.run_until(first_undeclares(last))
+    removing.halt_at("EVALSHA", "lisa", split.layout.current(ORDERS)[-1])
     split.store.call(Declare("orders", "lisa"))  # a consumer, say
     with pytest.raises(RemovalUnfinished, match="'lisa' of topic 'orders' was declared again"):
-        removing.run_until(lambda _: False)
-    split.store.drive(spread(split.store, ORDERS))
-    assert are_all(split, "audit", "lisa")
-    assert marks(split) == []
-
-
-def test_a_mark_beside_a_declared_group_removes_nothing(split: Split) -> None:
-    split.send_all()
-    split.store.call(Configure("orders", {"removing:lisa": "1700000000000"}))
-    sweep(split)
-    assert are_all(split, "audit", "lisa")
-    assert (split.owed(), marks(split)) == (SENT, [])
+        removing.finish()
+    split.drive(spread(split.store, ORDERS))
+    assert (split.declared(), split.marks()) == (BOTH, [])
 
 
 def test_a_declaration_on_a_shard_after_its_removal_is_withdrawn(split: Split) -> None:
     """Its reply was lost; or its process ended, and fsck finds what it left."""
     split.into(2)
-    store = split.store
     first = split.layout.current(ORDERS)[0]
     for again in (True, False):
-        spreading = Halting(spread(store, ORDERS), split)
-        looks_at_first = ("HGETALL", split.keys(first).options)
-        assert not spreading.run_until(lambda command: command == looks_at_first)  # noqa: B023
-        assert store.drive(group_removal.remove(store, ORDERS, "lisa")) == 0
-        assert not spreading.run_until(first_undeclares(first))
-        for command in spreading._step.commands:
-            store.ask(*command)
+        spreading = Halting(spread(split.store, ORDERS), split)
+        spreading.halt_at("HGETALL", split.keys(first).options)
+        assert split.drive(group_removal.remove(split.store, ORDERS, "lisa")) == 0
+        spreading.halt_at("EVALSHA", "lisa", first)
+        for command in spreading.step.commands:
+            split.ask(*command)
         if again:
-            assert spreading.run_until(lambda _: False)
-            assert are_all(split, "audit")
-            store.drive(groups.add(store, "orders", "lisa"))
-    assert not are_all(split, "audit")
+            spreading.finish()
+            assert split.declared() == ONLY_AUDIT
+            split.add_group()
+    assert split.declared() != ONLY_AUDIT
     split.send_all()
-    found = store.drive(check(store, ["orders"]))
-    assert found.kinds == {"stray-group": 1}
-    assert found.findings[0].what.startswith("declared in orders~0of2, orders~1of2; remove it")
-    assert store.drive(check(store, ["orders"], repair=True)).ok
-    assert are_all(split, "audit")
-    assert store.drive(check(store, ["orders"])).findings == []
+    (found,) = split.check().findings
+    assert found.kind == "stray-group"
+    assert found.what.startswith("declared in orders~0of2, orders~1of2; remove it")
+    assert split.check(repair=True).ok
+    assert split.declared() == ONLY_AUDIT
+    assert split.check().findings == []
 
 
 def test_a_topic_without_any_group_is_not_mended_by_taking_those_of_its_shards(
@@ -149,8 +94,8 @@ def test_a_topic_without_any_group_is_not_mended_by_taking_those_of_its_shards(
 ) -> None:
     split.into(2)
     split.send_all()
-    split.store.ask("DEL", split.keys("orders").groups)
-    report = split.store.drive(check(split.store, ["orders"], repair=True))
+    split.ask("DEL", split.keys().groups)
+    report = split.check(repair=True)
     assert report.kinds["stray-group"] == 2
     assert not report.ok
     assert split.owed() == SENT
@@ -159,41 +104,30 @@ def test_a_topic_without_any_group_is_not_mended_by_taking_those_of_its_shards(
 # Repairs
 
 
-class Repair:
+class Repair(Halting):
     """A repair that can be halted before its script calls for the group."""
 
     def __init__(self, split: Split) -> None:
         self._reports: list[CheckReport] = []
-        flow = check(
-            split.store,
-            ["orders"],
-            repair=True,
-            progress=lambda _, report: self._reports.append(report),
-        )
-        self._run = Halting(flow, split)
+        note = self._reports.append
+        flow = check(split.store, ["orders"], repair=True, progress=lambda _, report: note(report))
+        super().__init__(flow, split)
 
-    def until(self, script: str, shard: str = "orders") -> None:
-        assert not self._run.run_until(calls(script, shard))
+    def halt_before(self, script: str, shard: str = "orders") -> None:
+        self.halt_at("EVALSHA", loader.load(script).sha, "lisa", shard)
 
-    def until_command(self, *command: str) -> None:
-        assert not self._run.run_until(lambda one: tuple(one) == command)
-
-    def finish(self) -> list[str]:
-        assert self._run.run_until(lambda _: False)
-        return [one.kind for one in self._reports[-1].findings]
-
-
-def calls(script: str, shard: str) -> Callable[[Command], bool]:
-    name = loader.load(script).sha
-    return lambda one: one[:2] == ("EVALSHA", name) and {"lisa", shard} <= set(one)
+    def found(self) -> list[str]:
+        """The kinds of all findings, once the repair is finished."""
+        self.finish()
+        return [found.kind for found in self._reports[-1].findings]
 
 
 def lose_declaration(split: Split) -> None:
-    split.store.ask("HDEL", split.keys("orders").groups, "lisa")
+    split.ask("HDEL", split.keys().groups, "lisa")
 
 
 def lose_stream(split: Split) -> None:
-    split.store.ask("DEL", split.keys("orders").group("lisa").ready)
+    split.ask("DEL", split.keys().group("lisa").ready)
 
 
 @pytest.mark.parametrize("is_cut_short", [False, True])
@@ -204,31 +138,27 @@ def test_a_group_that_is_removed_before_its_repair_stays_removed(
     split.send_all()
     lose(split)
     repair = Repair(split)
-    repair.until("declare")
+    repair.halt_before("declare")
     if is_cut_short:
         split.store.call(Undeclare("orders", "lisa"))
     else:
-        split.store.drive(groups.remove(split.store, "orders", "lisa"))
-    assert repair.finish() == []
-    assert are_all(split, "audit")
+        split.drive(groups.remove(split.store, "orders", "lisa"))
+    assert repair.found() == []
+    assert split.declared() == ONLY_AUDIT
     assert split.owed() == (SENT if is_cut_short else 0)
-    assert bool(split.store.ask("EXISTS", *split.keys("orders").group("lisa"))) == is_cut_short
+    assert bool(split.ask("EXISTS", *split.keys().group("lisa"))) == is_cut_short
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_a_group_declared_again_is_not_removed_as_a_leftover(
-    split: Split, *, is_given: bool
-) -> None:
+@pytest.mark.parametrize("owed", [0, SENT])
+def test_a_group_declared_again_is_not_removed_as_a_leftover(split: Split, owed: int) -> None:
     lose_declaration(split)
     repair = Repair(split)
-    repair.until("undeclare")
-    split.store.drive(groups.add(split.store, "orders", "lisa"))
-    if is_given:
+    repair.halt_before("undeclare")
+    split.add_group()
+    if owed:
         split.send_all()
-    assert repair.finish() == []
-    assert are_all(split, "audit", "lisa")
-    assert split.owed() == SENT * is_given
-    assert not split.store.ask("HEXISTS", split.keys("orders").options, "removing:lisa")
+    assert repair.found() == []
+    assert (split.declared(), split.owed(), split.marks()) == (BOTH, owed, [])
 
 
 @pytest.mark.parametrize("moment", ["before it asks", "after it asked"])
@@ -239,23 +169,22 @@ def test_a_stray_group_declared_again_keeps_its_messages(split: Split, moment: s
     lose_declaration(split)
     repair = Repair(split)
     if moment == "before it asks":
-        repair.until_command("HEXISTS", split.keys("orders").groups, "lisa")
+        repair.halt_at("HEXISTS", split.keys().groups, "lisa")
     else:
-        repair.until("undeclare", split.layout.current(ORDERS)[0])
-    split.store.drive(groups.add(split.store, "orders", "lisa"))
-    assert repair.finish() == []
-    assert are_all(split, "audit", "lisa")
-    assert split.owed() == SENT
+        repair.halt_before("undeclare", split.layout.current(ORDERS)[0])
+    split.add_group()
+    assert repair.found() == []
+    assert (split.declared(), split.owed()) == (BOTH, SENT)
 
 
 @pytest.fixture
 def weak(split: Split) -> Iterator[Split]:
     """A user with all rights to read, but none to create a group."""
-    split.store.ask("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-xgroup")
+    split.ask("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-xgroup")
     weak = Split(split.url.replace("//", "//weak:pw@"))
     yield weak
     weak.store.close()
-    split.store.ask("ACL", "DELUSER", "weak")
+    split.ask("ACL", "DELUSER", "weak")
 
 
 @pytest.mark.parametrize(
@@ -270,20 +199,19 @@ def test_a_refused_repair_is_reported_and_the_others_are_made(
 ) -> None:
     split.send_all()
     lose(split)
-    split.store.ask("HSET", split.keys("orders").policy, "gone", "0")
-    report = weak.store.drive(check(weak.store, ["orders"], repair=True))
+    split.ask("HSET", split.keys().policy, "gone", "0")
+    report = weak.check(repair=True)
     refused, made = [one for one in report.findings if one.kind in {kind, "no-body"}]
     assert (refused.kind, refused.group, refused.repaired) == (kind, "lisa", False)
     assert said in refused.what
     assert "xgroup" in refused.what
     assert (made.kind, made.id, made.repaired) == ("no-body", "gone", True)
-    assert report.total == report.repaired + 1
-    assert not report.ok
-    found = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "orders"])
-    assert found.exit_code == 1
-    assert "1 inconsistent, 0 repaired, 1 left\n" in found.stdout
-    asked = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "--json"])
-    assert asked.exit_code == 1
-    (finding,) = json.loads(asked.stdout)["findings"]
+    assert (report.total, report.ok) == (report.repaired + 1, False)
+    shown = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "orders"])
+    assert shown.exit_code == 1
+    assert "1 inconsistent, 0 repaired, 1 left\n" in shown.stdout
+    shown = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "--json"])
+    assert shown.exit_code == 1
+    (finding,) = json.loads(shown.stdout)["findings"]
     assert said in finding["what"]
-    assert split.store.drive(check(split.store, ["orders"], repair=True)).ok
+    assert split.check(repair=True).ok

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
-from lisa import DuplicateMessage, TopicFull
-from lisa.admin import groups, topics
+from lisa import DuplicateMessage, LisaError, TopicFull
+from lisa.admin import topics
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import Misplaced, ServerUnavailable
+from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
 from lisa.core.redis.flow import Command
 from lisa.core.store.reshard import spread
@@ -30,6 +30,11 @@ from tests.shards import ORDERS, Split
 
 HOUR = timedelta(hours=1)
 IDS = [f"order-{n}" for n in range(40)]
+
+
+def own(ids: Iterable[str], body: object = 1) -> list[Outgoing]:
+    """Messages with ids of their own."""
+    return [Outgoing(body, id=one) for one in ids]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -52,7 +57,7 @@ def test_the_layouts_field_determines_the_shard_of_an_id() -> None:
 def test_messages_are_spread_over_shards_and_found_by_id(split: Split, producer: Either) -> None:
     producer.send("orders", 1, id="early", delay=HOUR)
     split.into(4)
-    report = producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
+    report = producer.send_many("orders", own(IDS), delay=HOUR)
     assert [one.id for one in report] == IDS
     assert report.accepted == len(IDS)
     assert set(split.waiting()) == {"orders", *(name(ORDERS, n, 4) for n in range(4))}
@@ -79,9 +84,7 @@ def test_a_known_id_is_known_through_each_change(split: Split, producer: Either)
         if shards > 1 or known:
             split.into(shards)
         new = [f"{shards}-{len(known)}-{n}" for n in range(6)]
-        report = producer.send_many(
-            "orders", [Outgoing(1, id=one) for one in [*known, *new]], delay=HOUR
-        )
+        report = producer.send_many("orders", own([*known, *new]), delay=HOUR)
         assert [one.outcome for one in report] == ["duplicate"] * len(known) + ["accepted"] * 6
         known += new
         with pytest.raises(DuplicateMessage):
@@ -89,7 +92,7 @@ def test_a_known_id_is_known_through_each_change(split: Split, producer: Either)
     assert split.copies() == sorted(known)
     assert producer.ask("cancel_many", "orders", known) == ["cancelled"] * len(known)
     assert split.waiting() == {}
-    again = producer.send_many("orders", [Outgoing(1, id=one) for one in known], delay=HOUR)
+    again = producer.send_many("orders", own(known), delay=HOUR)
     assert again.duplicate == len(known), "tombstones count wherever they lie"
 
 
@@ -100,12 +103,8 @@ def test_replacing_keeps_an_id_in_one_shard(split: Split, producer: Either) -> N
     producer.ask("cancel", "orders", "ended")
     split.into(4)
     for body in ("new", "newest"):
-        report = producer.send_many(
-            "orders",
-            [Outgoing(body, id="live"), Outgoing(body, id="ended")],
-            delay=2 * HOUR,
-            on_duplicate="replace",
-        )
+        messages = own(("live", "ended"), body)
+        report = producer.send_many("orders", messages, delay=2 * HOUR, on_duplicate="replace")
         assert [one.outcome for one in report] == ["replaced", "replaced"]
         assert split.copies() == ["ended", "live"]
         assert producer.ask("get", "orders", "live").body == body
@@ -125,7 +124,7 @@ def test_a_shard_opens_only_when_all_older_ones_are_closed(split: Split) -> None
             producer.send("orders", 3, id="three", delay=HOUR)
         with pytest.raises(Misplaced):
             producer.cancel("orders", "three")
-        split.store.drive(spread(split.store, ORDERS))
+        split.drive(spread(split.store, ORDERS))
         assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
         assert split.copies() == ["one", "two"]
         # A late call changes nothing.
@@ -136,79 +135,92 @@ def test_a_shard_opens_only_when_all_older_ones_are_closed(split: Split) -> None
 def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) -> None:
     """The call arrives under one layout and is repeated under the next."""
     split_here.into(2)
-    with LossyProxy(split_here.url) as proxy, Producer(proxy.url) as producer:
+    with (
+        LossyProxy(split_here.url) as proxy,
+        Producer(proxy.url) as producer,
+        ThreadPoolExecutor(1) as pool,
+    ):
         producer.send("orders", 0, delay=HOUR)
         for n, shards in enumerate((4, 8, 1, 3), 1):
-            sending = threading.Thread(
-                target=producer.send, args=("orders", n), kwargs={"delay": HOUR}
-            )
             proxy.lose(1)
-            sending.start()
-            wait_until(partial(lost, proxy, n))
+            sending = pool.submit(producer.send, "orders", n, delay=HOUR)
+            wait_until(lambda: proxy.lost == n)  # noqa: B023
             split_here.into(shards)  # within the pause before the call is repeated
-            sending.join()
+            sending.result()
             assert len(split_here.copies()) == n + 1
 
 
 def test_options_and_groups_are_in_every_shard(split: Split) -> None:
     store = split.store
-    store.drive(topics.set_options(store, "orders", {"capacity": 10, "ack_timeout": "3s"}))
-    store.drive(groups.add(store, "orders", "billing"))
+
+    def shards() -> list[tuple[TopicOptions, tuple[str, ...]]]:
+        return [
+            (split.drive(store.options(shard)), split.drive(store.groups(shard)))
+            for shard in split.layout.current(ORDERS)
+        ]
+
+    split.drive(topics.set_options(store, "orders", {"capacity": 10, "ack_timeout": "3s"}))
+    split.add_group("billing")
     split.into(4)
-    store.drive(groups.add(store, "orders", "stock"))
-    store.drive(topics.pause(store, "orders"))
-    for shard in split.layout.current(ORDERS):
-        options = store.drive(store.options(shard))
+    split.add_group("stock")
+    split.drive(topics.pause(store, "orders"))
+    for options, declared in shards():
         assert (options.capacity, options.max_ready, options.paused) == (3, 2500, True)
         assert options.ack_timeout == timedelta(seconds=3)
-        assert store.drive(store.groups(shard)) == ("billing", "stock")
-    store.drive(topics.unset_options(store, "orders", ["ack_timeout"]))
-    store.drive(topics.resume(store, "orders"))
-    for shard in split.layout.current(ORDERS):
-        options = store.drive(store.options(shard))
+        assert declared == ("billing", "stock")
+    split.drive(topics.unset_options(store, "orders", ["ack_timeout"]))
+    split.drive(topics.resume(store, "orders"))
+    for options, _ in shards():
         assert (options.ack_timeout, options.paused) == (timedelta(seconds=10), False)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_one_shard_s_refusal_leaves_the_others_messages_sent(split_here: Split, kind: str) -> None:
     """The report of a partly refused call lists the sent messages, so none is sent twice."""
-    split_here.store.drive(topics.set_options(split_here.store, "orders", {"capacity": 8}))
+    split_here.drive(topics.set_options(split_here.store, "orders", {"capacity": 8}))
     split_here.into(4)
-    producer = Either(kind, split_here.url)
-    with pytest.raises(TopicFull) as caught:
-        producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
-    kept = [one for one, out in zip(IDS, caught.value.outcomes, strict=True) if out]
-    assert split_here.copies() == sorted(kept)
+    producer = Either(kind, split_here.url, patience=timedelta(milliseconds=600))
+
+    def kept(error: type[LisaError]) -> list[str]:
+        with pytest.raises(error) as caught:
+            producer.send_many("orders", own(IDS), delay=HOUR)
+        return [one for one, sent in zip(IDS, caught.value.outcomes, strict=True) if sent]
+
+    assert split_here.copies() == sorted(kept(TopicFull))
+    assert producer.ask("cancel_many", "orders", IDS)
+    split_here.drive(topics.unset_options(split_here.store, "orders", ["capacity"]))
+    moved = split_here.keys("orders~1of4").options
+    split_here.ask("HSET", moved, "accepts", split_here.layout.number + 3)
+    assert 0 < len(kept(Misplaced)) < 40
     producer.close()
 
 
-def lost(proxy: LossyProxy, replies: int) -> bool:
-    return proxy.lost == replies
-
-
-@pytest.mark.parametrize("trouble", ["its reply is lost", "it moves"])
-def test_one_shard_s_refusal_says_nothing_about_another(split_here: Split, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", [Misplaced, ServerUnavailable])
+def test_one_shard_s_refusal_says_nothing_about_another(
+    split_here: Split, trouble: type[LisaError]
+) -> None:
+    """The other one moves, or its reply is lost."""
     split, large = split_here, "x" * 5000
     split.into(2)
     split.store.call(Configure("orders", {"max_body_bytes": "1000"}))
-    split.store.drive(spread(split.store, ORDERS))
+    split.drive(spread(split.store, ORDERS))
     layout = split.layout
     first, second = layout.current(ORDERS)
-    bodies = {
-        one: large if layout.shard_for(ORDERS, one) == first else "" for one in map(str, range(12))
-    }
-    assert set(bodies.values()) == {large, ""}
-    envelopes = [encode_envelope("T" * 8, body) for body in bodies.values()]
-    send = Enqueue("orders", "T" * 8, list(bodies), ["+60000"], envelopes, are_ids_new=True)
+    ids = [str(n) for n in range(12)]
+    bodies = [large if layout.shard_for(ORDERS, one) == first else "" for one in ids]
+    assert set(bodies) == {large, ""}
+    envelopes = [encode_envelope("T" * 8, body) for body in bodies]
+    send = Enqueue("orders", "T" * 8, ids, ["+60000"], envelopes, are_ids_new=True)
     store = open_store(split.url, timedelta(milliseconds=600))
     store.drive(store.layout(ORDERS))
     execute_many = store.connection.execute_many
 
     def losing(commands: Sequence[Command]) -> list[Any]:
-        replies = execute_many(commands)
-        is_lost = [command[0] == "EVALSHA" and second in command for command in commands]
-        error = redis.ConnectionError("its reply is lost")
-        return [error if lost else reply for lost, reply in zip(is_lost, replies, strict=True)]
+        lost = redis.ConnectionError("its reply is lost")
+        return [
+            lost if command[0] == "EVALSHA" and second in command else reply
+            for command, reply in zip(commands, execute_many(commands), strict=True)
+        ]
 
     def losing_one(command: Command) -> Any:
         (reply,) = losing([command])
@@ -216,35 +228,21 @@ def test_one_shard_s_refusal_says_nothing_about_another(split_here: Split, troub
             raise reply
         return reply
 
-    if trouble == "it moves":
-        split.store.ask("HSET", split.keys(second).options, "accepts", layout.number + 3)
+    if trouble is Misplaced:
+        split.ask("HSET", split.keys(second).options, "accepts", layout.number + 3)
     else:
         store.connection.execute_many = losing  # type: ignore[method-assign]
         store.connection.execute = losing_one  # type: ignore[method-assign]
-    with pytest.raises(Misplaced if trouble == "it moves" else ServerUnavailable):
+    with pytest.raises(trouble):
         store.call_by_id(send)
     store.close()
-
-
-def test_misplaced_reports_what_other_shards_accepted(split_here: Split) -> None:
-    split_here.into(2)
-    number = split_here.layout.number
-    split_here.store.ask("HSET", split_here.keys("orders~1of2").options, "accepts", number + 3)
-    patience = timedelta(milliseconds=600)
-    with (
-        Producer(split_here.url, patience=patience) as producer,
-        pytest.raises(Misplaced) as caught,
-    ):
-        producer.send_many("orders", range(40), delay=HOUR)  # some in each
-    told = [one for one in caught.value.outcomes if one is not None]
-    assert 0 < len(told) == len(split_here.copies()) < 40
 
 
 def test_a_name_that_no_number_of_shards_has_changes_nothing(split_here: Split) -> None:
     split_here.into(2)
     names = ["orders~5of4", "orders~0of1", "orders~00of2", "orders~1of99"]
-    split_here.store.drive(split_here.store.register(names))
+    split_here.drive(split_here.store.register(names))
     before, sharder = split_here.layout, Sharder(split_here.store)
-    for topic in sharder.pick(split_here.store.drive(split_here.store.shards())):
+    for topic in sharder.pick(split_here.drive(split_here.store.shards())):
         sharder.step(topic)
     assert split_here.layout == before

@@ -7,9 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from lisa import Consumer, LisaError, Manager, Producer, message_acked
-from lisa.admin import groups, history, topics
+from lisa.admin import history, topics
 from lisa.admin.fsck import check
 from lisa.admin.history import HistorySpan
 from lisa.consumer import heartbeat
@@ -26,11 +25,8 @@ from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
-from lisa.manager.expirer import Expirer
 from lisa.manager.sampler import Sampler
 from lisa.manager.sharder import Sharder
-from lisa.manager.signal_queue import SignalQueue
-from lisa.manager.sweeper import Sweeper
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.following import find_unread, record_archived
 from lisa.pipeline.source.marks import Mark
@@ -44,72 +40,78 @@ OFTEN = timedelta(milliseconds=100)
 MS = timedelta(milliseconds=1)
 
 
-@pytest.fixture
-def follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers follow a change of the shards within a tenth of a second, not a whole one."""
-    monkeypatch.setattr(heartbeat, "FOLLOW_S", 0.1)
-
-
 class Handled:
-    """Messages handled by a consumer."""
+    """The messages that a consumer has handled."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str, **options: Any) -> None:
         self.counts: Counter[str] = Counter()
         self.topics: set[str] = set()
+        self.consumer = Consumer(url, **options)
+        self.consumer.on("orders", self._handle)
         self._lock = threading.Lock()
 
-    def __call__(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         with self._lock:
             self.counts[message.id] += 1
             self.topics.add(message.topic)
 
+    def wait_for(self, count: int) -> None:
+        """Wait until so many messages were handled, each of them once."""
+        wait_until(lambda: len(self.counts) >= count)
+        assert (len(self.counts), set(self.counts.values())) == (count, {1})
+
+
+def send_now(producer: Producer, count: int) -> list[str]:
+    """Send messages that are due soon."""
+    report = producer.send_many("orders", range(count), delay=SOON)
+    assert report.accepted == count
+    return [sent.id for sent in report]
+
 
 def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
-    handled, acked = Handled(), set[str]()
+    acked = set[str]()
 
     def hear(topic: str, *, message: Message) -> None:
         assert topic == message.topic
         acked.add(topic)
 
     message_acked.connect(hear, sender="orders")
-    consumer = Consumer(split.url, concurrency=3)
-    consumer.on("orders", handled)
-    with Manager(split.url, topics={"orders": {"shards": 4}}), consumer, Producer(split.url) as one:
+    handled = Handled(split.url, concurrency=3)
+    manager = Manager(split.url, topics={"orders": {"shards": 4}})
+    with manager, handled.consumer, Producer(split.url) as producer:
         wait_until(lambda: len(split.layout.current(ORDERS)) == 4)
-        sent = [out.id for out in one.send_many("orders", range(100), delay=SOON)]
-        wait_until(lambda: len(handled.counts) == 100)
+        sent = send_now(producer, 100)
+        handled.wait_for(100)
         assert set(handled.counts) == set(sent)
-        assert set(handled.counts.values()) == {1}
         wait_until(lambda: acked)
         assert handled.topics == acked == {"orders"}
-        assert list(consumer.health()["topics"]) == ["orders/lisa"]
+        assert list(handled.consumer.health()["topics"]) == ["orders/lisa"]
 
 
 def test_a_pull_takes_from_all_shards(split: Split) -> None:
     split.into(4)
-    with Manager(split.url, groups={"orders": ["lisa"]}), Producer(split.url) as producer:
-        sent = [one.id for one in producer.send_many("orders", range(40), delay=SOON)]
-        consumer, taken = Consumer(split.url, group="lisa"), list[str]()
+    consumer, taken = Consumer(split.url, group="lisa"), list[str]()
+    manager = Manager(split.url, groups={"orders": ["lisa"]})
+    with manager, consumer, Producer(split.url) as producer:
+        sent = send_now(producer, 40)
         while len(taken) < 40:
             for delivery in consumer.pull("orders", batch=7, wait=timedelta(seconds=5)):
                 assert delivery.topic == "orders"
                 assert delivery.extend()
-                assert delivery.ack() == "acked"
-                assert delivery.ack() == "repeated"
+                assert [delivery.ack(), delivery.ack()] == ["acked", "repeated"]
                 taken.append(delivery.id)
-        assert sorted(taken) == sorted(sent)
-        consumer.stop()
+    assert sorted(taken) == sorted(sent)
 
 
 def test_a_pull_returns_its_messages_if_another_shard_fails(split: Split) -> None:
     split.into(4)
-    split.store.drive(groups.add(split.store, "orders", "lisa"))
+    split.add_group()
     with Producer(split.url) as producer:
         sent = [one.id for one in producer.send_many("orders", range(40))]
     failing = split.keys(split.layout.active(ORDERS)[2])
-    split.store.ask("DEL", failing.options)
-    split.store.ask("SET", failing.options, "a foreign hand's")
-    left = split.store.ask("XLEN", failing.group("lisa").ready)
+    split.ask("DEL", failing.options)
+    split.ask("SET", failing.options, "a foreign hand's")
+    left = split.ask("XLEN", failing.group("lisa").ready)
     consumer, taken, faults = Consumer(split.url, group="lisa"), list[str](), 0
     while faults < 3:
         try:
@@ -150,35 +152,28 @@ def send_under_load(producer: Producer, is_over: threading.Event) -> list[str]:
 
 def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
     """Check: each id is handled once, duplicates are detected, waiting ids can be cancelled."""
-    handled, is_over = Handled(), threading.Event()
-    consumers = [Consumer(split.url, concurrency=4) for _ in range(2)]
-    for consumer in consumers:
-        consumer.on("orders", handled)
-    managers = [
-        Manager(split.url, groups={"orders": ["lisa"]}, sweep=timedelta(seconds=1))
-        for _ in range(2)
-    ]
-    split.store.drive(split.store.register(["orders"]))
-    with (
-        managers[0],
-        managers[1],
-        consumers[0],
-        consumers[1],
-        Producer(split.url) as producer,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    handled, is_over = Handled(split.url, concurrency=4), threading.Event()
+    second = Consumer(split.url, concurrency=4)
+    second.on("orders", handled._handle)
+    split.drive(split.store.register(["orders"]))
+    with ExitStack() as stack:
+        for _ in range(2):
+            sweep = timedelta(seconds=1)
+            stack.enter_context(Manager(split.url, groups={"orders": ["lisa"]}, sweep=sweep))
+        stack.enter_context(handled.consumer)
+        stack.enter_context(second)
+        producer = stack.enter_context(Producer(split.url))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(is_over.set)
         sending = pool.submit(send_under_load, producer, is_over)
-        try:
-            for shards in numbers:
-                time.sleep(pause_s)  # of the load
-                split.into(shards)
-            time.sleep(pause_s)
-        finally:
-            is_over.set()
+        for shards in numbers:
+            time.sleep(pause_s)  # of the load
+            split.into(shards)
+        time.sleep(pause_s)
+        is_over.set()
         sent = sending.result()
-        wait_until(lambda: len(handled.counts) >= len(sent))
+        handled.wait_for(len(sent))
     assert set(handled.counts) == set(sent)
-    assert max(handled.counts.values()) == 1, "nobody was slow, and nobody died"
 
 
 def test_the_number_changes_under_load(split: Split) -> None:
@@ -194,76 +189,71 @@ def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
     split: Split, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(heartbeat, "FOLLOW_S", HOUR.total_seconds())
-    handled, count = Handled(), 20
-    consumer = Consumer(split.url, concurrency=2)
-    consumer.on("orders", handled)
+    handled, count = Handled(split.url, concurrency=2), 20
     split.into(4)
     manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
-    with manager, consumer, Producer(split.url) as producer:
+    with manager, handled.consumer, Producer(split.url) as producer:
         for turn, shards in enumerate((2, 1), 1):
-            producer.send_many("orders", range(count), delay=SOON)
-            wait_until(lambda: len(handled.counts) == (2 * turn - 1) * count)  # noqa: B023
+            send_now(producer, count)
+            handled.wait_for((2 * turn - 1) * count)
             split.into(shards)
             wait_until(lambda: not left_behind(split))
-            producer.send_many("orders", range(count), delay=SOON)
+            send_now(producer, count)
             with monkeypatch.context() as follows:
                 follows.setattr(heartbeat, "FOLLOW_S", 0.1)
-                wait_until(lambda: len(handled.counts) == 2 * turn * count)  # noqa: B023
+                handled.wait_for(2 * turn * count)
     assert "lost the layout" not in caplog.text
 
 
-@pytest.mark.usefixtures("follows_soon")
-def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
-    handled, count = Handled(), 20
-    consumer = Consumer(split.url, concurrency=2)
-    consumer.on("orders", handled)
+def test_the_keys_of_a_number_that_is_left_are_deleted(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "FOLLOW_S", 0.1)
+    handled, count = Handled(split.url, concurrency=2), 20
     sampler, minute = Sampler(split.store), 60_000
-    began_ms = split.store.drive(split.store.server_time_ms()) - 20 * minute
+    began_ms = split.drive(split.store.server_time_ms()) - 20 * minute
 
     def sample(after: int) -> None:
         for shard in split.layout.counted(ORDERS):
             sampler.step(shard, began_ms + after * minute)
 
     def totals() -> tuple[int, int]:
-        (counted,) = split.store.drive(topics.counts(split.store, ["orders"]))
+        (counted,) = split.drive(topics.counts(split.store, ["orders"]))
         return counted.total("sent"), counted.total("acked")
 
-    def risen() -> int:
-        steps = split.store.drive(
-            history.history(split.store, "orders", HistorySpan.HOUR, now_ms=began_ms + 20 * minute)
-        )
-        return sum(one.counters.get("sent", 0) for one in steps)
-
     manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
-    with manager, consumer, Producer(split.url) as producer:
+    with manager, handled.consumer, Producer(split.url) as producer:
         for turn, shards in enumerate((4, 1, 4, 2), 1):
             sample(2 * turn - 1)
             late = producer.send("orders", 1, delay=HOUR) if turn == 2 else None
             split.into(shards)
-            for one in producer.send_many("orders", range(count), delay=SOON):
-                assert one.outcome == "accepted"
-            wait_until(lambda: len(handled.counts) == turn * count + (turn > 2))  # noqa: B023
+            send_now(producer, count)
+            handled.wait_for(turn * count + (turn > 2))
             if late is not None:
                 assert split.layout.older, "it holds what is due later"
                 assert producer.fire_now("orders", late) == "rescheduled"
             wait_until(lambda: not split.layout.older)
-            wait_until(partial(reads_only, consumer, set(split.layout.active(ORDERS))))
+            wait_until(lambda: read_by(handled.consumer) == set(split.layout.active(ORDERS)))
             sample(2 * turn)
             wait_until(lambda: set(split.layout.gone) <= {1})
             wait_until(lambda: not left_behind(split))
             total = turn * count + (turn > 1)
             wait_until(lambda: totals() == (total, total))  # noqa: B023
-    assert risen() == 3 * count + 1, "the first turn has no earlier sample"
+    steps = split.drive(
+        history.history(split.store, "orders", HistorySpan.HOUR, now_ms=began_ms + 20 * minute)
+    )
+    risen = sum(step.counters.get("sent", 0) for step in steps)
+    assert risen == 3 * count + 1, "the first turn has no earlier sample"
     assert set(handled.counts.values()) == {1}
-    assert split.store.drive(check(split.store, repair=False)).findings == []
+    assert split.drive(check(split.store, repair=False)).findings == []
 
 
 def left_behind(split: Split) -> set[str]:
     """Keys, and names in the list of topics, of unused shards."""
     in_use = set(split.layout.counted(ORDERS))
-    found, cursor = set[str](split.store.drive(split.store.shards())), 0
+    found, cursor = set[str](split.drive(split.store.shards())), 0
     while True:
-        reply, page = split.store.ask("SCAN", cursor, "MATCH", "lisa:{*", "COUNT", 1000)
+        reply, page = split.ask("SCAN", cursor, "MATCH", "lisa:{*", "COUNT", 1000)
         names = [key.decode() for key in page]
         # Records of calls and tombstones expire.
         lasting = [one for one in names if not re.search(r"}:(reply|done):", one)]
@@ -295,9 +285,9 @@ def leave_shards(split: Split, topic: str) -> None:
     split.store.call(Configure(topic, {"layout": "2:1::2"}))
     for shard in (f"{topic}~0of2", f"{topic}~1of2"):
         keys = split.keys(shard)
-        split.store.ask("HSET", keys.options, "accepts", -2)
-        split.store.ask("HSET", keys.stats, "sent", 3, "acked@lisa", 2)
-        split.store.ask("XADD", keys.history, "60000-0", "sent", 3)
+        split.ask("HSET", keys.options, "accepts", -2)
+        split.ask("HSET", keys.stats, "sent", 3, "acked@lisa", 2)
+        split.ask("XADD", keys.history, "60000-0", "sent", 3)
 
 
 def test_deleting_former_shards_may_be_cut_short_between_any_two_calls(
@@ -323,7 +313,7 @@ def test_deleting_former_shards_may_be_cut_short_between_any_two_calls(
 
 def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) -> None:
     split, store = split_here, split_here.store
-    store.drive(groups.add(store, "orders", "lisa"))
+    split.add_group()
     store.drive(topics.set_options(store, "orders", {"journal": True, "retention": 0}))
     split.into(2)
     shards = split.layout.current(ORDERS)
@@ -332,15 +322,12 @@ def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) 
         assert producer.cancel_many("orders", sent) == ["cancelled"] * 60
         written = {shard: store.drive(store.stats(shard))["journaled"] for shard in shards}
         split.into(1)
-        sharder = Sharder(store)
-        for _ in range(4):
-            sharder.step(ORDERS)
+        split.step(4)
         assert split.layout.gone == (2,)
         for shard, last in written.items():
             entry = text(store.ask("XREVRANGE", split.keys(shard).events, "+", "-")[0][0])
             store.drive(record_archived(store, "a", {shard: Mark(entry, last)}))
-        for _ in range(2):
-            sharder.step(ORDERS)
+        split.step(2)
         assert left_behind(split) == set()
         for shard, last in written.items():
             assert store.drive(find_unread(store, shard, Mark("5-1", last), None)) is None, "no gap"
@@ -351,10 +338,11 @@ def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) 
         assert number_of(first[0]) == written[shard] + 1
 
 
-def reads_only(consumer: Consumer, shards: AbstractSet[str]) -> bool:
-    crew = consumer._runtime
-    assert crew is not None
-    return {sub.shard for sub in crew.readers.subscriptions()} == shards
+def read_by(consumer: Consumer) -> set[str]:
+    """The shards that a consumer reads."""
+    runtime = consumer._runtime
+    assert runtime is not None
+    return {subscription.shard for subscription in runtime.readers.subscriptions()}
 
 
 SCRIPTS = 13
@@ -375,7 +363,7 @@ def test_a_manager_finishes_a_change_that_was_cut_short(
     split_here: Split, *, hears: bool, done: int
 ) -> None:
     split = split_here
-    split.store.drive(groups.add(split.store, "orders", "lisa"))
+    split.add_group()
     split.into(2)
     manager = Manager(split.url)
     if hears:
@@ -403,7 +391,7 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
     split, store = split_here, split_here.store
     split.into(3)
     for group in ("lisa", "audit"):
-        store.drive(groups.add(store, "orders", group))
+        split.add_group(group)
     with Producer(split.url) as producer:
         sent = [producer.send("orders", "old", delay=HOUR) for _ in range(20)]
         for one in sent:
@@ -414,16 +402,10 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
         for one in sent:
             producer.send("orders", "new", id=one, at_ms=later, on_duplicate="replace")
         if how == "added again":
-            assert store.drive(groups.add(store, "orders", "lisa")) == (done > 0)
+            assert split.add_group() == (done > 0)
         else:
-            sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: True)
-            for shard in split.layout.counted(ORDERS):
-                if store.ask("HEXISTS", split.keys(shard).options, "removing:lisa"):
-                    store.call(Configure(shard, {"removing:lisa": "1"}))
-            for shard in split.layout.counted(ORDERS):
-                sweeper.step(shard)
-    declared = {store.drive(store.groups(one)) for one in split.layout.counted(ORDERS)}
+            split.sweep()
     kept = how == "added again" or done == 0
-    assert declared == {("audit", "lisa") if kept else ("audit",)}
+    assert split.declared() == {("audit", "lisa") if kept else ("audit",)}
     assert split.copies() == sorted(sent), "none was lost, none is given out early"
-    assert store.drive(check(store, ["orders"])).findings == []
+    assert split.check().findings == []

@@ -15,7 +15,6 @@ import pytest
 from redis.crc import key_slot
 
 from lisa import Consumer, LisaError, Manager, NotReplicated, Producer, replicas
-from lisa.admin import groups
 from lisa.consumer import heartbeat
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.keys import Keys
@@ -47,14 +46,16 @@ def split(split_here: Split) -> Split:
 
 
 @pytest.fixture(params=["sync", "async"])
-def kind(request: pytest.FixtureRequest) -> str:
-    made: str = request.param
-    return made
+def producer(request: pytest.FixtureRequest, split_here: Split) -> Iterator[Either]:
+    made = Either(request.param, split_here.url)
+    yield made
+    made.close()
 
 
-@pytest.fixture
-def producer(kind: str, split_here: Split) -> Iterator[Either]:
-    made = Either(kind, split_here.url)
+@pytest.fixture(params=["sync", "async"])
+def doubting(request: pytest.FixtureRequest, split_here: Split) -> Iterator[Either]:
+    """A producer that waits for a replica, which is not there."""
+    made = Either(request.param, split_here.url, durability=replicas(1), patience=SHORT)
     yield made
     made.close()
 
@@ -68,44 +69,38 @@ def test_messages_are_not_sent_elsewhere_if_an_older_shard_fails(
 ) -> None:
     producer.send("orders", 1, id="x", delay=HOUR)
     split.into(4)
-    stats = split.keys("orders").stats  # where the duplicate is counted, once it is found
-    split.store.ask("DEL", stats)
-    split.store.ask("SET", stats, "a foreign hand's")
+    stats = split.keys().stats  # where the duplicate is counted, once it is found
+    split.ask("DEL", stats)
+    split.ask("SET", stats, "a foreign hand's")
     with pytest.raises(LisaError, match="WRONGTYPE") as caught:
         producer.send_many("orders", own("xyz"), delay=HOUR)
     assert list(caught.value.outcomes) == [None] * 3, "they went to the same shard"
     assert split.copies() == ["x"]
-    split.store.ask("DEL", stats)
+    split.ask("DEL", stats)
     report = producer.send_many("orders", own("xyz"), delay=HOUR)
     assert [one.outcome for one in report] == ["duplicate", "accepted", "accepted"]
     assert split.copies() == ["x", "y", "z"]
 
 
 def test_unreplicated_messages_of_an_older_shard_are_not_sent_elsewhere(
-    split: Split, kind: str
+    split: Split, doubting: Either
 ) -> None:
-    with Producer(split.url) as one:
-        one.send("orders", 1, id="x", delay=HOUR)
-    split.into(4)
-    producer = Either(kind, split.url, durability=replicas(1), patience=SHORT)
-    with pytest.raises(NotReplicated) as caught:
+    """One patience is enough for all shards."""
+    with Producer(split.url) as producer:
         producer.send("orders", 1, id="x", delay=HOUR)
+    split.into(4)
+    with pytest.raises(NotReplicated) as caught:
+        doubting.send("orders", 1, id="x", delay=HOUR)
     assert list(caught.value.outcomes) == [None]
     assert split.copies() == ["x"]
-    producer.close()
-
-
-def test_one_patience_is_enough_for_all_shards(split_here: Split, kind: str) -> None:
-    split_here.into(8)
-    producer = Either(kind, split_here.url, durability=replicas(1), patience=SHORT)
+    split.into(8)
 
     def send() -> None:
         with pytest.raises(NotReplicated):
-            producer.send_many("orders", own("abcdefghijklmnopqrstuvwxyz"), delay=HOUR)
+            doubting.send_many("orders", own("abcdefghijklmnopqrstuvwxyz"), delay=HOUR)
 
     limit_s = 4 * SHORT.total_seconds()
     assert shortest_s(send, limit_s) < limit_s, "not once for each shard"
-    producer.close()
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "acked"])
@@ -117,9 +112,9 @@ def test_a_live_message_in_an_older_shard_is_not_reported_as_settled(
     assert producer.ask("cancel_many", "orders", list("abc")) == ["cancelled"] * 3
     if ended == "acked":
         for one in "abc":
-            stone = split.keys("orders").done(one)
-            said = split.store.ask("GET", stone).replace(b"cancelled", b"acked")
-            split.store.ask("SET", stone, said, "KEEPTTL")
+            stone = split.keys().done(one)
+            said = split.ask("GET", stone).replace(b"cancelled", b"acked")
+            split.ask("SET", stone, said, "KEEPTTL")
     split.into(4)
     report = producer.send_many("orders", own("abc"), delay=HOUR, on_duplicate="replace")
     assert report.replaced == 3
@@ -139,19 +134,19 @@ def test_shards_of_a_layout_that_was_lost_are_the_topics_again(
     split: Split, producer: Either, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     split.into(2)
-    options = split.keys("orders").options
-    before = split.store.ask("HGET", options, "layout")
+    options = split.keys().options
+    before = split.ask("HGET", options, "layout")
     for shards in (8, 4) if lost == "two changes" else (4,):
         split.into(shards)
         producer.send_many("orders", own("xyz"), delay=HOUR)
     if lost == "all of it":
-        split.store.ask("DEL", options)
+        split.ask("DEL", options)
     else:
-        split.store.ask("HSET", options, "layout", before, "shards", 2)
+        split.ask("HSET", options, "layout", before, "shards", 2)
     before = split.layout.shards
     sharder = Sharder(split.store)
     with caplog.at_level(logging.WARNING, "lisa.manager"):
-        assert sharder.pick(split.store.drive(split.store.shards())) == ["orders"]
+        assert sharder.pick(split.drive(split.store.shards())) == ["orders"]
         sharder.step(ORDERS)
     counts = {"all of it": "2 and 4", "two changes": "4 and 8"}.get(lost, "4")
     assert f"the server lost the layout with {counts} shards;" in caplog.text
@@ -171,48 +166,36 @@ def test_shards_of_a_layout_that_was_lost_are_the_topics_again(
 
 
 def test_a_number_is_not_forgotten_while_a_removed_group_owes_something(
-    split_here: Split,
+    split_in_two_groups: Split,
 ) -> None:
     """Its removal was interrupted after the declaration was deleted."""
-    split, store = split_here, split_here.store
-    for group in ("lisa", "audit"):
-        store.drive(groups.add(store, "orders", group))
+    split, store = split_in_two_groups, split_in_two_groups.store
     with Producer(split.url) as producer:
         producer.send("orders", 1)
     store.call(Configure("orders", {"retention": "0"}))
     split.into(2)
-    wait_until(lambda: owing(split, "audit") == 1)
+    wait_until(lambda: split.ask("HLEN", split.keys().group("audit").entries) == 1)
     store.call(Undeclare("orders", "audit"))
-    store.drive(group_removal.remove(store, ORDERS, "lisa"))
-    assert store.drive(store.groups("orders")) == ()
-    sharder = Sharder(store)
-    for _ in range(2):
-        sharder.step(ORDERS)
-    assert list(split.layout.older) == [1]
-    store.drive(group_removal.remove(store, ORDERS, "audit"))
-    for _ in range(2):
-        sharder.step(ORDERS)
-    assert list(split.layout.older) == []
-
-
-def owing(split: Split, group: str) -> int:
-    found: int = split.store.ask("HLEN", split.keys("orders").group(group).entries)
-    return found
+    for group, left in (("lisa", [1]), ("audit", [])):
+        split.drive(group_removal.remove(store, ORDERS, group))
+        assert store.drive(store.groups("orders")) == ()
+        split.step(2)
+        assert list(split.layout.older) == left
 
 
 def test_shards_that_are_listed_nowhere_are_found(split: Split) -> None:
     """The list of topics is on one node, the shards on others."""
     split.into(4)
-    split.store.drive(split.store.register(["orders"]))
+    split.drive(split.store.register(["orders"]))
     with Producer(split.url) as producer:
         for number in range(40):
             producer.send("orders", number, delay=HOUR)
-        split.store.ask("DEL", split.store.keys.topics)
+        split.ask("DEL", split.store.keys.topics)
     plan = Plan.of({}, {}, default_group="lisa", schedules=Schedules())
     registry = Registry(split.store, plan, lambda _: None)
     registry.search()
     assert registry.topics == split.layout.current(ORDERS)
-    assert split.store.drive(split.store.shards()) == registry.topics
+    assert split.drive(split.store.shards()) == registry.topics
 
 
 def test_a_consumer_of_many_shards_stops_soon_although_its_server_hangs(
@@ -220,21 +203,17 @@ def test_a_consumer_of_many_shards_stops_soon_although_its_server_hangs(
 ) -> None:
     """All readers share one deadline."""
     split = Split(own_server.url)
-    split.store.drive(groups.add(split.store, "orders", "lisa"))
+    split.add_group()
     split.into(16)
     consumer = Consumer(f"{split.url}?socket_timeout={SHORT.total_seconds()}", grace=SHORT)
     consumer.on("orders", lambda _: None)
     with consumer:
         wait_until(lambda: consumer.health()["status"] == "ok")
-        pid = own_server.pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with hanging(split.url):
             began = time.monotonic()
             consumer.pause()
             consumer.stop()
             took_s = time.monotonic() - began
-        finally:
-            os.kill(pid, signal.SIGCONT)
     assert took_s < 16 * SHORT.total_seconds()
     split.store.close()
 
@@ -282,18 +261,14 @@ def hanging(url: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def store_on(nodes: list[str], *, without: int) -> SyncStore:
-    """A store with a short timeout, and its list of topics on the other node."""
-    address = Address(clusters.address(nodes), socket_timeout_s=0.5)
-    prefix = "p" + named_on(1 - without, "p%d:topics")
-    return SyncStore(Connection(address), Keys(prefix), timedelta(milliseconds=60))
-
-
 @pytest.mark.parametrize("hung", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_topics_are_found_by_their_keys_though_one_node_hangs(
+def test_topics_are_found_and_looked_after_though_one_node_hangs(
     two_nodes: list[str], hung: int
 ) -> None:
-    store = store_on(two_nodes, without=hung)
+    """Topics are found by their keys."""
+    address = Address(clusters.address(two_nodes), socket_timeout_s=0.5)
+    prefix = "p" + named_on(1 - hung, "p%d:topics")  # the list of topics is on the other node
+    store = SyncStore(Connection(address), Keys(prefix), timedelta(milliseconds=60))
     topics = ["t" + named_on(node, "t%d") for node in (0, 1)]
     for topic in topics:
         store.ask("ZADD", store.keys.topic(topic).waiting, 1, "some-id")
@@ -305,24 +280,14 @@ def test_topics_are_found_by_their_keys_though_one_node_hangs(
     registry.search()
     assert registry.topics == sorted(topics)
     assert store.drive(store.topics()) == sorted(topics)
-    store.close()
-
-
-@pytest.mark.parametrize("hung", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_split_topics_of_a_healthy_node_are_looked_after_though_another_hangs(
-    two_nodes: list[str], hung: int
-) -> None:
-    store = store_on(two_nodes, without=hung)
-    split = {node: "t" + named_on(node, "t%d") for node in (0, 1)}
-    plain = "u" + named_on(1 - hung, "u%d")
-    for topic in split.values():
+    for topic in topics:
         store.call(Configure(topic, {"shards": "2"}))
         store.drive(spread(store, Topic(topic)))
+    names = [Shard(name) for name in sorted([*topics, "u" + named_on(1 - hung, "u%d")])]
     sharder = Sharder(store)
-    names = sorted([*split.values(), plain])
     with hanging(two_nodes[hung]):
-        assert sharder.pick(list(map(Shard, names))) == sorted(split.values())
+        assert sharder.pick(names) == sorted(topics)
         with pytest.raises(ServerUnavailable):
-            sharder.step(Topic(split[hung]))
-    assert sharder.pick(list(map(Shard, names))) == sorted(split.values())
+            sharder.step(Topic(topics[hung]))
+    assert sharder.pick(names) == sorted(topics)
     store.close()

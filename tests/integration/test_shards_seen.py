@@ -51,7 +51,7 @@ def listed(split: Split, state: LiveState, limit: int = 7) -> list[Row]:
     rows: list[Row] = []
     cursor: str | None = None
     while True:
-        page = split.store.drive(
+        page = split.drive(
             messages.list_messages(split.store, "orders", state, cursor=cursor, limit=limit)
         )
         rows += page.rows
@@ -87,7 +87,7 @@ def test_lists_are_merged_page_by_page(split: Split) -> None:
         rows = listed(split, state)
         assert sorted(row.id for row in rows) == sorted(f"m{n}" for n in range(N))
         take_all(split, to_garbage=False)
-    held = split.store.drive(roles.held(split.store, "orders", "c1", limit=50))
+    held = split.drive(roles.held(split.store, "orders", "c1", limit=50))
     assert len(held) == 50
 
 
@@ -95,14 +95,14 @@ def test_equal_entry_ids_in_two_shards_are_both_listed(split: Split) -> None:
     """Shards number their entries independently: a page may end between equal ids."""
     with Producer(split.url) as producer:
         producer.cancel_many("orders", [f"m{n}" for n in range(N)])
-    split.store.ask("SCRIPT", "FLUSH")
+    split.ask("SCRIPT", "FLUSH")
     for shard in split.layout.current(ORDERS):
         keys = split.keys(shard)
         for i in range(3):
             one = f"{shard}-{i}"
-            split.store.ask("SET", keys.body(one), b"x" * 20)
-            split.store.ask("XADD", keys.group("lisa").ready, f"5-{i}", "id", one, "due", 5)
-            split.store.ask("HSET", keys.group("lisa").entries, one, f"5-{i}")
+            split.ask("SET", keys.body(one), b"x" * 20)
+            split.ask("XADD", keys.group("lisa").ready, f"5-{i}", "id", one, "due", 5)
+            split.ask("HSET", keys.group("lisa").entries, one, f"5-{i}")
     for limit in (1, 2, 4, 100):
         assert len({row.id for row in listed(split, LiveState.READY, limit)}) == 9
 
@@ -114,11 +114,9 @@ def test_garbage_is_one_heap(split: Split) -> None:
     assert store.drive(garbage.matching(store, all_of_it)) == N
     rows = listed(split, LiveState.GARBAGE)
     assert len({row.id for row in rows}) == N
-    some = [row.id for row in rows[:10]]
-    assert store.drive(garbage.requeue(store, "orders", "lisa", [*some, "nobody"])) == [
-        *[True] * 10,
-        False,
-    ]
+    ids = [*(row.id for row in rows[:10]), "nobody"]
+    requeued = store.drive(garbage.requeue(store, "orders", "lisa", ids))
+    assert requeued == [*[True] * 10, False]
     assert store.drive(garbage.act(store, all_of_it, garbage.purge)) == N - 10
     assert store.drive(garbage.matching(store, all_of_it)) == 0
 
@@ -135,13 +133,10 @@ def test_counts_are_sums(split: Split) -> None:
     now_ms = store.drive(store.server_time_ms())
     (ahead,) = store.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
-    assert (
-        store.drive(history.history(store, "orders", history.HistorySpan.HOUR, now_ms=now_ms)) == []
-    )
-    assert (
-        sum(one.messages for one in store.drive(forecast.bands(store, "orders", now_ms=now_ms)))
-        == 0
-    )
+    span = history.HistorySpan.HOUR
+    assert store.drive(history.history(store, "orders", span, now_ms=now_ms)) == []
+    bands = store.drive(forecast.bands(store, "orders", now_ms=now_ms))
+    assert sum(band.messages for band in bands) == 0
     numbers = store.drive(metrics.read(store))
     assert numbers["lisa_topic_messages"]["orders", "lisa", "ready"] == N
     assert numbers["lisa_topic_sent_total"] == {("orders",): N}
@@ -166,21 +161,19 @@ def test_a_consumer_is_shown_once(split: Split) -> None:
         assert message.id
         time.sleep(0.001)
 
+    def shown() -> list[tuple[str, str, int]]:
+        records = [found.record for found in split.drive(roles.consumers(split.store))]
+        consumers = [one for one in records if isinstance(one, ConsumerPresence)]
+        return [(one.topic, one.group, one.handled) for one in consumers]
+
     consumer = Consumer(split.url, name="worker")
     consumer.on("orders", handle)
     store = split.store
     with Manager(split.url), consumer:
-        wait_until(lambda: [topic for topic, _, _ in shown(split)] == ["orders"])
+        wait_until(lambda: [topic for topic, _, _ in shown()] == ["orders"])
         make_ready(split)
         wait_until(lambda: store.drive(topics.counts(store, ["orders"]))[0].total("acked") == N)
-        wait_until(lambda: shown(split) == [("orders", "lisa", N)])
+        wait_until(lambda: shown() == [("orders", "lisa", N)])
         numbers = store.drive(metrics.read(store))
         assert numbers["lisa_topic_consumers_alive"] == {("orders", "lisa"): 1}
         assert consumer.numbers()["lisa_consumer_handled_total"]["orders", "lisa", "ok"] == N
-
-
-def shown(split: Split) -> list[tuple[str, str, int]]:
-    records = [one.record for one in split.store.drive(roles.consumers(split.store))]
-    return [
-        (one.topic, one.group, one.handled) for one in records if isinstance(one, ConsumerPresence)
-    ]
