@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 
@@ -20,7 +19,7 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.manager import engine
 from lisa.manager.pruner import Pruner
-from tests.servers import connect, open_store, wait_until
+from tests.servers import connect, wait_until
 
 KEYS = Keys().topic("orders")
 
@@ -34,10 +33,8 @@ def events(url: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def store(redis_url: str) -> Iterator[SyncStore]:
-    store = open_store(redis_url)
-    yield store
-    store.close()
+def server(redis_url: str) -> str:
+    return redis_url
 
 
 def test_a_story_names_the_actors(redis_url: str) -> None:
@@ -111,7 +108,6 @@ def test_the_manager_keeps_a_journal_within_its_bound(
         client.hset(KEYS.options, mapping={"journal": "1", "journal_max": "1000"})
         fill(store, 5_000)
         assert Pruner(store).pick([Shard("orders"), Shard("other")]) == ["orders"]
-        store.drive(store.register(["orders"]))
         with Manager(redis_url):
             wait_until(lambda: client.xlen(KEYS.events) <= 1100)
             wait_until(lambda: "unarchived events" in caplog.text)

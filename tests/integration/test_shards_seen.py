@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
-from lisa import Consumer, Manager, Producer
-from lisa.admin import forecast, garbage, groups, history, live, messages, roles, topics
+from lisa import Consumer, Manager, Producer, message_acked
+from lisa.admin import forecast, garbage, history, live, messages, roles, topics
 from lisa.admin.fsck import check
 from lisa.admin.messages import LiveState, Row
 from lisa.core.metrics import topics as metrics
@@ -27,35 +25,30 @@ N = 60
 
 
 @pytest.fixture
-def split(redis_url: str) -> Iterator[Split]:
+def split(split_here: Split) -> Split:
     """Sixty messages: a third in each of two older layouts and the present one."""
-    made = Split(redis_url)
-    made.store.drive(groups.add(made.store, "orders", "lisa"))
-    with Producer(redis_url) as producer:
+    split_here.add_group()
+    with Producer(split_here.url) as producer:
         for third, shards in enumerate((1, 4, 3)):
             if third:
-                made.into(shards)
-            producer.send_many(
-                "orders",
-                [
-                    Outgoing(1, id=f"m{n}", delay=HOUR + timedelta(seconds=n))
-                    for n in range(third, N, 3)
-                ],
-            )
-        yield made
-    made.store.close()
+                split_here.into(shards)
+            messages = [
+                Outgoing(1, id=f"m{n}", delay=HOUR + timedelta(seconds=n))
+                for n in range(third, N, 3)
+            ]
+            producer.send_many("orders", messages)
+    return split_here
 
 
 def listed(split: Split, state: LiveState, limit: int = 7) -> list[Row]:
     """All rows of a state, read page by page."""
-    rows: list[Row] = []
-    cursor: str | None = None
+    rows, cursor = list[Row](), None
     while True:
         page = split.drive(
             messages.list_messages(split.store, "orders", state, cursor=cursor, limit=limit)
         )
-        rows += page.rows
         assert len(page.rows) <= limit
+        rows += page.rows
         if page.cursor is None:
             return rows
         cursor = page.cursor
@@ -72,10 +65,9 @@ def make_ready(split: Split) -> None:
 def take_all(split: Split, *, to_garbage: bool) -> None:
     for shard in split.layout.active(ORDERS):
         taken = split.store.call(Pull(shard, "lisa", "c1", 100)).entries
-        if to_garbage and taken:
-            split.store.call(
-                Fail(shard, "lisa", [Failure(e.id, e.entry, "no", "discard") for e in taken])
-            )
+        failures = [Failure(entry.id, entry.entry, "no", "discard") for entry in taken]
+        if to_garbage and failures:
+            split.store.call(Fail(shard, "lisa", failures))
 
 
 def test_lists_are_merged_page_by_page(split: Split) -> None:
@@ -111,55 +103,55 @@ def test_garbage_is_one_heap(split: Split) -> None:
     make_ready(split)
     take_all(split, to_garbage=True)
     store, all_of_it = split.store, garbage.GarbageSelection(topic="orders")
-    assert store.drive(garbage.matching(store, all_of_it)) == N
+    assert split.drive(garbage.matching(store, all_of_it)) == N
     rows = listed(split, LiveState.GARBAGE)
     assert len({row.id for row in rows}) == N
     ids = [*(row.id for row in rows[:10]), "nobody"]
-    requeued = store.drive(garbage.requeue(store, "orders", "lisa", ids))
+    requeued = split.drive(garbage.requeue(store, "orders", "lisa", ids))
     assert requeued == [*[True] * 10, False]
-    assert store.drive(garbage.act(store, all_of_it, garbage.purge)) == N - 10
-    assert store.drive(garbage.matching(store, all_of_it)) == 0
+    assert split.drive(garbage.act(store, all_of_it, garbage.purge)) == N - 10
+    assert split.drive(garbage.matching(store, all_of_it)) == 0
 
 
 def test_counts_are_sums(split: Split) -> None:
     store = split.store
-    before = store.drive(live.look(store))
+    before = split.drive(live.look(store))
     assert list(before.topics) == ["orders"]
     found = before.topics["orders"]
     assert (found.waiting, found.total("sent")) == (N, N)
     make_ready(split)
-    (found,) = store.drive(topics.counts(store, ["orders"]))
+    (found,) = split.drive(topics.counts(store, ["orders"]))
     assert (found.waiting, [one.ready for one in found.groups]) == (0, [N])
-    now_ms = store.drive(store.server_time_ms())
-    (ahead,) = store.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
+    now_ms = split.drive(store.server_time_ms())
+    (ahead,) = split.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
     span = history.HistorySpan.HOUR
-    assert store.drive(history.history(store, "orders", span, now_ms=now_ms)) == []
-    bands = store.drive(forecast.bands(store, "orders", now_ms=now_ms))
+    assert split.drive(history.history(store, "orders", span, now_ms=now_ms)) == []
+    bands = split.drive(forecast.bands(store, "orders", now_ms=now_ms))
     assert sum(band.messages for band in bands) == 0
-    numbers = store.drive(metrics.read(store))
+    numbers = split.drive(metrics.read(store))
     assert numbers["lisa_topic_messages"]["orders", "lisa", "ready"] == N
     assert numbers["lisa_topic_sent_total"] == {("orders",): N}
     assert numbers["lisa_topics"] == {(): 1}
 
 
 def test_fsck_looks_at_every_shard_and_names_the_topic(split: Split) -> None:
-    store = split.store
-    assert store.drive(check(store)).topics == ["orders"]
+    assert split.drive(check(split.store)).topics == ["orders"]
     shard = split.layout.current(ORDERS)[1]
-    store.ask("ZADD", split.keys(shard).waiting, 5, "ghost")
-    for named in ((), ("orders",)):
-        (finding,) = store.drive(check(store, named)).findings
+    split.ask("ZADD", split.keys(shard).waiting, 5, "ghost")
+    for report in (split.check(), split.drive(check(split.store))):
+        (finding,) = report.findings
         assert (finding.topic, finding.id) == ("orders", "ghost")
         assert shard in finding.what
-    assert store.drive(check(store, repair=True)).ok
-    assert store.drive(check(store)).findings == []
+    assert split.check(repair=True).ok
+    assert split.check().findings == []
 
 
 def test_a_consumer_is_shown_once(split: Split) -> None:
-    def handle(message: Message) -> None:
-        assert message.id
-        time.sleep(0.001)
+    acked = set[str]()
+
+    def hear(topic: str, *, message: Message) -> None:
+        acked.update([topic, message.topic])
 
     def shown() -> list[tuple[str, str, int]]:
         records = [found.record for found in split.drive(roles.consumers(split.store))]
@@ -167,13 +159,15 @@ def test_a_consumer_is_shown_once(split: Split) -> None:
         return [(one.topic, one.group, one.handled) for one in consumers]
 
     consumer = Consumer(split.url, name="worker")
-    consumer.on("orders", handle)
+    consumer.on("orders", lambda _: None)
+    message_acked.connect(hear, sender="orders")
     store = split.store
     with Manager(split.url), consumer:
         wait_until(lambda: [topic for topic, _, _ in shown()] == ["orders"])
         make_ready(split)
-        wait_until(lambda: store.drive(topics.counts(store, ["orders"]))[0].total("acked") == N)
+        wait_until(lambda: split.drive(topics.counts(store, ["orders"]))[0].total("acked") == N)
         wait_until(lambda: shown() == [("orders", "lisa", N)])
-        numbers = store.drive(metrics.read(store))
+        numbers = split.drive(metrics.read(store))
         assert numbers["lisa_topic_consumers_alive"] == {("orders", "lisa"): 1}
         assert consumer.numbers()["lisa_consumer_handled_total"]["orders", "lisa", "ok"] == N
+    assert acked == {"orders"}
