@@ -8,19 +8,16 @@ unchanged, as they are when a machine's clock is set.
 from __future__ import annotations
 
 import mmap
-import shlex
 import shutil
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
 from lisa.embedded import EmbeddedServer
-from lisa.embedded.server import binary as valkey
 from tests.servers import connect, wait_until
 
 SOURCE = Path(__file__).with_name("clock_offset.c")
@@ -44,14 +41,8 @@ class ShiftedServer(EmbeddedServer):
     program: a server other than the embedded Valkey.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        program: Path | None = None,
-        appendonly: bool = False,
-        extra: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, directory: Path, *, program: Path | None = None) -> None:
+        super().__init__(directory=directory / "data", binary=program)
         directory.mkdir(parents=True, exist_ok=True)
         library, offset = directory / "clock_offset.so", directory / "clock-offset"
         subprocess.run(
@@ -60,18 +51,7 @@ class ShiftedServer(EmbeddedServer):
         offset.write_bytes(struct.pack("=q", 0))
         with offset.open("r+b") as file:
             self._offset = mmap.mmap(file.fileno(), 8)
-        start = directory / "start-server"
-        start.write_text(
-            "#!/bin/sh\n"
-            f"export CLOCK_OFFSET_FILE={shlex.quote(str(offset))}\n"
-            f"export LD_PRELOAD={shlex.quote(str(library))}\n"
-            f'exec {shlex.quote(str(program or valkey()))} "$@"\n',
-            encoding="utf-8",
-        )
-        start.chmod(0o755)
-        super().__init__(
-            directory=directory / "data", appendonly=appendonly, extra=extra, binary=start
-        )
+        self._env |= {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(offset)}
 
     @property
     def shift_ns(self) -> int:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from lisa.core.model.sharding import Shard
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.core.transitions.pull import Pull
 from lisa.manager.pruner import Pruner
-from lisa.manager.reclaimer import CLOSEST_S, POLL_S
 from lisa.manager.server_clock import STEP_S
 from tests.roles import Cast, Services
 from tests.servers import redis_server, wait_until
@@ -28,59 +26,45 @@ from tests.shifted_server import ShiftedServer, missing
 HOUR = timedelta(hours=1)
 ACK_S = 1.5
 OWN_MS = 3_000
-PROBE_INTERVAL_S = 1.0
-SEEN_S = PROBE_INTERVAL_S + POLL_S
-"""A step is seen by the next pulse; the next glance knows new instants at the latest."""
-BUSY_S = 60.0  # allowance for a busy machine; what is lost comes back an hour later
 
 
 @pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])
 def shifted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShiftedServer]:
-    if reason := missing():
-        pytest.skip(reason)
     program = redis_server() if request.param == "redis" else None
+    reason = missing()
     if request.param == "redis" and program is None:
-        pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
+        reason = "redis-server is not on PATH (Debian: apt-get install redis-server)"
+    if reason:
+        pytest.skip(reason)
     with ShiftedServer(tmp_path / "server", program=program) as server:
         yield server
 
 
 @pytest.fixture
-def cast(shifted: ShiftedServer) -> Iterator[Cast]:
-    cast = Cast(shifted.url).declare(ack_timeout=f"{ACK_S * 1e3:.0f}", retry_delays="3600000")
-    cast.store.drive(cast.store.register(["orders"]))
-    yield cast
-    cast.store.close()
+def server(shifted: ShiftedServer) -> str:
+    return shifted.url
 
 
 @pytest.fixture
-def kit(cast: Cast) -> Services:
-    return Services(cast)
+def cast(cast: Cast) -> Cast:
+    """What is lost comes back an hour later, so no test sees it by chance."""
+    cast.configure(ack_timeout=f"{ACK_S * 1e3:.0f}", retry_delays="3600000")
+    cast.drive(cast.store.register(["orders"]))
+    return cast
 
 
 @pytest.fixture
 def managers(cast: Cast) -> Iterator[list[Manager]]:
     """Two managers: each effect of a clock step must happen once."""
-    with ExitStack() as stack:
-        made = [stack.enter_context(Manager(cast.store.connection.address.url)) for _ in range(2)]
-        wait_until(lambda: all(_knows_orders(manager) for manager in made))
-        yield made
+    with Manager(cast.url) as first, Manager(cast.url) as second:
+        for manager in (first, second):
+            wait_until(lambda manager=manager: "orders" in str(manager.health()["topics"]))  # type: ignore[misc]
+        yield [first, second]
 
 
-def _knows_orders(manager: Manager) -> bool:
-    health = manager.health()
-    topics = health["topics"]
-    assert isinstance(topics, dict)
-    return health["status"] == "ok" and "orders" in topics
-
-
-def reclaimed(cast: Cast) -> int:
-    return cast.stats().get("reclaimed@g", 0)
-
-
-def pull(cast: Cast, own_ms: int | None = None, most: int = 1) -> None:
-    """Pull ready messages as a consumer that then dies."""
-    cast.store.call(Pull("orders", "g", "dead", most, own_ms))
+def pull(cast: Cast, own_ms: int | None = None) -> None:
+    """Pull a ready message as a consumer that then dies."""
+    cast.store.call(Pull("orders", "g", "dead", 1, own_ms))
 
 
 class TestReclaimer:
@@ -91,12 +75,7 @@ class TestReclaimer:
         pull(cast)
         shifted.step(-HOUR)
         late = Services(cast)
-        late.reclaimer.step(["orders"])
-        began = time.monotonic()
-        while cast.state(sent) != "retry":
-            assert time.monotonic() < began + ACK_S + 2 * CLOSEST_S + BUSY_S
-            late.reclaimer.step(["orders"])
-            time.sleep(0.02)
+        wait_until(lambda: late.reclaimer.step(["orders"]) and cast.state(sent) == "retry")
         assert late.clock.steps == ()
 
     def test_a_server_that_hangs_is_taken_for_a_step_for_one_look_at_most(
@@ -123,7 +102,7 @@ class TestManager:
         pulling = time.monotonic()
         pull(cast, OWN_MS)
         consumer, may_end = Consumer(shifted.url, concurrency=2), threading.Event()
-        running, handled = [], []
+        running, handled = list[str](), list[str]()
 
         @consumer.on("orders")
         def handle(message: Message) -> None:
@@ -137,19 +116,16 @@ class TestManager:
             wait_until(lambda: slow in running)
             shifted.step(by)
             stepped = time.monotonic()
-            wait_until(
-                lambda: cast.states([dead, own]) == ["retry", "retry"],
-                timeout=timedelta(seconds=ACK_S + OWN_MS / 1e3 + SEEN_S + 2 * CLOSEST_S + BUSY_S),
-            )
+            wait_until(lambda: cast.states([dead, own]) == ["retry", "retry"])
             assert time.monotonic() - pulling >= OWN_MS / 1e3 - STEP_S
             assert cast.state(slow) == "in_flight"
             quick = cast.send("quick")
-            wait_until(lambda: quick in handled, timeout=timedelta(seconds=SEEN_S + BUSY_S))
+            wait_until(lambda: quick in handled)
             wait_until(lambda: time.monotonic() > stepped + 2 * ACK_S)
             may_end.set()
             wait_until(lambda: cast.state(slow) == "acked")
         assert running.count(slow) == 1
-        assert reclaimed(cast) == 2
+        assert cast.stats()["reclaimed@g"] == 2
         assert all(manager.health()["status"] == "ok" for manager in managers)
 
     def test_due_times_follow_the_clock(
@@ -157,14 +133,12 @@ class TestManager:
     ) -> None:
         later = cast.send(delay_ms=3_600_000)
         shifted.step(HOUR)
-        wait_until(lambda: cast.state(later) == "ready", timeout=timedelta(seconds=SEEN_S + BUSY_S))
+        wait_until(lambda: cast.state(later) == "ready")
         soon = cast.send(delay_ms=1_500)
         due_s = shifted.now() + 1.5
-        back = timedelta(seconds=3)
-        shifted.step(-back)
+        shifted.step(timedelta(seconds=-3))
         wait_until(lambda: cast.state(soon) == "ready")
-        now = shifted.now()
-        assert due_s - 0.05 <= now <= due_s + BUSY_S
+        assert shifted.now() >= due_s - 0.05
         assert managers
 
 
@@ -193,8 +167,8 @@ class TestSweeper:
             shifted.step(HOUR)
             kit.sweeper.step("orders")
             second = cast.send()
-            wait_until(lambda: second in handled, timeout=timedelta(seconds=BUSY_S))
-            wait_until(lambda: cast.store.ask("HLEN", cast.keys.consumers) == 1)
+            wait_until(lambda: second in handled)
+            wait_until(lambda: cast.ask("HLEN", cast.keys.consumers) == 1)
 
 
 def test_a_step_forward_prunes_no_event_that_a_nightly_archive_has_not_read(
@@ -202,16 +176,16 @@ def test_a_step_forward_prunes_no_event_that_a_nightly_archive_has_not_read(
 ) -> None:
     pruner, events = Pruner(cast.store, kit.clock), cast.keys.events
     for number in range(1, 301):
-        cast.store.ask("XADD", events, f"1-{number}", "n", number)
+        cast.ask("XADD", events, f"1-{number}", "n", number)
     cast.configure(journal_max="100")
 
     def report(at_ms: int) -> None:
-        cast.store.ask("HSET", cast.keys.archived, "nightly", f"1-1 1 {at_ms}")
+        cast.ask("HSET", cast.keys.archived, "nightly", f"1-1 1 {at_ms}")
 
     report(cast.now_ms())
     shifted.step(timedelta(days=3))
     pruner.step(Shard("orders"))
-    assert cast.store.ask("XLEN", events) == 300
+    assert cast.ask("XLEN", events) == 300
     report(cast.now_ms() - ARCHIVE_HOLDS_MS - duration_ms(timedelta(days=4)))
     pruner.step(Shard("orders"))
-    assert cast.store.ask("XLEN", events) < 300, "an archive that has stopped keeps no events"
+    assert cast.ask("XLEN", events) < 300, "an archive that has stopped keeps no events"
