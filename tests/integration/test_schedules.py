@@ -33,9 +33,8 @@ from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData
-from lisa.testing import ClockedServer, LisaTestKit
 from tests.roles import Cast
-from tests.servers import no_clock, wait_until
+from tests.servers import wait_until
 from tests.shards import Split
 
 pytestmark = pytest.mark.timeout(120)
@@ -374,16 +373,6 @@ def test_pending_occurrences_move_when_the_time_zone_data_changes(
     assert right in ids_waiting(cast)
 
 
-def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer) -> None:
-    """No manager runs, so the tick is still to be handled when the definition changes."""
-    producer.schedule("s", topic=TOPIC, body=1, every="1s")
-    tick = schedule_of(producer, "s").next_ms or 0
-    wait_until(lambda: cast.now_ms() > tick)
-    producer.schedule("s", topic=TOPIC, body=2, every="1h")
-    assert message_of(producer, f"s@{tick}").body == 1
-    assert schedule_of(producer, "s").next_ms == tick - 1000 + 3_600_000
-
-
 def test_a_full_topic_and_unreadable_schedules_cost_no_occurrence(
     cast: Cast, producer: Producer
 ) -> None:
@@ -409,35 +398,6 @@ def test_an_unreadable_schedule_can_be_removed(cast: Cast, producer: Producer) -
         assert producer.remove_schedule(TOPIC, "bad")
         assert cast.ask("EXISTS", cast.keys.schedules, cast.keys.ticks) == 0
         assert not producer.remove_schedule(TOPIC, "bad")
-
-
-ZONES = {
-    "Europe/Berlin": ["2026-03-29"],
-    "America/New_York": ["2026-03-08"],
-    "Australia/Lord_Howe": [],  # its clock is set back
-}
-"""Each with the days without half past two."""
-
-
-def test_days_around_changes_of_the_clock() -> None:
-    if reason := no_clock():
-        pytest.skip(reason)
-    handled: list[tuple[str, datetime]] = []
-    with ClockedServer() as server, LisaTestKit(server) as kit:
-        kit.travel_to(datetime(2026, 3, 1, tzinfo=UTC))
-        consumer = Consumer(kit.url)
-        consumer.on(TOPIC)(lambda message: handled.append((message.id, kit.now)))
-        kit.attach(consumer)
-        for zone in ZONES:
-            kit.producer.schedule(zone, topic=TOPIC, body=1, cron="30 2 * * *", tz=zone)
-        kit.travel_to(datetime(2026, 4, 10, tzinfo=UTC))
-    for message_id, at in handled:
-        assert at == ms_datetime(int(message_id.rpartition("@")[2]))
-    for zone, expected in ZONES.items():
-        days = [at.astimezone(ZoneInfo(zone)) for one, at in handled if one.startswith(zone)]
-        odd = [day for day in days if (day.hour, day.minute) != (2, 30)]
-        assert len({day.date() for day in days}) == len(days) == 40
-        assert [str(day.date()) for day in odd] == expected
 
 
 def declare_in_file(registry: Registry, bodies: Mapping[str, object]) -> None:

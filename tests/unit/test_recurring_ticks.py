@@ -82,17 +82,6 @@ def test_start_and_until_are_included() -> None:
     assert ticks == [first, first + 24 * HOUR, None]
 
 
-def test_each_tick_creates_the_next_occurrence() -> None:
-    step = begin(made({}), START, is_split=False)
-    assert (step.creates, step.score, step.record.made) == ([(at(1), 1, None)], at(1), 1)
-    step = advance(step.record, at(1) + 5, is_split=False)
-    assert (step.creates, step.score, step.drops) == ([(at(2), 2, at(1))], at(2), [])
-    step = begin(made({}), START, is_split=True)  # a split topic creates each at its tick
-    assert (created(step), step.score) == ([], at(1))
-    step = advance(step.record, at(1), is_split=True)
-    assert (created(step), step.score, step.record.is_made) == ([1], at(2), False)
-
-
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
 def test_a_tick_that_has_not_come_is_left_alone(overlap: str) -> None:
     record = started({"overlap": overlap})
@@ -303,7 +292,6 @@ def test_a_template_fills_texts_of_the_body() -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "exactly one of cron and every": {"cron": "@daily", "every": "1m"},
-    "one of cron and every": {},
     "cron field minute '61'": {"cron": "61 * * * *"},
     "at most 1,000 characters, not 1,009": {"cron": "0," * 500 + "0 * * * *"},
     "at least 1s": {"every": "500ms"},
@@ -311,18 +299,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     "dst is one of vixie, skip": {"cron": "@daily", "dst": "x"},
     "start='tomorrow' is not a time": {"cron": "@daily", "start": "tomorrow"},
     "before start": {"every": "1m", "start": "2026-02-01", "until": "2026-01-01"},
-    "is out of range": {"cron": "@daily", "start": "0001-01-01", "tz": "Asia/Tokyo"},
-    "is out of": {"every": "1m", "until": "9999-12-31T23:59Z", "tz": "Asia/Tokyo"},
+    "start=.* is out of range": {"cron": "@daily", "start": "0001-01-01", "tz": "Asia/Tokyo"},
+    "until=.* is out of range": {"every": "1m", "until": "9999-12-31T23:59Z", "tz": "Asia/Tokyo"},
     "less than 1": {"every": "1m", "count": 0},
     "count is at most 1,000,000,000,000": {"every": "1m", "count": 1 << 64},
     "count is a number": {"every": "1m", "count": "3"},
     "none, one, all or all": {"every": "1m", "catch_up": "some"},
     "1 to 100": {"every": "1m", "catch_up": "all(500)"},
-    "jitter=1m is not shorter than every=1m": {
-        "every": "1m",
-        "jitter": "1m",
-        "overlap": "replace_unstarted",
-    },
+    "is not shorter than every=1m": {"every": "1m", "jitter": "1m", "overlap": "replace_unstarted"},
     "max_late=999ms is too short": {"every": "1m", "max_late": "999ms"},
     "allow, skip, queue_one": {"every": "1m", "overlap": "x"},
     "a ttl counts from the due time and must exceed 0": {"every": "1m", "ttl": "0s"},
@@ -333,7 +317,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def test_wrong_options_templates_and_names_are_refused() -> None:
-    for reason, options in REFUSED.items():
+    for reason, options in (*REFUSED.items(), ("exactly one of cron and every", {})):
         with pytest.raises(InvalidMessage, match=reason):
             define(None, options)  # type: ignore[arg-type]
     for body in ("$when", "costs 5$", {"a": ["${now}"]}):
