@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 import threading
@@ -10,13 +9,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import httpx
 from click.testing import CliRunner
 
-from lisa import AsyncProducer, Consumer, Manager, Message, Outgoing, Producer
+from lisa import Consumer, Manager, Message, Outgoing, Producer
 from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.envelope import encode_envelope
@@ -93,13 +91,6 @@ def produce(stage: Stage) -> None:
     stage.admin.zrem(g.keys.waiting, "lost")
     with stage.watched(), Producer(stage.url) as producer:
         producer.cancel("orders", "lost")
-
-    async def gathered() -> None:
-        async with AsyncProducer(stage.url) as producer:
-            await asyncio.gather(*(producer.send("orders", i, delay=MINUTE) for i in range(5)))
-
-    with stage.watched():
-        asyncio.run(gathered())
 
 
 def found(producer: Producer, message_id: str) -> str | None:
@@ -338,29 +329,46 @@ lisa-delay-queue:
 """
 
 
+SEND = """
+POST /v1/topics/orders/messages {"body": 1, "id": "a", "delay_ms": 60000}
+POST /v1/topics/orders/messages:batch {"messages": [{"body": 1, "id": "b"}, {"body": 2}]}
+POST /v1/topics/limited/messages {"body": 1, "delay_ms": 60000}
+GET /v1/topics/orders/messages/a /v1/topics/orders/messages/m0 /v1/topics/orders/messages/later
+PATCH /v1/topics/orders/messages/a {"delay_ms": 90000}
+POST /v1/topics/orders/messages/a/fire {}
+DELETE /v1/topics/orders/messages/a
+POST /v1/topics/orders/messages {"body": 1, "id": "a", "on_duplicate": "replace"}
+"""
+OPERATE = """
+GET /v1/topics/orders/garbage?group=g&reason=no
+POST /v1/topics/orders/garbage:requeue {"group": "g", "ids": ["m1"]}
+POST /v1/topics/orders/garbage:purge {"group": "g", "all": true}
+POST /v1/topics/orders/garbage:purge {"group": "h", "all": true}
+GET /v1/topics/orders /v1/topics/orders/options /v1/topics/orders/groups
+GET /v1/topics /v1/consumers /v1/managers /metrics /healthz
+PATCH /v1/topics/orders/options {"retention": "5m"}
+POST /v1/topics/orders/pause {}
+POST /v1/topics/orders/resume {}
+GET / /consumers /managers /topics/orders /topics/orders?ahead=minutes /topics/orders/messages
+GET /topics/orders/garbage /topics/orders/garbage?group=h&reason=no&kind=no
+GET /topics/orders/messages/m4 /search?q=m4 /search?q=m&in=id /search?q=m&in=text
+DELETE /v1/topics/orders/groups/h
+PUT /v1/topics/orders/schedules/daily {"body": 1, "cron": "@daily"}
+GET /v1/topics/orders/schedules /v1/topics/orders/schedules/daily
+GET /v1/topics/orders/schedules/daily/next /topics/orders/schedules
+GET /topics/orders/schedule?name=daily /topics/orders/schedule/edit?name=daily
+POST /v1/topics/orders/schedules/daily/pause {}
+POST /v1/topics/orders/schedules/daily/resume {}
+POST /v1/topics/orders/schedules/daily/run {}
+POST /v1/topics/orders/schedules/daily/backfill {"from_ms": 1760000000000, "to_ms": 1760086400000}
+DELETE /v1/topics/orders/schedules/daily
+POST /v1/topics/passing/messages {"body": 1, "delay_ms": 60000}
+DELETE /v1/topics/passing?confirm=passing
+"""
+"""Requests that succeed: each line has a method and paths, or one path and a body."""
+
 ORDERS = "/v1/topics/orders"
 POLL = "/v1/topics/poll"
-WELL = (200, 201, 202, 204, 303)
-
-
-class Caller:
-    """Calls a gateway and accepts only successful responses."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.url = gateway.url
-        self.client = gateway.client
-
-    def ask(self, method: str, path: str, *, ok: tuple[int, ...] = WELL, **more: Any) -> Any:
-        answer = self.client.request(method, path, **more)
-        assert answer.status_code in ok, (method, path, answer.status_code, answer.text)
-        return answer
-
-    def get(self, *paths: str) -> None:
-        for path in paths:
-            self.ask("GET", path)
-
-    def post(self, path: str, body: object = None) -> Any:
-        return self.ask("POST", path, json=body or {})
 
 
 def serve(stage: Stage) -> None:
@@ -380,86 +388,59 @@ def serve(stage: Stage) -> None:
         stage.watched(),
         Gateway(stage.url, "--allow-actions", config=PUSHES, directory=Path(directory)) as gateway,
     ):
-        caller = Caller(gateway)
-        send_by_http(caller)
-        deliver_by_http(caller)
-        push_to(caller, target)
-        operate_by_http(caller)
+        request_all(gateway, SEND)
+        for state in ("waiting", "ready", "in_flight", "retry", "garbage"):
+            path = f"{ORDERS}/messages?state={state}&limit=1"
+            if cursor := request(gateway, "GET", path).json()["cursor"]:
+                request(gateway, "GET", f"{path}&cursor={cursor}")
+        deliver_by_http(gateway)
+        push_to(gateway, target)
+        request_all(gateway, OPERATE)
+        with gateway.client.stream("GET", f"{ORDERS}/events") as stream:
+            next(stream.iter_lines())
 
 
-def send_by_http(caller: Caller) -> None:
-    """Send, inspect, cancel."""
-    later = {"body": 1, "id": "a", "delay_ms": 60_000}
-    caller.post(f"{ORDERS}/messages", later)
-    caller.post(f"{ORDERS}/messages:batch", {"messages": [{"body": 1, "id": "b"}, {"body": 2}]})
-    caller.post("/v1/topics/limited/messages", {"body": 1, "delay_ms": 60_000})
-    caller.get(*(f"{ORDERS}/messages/{one}" for one in ("a", "m0", "later")))
-    for state in ("waiting", "ready", "in_flight", "retry", "garbage"):
-        path = f"{ORDERS}/messages?state={state}&limit=1"
-        if cursor := caller.ask("GET", path).json()["cursor"]:
-            caller.get(f"{path}&cursor={cursor}")
-    caller.ask("PATCH", f"{ORDERS}/messages/a", json={"delay_ms": 90_000})
-    caller.post(f"{ORDERS}/messages/a/fire")
-    caller.ask("DELETE", f"{ORDERS}/messages/a")
-    caller.post(f"{ORDERS}/messages", later | {"on_duplicate": "replace"})
+def request(gateway: Gateway, method: str, path: str, body: object = None) -> httpx.Response:
+    answer = gateway.client.request(method, path, json=body)
+    assert answer.status_code < 400, (method, path, answer.status_code, answer.text)
+    return answer
 
 
-def deliver_by_http(caller: Caller) -> None:
+def request_all(gateway: Gateway, requests: str) -> None:
+    for line in requests.strip().splitlines():
+        method, path, *more = line.split(maxsplit=2)
+        if method == "GET":
+            for each in (path, *" ".join(more).split()):
+                request(gateway, "GET", each)
+        else:
+            request(gateway, method, path, json.loads(more[0]) if more else None)
+
+
+def deliver_by_http(gateway: Gateway) -> None:
     """Pull, settle, wait for a message."""
     wanted = {"max": 5, "group": "g", "wait_ms": 100, "ack_timeout_ms": 30_000}
-    taken = caller.post(f"{ORDERS}/pull", wanted).json()["deliveries"]
+    taken = request(gateway, "POST", f"{ORDERS}/pull", wanted).json()["deliveries"]
     for verb, one in zip(("extend", "ack", "retry", "release"), taken, strict=False):
-        caller.post(f"{ORDERS}/messages/{one['id']}/{verb}", {"receipt": one["receipt"]})
-    caller.post(f"{POLL}/groups", {"group": "g"})
+        receipt = {"receipt": one["receipt"]}
+        request(gateway, "POST", f"{ORDERS}/messages/{one['id']}/{verb}", receipt)
+    request(gateway, "POST", f"{POLL}/groups", {"group": "g"})
     wait = {"json": {"wait_ms": 20_000}, "timeout": 30}
-    poll = threading.Thread(target=httpx.post, args=(f"{caller.url}{POLL}/pull",), kwargs=wait)
+    poll = threading.Thread(target=httpx.post, args=(f"{gateway.url}{POLL}/pull",), kwargs=wait)
     poll.start()
     time.sleep(0.3)
-    caller.post(f"{POLL}/messages", {"body": 1})
+    request(gateway, "POST", f"{POLL}/messages", {"body": 1})
     poll.join()
-    caller.ask("POST", "/v1/topics/fresh/pull", json={"wait_ms": 50}, ok=(200, 204, 409))
+    answer = gateway.client.post("/v1/topics/fresh/pull", json={"wait_ms": 50})
+    assert answer.status_code in (200, 204, 409), answer.text
 
 
-def push_to(caller: Caller, target: Target) -> None:
+def push_to(gateway: Gateway, target: Target) -> None:
     """Have the gateway push messages."""
-    caller.ask("PUT", f"{POLL}/push", json={"url": target.url, "group": "g"})
-    caller.post(f"{POLL}/messages", {"body": "pushed"})
+    request(gateway, "PUT", f"{POLL}/push", {"url": target.url, "group": "g"})
+    request(gateway, "POST", f"{POLL}/messages", {"body": "pushed"})
     wait_until(lambda: target.received)
-    caller.get(f"{POLL}/push")
-    caller.ask("DELETE", f"{POLL}/push?group=g")
-
-
-def operate_by_http(caller: Caller) -> None:
-    """Operate: garbage, options, groups, the page, and metrics."""
-    caller.get(f"{ORDERS}/garbage?group=g&reason=no")
-    caller.post(f"{ORDERS}/garbage:requeue", {"group": "g", "ids": ["m1"]})
-    for group in "gh":
-        caller.post(f"{ORDERS}/garbage:purge", {"group": group, "all": True})
-    caller.get(ORDERS, f"{ORDERS}/options", f"{ORDERS}/groups")
-    caller.get("/v1/topics", "/v1/consumers", "/v1/managers", "/metrics", "/healthz")
-    caller.ask("PATCH", f"{ORDERS}/options", json={"retention": "5m"})
-    caller.post(f"{ORDERS}/pause")
-    caller.post(f"{ORDERS}/resume")
-    with caller.client.stream("GET", f"{ORDERS}/events") as stream:
-        next(stream.iter_lines())
-    page = "/topics/orders"
-    caller.get("/", "/consumers", "/managers", page, f"{page}?ahead=minutes", f"{page}/garbage")
-    caller.get(
-        f"{page}/garbage?group=h&reason=no&kind=no", "/search?q=m&in=id", "/search?q=m&in=text"
-    )
-    caller.get(f"{page}/messages", f"{page}/messages/m4", "/search?q=m4")
-    caller.ask("DELETE", f"{ORDERS}/groups/h")
-    daily = f"{ORDERS}/schedules/daily"
-    caller.ask("PUT", daily, json={"body": 1, "cron": "@daily"})
-    caller.get(f"{ORDERS}/schedules", daily, f"{daily}/next")
-    caller.get(f"{page}/schedules", f"{page}/schedule?name=daily")
-    caller.get(f"{page}/schedule/edit?name=daily")
-    for verb in ("pause", "resume", "run"):
-        caller.post(f"{daily}/{verb}")
-    caller.post(f"{daily}/backfill", {"from_ms": 1_760_000_000_000, "to_ms": 1_760_086_400_000})
-    caller.ask("DELETE", daily)
-    caller.post("/v1/topics/passing/messages", {"body": 1, "delay_ms": 60_000})
-    caller.ask("DELETE", "/v1/topics/passing?confirm=passing")
+    request(gateway, "GET", f"{POLL}/push")
+    request(gateway, "DELETE", f"{POLL}/push?group=g")
 
 
 SCENES: dict[str, Callable[[Stage], None]] = {

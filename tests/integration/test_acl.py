@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,8 @@ def server(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def stage_for(server: str) -> Iterator[Callable[[str], Stage]]:
     """A stage for a role, on each kind of server."""
-    made: list[Stage] = []
-
-    def make(role: str) -> Stage:
-        made.append(Stage(server, role))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with ExitStack() as stack:
+        yield lambda role: stack.enter_context(closing(Stage(server, role)))
 
 
 @pytest.mark.parametrize("role", SCENES)
