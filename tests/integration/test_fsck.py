@@ -24,8 +24,9 @@ from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
-from tests.servers import open_store
+from tests.servers import connect, open_store
 
 TOPIC = "orders"
 GROUP = "lisa"
@@ -291,24 +292,24 @@ def slow_commands(raw: redis.Redis) -> set[bytes]:
 
 
 @pytest.mark.full
-def test_no_step_blocks_the_server(store: SyncStore, raw: redis.Redis) -> None:
+def test_no_step_blocks_the_server(own_server: EmbeddedServer) -> None:
     """60,000 waiting messages; the limit is 2 ms per command in the server's slow log.
 
     An unbounded command is slow in every run; a busy machine delays different ones.
     """
-    envelope = encode_envelope(new_token(), "x")
+    store, envelope = open_store(own_server.url), encode_envelope(new_token(), "x")
+    store.drive(store.register([TOPIC]))
+    store.call(Declare(TOPIC, GROUP))
     for start in range(0, 60_000, 500):
         items = [Item(f"{start + i:08d}", LATER, envelope) for i in range(500)]
         store.call(enqueue(TOPIC, new_token(), items))
-    before: dict[Any, Any] = raw.config_get("slowlog-log-slower-than", "slowlog-max-len")
-    raw.config_set("slowlog-log-slower-than", SLOW_US)
-    raw.config_set("slowlog-max-len", 1000)
-    try:
+    with connect(own_server.url) as raw:
+        raw.config_set("slowlog-log-slower-than", SLOW_US)
+        raw.config_set("slowlog-max-len", 1000)
         slow_commands(raw)
         report = run(store)
+        assert (report.findings, report.bodies, report.records) == ([], 60_000, 60_000)
         slow = slow_commands(raw)
-        assert report.findings == []
-        assert report.bodies == report.records == 60_000
         for _ in range(MOST_RUNS):
             if slow:
                 run(store)
@@ -316,7 +317,4 @@ def test_no_step_blocks_the_server(store: SyncStore, raw: redis.Redis) -> None:
         assert slow == set()
         raw.zrange(store.keys.topic(TOPIC).waiting, 0, -1)
         assert slow_commands(raw), "the slow log would have told"
-    finally:
-        for name, value in before.items():
-            raw.config_set(name, value)
-        raw.flushall()
+    store.close()

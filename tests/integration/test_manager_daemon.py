@@ -94,32 +94,6 @@ class TestInThisProcess:
             limit_ms = POLL_S * 1e3 / 2  # the list of topics is read at this interval
             assert least(late_ms, limit_ms) < limit_ms
 
-    def test_a_dead_consumers_message_is_redelivered_despite_the_cron(
-        self, cast: Cast, redis_url: str
-    ) -> None:
-        options = {"ack_timeout": "500ms", "retry_delays": [timedelta(milliseconds=200)]}
-        topics = {"orders": {"group": "g", **options}}
-        with Manager(redis_url, topics=topics, process_pending=NEVER, move=NEVER):
-            cast.send()
-            time.sleep(0.3)  # meanwhile the manager has looked and found nothing in flight
-            began = time.monotonic()
-            cast.take()
-            again = cast.await_entries()
-            took = time.monotonic() - began
-        assert [entry.attempt for entry in again] == [2]
-        assert took >= 0.7
-
-    def test_a_paused_topic_rests_and_resumes_at_once(self, cast: Cast, redis_url: str) -> None:
-        mails = cast.on("mails")
-        with Manager(redis_url, topics={**ORDERS, "mails": {"group": "g"}}, move=NEVER):
-            cast.configure(paused="1")
-            sent = cast.send(delay_ms=50)
-            mails.send(delay_ms=100)
-            assert mails.await_entries()
-            assert cast.state(sent) == "waiting"
-            cast.configure(paused="0")
-            assert [entry.id for entry in cast.await_entries()] == [sent]
-
     def test_l11_groups_are_made_at_once_and_begin_with_the_first_message(
         self, cast: Cast, redis_url: str
     ) -> None:

@@ -183,21 +183,6 @@ def test_a_number_is_not_forgotten_while_a_removed_group_owes_something(
         assert list(split.layout.older) == left
 
 
-def test_shards_that_are_listed_nowhere_are_found(split: Split) -> None:
-    """The list of topics is on one node, the shards on others."""
-    split.into(4)
-    split.drive(split.store.register(["orders"]))
-    with Producer(split.url) as producer:
-        for number in range(40):
-            producer.send("orders", number, delay=HOUR)
-        split.ask("DEL", split.store.keys.topics)
-    plan = Plan.of({}, {}, default_group="lisa", schedules=Schedules())
-    registry = Registry(split.store, plan, lambda _: None)
-    registry.search()
-    assert registry.topics == split.layout.current(ORDERS)
-    assert split.drive(split.store.shards()) == registry.topics
-
-
 def test_a_consumer_of_many_shards_stops_soon_although_its_server_hangs(
     own_server: EmbeddedServer,
 ) -> None:
