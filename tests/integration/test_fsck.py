@@ -12,25 +12,19 @@ import redis
 
 from lisa import Consumer, Manager, Message, Producer, Retry
 from lisa.admin.fsck import KINDS, CheckReport, check
-from lisa.core.model.envelope import encode_envelope, fence_of, new_token
+from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.keys import GroupKeys, TopicKeys
-from lisa.core.store.store import SyncStore
-from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
+from tests.roles import Cast
 from tests.rows import Item, enqueue
-from tests.servers import connect, open_store
+from tests.servers import connect
 
 TOPIC = "orders"
-GROUP = "lisa"
-LATER = "+600000"
 SLOW_US = 2_000
 MOST_RUNS = 5
 
@@ -40,69 +34,45 @@ def server(redis_url: str) -> str:
     return redis_url
 
 
-@pytest.fixture
-def keys(store: SyncStore) -> TopicKeys:
-    return store.keys.topic(TOPIC)
-
-
-@pytest.fixture
-def own(keys: TopicKeys) -> GroupKeys:
-    return keys.group(GROUP)
-
-
-def send(store: SyncStore, *ids: str, due: str = "+0", ttl_ms: int | None = None) -> None:
-    token = new_token()
-    envelope = encode_envelope(token, {"n": 1})
-    store.call(enqueue(TOPIC, token, [Item(one, due, envelope, ttl_ms, "0") for one in ids]))
-
-
-def take(store: SyncStore, count: int = 100, group: str = GROUP) -> dict[str, str]:
-    """Entries by id, as read by a consumer."""
-    found = store.call(Pull(TOPIC, group, "c1", count)).entries
-    if found:
-        store.call(Open(TOPIC, group, found))
-    return {entry.id: entry.entry for entry in found}
-
-
-def one_of_each(store: SyncStore) -> None:
+def one_of_each(cast: Cast) -> None:
     """A message in every state: waiting, ready, in flight, retry, garbage."""
-    store.call(Declare(TOPIC, GROUP))
-    send(store, "dead", "retrying", "held")
-    held = take(store)
-    dead = Failure("dead", held["dead"], "boom", "discard")
-    store.call(Fail(TOPIC, GROUP, [dead, Failure("retrying", held["retrying"], "boom", 600_000)]))
-    send(store, "ready", ttl_ms=600_000)
-    send(store, "waiting", due=LATER, ttl_ms=600_000)
+    for message_id in ("dead", "retrying", "held"):
+        cast.send(message_id=message_id, policy="0")
+    dead, retrying, _ = cast.take()
+    cast.discard(dead)
+    cast.store.call(Fail(TOPIC, "g", [Failure("retrying", retrying.entry, "boom", 600_000)]))
+    cast.send(message_id="ready", ttl_ms=600_000, policy="0")
+    cast.send(message_id="waiting", delay_ms=600_000, ttl_ms=600_000, policy="0")
 
 
-def run(store: SyncStore, *, repair: bool = False, topics: tuple[str, ...] = ()) -> CheckReport:
-    return store.drive(check(store, topics, repair=repair))
+def run(cast: Cast, *, repair: bool = False, topics: tuple[str, ...] = ()) -> CheckReport:
+    return cast.drive(check(cast.store, topics, repair=repair))
 
 
-def mend(store: SyncStore) -> None:
+def mend(cast: Cast) -> None:
     """Repair everything; nothing is found afterwards."""
-    assert run(store, repair=True).ok
-    assert run(store).findings == []
+    assert run(cast, repair=True).ok
+    assert run(cast).findings == []
 
 
-def test_what_is_in_order(store: SyncStore, keys: TopicKeys, own: GroupKeys) -> None:
-    assert run(store).ok
-    send(store, "without-groups")
-    store.call(Promote(TOPIC))
-    assert run(store).findings == []
-    store.call(Cancel(TOPIC, ["without-groups"]))
-    one_of_each(store)
-    report = run(store)
+def test_what_is_in_order(cast: Cast) -> None:
+    assert run(cast).ok
+    plain = cast.on("plain")  # it has no groups
+    sent = plain.send()
+    plain.store.call(Promote("plain"))
+    assert run(cast).findings == []
+    plain.store.call(Cancel("plain", [sent]))
+    one_of_each(cast)
+    report = run(cast)
     assert (report.findings, report.bodies, report.entries) == ([], 5, 2)
-    store.call(Reschedule(TOPIC, [("retrying", LATER)]))
-    store.call(Declare(TOPIC, "second"))
-    send(store, "both")
-    store.call(Promote(TOPIC))
-    held = take(store, group="second")
-    fence = fence_of(store.ask("GET", keys.body("both")))
-    store.call(Ack(TOPIC, "second", [Settlement("both", held["both"], fence, 0, 1)]))
-    assert run(store, repair=True).findings == []
-    assert store.ask("HGET", own.attempts, "retrying") == b"1", "it keeps its attempts"
+    cast.store.call(Reschedule(TOPIC, [("retrying", "+600000")]))
+    second = cast.on(TOPIC, "second").declare()
+    cast.send(message_id="both")
+    cast.store.call(Promote(TOPIC))
+    (both,) = second.take()
+    assert second.ack(both).value == "acked"
+    assert run(cast, repair=True).findings == []
+    assert cast.ask("HGET", cast.own.attempts, "retrying") == b"1", "it keeps its attempts"
 
 
 def drop_entry(raw: redis.Redis, own: GroupKeys, one: str) -> None:
@@ -138,44 +108,42 @@ BREAKAGES: list[tuple[str, str, Break]] = [
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: "-".join(breakage[:2]))
 def test_an_orphan_id_is_named_and_mended(
-    breakage: tuple[str, str, Break], store: SyncStore, raw: redis.Redis, keys: TopicKeys
+    cast: Cast, raw: redis.Redis, breakage: tuple[str, str, Break]
 ) -> None:
     kind, one, damage = breakage
-    one_of_each(store)
-    bodies = set(raw.scan_iter(keys.bodies_pattern()))
-    damage(raw, keys, keys.group(GROUP))
-    seen = run(store)
+    one_of_each(cast)
+    bodies = set(raw.scan_iter(cast.keys.bodies_pattern()))
+    damage(raw, cast.keys, cast.own)
+    seen = run(cast)
     assert (kind, one) in {(found.kind, found.id) for found in seen.findings}
     assert {found.id for found in seen.findings if found.id} == {one}
     assert kind in KINDS
     assert not seen.ok
-    assert run(store).kinds == seen.kinds, "looking alone mends nothing"
-    mend(store)
-    lost = {keys.body(one).encode()} if kind == "no-body" else set()
-    assert set(raw.scan_iter(keys.bodies_pattern())) == bodies - lost
+    assert run(cast).kinds == seen.kinds, "looking alone mends nothing"
+    mend(cast)
+    lost = {cast.keys.body(one).encode()} if kind == "no-body" else set()
+    assert set(raw.scan_iter(cast.keys.bodies_pattern())) == bodies - lost
 
 
-def test_foreign_records_go_and_ours_stay(
-    store: SyncStore, raw: redis.Redis, keys: TopicKeys, own: GroupKeys
-) -> None:
-    one_of_each(store)
-    store.call(Declare(TOPIC, "second"))  # too new for these messages
-    raw.hset(keys.group("second").attempts, "held", 3)
-    raw.hset(keys.group("ghost").reasons, "x", "boom")
+def test_foreign_records_go_and_ours_stay(cast: Cast, raw: redis.Redis) -> None:
+    own = cast.own
+    one_of_each(cast)
+    second = cast.on(TOPIC, "second").declare()  # too new for these messages
+    raw.hset(second.own.attempts, "held", 3)
+    raw.hset(cast.keys.group("ghost").reasons, "x", "boom")
     fields: Any
     for fields in ({"id": "stranger"}, {"what": "ever"}, {"id": "held", "due": "0"}):
         raw.xadd(own.ready, fields)
-    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=2)  # ready, and the foreign entry
-    seen = run(store)
-    assert seen.kinds == {"leftover": 1, "foreign-entry": 3, "undeclared-group": 1}
-    mend(store)
-    assert not raw.exists(keys.group("second").attempts, *keys.group("ghost"))
+    raw.xreadgroup("g", "foreign", {own.ready: ">"}, count=2)  # ready, and the foreign entry
+    assert run(cast).kinds == {"leftover": 1, "foreign-entry": 3, "undeclared-group": 1}
+    mend(cast)
+    assert not raw.exists(second.own.attempts, *cast.keys.group("ghost"))
     assert raw.xlen(own.ready) == raw.hlen(own.entries) == 2
     entry = raw.xadd(own.ready, {"id": "stranger"})
-    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=5)
+    raw.xreadgroup("g", "foreign", {own.ready: ">"}, count=5)
     raw.xdel(own.ready, entry)
-    assert run(store).kinds == {"pending-lost": 1}
-    mend(store)
+    assert run(cast).kinds == {"pending-lost": 1}
+    mend(cast)
 
 
 @pytest.mark.parametrize(
@@ -185,67 +153,61 @@ def test_foreign_records_go_and_ours_stay(
         ("entries", {"no-place": 2, "foreign-entry": 2}),
     ],
 )
-def test_a_lost_stream_or_index(
-    store: SyncStore, raw: redis.Redis, own: GroupKeys, lost: str, kinds: dict[str, int]
-) -> None:
-    one_of_each(store)
-    raw.delete(getattr(own, lost))
-    assert run(store).kinds == kinds
-    mend(store)
-    assert store.call(Promote(TOPIC)).moved == 2
-    assert set(take(store)) == {"ready", "held"}
+def test_a_lost_stream_or_index(cast: Cast, lost: str, kinds: dict[str, int]) -> None:
+    one_of_each(cast)
+    cast.ask("DEL", getattr(cast.own, lost))
+    assert run(cast).kinds == kinds
+    mend(cast)
+    assert cast.store.call(Promote(TOPIC)).moved == 2
+    assert {entry.id for entry in cast.take()} == {"ready", "held"}
 
 
-def test_a_lost_declaration_is_declared_again(
-    store: SyncStore, raw: redis.Redis, keys: TopicKeys
-) -> None:
-    one_of_each(store)
-    raw.delete(keys.groups)
-    (found,) = run(store).findings
+def test_a_lost_declaration_is_declared_again(cast: Cast) -> None:
+    one_of_each(cast)
+    cast.ask("DEL", cast.keys.groups)
+    (found,) = run(cast).findings
     assert found.kind == "undeclared-group"
     assert "has 4 unsettled messages" in found.what
-    mend(store)
-    assert store.drive(store.groups(TOPIC)) == (GROUP,)
-    assert raw.exists(*(keys.body(one) for one in ("dead", "retrying", "held", "ready"))) == 4
+    mend(cast)
+    assert cast.groups() == ("g",)
+    assert cast.states(["dead", "retrying", "held"]) == ["garbage", "retry", "in_flight"]
 
 
-def test_a_removal_cut_short_is_finished(
-    store: SyncStore, raw: redis.Redis, keys: TopicKeys
-) -> None:
-    one_of_each(store)
-    store.call(Undeclare(TOPIC, GROUP))  # and its process is killed
-    assert run(store, repair=True).findings == [], "it may be under way"
-    raw.hset(keys.options, f"removing:{GROUP}", 1)  # long ago
-    (found,) = run(store).findings
+def test_a_removal_cut_short_is_finished(cast: Cast, raw: redis.Redis) -> None:
+    one_of_each(cast)
+    cast.store.call(Undeclare(TOPIC, "g"))  # and its process is killed
+    assert run(cast, repair=True).findings == [], "it may be under way"
+    cast.configure(**{"removing:g": "1"})  # long ago
+    (found,) = run(cast).findings
     assert found.kind == "undeclared-group"
     assert "interrupted" in found.what
-    mend(store)
-    assert not raw.exists(*keys.group(GROUP))
-    assert list(raw.scan_iter(keys.bodies_pattern())) == [keys.body("waiting").encode()]
+    mend(cast)
+    assert not raw.exists(*cast.own)
+    assert list(raw.scan_iter(cast.keys.bodies_pattern())) == [cast.keys.body("waiting").encode()]
 
 
 def test_topics_that_are_unlisted_or_written_by_other_programs(
-    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+    cast: Cast, raw: redis.Redis
 ) -> None:
-    send(store, "a", due=LATER)
-    raw.delete(store.keys.topics)
-    assert run(store).kinds == {"unregistered": 1}
-    assert run(store, repair=True).ok
-    assert store.drive(store.topics()) == [TOPIC]
-    raw.zadd(keys.waiting, {b"\xff\x00": 1})
+    cast.send(delay_ms=600_000)
+    raw.delete(cast.store.keys.topics)
+    assert run(cast).kinds == {"unregistered": 1}
+    assert run(cast, repair=True).ok
+    assert cast.drive(cast.store.topics()) == [TOPIC]
+    raw.zadd(cast.keys.waiting, {b"\xff\x00": 1})
     raw.set("lisa:{broken}:waiting", "a string")
     raw.set("lisa:{broken}:body:x", "1")
-    report = run(store, repair=True)
+    report = run(cast, repair=True)
     assert report.kinds == {"bad-id": 1, "wrong-type": 1}
     assert not report.ok, "neither can be mended by a program"
-    assert run(store, topics=("other",)).ok
-    assert run(store, topics=(TOPIC,)).kinds == {"bad-id": 1}
+    assert run(cast, topics=("other",)).ok
+    assert run(cast, topics=(TOPIC,)).kinds == {"bad-id": 1}
 
 
 # During changes
 
 
-def test_moving_messages_are_never_reported(server: str) -> None:
+def test_moving_messages_are_never_reported(cast: Cast) -> None:
     """Messages are sent, cancelled, moved, and handled by two groups, of which some fail."""
     done, handled, reports = threading.Event(), list[str](), list[CheckReport]()
 
@@ -255,7 +217,7 @@ def test_moving_messages_are_never_reported(server: str) -> None:
             raise Retry(delay="0s")
 
     def send_all() -> None:
-        with Producer(server) as producer:
+        with Producer(cast.url) as producer:
             while not done.is_set():
                 report = producer.send_many(TOPIC, range(10), delay="2ms", ttl="10m")
                 producer.send_many(TOPIC, range(10))
@@ -263,20 +225,18 @@ def test_moving_messages_are_never_reported(server: str) -> None:
                 producer.cancel_many(TOPIC, later[:2])
                 producer.reschedule(TOPIC, later[3], delay="1ms")
 
-    consumers = [Consumer(server, group=group, concurrency=2) for group in (GROUP, "second")]
+    consumers = [Consumer(cast.url, group=group, concurrency=2) for group in ("g", "second")]
     for consumer in consumers:
         consumer.on(TOPIC, handle)
-    store = open_store(server)
-    groups = {TOPIC: [GROUP, "second"]}
-    with Manager(server, groups=groups), consumers[0], consumers[1], ThreadPoolExecutor() as pool:
+    manager = Manager(cast.url, groups={TOPIC: ["g", "second"]})
+    with manager, consumers[0], consumers[1], ThreadPoolExecutor() as pool:
         sending = pool.submit(send_all)
         try:
             while min(len(handled) / 600, len(reports) / 6) < 1 and not sending.done():
-                reports.append(run(store, repair=len(reports) % 2 == 1))
+                reports.append(run(cast, repair=len(reports) % 2 == 1))
         finally:
             done.set()
         sending.result()
-    store.close()
     assert [found for report in reports for found in report.findings] == []
     assert sum(report.bodies for report in reports) > 0
 
@@ -297,24 +257,23 @@ def test_no_step_blocks_the_server(own_server: EmbeddedServer) -> None:
 
     An unbounded command is slow in every run; a busy machine delays different ones.
     """
-    store, envelope = open_store(own_server.url), encode_envelope(new_token(), "x")
-    store.drive(store.register([TOPIC]))
-    store.call(Declare(TOPIC, GROUP))
+    cast, envelope = Cast(own_server.url).declare(), encode_envelope(new_token(), "x")
+    cast.drive(cast.store.register([TOPIC]))
     for start in range(0, 60_000, 500):
-        items = [Item(f"{start + i:08d}", LATER, envelope) for i in range(500)]
-        store.call(enqueue(TOPIC, new_token(), items))
+        items = [Item(f"{start + i:08d}", "+600000", envelope) for i in range(500)]
+        cast.store.call(enqueue(TOPIC, new_token(), items))
     with connect(own_server.url) as raw:
         raw.config_set("slowlog-log-slower-than", SLOW_US)
         raw.config_set("slowlog-max-len", 1000)
         slow_commands(raw)
-        report = run(store)
+        report = run(cast)
         assert (report.findings, report.bodies, report.records) == ([], 60_000, 60_000)
         slow = slow_commands(raw)
         for _ in range(MOST_RUNS):
             if slow:
-                run(store)
+                run(cast)
                 slow &= slow_commands(raw)
         assert slow == set()
-        raw.zrange(store.keys.topic(TOPIC).waiting, 0, -1)
+        raw.zrange(cast.keys.waiting, 0, -1)
         assert slow_commands(raw), "the slow log would have told"
-    store.close()
+    cast.store.close()
