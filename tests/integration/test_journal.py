@@ -90,13 +90,6 @@ def test_a_forked_process_is_named_by_its_own_id(redis_url: str) -> None:
     assert sent["actor"] == f"producer@{socket.gethostname()}:{child}"
 
 
-def fill(store: SyncStore, count: int) -> None:
-    for start in range(0, count, 500):
-        ids = [f"m{i}" for i in range(start, start + 500)]
-        data = [encode_envelope("A" * 8, "")] * 500
-        store.call(Enqueue("orders", "A" * 8, ids, ["4000000000000"], data))
-
-
 def test_the_manager_keeps_a_journal_within_its_bound(
     store: SyncStore,
     redis_url: str,
@@ -106,7 +99,9 @@ def test_the_manager_keeps_a_journal_within_its_bound(
     monkeypatch.setattr(engine, "PRUNE", timedelta(milliseconds=100))
     with connect(redis_url) as client:
         client.hset(KEYS.options, mapping={"journal": "1", "journal_max": "1000"})
-        fill(store, 5_000)
+        for start in range(0, 5_000, 500):
+            ids, data = [f"m{start + i}" for i in range(500)], [encode_envelope("A" * 8, "")] * 500
+            store.call(Enqueue("orders", "A" * 8, ids, ["4000000000000"], data))
         assert Pruner(store).pick([Shard("orders"), Shard("other")]) == ["orders"]
         with Manager(redis_url):
             wait_until(lambda: client.xlen(KEYS.events) <= 1100)

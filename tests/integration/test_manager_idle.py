@@ -26,15 +26,14 @@ TICK_MS = 1_000  # of the schedule `move`
 
 
 @pytest.fixture
-def casts(redis_url: str) -> Iterator[dict[str, Cast]]:
-    """Topics with a declared group, and one message each, due in an hour."""
-    made = {topic: Cast(redis_url, topic) for topic in TOPICS}
-    for cast in made.values():
-        cast.declare().send(delay_ms=3_600_000)
+def cast(redis_url: str) -> Iterator[Cast]:
+    """The last of many topics, which have a group and a message each, due in an hour."""
+    for topic in TOPICS:
+        cast = Cast(redis_url, topic).declare()
+        cast.send(delay_ms=3_600_000)
         cast.store.close()
-    yield made
-    for cast in made.values():
-        cast.store.close()
+    yield cast
+    cast.store.close()
 
 
 def late_ms(cast: Cast) -> float:
@@ -53,8 +52,8 @@ def counts(client: redis.Redis) -> Counter[str]:
     return Counter({name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats})
 
 
-@pytest.fixture
-def idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics become idle after half a second, and each check covers one idle topic a second.
 
     A topic is known to have no leases only an ack timeout after its first check.
@@ -81,13 +80,12 @@ def idle_manager(url: str, **options: str) -> Iterator[Manager]:
         yield manager
 
 
-@pytest.mark.usefixtures("idle_soon")
 def test_many_idle_topics_are_hardly_read(
-    casts: dict[str, Cast], redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    cast: Cast, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checks that run every 5 s run each second here, so that a short window has them all."""
     monkeypatch.setattr(engine, "PRUNE", timedelta(seconds=1))
-    with idle_manager(redis_url, process_pending="1s"):
+    with idle_manager(cast.url, process_pending="1s"):
 
         def are_hardly_read() -> bool:
             before, began = counts(client), time.monotonic()
@@ -96,19 +94,15 @@ def test_many_idle_topics_are_hardly_read(
             return not calls["evalsha"] and calls.total() / took <= len(TOPICS) / 5
 
         wait_until(are_hardly_read)  # a check may still be at the topics that were active
-        late = least(partial(late_ms, casts[TOPICS[-1]]), TICK_MS / 2)
+        late = least(partial(late_ms, cast), TICK_MS / 2)
         assert late < TICK_MS / 2
 
 
-@pytest.mark.usefixtures("idle_soon")
 @pytest.mark.parametrize("timeout_ms", [None, 300])
-def test_leases_expire_in_a_topic_that_was_idle(
-    casts: dict[str, Cast], redis_url: str, timeout_ms: int | None
-) -> None:
+def test_leases_expire_in_a_topic_that_was_idle(cast: Cast, timeout_ms: int | None) -> None:
     """By the topic's ack timeout, and by one of the pull's own."""
-    cast = casts[TOPICS[7]]
     cast.configure(ack_timeout="400")
-    with idle_manager(redis_url, process_pending="1h", move="1h"):
+    with idle_manager(cast.url, process_pending="1h", move="1h"):
         sent = cast.send(delay_ms=100)
         if timeout_ms is None:
             assert cast.open(cast.await_entries())
@@ -119,13 +113,11 @@ def test_leases_expire_in_a_topic_that_was_idle(
         wait_until(lambda: cast.state(sent) == "retry")
 
 
-@pytest.mark.usefixtures("idle_soon")
 def test_topics_are_active_after_another_manager_died(
-    casts: dict[str, Cast], redis_url: str, monkeypatch: pytest.MonkeyPatch
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dead manager may have been the only one to know what is in flight."""
-    cast = casts[TOPICS[0]]
-    with idle_manager(redis_url, sweep="1s") as manager:
+    with idle_manager(cast.url, sweep="1s") as manager:
         monkeypatch.setattr(idle_topics, "ACTIVE_S", 3_600)
         cast.ask("HSET", cast.own.entries, "m1", "1-1")  # unannounced
         dead = ManagerPresence(name="dead", seen_ms=1)

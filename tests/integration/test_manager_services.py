@@ -140,7 +140,7 @@ class TestPromoter:
         if broken == "max_ready":
             fill(bad)
             kit.promoter.step(["bad"])
-            raw.hset(bad.keys.options, "max_ready", "ten")
+            raw.hset(bad.keys.options, mapping={"max_ready": "ten", "ack_timeout": "10s"})
         else:
             raw.execute_command("ZADD", bad.keys.waiting, broken, "of another program")
             assert cast.drive(topics.counts(cast.store, ["bad"]))[0].next_due_ms is not None
@@ -150,6 +150,12 @@ class TestPromoter:
         assert isinstance(outcome, LisaError) == (broken == "max_ready")
         assert cast.state(due) == "ready"
         assert "orders" in kit.promoter.poll(["bad", "orders"])
+        if broken == "max_ready":
+            bad.read()
+            cast.take()
+            outcome, at = kit.reclaimer.step(["bad", "orders"])
+            assert isinstance(outcome, LisaError)
+            assert isinstance(at, float)
 
     def test_a_full_group_does_not_block_others(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch

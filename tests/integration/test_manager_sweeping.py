@@ -83,10 +83,8 @@ class TestSweeper:
         part = "continued an interrupted removal of the group: 40 messages settled"
         last = "finished an interrupted removal of the group: 1 messages settled"
         assert lines == [part, part, last]
-        assert kit.sweeper.pick(["orders"]) == []
-        assert cast.store.call(Declare("orders", "g"))
 
-    def test_forgets_dead_consumers_with_nothing_pending(
+    def test_forgets_dead_managers_and_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 0)
@@ -99,7 +97,12 @@ class TestSweeper:
             cast.drive(presence.announce_consumer(cast.store, record))
         record = replace(record, name="alive", group="g", seen_ms=cast.now_ms() + MINUTE_MS)
         cast.ask("HSET", cast.keys.consumers, "alive", msgspec.json.encode(record))
+        cast.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="old")))
+        manager = presence.ManagerPresence(name="new", seen_ms=record.seen_ms)
+        cast.ask("HSET", cast.store.keys.managers, "new", msgspec.json.encode(manager))
         kit.sweeper.step("orders")
+        kit.sweeper.managers()
+        assert [one.name for one in cast.drive(presence.managers(cast.store))] == ["new"]
         monkeypatch.undo()
         cast.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "fresh")
         kit.sweeper.step("orders")  # it may read rarely, and has no record yet
@@ -174,17 +177,6 @@ class TestSweeper:
         heaps = [loop.due_heap for loop in engine._services.loops]
         assert [heap.take(1) for heap in heaps if heap.overdue_s() > 0] == [["orders"]] * 3
         engine.store.close()
-
-    def test_records_of_managers_that_are_gone(
-        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = cast.store
-        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 0)
-        store.drive(presence.announce_manager(store, presence.ManagerPresence(name="old")))
-        record = presence.ManagerPresence(name="new", seen_ms=cast.now_ms() + MINUTE_MS)
-        store.ask("HSET", store.keys.managers, "new", msgspec.json.encode(record))
-        kit.sweeper.managers()
-        assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
 
 
 def samples(cast: Cast) -> list[tuple[int, int]]:

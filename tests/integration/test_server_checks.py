@@ -108,21 +108,18 @@ def test_a_role_refuses_an_old_server_before_it_writes(
 
 
 @pytest.mark.parametrize(
-    ("role", "arguments"),
+    "command",
     [
-        ("manager", []),
-        pytest.param("consumer", ["shop"], marks=pytest.mark.full),
-        pytest.param("gateway", ["--port", "0"], marks=pytest.mark.full),
+        "manager",
+        pytest.param("consumer shop", marks=pytest.mark.full),
+        pytest.param("gateway --port 0", marks=pytest.mark.full),
     ],
 )
 def test_a_daemon_refuses_an_old_server(
-    redis_server_url: str,
-    processes: Processes,
-    tmp_path: Path,
-    role: str,
-    arguments: list[str],
+    redis_server_url: str, processes: Processes, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
+    role, *arguments = command.split()
     program = OUTDATED.format(role=role)
     process = processes.start("-c", program, *arguments, "--redis", redis_server_url)
     assert process.wait() == 2
@@ -192,8 +189,7 @@ def test_a_role_warns_of_a_replica(
 
 
 def test_a_user_without_the_right_to_info_works(
-    redis_server_url: str,
-    caplog: pytest.LogCaptureFixture,
+    redis_server_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(redis_server_url) as client:
         client.execute_command(

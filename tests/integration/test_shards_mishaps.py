@@ -52,14 +52,6 @@ def producer(request: pytest.FixtureRequest, split_here: Split) -> Iterator[Eith
     made.close()
 
 
-@pytest.fixture(params=["sync", "async"])
-def doubting(request: pytest.FixtureRequest, split_here: Split) -> Iterator[Either]:
-    """A producer that waits for a replica, which is not there."""
-    made = Either(request.param, split_here.url, durability=replicas(1), patience=SHORT)
-    yield made
-    made.close()
-
-
 def own(ids: str) -> list[Outgoing]:
     return [Outgoing(1, id=one) for one in ids]
 
@@ -82,10 +74,12 @@ def test_messages_are_not_sent_elsewhere_if_an_older_shard_fails(
     assert split.copies() == ["x", "y", "z"]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_unreplicated_messages_of_an_older_shard_are_not_sent_elsewhere(
-    split: Split, doubting: Either
+    split: Split, kind: str
 ) -> None:
-    """One patience is enough for all shards."""
+    """There is no replica. One patience is enough for all shards."""
+    doubting = Either(kind, split.url, durability=replicas(1), patience=SHORT)
     with Producer(split.url) as producer:
         producer.send("orders", 1, id="x", delay=HOUR)
     split.into(4)
@@ -101,6 +95,7 @@ def test_unreplicated_messages_of_an_older_shard_are_not_sent_elsewhere(
 
     limit_s = 4 * SHORT.total_seconds()
     assert shortest_s(send, limit_s) < limit_s, "not once for each shard"
+    doubting.close()
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "acked"])
