@@ -1,7 +1,9 @@
-"""Each role as a separate user on real servers: only the role's own calls are allowed."""
+"""Each role as a separate user on real servers, the table of rights, and `lisa acl`."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -22,9 +24,12 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.server_checks import CheckResult
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions import loader
 from tests.acl_scenes import SCENES
 from tests.acl_stage import KEYS, PASSWORD, Stage
 from tests.servers import Processes, connect, flush, open_store
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])
@@ -191,17 +196,104 @@ def test_lines_of_a_file_mean_the_same(stage_for: Callable[[str], Stage]) -> Non
     assert stage.ask("ACL", "LIST") == before
 
 
-def test_a_user_without_exec_leaves_no_transaction_behind(server: str) -> None:
-    with connect(server) as admin:
-        admin.execute_command(
-            "ACL", "SETUSER", "half", "on", f">{PASSWORD}", "~*", "+@all", "-exec"
-        )
-    store = SyncStore(Connection(Address.of(server.replace("//", f"//half:{PASSWORD}@"))), Keys())
+def test_a_user_without_exec_leaves_no_transaction_behind(
+    stage_for: Callable[[str], Stage],
+) -> None:
+    stage = stage_for("gateway")
+    stage.give([one for one in stage.rights if one != "exec"])
+    store = open_store(stage.url)
     keys = store.keys.topic("orders")
-    try:
-        assert store.drive(store.transaction(keys.waiting, [("GET", keys.body("a"))])) is None
-        assert store.ask("PING") == b"PONG"  # MULTI was allowed, and the refusal discarded it
-    finally:
-        store.close()
-        with connect(server) as admin:
-            admin.execute_command("ACL", "DELUSER", "half")
+    assert store.drive(store.transaction(keys.waiting, [("GET", keys.body("a"))])) is None
+    assert store.ask("PING") == b"PONG"  # MULTI was allowed, and the refusal discarded it
+    store.close()
+
+
+# The table of rights, and the output of `lisa acl`
+
+
+def lisa(*arguments: str, code: int = 0) -> str:
+    result = CliRunner(env={"LISA_REDIS_URL": "", "LISA_PREFIX": ""}).invoke(
+        main, ["acl", *arguments]
+    )
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_scripts_call_commands_by_name_only() -> None:
+    """Commands found in scripts are all commands that they call."""
+    for path in sorted((ROOT / "lua").rglob("*.lua")):
+        code = re.sub(r"--[^\n]*", "", path.read_text("utf-8"))
+        assert len(re.findall(r"\bp?call\(", code)) == len(acl._CALL.findall(code)), path.name
+    assert acl.called_by("declare") >= {"xgroup|create", "hset", "publish"}
+    assert "xgroup|create" not in acl.called_by("ack")
+    used = {script for role in acl.ROLES.values() for script in role.scripts}
+    assert used == set(loader.names()), "each belongs to a role"
+
+
+def test_every_permission_is_probed_except_those_that_change_the_connection() -> None:
+    store = SyncStore(Connection(Address()), Keys())
+    rights = acl.rights_of(acl.ROLES)
+    unprobed = [right for right in rights if probe(store, right) is None]
+    assert unprobed == ["exec", "multi", "select", "subscribe"]
+
+
+DANGEROUS = (
+    *("flushall", "flushdb", "keys", "config|set", "script|flush", "script|kill", "shutdown"),
+    *("acl|setuser", "debug", "eval", "client|kill", "replicaof", "save", "monitor", "migrate"),
+)
+
+
+def test_no_role_gets_dangerous_permissions() -> None:
+    rights = acl.rights_of(acl.ROLES, newer=acl.NEWER, cluster=True)
+    assert set(rights).isdisjoint(DANGEROUS)
+
+
+def test_lines_for_all_roles() -> None:
+    lines = lisa().splitlines()
+    assert [line.split()[2] for line in lines] == [f"lisa-{role}" for role in acl.ROLES]
+    for line in lines:
+        assert line.startswith("ACL SETUSER lisa-")
+        assert " resetkeys ~lisa:* resetchannels " in line
+        assert {"nopass", "on", "+msetex"}.isdisjoint(line.split())
+    told = json.loads(lisa("reader", "producer", "--json"))
+    assert told["prefix"] == "lisa"
+    users = [(user["user"], user["roles"]) for user in told["users"]]
+    assert users == [("lisa-reader", ["reader"]), ("lisa-producer", ["producer"])]
+    assert told["users"][0]["commands"] == acl.rights_of(["reader"])
+
+
+def test_one_user_with_a_password_or_for_two_roles(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("s3cret\n")
+    line = lisa("manager", "--password-file", str(file), "--prefix", "shop").strip()
+    digest = hashlib.sha256(b"s3cret").hexdigest()
+    assert line.startswith(
+        f"ACL SETUSER shop-manager on resetpass #{digest} resetkeys ~shop:* resetchannels "
+        "&shop:wake -@all +"
+    )
+    assert "s3cret" not in line
+    line = lisa("producer", "consumer", "--user", "shop", "--nopass", "--format", "file").strip()
+    assert line.startswith("user shop on resetpass nopass resetkeys ")
+    granted = {word[1:] for word in line.split() if word.startswith("+")}
+    assert granted == {*acl.rights_of(["producer"]), *acl.rights_of(["consumer"])}
+
+
+def test_waiting_for_replicas_needs_a_permission() -> None:
+    for role in acl.ROLES:
+        waits = role in ("producer", "gateway", "operator")
+        assert "+wait" not in lisa(role).split()
+        assert ("+wait" in lisa(role, "--durability").split()) == waits
+        assert "waitaof" not in lisa(role, "--durability")  # not known whether the server has it
+        newest = acl.rights_of([role], newer=["waitaof"], durability=True)
+        assert ("waitaof" in newest) == waits
+
+
+def test_invalid_values_are_refused() -> None:
+    for said, arguments in {
+        "unknown role 'boss': use producer, manager": ["boss"],
+        "exclude each other": ["--nopass", "--password-file", "x"],
+        "cannot read absent": ["manager", "--password-file", "absent"],
+        "is not a valid user name": ["manager", "--user", "a b"],
+        "a password needs a single user": ["--password-file", __file__],
+    }.items():
+        assert said in lisa(*arguments, code=2)
