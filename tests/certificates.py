@@ -13,8 +13,6 @@ import pytest
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files."""
-
     authority: Path
     certificate: Path
     key: Path
@@ -35,12 +33,10 @@ class Certificates:
         return [part for line in lines for part in (f"--{line.split()[0]}", line.split()[1])]
 
     def client_options(self) -> dict[str, Any]:
-        """Options for redis-py."""
         return {"ssl": True, "ssl_ca_certs": str(self.authority)}
 
 
 def make(directory: Path) -> Certificates:
-    """Write an authority and a certificate for 127.0.0.1 into a directory."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on PATH")
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,5 +58,4 @@ def make(directory: Path) -> Certificates:
 
 
 def _openssl(command: str, *more: str | Path) -> None:
-    arguments = [*command.split(), *map(str, more)]
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+    subprocess.run(["openssl", *command.split(), *more], check=True, capture_output=True)

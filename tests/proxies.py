@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Accepts connections at `url` and makes one to the server for each; `serve` forwards."""
+    """Accepts connections at `url`, and forwards each to the server, in both directions."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -38,7 +38,19 @@ class Proxy:
 
     def serve(self, client: socket.socket, server: socket.socket) -> None:
         """Forward between both until either ends."""
-        raise NotImplementedError
+        self._start(self._forward, server, client)
+        self._forward(client, server)
+
+    def hear(self, said: bytes) -> None:
+        """Called with each piece before it is forwarded."""
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with source, suppress(OSError):
+            while said := source.recv(1 << 16):
+                self.hear(said)
+                target.sendall(said)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
     def _start(self, work: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -90,33 +102,14 @@ class LossyProxy(Proxy):
                     client.sendall(reply)
 
 
-class ForwardingProxy(Proxy):
-    """Forwards everything, in both directions."""
-
-    def serve(self, client: socket.socket, server: socket.socket) -> None:
-        self._start(self._forward, server, client)
-        self._forward(client, server)
-
-    def hear(self, said: bytes) -> None:
-        """Called with each piece before it is forwarded."""
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with source, suppress(OSError):
-            while said := source.recv(1 << 16):
-                self.hear(said)
-                target.sendall(said)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-
-class MovingProxy(ForwardingProxy):
+class MovingProxy(Proxy):
     """An address that moves to another server, as a DNS name does; open connections stay."""
 
     def move(self, port: int) -> None:
         self._server = ("127.0.0.1", port)
 
 
-class HoldingProxy(ForwardingProxy):
+class HoldingProxy(Proxy):
     """Holds what a client says from a given word on, until it is released."""
 
     def __init__(self, url: str, word: bytes) -> None:

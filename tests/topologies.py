@@ -6,14 +6,16 @@ else: clients, replicas, and each other.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -44,6 +46,13 @@ def program(name: str) -> Path | None:
     return binary() if name == "valkey" else redis_server()
 
 
+def _ask(client: redis.Redis, command: Sequence[Any]) -> Any:
+    """The raw reply to one command on a new connection."""
+    with client:
+        client.response_callbacks.clear()
+        return client.execute_command(*command)
+
+
 @dataclass
 class Node:
     """One server of a topology. `port` is for clients, with TLS if there are certificates."""
@@ -56,19 +65,12 @@ class Node:
     @property
     def admin(self) -> redis.Redis:
         """A plain client with all rights."""
-        return redis.Redis(
-            host=HOST,
-            port=self.server.port,
-            password=self.password,
-            protocol=2,
-            socket_timeout=2.0,
-        )
+        own: Any = {"port": self.server.port, "password": self.password}
+        return redis.Redis(HOST, protocol=2, socket_timeout=2.0, **own)
 
     def ask(self, *command: Any) -> Any:
-        """Run one command on a new connection; returns the raw reply."""
-        with self.admin as client:
-            client.response_callbacks.clear()
-            return client.execute_command(*command)
+        """The raw reply to one command."""
+        return _ask(self.admin, command)
 
     def is_primary(self) -> bool:
         """Whether it replies and reports that it is the primary."""
@@ -91,10 +93,8 @@ class Node:
 
     def info(self, name: str) -> str:
         """One field of INFO; empty without that field, or without a server."""
-        for line in self.info_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return str(line.partition(":")[2])
-        return ""
+        found = re.search(rf"^{name}:(.*?)\r?$", self.info_text(), re.MULTILINE)
+        return found[1] if found else ""
 
     def stop_for_a_while(self) -> None:
         """Send SIGSTOP: requests still arrive, but get no reply."""
@@ -138,12 +138,10 @@ class Sentinels:
     nodes: list[Node]
     ports: list[int]
     tls: Certificates | None = None
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     password: str | None = None
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         scheme = "rediss" if self.tls else "redis"
         addresses = ",".join(f"{HOST}:{port}" for port in self.ports)
         return f"{scheme}+sentinel://{addresses}/{SERVICE}/0"
@@ -154,54 +152,37 @@ class Sentinels:
         found = [node for node in self.nodes if node.is_primary()]
         if len(found) == 1:
             return found[0]
-        port = self.named_port()
+        port = int(self.ask(0, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
         return next(node for node in self.nodes if node.port == port)
 
     @property
     def replicas(self) -> list[Node]:
-        """All nodes other than the primary."""
         primary = self.primary
         return [node for node in self.nodes if node is not primary]
 
     def ask(self, index: int, *command: Any) -> Any:
-        """Run one command on a sentinel; returns the raw reply."""
-        keywords = self.tls.client_options() if self.tls else {}
-        with redis.Redis(
-            host=HOST,
-            port=self.ports[index],
-            password=self.password,
-            protocol=2,
-            socket_timeout=2.0,
-            **keywords,
-        ) as client:
-            client.response_callbacks.clear()
-            return client.execute_command(*command)
+        """The raw reply of a sentinel to one command."""
+        own: dict[str, Any] = {"port": self.ports[index], "password": self.password}
+        own |= self.tls.client_options() if self.tls else {}
+        return _ask(redis.Redis(HOST, protocol=2, socket_timeout=2.0, **own), command)
 
-    def named_port(self) -> int:
-        """The port of the primary that the first sentinel names; 0 if none answers."""
-        try:
-            return int(self.ask(0, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
-        except (redis.RedisError, OSError):
-            return 0
-
-    def wait_for_another(self, old: Node, timeout: timedelta = timedelta(seconds=30)) -> float:
+    def wait_for_another(self, old: Node) -> float:
         """Wait until a node other than `old` reports that it is primary; returns that Unix time.
 
         It can be compared with the server's clock: all run on one machine.
         """
         others = [node for node in self.nodes if node is not old]
-        wait_until(lambda: any(node.is_primary() for node in others), timeout=timeout)
+        wait_until(lambda: any(node.is_primary() for node in others))
         return time.time()
 
-    def wait_until_whole(self, replicas: int | None = None) -> None:
+    def wait_until_whole(self) -> None:
         """Wait until all replicas follow the primary, and all sentinels know all the others."""
-        wanted = len(self.nodes) - 1 if replicas is None else replicas
-        wait_until(lambda: self._is_whole(wanted), timeout=timedelta(seconds=30))
+        wait_until(self._is_whole)
 
-    def _is_whole(self, replicas: int) -> bool:
-        try:
-            online = str(self.primary.ask("INFO", "replication")).count("state=online")
-            if online < replicas:
+    def _is_whole(self) -> bool:
+        replicas = len(self.nodes) - 1
+        with suppress(redis.RedisError, OSError, StopIteration):
+            if self.primary.info_text("replication").count("state=online") < replicas:
                 return False
             for index in range(len(self.ports)):
                 flat = self.ask(index, "SENTINEL", "MASTER", SERVICE)
@@ -212,9 +193,8 @@ class Sentinels:
                     or said[b"flags"] != b"master"
                 ):
                     return False
-        except (redis.RedisError, OSError, StopIteration):
-            return False
-        return True
+            return True
+        return False
 
 
 @contextmanager
@@ -267,7 +247,7 @@ def sentinels(
             settings.parent.mkdir()
             lines = _sentinel_lines(made, port, settings.parent, down_after, password)
             settings.write_text("\n".join([*lines, *sentinel_lines, ""]), encoding="utf-8")
-            made.processes.append(_sentinel(stack, name, settings))
+            _start_sentinel(stack, name, settings)
         made.wait_until_whole()
         yield made
 
@@ -294,7 +274,7 @@ def _sentinel_lines(
     return lines
 
 
-def _sentinel(stack: ExitStack, name: str, settings: Path) -> subprocess.Popen[bytes]:
+def _start_sentinel(stack: ExitStack, name: str, settings: Path) -> None:
     command = [str(program(name)), str(settings), "--sentinel"]
     with (settings.parent / "log").open("wb") as log:
         # They end with this process, however it ends.
@@ -305,15 +285,9 @@ def _sentinel(stack: ExitStack, name: str, settings: Path) -> subprocess.Popen[b
             stderr=log,
             start_new_session=True,
         )
-    stack.callback(_let_go, process)
-    return process
-
-
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+    stack.callback(process.wait, 20)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    process.wait(20)
+    stack.callback(process.stdin.close)
 
 
 @dataclass
@@ -329,11 +303,14 @@ class Cluster:
         """Start a node without slots, and wait until all know it."""
         assert self.start is not None
         node = self.start()
-        where = node.port if self.tls else node.server.port
-        self.primaries[0].ask("CLUSTER", "MEET", HOST, where, node.bus)
+        self.meet(node)
         self.primaries.append(node)
         self.wait_until_whole()
         return node
+
+    def meet(self, node: Node) -> None:
+        port = node.port if self.tls else node.server.port
+        self.primaries[0].ask("CLUSTER", "MEET", HOST, port, node.bus)
 
     def forget(self, node: Node) -> None:
         """Have all other nodes forget a node, which keeps running."""
@@ -344,12 +321,10 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """The primaries, then the replicas."""
         return [*self.primaries, *self.replicas]
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         scheme = "rediss" if self.tls else "redis"
         return f"{scheme}+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
 
@@ -364,26 +339,24 @@ class Cluster:
         raise AssertionError(f"nobody owns slot {slot}")
 
     def replicas_of(self, primary: Node) -> list[Node]:
-        """The replicas assigned to a primary."""
         return self.replicas[self.primaries.index(primary) :: len(self.primaries)]
 
-    def wait_until_whole(self, nodes: Sequence[Node] | None = None) -> None:
+    def wait_until_whole(self) -> None:
         """Wait until every node reports a healthy cluster."""
-        for node in nodes or self.nodes:
-            wait_until(partial(_is_ok, node, len(self.nodes)), timeout=timedelta(seconds=30))
+        for node in self.nodes:
+            wait_until(partial(_is_ok, node, len(self.nodes)))
         for node in self.replicas:
-            if nodes is None or node in nodes:
-                wait_until(partial(_is_following, node), timeout=timedelta(seconds=30))
+            wait_until(partial(_is_following, node))
 
 
 def _is_ok(node: Node, known: int) -> bool:
-    try:
+    with suppress(redis.RedisError, OSError):
         said = str(node.ask("CLUSTER", "INFO"))
-        slots = node.ask("CLUSTER", "SLOTS")
-    except (redis.RedisError, OSError):
-        return False
-    whole = sum(last - first + 1 for first, last, *_ in slots) == SLOTS
-    return whole and "cluster_state:ok" in said and f"cluster_known_nodes:{known}" in said
+        slots = sum(last - first + 1 for first, last, *_ in node.ask("CLUSTER", "SLOTS"))
+        return (
+            slots == SLOTS and "cluster_state:ok" in said and f"cluster_known_nodes:{known}" in said
+        )
+    return False
 
 
 def _is_following(node: Node) -> bool:
@@ -426,12 +399,11 @@ def cluster(
 
 
 def _meet(made: Cluster) -> None:
-    first, count = made.nodes[0], len(made.primaries)
+    count = len(made.primaries)
     for number, node in enumerate(made.nodes):
         node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        if node is not first:
-            where = node.port if made.tls else node.server.port
-            first.ask("CLUSTER", "MEET", HOST, where, node.bus)
+        if number:
+            made.meet(node)
     for number, node in enumerate(made.primaries):
         begin, end = SLOTS * number // count, SLOTS * (number + 1) // count - 1
         node.ask("CLUSTER", "ADDSLOTSRANGE", begin, end)
@@ -444,14 +416,11 @@ def _meet(made: Cluster) -> None:
 
 
 def _knows(node: Node, nodes: int) -> bool:
-    said = node.ask("CLUSTER", "NODES").decode()
-    return f"cluster_known_nodes:{nodes}" in node.ask("CLUSTER", "INFO").decode() and (
-        "handshake" not in said
-    )
+    known = f"cluster_known_nodes:{nodes}" in node.ask("CLUSTER", "INFO").decode()
+    return known and b"handshake" not in node.ask("CLUSTER", "NODES")
 
 
 def id_of(node: Node) -> str:
-    """A node's own id in its cluster."""
     return str(node.ask("CLUSTER", "MYID").decode())
 
 
@@ -464,25 +433,18 @@ def slot_of(key: str) -> int:
 
 def slots_of(node: Node) -> list[int]:
     """The slots that a node claims."""
-    return [
-        slot
-        for first, last, where, *_ in node.ask("CLUSTER", "SLOTS")
-        if where[1] == node.server.port
-        for slot in range(first, last + 1)
-    ]
+    rows = [row for row in node.ask("CLUSTER", "SLOTS") if row[2][1] == node.server.port]
+    return [slot for first, last, *_ in rows for slot in range(first, last + 1)]
 
 
-def topics_on(made: Cluster, count: int, stem: str = "t") -> list[list[str]]:
+def topics_on(made: Cluster, count: int) -> list[list[str]]:
     """For each primary, the names of `count` topics whose keys it holds."""
     found: list[list[str]] = [[] for _ in made.primaries]
-    number = 0
+    numbers = itertools.count()
     while any(len(names) < count for names in found):
-        name = f"{stem}{number}"
-        number += 1
-        where = slot_of(f"{{{name}}}") * len(made.primaries) // SLOTS
-        if len(found[where]) < count:
-            found[where].append(name)
-    return found
+        name = f"t{next(numbers)}"
+        found[slot_of(f"{{{name}}}") * len(made.primaries) // SLOTS].append(name)
+    return [names[:count] for names in found]
 
 
 def migrate(

@@ -1,6 +1,6 @@
-"""A program that sends to some topics until stopped: python -m tests.cluster.sender.
+"""A program that sends to topics until stopped: python -m tests.cluster.sender.
 
-URL LEDGER PAUSE_S DELAY_S REPLICAS TOPIC...
+URL LEDGER REPLICAS TOPIC...
 
 Concurrently: sends confirmed by the given number of replicas, ids s-1, s-2, ...; sends without
 replicas, p-1, ...; and sends with replicas by tasks of an event loop, a-1, ... The ledger lists
@@ -16,91 +16,77 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 
 from lisa import AsyncProducer, LisaError, Producer, replicas
-from lisa.core.model.durability import Replicas
+
+PAUSE_S, DELAY_S = 0.006, 0.3
+DELAY = timedelta(seconds=DELAY_S)
 
 
-def line(ledger: int, what: str, topic: str, name: str, said: object = "") -> None:
-    """Append to the ledger, which is shared by several threads."""
-    os.write(ledger, f"{what} {topic} {name} {time.time()} {said}\n".encode())
+class Sender:
+    def __init__(self, url: str, ledger: str, count: str, *topics: str) -> None:
+        self._url = url
+        self._ledger = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._durability = replicas(int(count)) if int(count) else None
+        self._topics = topics
+        self._pause_s = PAUSE_S * len(topics)
+        self._ended = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._ended.set())
 
+    def run(self) -> None:
+        sure = Producer(self._url, durability=self._durability)
+        with sure, Producer(self._url) as plain:
+            threads = [
+                threading.Thread(target=self._send, args=(producer, kind, topic))
+                for producer, kind in ((sure, "s"), (plain, "p"))
+                for topic in self._topics
+            ]
+            for thread in threads:
+                thread.start()
+            asyncio.run(self._send_in_tasks())
+            for thread in threads:
+                thread.join()
 
-class Order(NamedTuple):
-    """The program's arguments, see above."""
+    @contextmanager
+    def _noted(self, topic: str, name: str) -> Iterator[None]:
+        """Note an attempt and its result in the ledger, which several threads share."""
 
-    url: str
-    ledger: int
-    pause_s: float
-    delay: timedelta
-    replicas: int
-    topics: list[str]
-    ended: threading.Event
+        def line(what: str, said: object = "") -> None:
+            os.write(self._ledger, f"{what} {topic} {name} {time.time()} {said}\n".encode())
 
-
-def durability(order: Order) -> Replicas | None:
-    """The durability of confirmed sends; without replicas, only the primary."""
-    return replicas(order.replicas) if order.replicas else None
-
-
-def send(order: Order, producer: Producer, kind: str, topic: str) -> None:
-    """Send to one topic in a thread, so that an unavailable topic does not block the others."""
-    for number in itertools.count(1):
-        if order.ended.wait(order.pause_s * len(order.topics)):
-            return
-        name = f"{kind}-{number}"
-        line(order.ledger, "try", topic, name)
+        line("try")
         try:
-            producer.send(topic, name, id=name, delay=order.delay)
+            yield
         except LisaError as error:
-            line(order.ledger, "not", topic, name, repr(error))
+            line("not", repr(error))
         else:
-            line(order.ledger, "sent", topic, name)
+            line("sent")
 
+    def _send(self, producer: Producer, kind: str, topic: str) -> None:
+        """Send to one topic in a thread, so that an unavailable topic does not block the others."""
+        for number in itertools.count(1):
+            if self._ended.wait(self._pause_s):
+                return
+            name = f"{kind}-{number}"
+            with self._noted(topic, name):
+                producer.send(topic, name, id=name, delay=DELAY)
 
-async def send_too(order: Order, producer: AsyncProducer, topic: str) -> None:
-    """Send to one topic in a task."""
-    for number in itertools.count(1):
-        await asyncio.sleep(order.pause_s * len(order.topics))
-        if order.ended.is_set():
-            return
-        name = f"a-{number}"
-        line(order.ledger, "try", topic, name)
-        try:
-            await producer.send(topic, name, id=name, delay=order.delay)
-        except LisaError as error:
-            line(order.ledger, "not", topic, name, repr(error))
-        else:
-            line(order.ledger, "sent", topic, name)
+    async def _send_in_tasks(self) -> None:
+        async def send(topic: str) -> None:
+            for number in itertools.count(1):
+                await asyncio.sleep(self._pause_s)
+                if self._ended.is_set():
+                    return
+                name = f"a-{number}"
+                with self._noted(topic, name):
+                    await producer.send(topic, name, id=name, delay=DELAY)
 
-
-async def tasks(order: Order) -> None:
-    """All topics, with an `AsyncProducer`."""
-    async with AsyncProducer(order.url, durability=durability(order)) as producer:
-        await asyncio.gather(*(send_too(order, producer, topic) for topic in order.topics))
-
-
-def main() -> None:
-    url, path, pause_s, delay_s, count, *topics = sys.argv[1:]
-    ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    ended = threading.Event()
-    delay = timedelta(seconds=float(delay_s))
-    order = Order(url, ledger, float(pause_s), delay, int(count), topics, ended)
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with Producer(url, durability=durability(order)) as sure, Producer(url) as plain:
-        threads = [
-            threading.Thread(target=send, args=(order, producer, kind, topic))
-            for producer, kind in ((sure, "s"), (plain, "p"))
-            for topic in topics
-        ]
-        for thread in threads:
-            thread.start()
-        asyncio.run(tasks(order))
-        for thread in threads:
-            thread.join()
+        async with AsyncProducer(self._url, durability=self._durability) as producer:
+            await asyncio.gather(*map(send, self._topics))
 
 
 if __name__ == "__main__":
-    main()
+    Sender(*sys.argv[1:]).run()

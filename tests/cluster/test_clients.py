@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -26,15 +27,15 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.clients import reporting_client_id
 from lisa.core.redis.cluster import AsyncRawCluster
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Chain, Execute, Flow
+from lisa.core.redis.flow import Chain, Execute, Flow, Step
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
 from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, topology_of
-from lisa.core.store.store import AsyncStore, SyncStore
+from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.embedded.server import HOST, free_port
 from tests import topologies
 from tests.integration.test_connection import cut_while_connecting
-from tests.servers import PATIENCE, shortest_s, wait_until
+from tests.servers import PATIENCE, open_store, shortest_s, wait_until
 from tests.topologies import Cluster
 
 IMPATIENT = timedelta(0)
@@ -42,16 +43,12 @@ HANGS_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def partial_cluster() -> Iterator[tuple[Cluster, list[str]]]:
-    """Three primaries, one of which is dead and not replaced; the topics on the others."""
+def partial_cluster() -> Iterator[Cluster]:
+    """Three primaries, the first of which, redis-py's default, is dead and not replaced."""
     extra = ("--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes")
     with topologies.cluster("valkey", extra=extra, node_timeout=timedelta(seconds=60)) as made:
-        topics = [names[0] for names in topologies.topics_on(made, 1)]
-        # redis-py queries the first node by default.
-        dead = made.primaries[0]
-        living = [topic for topic in topics if made.owner(f"{{{topic}}}") is not dead]
-        dead.server.kill()
-        yield made, living
+        made.primaries[0].server.kill()
+        yield made
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -62,7 +59,7 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
 
     def make(url: str) -> Any:
         if request.param == "sync":
-            stores.append(SyncStore(Connection(Address(url)), Keys(), PATIENCE))
+            stores.append(open_store(url, PATIENCE))
             return stores[-1], stores[-1].drive
         stores.append(AsyncStore(AsyncConnection(Address(url)), Keys(), PATIENCE))
         return stores[-1], lambda flow: loop.run_until_complete(stores[-1].drive(flow))
@@ -76,52 +73,40 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
 
 
 def test_a_dead_node_fails_only_its_own_topics(
-    partial_cluster: tuple[Cluster, list[str]], asking: Callable[[str], Any]
+    partial_cluster: Cluster, asking: Callable[[str], Any]
 ) -> None:
-    made, living = partial_cluster
-    store, drive = asking(made.url)
+    store, drive = asking(partial_cluster.url)
+    lost, *living = [names[0] for names in topologies.topics_on(partial_cluster, 1)]
     began = time.monotonic()
     assert abs(drive(store.server_time_us()) / 1e6 - time.time()) < 60
     assert b"redis_version" in drive(store.command("INFO", "server"))
     for topic in living:
-        for node in made.primaries[1:]:
+        for node in partial_cluster.primaries[1:]:
             node.ask("SCRIPT", "FLUSH")
         drive(store.run(Declare(topic, "g")))  # the script must be loaded on the node of its keys
         ready = store.keys.topic(topic).group("g").ready
         assert drive(store.command(*read_command(ready, "g", "c", 1, 1))) in (None, [], {})
     assert time.monotonic() - began < PATIENCE.total_seconds() / 2
+    with closing(Connection(Address(partial_cluster.url))) as connection:
+        commands = [("ZCARD", store.keys.topic(name).waiting) for name in (lost, *living)]
+        failed, *replies = connection.execute_many(commands)
+    assert isinstance(failed, redis.ConnectionError)
+    assert replies == [0, 0]
 
 
-def test_of_several_commands_only_those_of_a_dead_node_fail(
-    partial_cluster: tuple[Cluster, list[str]],
-) -> None:
-    made, living = partial_cluster
-    names = [names[0] for names in topologies.topics_on(made, 1)]
-    connection = Connection(Address(made.url))
-    keys = [Keys().topic(name).waiting for name in names]
-    replies = connection.execute_many([("ZCARD", key) for key in keys])
-    connection.close()
-    assert {name for name, reply in zip(names, replies, strict=True) if reply == 0} == set(living)
-    assert isinstance(replies[0], redis.ConnectionError)
-
-
-@pytest.mark.parametrize("road", ["execute", "execute_chain"])
 def test_the_owner_of_an_unserved_slot_is_looked_up_again(
-    asking: Callable[[str], Any], cluster_of_one: Cluster, road: str
+    asking: Callable[[str], Any], cluster_of_one: Cluster
 ) -> None:
     store, drive = asking(cluster_of_one.url)
     key = store.keys.topic("orders").waiting
 
-    def ask() -> Flow[Any]:
-        command = ("ZCARD", key)
-        if road == "execute":
-            return (yield Execute(command))
-        return (yield Chain(key, [command]))
+    def ask(step: Step) -> Flow[Any]:
+        return (yield step)
 
-    drive(ask())
-    topology = store.connection._redis.topology
-    topology._owners = [None] * SLOTS  # as read while a node was away
-    assert drive(ask()) in (0, [0])
+    drive(store.server_time_us())
+    for step, answer in ((Execute(("ZCARD", key)), 0), (Chain(key, [("ZCARD", key)]), [0])):
+        store.connection._redis.topology._owners = [None] * SLOTS  # as read while a node was away
+        assert drive(ask(step)) == answer
 
 
 Said = tuple[bytes | Exception, list[Any]]
@@ -157,23 +142,12 @@ class Told:
         owners = (self.topology.owner(0), self.topology.owner(SLOTS - 1))
         return [address[1] if address else 0 for address in owners]
 
-    def refresh_together(self) -> list[Exception]:
+    def refresh_together(self) -> list[BaseException | None]:
         """Five threads refresh for the same reason; their errors."""
-        errors: list[Exception] = []
         seen = self.topology.rounds
-
-        def refresh() -> None:
-            try:
-                self.topology.refresh(seen)
-            except redis.RedisError as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=refresh) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return errors
+        with ThreadPoolExecutor(5) as pool:
+            calls = [pool.submit(self.topology.refresh, seen) for _ in range(5)]
+        return [call.exception() for call in calls]
 
 
 def info(epoch: int, state: str = "ok") -> bytes:
@@ -224,24 +198,21 @@ def test_the_majority_outvotes_a_removed_node() -> None:
     assert told.owners == [2, 3]
 
 
-@pytest.mark.parametrize(
-    "said",
-    [(info(3, "fail"), slots(1, 2)), (info(3), slots(1, 2)), (info(9), slots(8, 9))],
-    ids=["in-a-minority", "with-an-earlier-epoch", "of-another-cluster"],
-)
-def test_a_node_that_knows_no_better_changes_nothing(said: Said) -> None:
+def test_a_node_that_knows_no_better_changes_nothing() -> None:
     now = (info(4), slots(2, 3))
+    in_a_minority, earlier = (info(3, "fail"), slots(1, 2)), (info(3), slots(1, 2))
     told = Told({2: now, 3: now}, [2, 3])
     assert told.topology.refresh()
-    told.said = {2: said, 3: redis.TimeoutError("hangs")}
-    is_other = said[0] == info(9)
-    for _ in range(3):
-        if not is_other:  # without contradiction, another cluster at the same address replaces it
+    for said in (in_a_minority, earlier):
+        told.said = {2: said, 3: redis.TimeoutError("hangs")}
+        for _ in range(3):
             assert not told.topology.refresh()
             assert told.owners == [2, 3]
-    told.said = {2: said, 3: now}
-    told.topology.refresh()
-    assert told.owners == [2, 3]
+    # Without contradiction, another cluster at the same address would replace it.
+    for said in (in_a_minority, earlier, (info(9), slots(8, 9))):
+        told.said = {2: said, 3: now}
+        told.topology.refresh()
+        assert told.owners == [2, 3]
 
 
 def test_most_of_a_cluster_may_go_back_to_an_earlier_epoch() -> None:
@@ -263,7 +234,7 @@ def test_a_cluster_that_is_down_is_called_all_the_same() -> None:
 
 def test_concurrent_callers_share_one_answer_or_error() -> None:
     told = Told({1: (info(1), slots(1))}, [1])
-    assert told.refresh_together() == []
+    assert told.refresh_together() == [None] * 5
     assert told.asked == [1]
     told = Told({1: redis.AuthenticationError("WRONGPASS")}, [1])
     assert [type(error) for error in told.refresh_together()] == [redis.AuthenticationError] * 5
@@ -303,21 +274,8 @@ def test_a_forked_process_can_refresh_during_its_parent_s_refresh() -> None:
 def test_an_error_of_the_watch_is_logged_once_until_it_passes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said: list[Any] = [
-        ValueError("odd"),
-        ValueError("odd"),
-        KeyError("odd"),
-        set(),
-        KeyError("odd"),
-    ]
-
-    def ask() -> set[NodeAddress]:
-        one = said.pop(0)
-        if isinstance(one, Exception):
-            raise one
-        return set()
-
-    watch = failover._Watch("key", ask, "the servers")
+    odd = [ValueError("odd"), ValueError("odd"), KeyError("odd"), set(), KeyError("odd")]
+    watch = failover._Watch("key", MagicMock(side_effect=odd), "the servers")
     for told in (1, 1, 2, 2, 3):
         assert watch._step()
         assert caplog.text.count("cannot determine the primary") == told
@@ -326,19 +284,16 @@ def test_an_error_of_the_watch_is_logged_once_until_it_passes(
 def test_connections_with_different_settings_are_watched_separately() -> None:
     address = Address("redis+cluster://here:7001", password="one")
     same = reporting_client_id(address.blocking_for(60), lambda _: None)
-    other = replace(address, password="two")
-
-    def watch(one: Address) -> failover._Watch:
-        return failover._watch_of(one, set)
-
-    found = watch(address)
-    assert watch(same) is found
-    assert watch(other) is not found
-    for one in (found, watch(other)):
-        one._used = 0.0
-        assert not one._step()
-    assert watch(address) is not found, "the first is kept no longer"
-    failover._forget(watch(address)._key, watch(address))
+    first = failover._watch_of(address, set)
+    other = failover._watch_of(replace(address, password="two"), set)
+    assert failover._watch_of(same, set) is first
+    assert other is not first
+    for watch in (first, other):
+        watch._used = 0.0
+        assert not watch._step()
+    again = failover._watch_of(address, set)
+    assert again is not first, "the first is kept no longer"
+    failover._forget(again._key, again)
 
 
 def test_a_blocking_read_does_not_ask_for_the_topology(
@@ -348,11 +303,8 @@ def test_a_blocking_read_does_not_ask_for_the_topology(
     drive(store.run(Declare("orders", "g")))
     ready = store.keys.topic("orders").group("g").ready
     (node,) = cluster_of_one.primaries
-    for command in (
-        read_command(ready, "g", "c", 1, 0),
-        ("XREAD", "COUNT", 1, "STREAMS", ready, "0"),
-    ):
-        drive(store.command(*command))
+    drive(store.command(*read_command(ready, "g", "c", 1, 0)))
+    drive(store.command("XREAD", "COUNT", 1, "STREAMS", ready, "0"))
     assert "cmdstat_command|getkeys" not in node.info_text("commandstats")
 
 
@@ -364,7 +316,6 @@ def cluster_of_one() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def sentinel_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A primary with a single sentinel."""
     directory = tmp_path_factory.mktemp("sentinel")
     with topologies.sentinels("valkey", directory, replicas=0, count=1) as made:
         yield made.url
@@ -375,9 +326,8 @@ def test_sentinels_that_are_gone_are_not_waited_for(sentinel_url: str) -> None:
     url = sentinel_url.replace("sentinel://", f"sentinel://{gone},")
 
     def ask() -> None:
-        store = SyncStore(Connection(Address(url)), Keys(), IMPATIENT)
-        assert store.drive(store.server_time_us())
-        store.close()
+        with closing(open_store(url, IMPATIENT)) as store:
+            assert store.drive(store.server_time_us())
 
     assert shortest_s(ask, 0.8) < 0.8
 
@@ -406,7 +356,6 @@ def test_an_asyncio_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
 
 
 def state(port: int, epoch: int, **more: object) -> dict[str, Any]:
-    """A sentinel's state of the primary."""
     up = {"is_master": True, "is_sdown": False, "is_odown": False, "num-other-sentinels": 2}
     return {"mymaster": {"ip": "here", "port": port, "config-epoch": epoch, **up, **more}}
 
@@ -416,33 +365,26 @@ def discover(request: pytest.FixtureRequest) -> Iterator[Callable[[list[Any]], A
     """Finds the primary from the sentinels' replies in order; None is a blocked sentinel."""
     loop = asyncio.new_event_loop()
     ended = threading.Event()
-    sentinels: Any = (Sentinels if request.param == "sync" else AsyncSentinels)([])
+    is_async = request.param == "async"
+    sentinels: Any = (AsyncSentinels if is_async else Sentinels)([])
 
-    class Sentinel:
-        def __init__(self, said: Any) -> None:
-            self.said = said
-
-        def sentinel_masters(self) -> Any:
-            if request.param == "async":
-                return self.later()
-            if self.said is None:
+    def sentinel(said: Any) -> MagicMock:
+        def answer() -> Any:
+            if said is None:
                 ended.wait(HANGS_S)
-            return self.answer()
+            if isinstance(said, Exception):
+                raise said
+            return said
 
-        async def later(self) -> Any:
-            if self.said is None:
-                await asyncio.sleep(HANGS_S)
-            return self.answer()
+        async def answer_on_a_loop() -> Any:
+            return answer() if said is not None else await asyncio.sleep(HANGS_S)
 
-        def answer(self) -> Any:
-            if isinstance(self.said, Exception):
-                raise self.said
-            return self.said
+        return MagicMock(sentinel_masters=answer_on_a_loop if is_async else answer)
 
     def ask(said: list[Any]) -> Any:
-        sentinels.sentinels = [Sentinel(one) for one in said]
+        sentinels.sentinels = [sentinel(one) for one in said]
         found = sentinels.discover_master("mymaster")
-        return loop.run_until_complete(found) if request.param == "async" else found
+        return loop.run_until_complete(found) if is_async else found
 
     yield ask
     ended.set()
@@ -503,8 +445,7 @@ def test_the_watch_ends_with_the_last_connection(
         return [one for one in threading.enumerate() if one.name == "lisa-failover"]
 
     wait_until(lambda: not watches())  # those used by other tests
-    store = SyncStore(Connection(Address(sentinel_url)), Keys())
-    store.ask("PING")
-    assert len(watches()) == 1
-    store.close()
+    with closing(open_store(sentinel_url)) as store:
+        store.ask("PING")
+        assert len(watches()) == 1
     wait_until(lambda: not watches())

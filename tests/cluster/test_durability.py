@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,18 @@ KEYS = Keys().topic("orders")
 HOUR = timedelta(hours=1)
 BRIEF = timedelta(seconds=0.25)
 """The patience of calls that have to fail."""
-"""A patience that a test waits out."""
+Pair = tuple[Node, Node]
+Make = Callable[..., Either]
 
 
 @pytest.fixture(scope="module")
-def pair_of(kind: str) -> Iterator[tuple[Node, Node]]:
+def pair_of(kind: str) -> Iterator[Pair]:
     with topologies.replicated(kind) as (primary, (replica,)):
         yield primary, replica
 
 
 @pytest.fixture
-def pair(pair_of: tuple[Node, Node]) -> Iterator[tuple[Node, Node]]:
+def pair(pair_of: Pair) -> Iterator[Pair]:
     """A primary and its replica, both empty."""
     primary, replica = pair_of
     primary.ask("FLUSHALL")
@@ -48,30 +50,23 @@ def pair(pair_of: tuple[Node, Node]) -> Iterator[tuple[Node, Node]]:
 
 
 @pytest.fixture(params=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Either]]:
-    """Creates either kind of producer."""
-    made: list[Either] = []
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Creates either kind of producer; a patient one has made its first call already."""
+    with ExitStack() as stack:
 
-    def one(url: str, **options: Any) -> Either:
-        made.append(Either(request.param, url, durability=replicas(1), **options))
-        return made[-1]
+        def make(url: str, **options: Any) -> Either:
+            producer = Either(request.param, url, durability=replicas(1), **options)
+            stack.callback(producer.close)
+            if options.get("patience") != BRIEF:
+                producer.send("orders", "first", id="first", delay=HOUR)
+            return producer
 
-    yield one
-    for producer in made:
-        producer.close()
-
-
-def opened(producer: Either) -> Either:
-    """A producer after its first call, which has additional requests."""
-    producer.send("orders", "first", id="first", delay=HOUR)
-    return producer
+        yield make
 
 
-def test_a_send_returns_once_the_replica_has_it(
-    pair: tuple[Node, Node], make: Callable[..., Either]
-) -> None:
+def test_a_send_returns_once_the_replica_has_it(pair: Pair, make: Make) -> None:
     primary, replica = pair
-    producer = opened(make(primary.server.url))
+    producer = make(primary.server.url)
     replica.stop_for_a_while()
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(producer.send, "orders", "x", id="x", delay=HOUR)
@@ -94,11 +89,9 @@ CALLS: dict[str, Callable[[Either], object]] = {
 }
 
 
-def test_no_call_that_writes_returns_unconfirmed(
-    pair: tuple[Node, Node], make: Callable[..., Either]
-) -> None:
+def test_no_call_that_writes_returns_unconfirmed(pair: Pair, make: Make) -> None:
     primary, replica = pair
-    opened(make(primary.server.url))
+    make(primary.server.url)
     producer = make(primary.server.url, patience=BRIEF)
     replica.stop_for_a_while()
     for name, call in CALLS.items():
@@ -114,7 +107,7 @@ def test_no_call_that_writes_returns_unconfirmed(
 
 
 def test_a_call_without_writes_waits_for_earlier_writes_to_replicate(
-    pair: tuple[Node, Node], make: Callable[..., Either]
+    pair: Pair, make: Make
 ) -> None:
     """On another connection without writes, WAIT would confirm immediately."""
     primary, replica = pair
@@ -124,7 +117,7 @@ def test_a_call_without_writes_waits_for_earlier_writes_to_replicate(
         "reschedule": lambda one: one.ask("reschedule", "orders", "x", at_ms=at_ms),
         "cancel": lambda one: one.ask("cancel", "orders", "first"),
     }
-    patient = opened(make(primary.server.url))
+    patient = make(primary.server.url)
     first, second = (make(primary.server.url, patience=BRIEF) for _ in range(2))
     for call in calls.values():
         replica.stop_for_a_while()
@@ -137,12 +130,10 @@ def test_a_call_without_writes_waits_for_earlier_writes_to_replicate(
     assert replica.ask("EXISTS", KEYS.body("first")) == 0
 
 
-def test_a_lost_reply_confirms_nothing(
-    pair: tuple[Node, Node], make: Callable[..., Either]
-) -> None:
+def test_a_lost_reply_confirms_nothing(pair: Pair, make: Make) -> None:
     primary, replica = pair
     proxy = LossyProxy(primary.server.url)
-    producer = opened(make(proxy.url, patience=2 * BRIEF))
+    producer = make(proxy.url, patience=2 * BRIEF)
     replica.stop_for_a_while()
     proxy.lose(1)
     with pytest.raises(NotReplicated):
@@ -156,59 +147,60 @@ def test_a_lost_reply_confirms_nothing(
     proxy.close()
 
 
-def test_an_unconfirmed_write_is_reported_if_the_server_then_fails(
-    pair: tuple[Node, Node], make: Callable[..., Either]
-) -> None:
+def test_an_unconfirmed_write_is_reported_if_the_server_then_fails(pair: Pair, make: Make) -> None:
     primary, replica = pair
     proxy = LossyProxy(primary.server.url)
-    producer = opened(make(f"{proxy.url}?socket_timeout=1.5", patience=timedelta(seconds=5)))
+    producer = make(f"{proxy.url}?socket_timeout=1.5", patience=timedelta(seconds=5))
     replica.stop_for_a_while()
-    waits = calls_of_wait(primary)
+
+    def calls_of_wait() -> int:
+        with connect(primary.server.url) as client:
+            return int(client.info("commandstats").get("cmdstat_wait", {}).get("calls", 0))
+
+    waits = calls_of_wait()
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(producer.send, "orders", "x", id="x", delay=HOUR)
         # At least one reply has arrived, also if another exceeded the socket timeout.
-        wait_until(lambda: calls_of_wait(primary) > waits + 2)
+        wait_until(lambda: calls_of_wait() > waits + 2)
         proxy.close()
         with pytest.raises(NotReplicated) as raised:
             sending.result(PATIENCE.total_seconds())
     assert list(raised.value.ids) == ["x"]
 
 
-def calls_of_wait(primary: Node) -> int:
-    """The number of completed WAIT calls."""
-    with connect(primary.server.url) as client:
-        return int(client.info("commandstats").get("cmdstat_wait", {}).get("calls", 0))
-
-
-def test_without_durability_no_wait_is_sent(pair: tuple[Node, Node]) -> None:
+def test_without_durability_no_wait_is_sent(pair: Pair) -> None:
     primary, replica = pair
     replica.stop_for_a_while()
     primary.ask("CONFIG", "RESETSTAT")
     with Producer(primary.server.url) as producer:
         producer.cancel("orders", producer.send("orders", "x"))
-    said = primary.ask("INFO", "commandstats").decode()
+    said = primary.info_text("commandstats")
     assert "cmdstat_evalsha" in said
     assert "cmdstat_wait" not in said
 
 
-def test_script_and_wait_share_a_connection(pair: tuple[Node, Node]) -> None:
+def test_script_and_wait_share_a_connection(pair: Pair) -> None:
     """Many threads, one producer, and connections that are killed continuously."""
     primary, _ = pair
-    watcher = Monitor(primary)
+    ids = {f"m{n}" for n in range(200)}
     with (
+        socket.create_connection(("127.0.0.1", primary.server.port)) as monitor,
         Producer(primary.server.url, durability=replicas(1)) as producer,
-        ThreadPoolExecutor(4) as pool,
+        ThreadPoolExecutor(5) as pool,
     ):
-        sending = [
-            pool.submit(producer.send, "orders", n, id=f"m{n}", delay=HOUR) for n in range(200)
-        ]
+        monitor.sendall(b"MONITOR\r\n")
+        assert monitor.recv(5) == b"+OK\r\n"
+        watching = pool.submit(read_until, monitor, b"the end")
+        sending = [pool.submit(producer.send, "orders", "x", id=one, delay=HOUR) for one in ids]
         for _ in range(20):
-            watcher.kill_others()
+            kill_connections(primary)
             time.sleep(0.005)
-        assert {one.result(PATIENCE.total_seconds()) for one in sending} == {
-            f"m{n}" for n in range(200)
-        }
-    by_connection = watcher.close()
+        assert {one.result(PATIENCE.total_seconds()) for one in sending} == ids
+        primary.ask("ECHO", "the end")
+        said = watching.result(PATIENCE.total_seconds())
+    by_connection = defaultdict(list)
+    for where, name in re.findall(r'\[0 ([\d.]+:\d+)\] "(\w+)"', said.decode("latin1")):
+        by_connection[where].append(name.lower())
     waits = 0
     for commands in by_connection.values():
         for number, name in enumerate(commands):
@@ -218,42 +210,22 @@ def test_script_and_wait_share_a_connection(pair: tuple[Node, Node]) -> None:
     assert waits >= 200
 
 
-class Monitor:
-    """The commands that a server receives, by connection."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._socket = socket.create_connection(("127.0.0.1", node.server.port))
-        self._socket.sendall(b"MONITOR\r\n")
-        self._said = b""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        wait_until(lambda: b"+OK" in self._said)
-
-    def _read(self) -> None:
-        while data := self._socket.recv(1 << 16):
-            self._said += data
-
-    def kill_others(self) -> None:
-        """Kill all clients' connections except this one and the replica's."""
-        for line in self._node.ask("CLIENT", "LIST").decode().splitlines():
-            said = dict(one.partition("=")[::2] for one in line.split(" "))
-            if said["flags"] in ("N", "b") and said["cmd"] != "client|list":
-                self._node.ask("CLIENT", "KILL", "ID", said["id"])
-
-    def close(self) -> dict[str, list[str]]:
-        self._node.ask("ECHO", "the end")
-        wait_until(lambda: b"the end" in self._said)
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(5)
-        self._socket.close()
-        found: dict[str, list[str]] = {}
-        for where, name in re.findall(r'\[0 ([\d.]+:\d+)\] "(\w+)"', self._said.decode("latin1")):
-            found.setdefault(where, []).append(name.lower())
-        return found
+def read_until(connection: socket.socket, words: bytes) -> bytes:
+    said = b""
+    while words not in said:
+        said += connection.recv(1 << 16)
+    return said
 
 
-def test_a_primary_that_wants_replicas_is_waited_for(pair: tuple[Node, Node]) -> None:
+def kill_connections(node: Node) -> None:
+    """Kill all clients' connections except those of this function, monitors and replicas."""
+    with node.admin as admin:
+        for client in admin.client_list():
+            if client["flags"] in ("N", "b") and client["cmd"] != "client|list":
+                admin.client_kill_filter(_id=client["id"])
+
+
+def test_a_primary_that_wants_replicas_is_waited_for(pair: Pair) -> None:
     primary, replica = pair
     with Producer(primary.server.url, patience=timedelta(seconds=15)) as producer:
         producer.send("orders", "first")
@@ -272,7 +244,7 @@ def test_a_primary_that_wants_replicas_is_waited_for(pair: tuple[Node, Node]) ->
             primary.ask("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-def test_fsync_counts_disks(kind: str, pair: tuple[Node, Node]) -> None:
+def test_fsync_counts_disks(kind: str, pair: Pair) -> None:
     primary, replica = pair
     url = primary.server.url
     with Producer(url, durability=replicas(1, fsync=True), patience=BRIEF) as producer:
@@ -289,39 +261,36 @@ def test_fsync_counts_disks(kind: str, pair: tuple[Node, Node]) -> None:
     replica.ask("CONFIG", "SET", "appendonly", "no")
 
 
-def test_durability_is_read_from_a_file(pair: tuple[Node, Node], tmp_path: Path) -> None:
+def test_durability_is_read_from_a_file(pair: Pair, tmp_path: Path) -> None:
     primary, replica = pair
     file = tmp_path / "producer.yml"
-    file.write_text(
-        f"lisa-delay-queue:\n  redis: {{url: '{primary.server.url}'}}\n  durability: replicas(1)\n"
-    )
+    settings = f"lisa-delay-queue:\n  redis: {{url: '{primary.server.url}'}}\n  durability: "
+    file.write_text(f"{settings}replicas(1)\n")
     with Producer.from_config(file) as producer:
         producer.send("orders", "x", id="x", delay=HOUR)
         assert replica.ask("EXISTS", KEYS.body("x")) == 1
-        with connect(primary.server.url) as client:
-            assert client.info("commandstats")["cmdstat_wait"]["calls"] >= 1
+        assert "cmdstat_wait" in primary.info_text("commandstats")
+    for wrong in ("replicas(0)", "{replicas: 1, of: 2}"):
+        file.write_text(f"{settings}{wrong}\n")
+        with pytest.raises(ConfigError, match=rf"{file}: durability: .*replicas"):
+            Producer.from_config(file)
 
 
-def test_the_gateway_can_ask_for_it(pair: tuple[Node, Node], tmp_path: Path) -> None:
+def test_the_gateway_can_ask_for_it(pair: Pair, tmp_path: Path) -> None:
     primary, replica = pair
     settings = "lisa-delay-queue: {gateway-server: {durability: replicas(1), patience: 2s}}"
-    message = {"id": "x", "body": "x", "delay_ms": 3_600_000}
     with Gateway(primary.server.url, config=settings, directory=tmp_path) as gateway:
-        first = gateway.client.post("/v1/topics/orders/messages", json={**message, "id": "first"})
-        assert first.status_code == 201
+
+        def send(message_id: str) -> tuple[int, Any]:
+            message = {"id": message_id, "body": "x", "delay_ms": 3_600_000}
+            answer = gateway.client.post("/v1/topics/orders/messages", json=message)
+            return answer.status_code, answer.json()
+
+        assert send("first")[0] == 201
         replica.stop_for_a_while()
-        unsure = gateway.client.post("/v1/topics/orders/messages", json=message)
-        assert unsure.status_code == 503
-        said = unsure.json()
-        assert (said["type"], said["ids"]) == ("urn:lisa:problem:not-replicated", ["x"])
+        status, said = send("x")
+        assert (status, said["type"]) == (503, "urn:lisa:problem:not-replicated")
+        assert said["ids"] == ["x"]
         replica.go_on()
-        assert gateway.client.post("/v1/topics/orders/messages", json=message).status_code == 200
+        assert send("x")[0] == 200
         assert replica.ask("EXISTS", KEYS.body("x")) == 1
-
-
-@pytest.mark.parametrize("said", ["replicas(0)", "{replicas: 1, of: 2}"])
-def test_an_invalid_durability_in_a_file_is_refused(tmp_path: Path, said: str) -> None:
-    file = tmp_path / "producer.yml"
-    file.write_text(f"lisa-delay-queue:\n  durability: {said}\n")
-    with pytest.raises(ConfigError, match=rf"{file}: durability: .*replicas"):
-        Producer.from_config(file)

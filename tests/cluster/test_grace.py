@@ -9,19 +9,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from lisa import Consumer, Manager, Message, Producer
-from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from tests import topologies
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.topologies import Node
 
 pytestmark = pytest.mark.full
@@ -44,7 +40,6 @@ class Slow:
             self.consumer.subscribe(topic, self.handle)
 
     def handle(self, message: Message) -> None:
-        """Record the delivery and hold it."""
         self.seen[message.topic, message.id] += 1
         self.attempts.add(message.attempt)
         assert self.may_end.wait(60)
@@ -76,24 +71,19 @@ def outlast_a_failover(
         wait_until(ready)
         sent |= fail() or set()
         newcomer = Manager(url) if is_newcomer_there else nullcontext()
-        with newcomer:  # it did not see the outage
+        with newcomer, closing(open_store(url)) as store:  # it did not see the outage
             time.sleep(2.5 * ACK_TIMEOUT.total_seconds())
             slow.may_end.set()
-            store = SyncStore(Connection(Address(url)), Keys("lisa"))
-            try:
-                owed = Counter(topic for topic, _ in sent)
-                wait_until(lambda: all(stat(store, one, "acked") >= owed[one] for one in topics))
-                for what in ("reclaimed", "garbage", "retried"):
-                    assert [stat(store, topic, what) for topic in topics] == [0] * len(topics)
-            finally:
-                store.close()
+
+            def stat(topic: str, name: str) -> int:
+                return store.drive(store.stats(topic)).get(f"{name}@g", 0)
+
+            owed = Counter(topic for topic, _ in sent)
+            wait_until(lambda: all(stat(one, "acked") >= owed[one] for one in topics))
+            for what in ("reclaimed", "garbage", "retried"):
+                assert [stat(topic, what) for topic in topics] == [0] * len(topics)
     assert slow.seen == dict.fromkeys(sent, 1)
     assert slow.attempts == {1}
-
-
-def stat(store: SyncStore, topic: str, name: str) -> int:
-    """One counter of the group."""
-    return store.drive(store.stats(topic)).get(f"{name}@g", 0)
 
 
 def test_no_handler_runs_twice_after_a_clusters_failover(kind: str) -> None:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -43,21 +44,15 @@ def page_lines(beginning: str) -> list[list[str]]:
 
 def users(*, cluster: bool) -> list[list[str]]:
     """The commands printed by `lisa acl` for the roles."""
-    return [
-        acl.line(
-            f"lisa-{role}",
-            [role],
-            acl.rights_of([role], cluster=cluster, durability=True),
-            Keys(),
-            password=PASSWORD,
-            style="setuser",
-        ).split()
-        for role in ROLES
-    ]
+    commands = []
+    for role in ROLES:
+        rights = acl.rights_of([role], cluster=cluster, durability=True)
+        options: Any = {"password": PASSWORD, "style": "setuser"}
+        commands.append(acl.line(f"lisa-{role}", [role], rights, Keys(), **options).split())
+    return commands
 
 
 def urls(url: str, tls: Certificates, query: str = "") -> dict[str, str]:
-    """An address for each role."""
     scheme, _, rest = url.partition("://")
     asked = f"ssl_ca_certs={quote(str(tls.authority))}{query}"
     return {role: f"{scheme}://lisa-{role}:{PASSWORD}@{rest}?{asked}" for role in ROLES}
@@ -65,16 +60,12 @@ def urls(url: str, tls: Certificates, query: str = "") -> dict[str, str]:
 
 def refused(nodes: Sequence[Node]) -> list[str]:
     """Refused commands and their users, from the servers' logs."""
-    found = []
-    for node in nodes:
-        for row in node.ask("ACL", "LOG"):
-            one = dict(zip(row[::2], row[1::2], strict=True))
-            found.append(f"{one[b'username'].decode()}: {one[b'object'].decode()}")
-    return found
+    return [f"{row['username']}: {row['object']}" for node in nodes for row in node.admin.acl_log()]
 
 
 def test_sentinel(tls: Certificates, processes: Processes, tmp_path: Path) -> None:
     commands = [*page_lines("ACL SETUSER"), *users(cluster=False)]
+    lines = [*page_lines("sentinel auth-"), *page_lines("user lisa")]
     with topologies.sentinels(
         "redis",
         tmp_path,
@@ -84,11 +75,7 @@ def test_sentinel(tls: Certificates, processes: Processes, tmp_path: Path) -> No
         extra=["--masteruser", "replica"],
         masterauth="replica-password",
         commands=commands,
-        sentinel_lines=[
-            " ".join(line)
-            for begin in ("sentinel auth-", "user lisa")
-            for line in page_lines(begin)
-        ],
+        sentinel_lines=[" ".join(line) for line in lines],
     ) as watched:
         own = "&sentinel_username=lisa&sentinel_password=lisa-password"
         company = Company(processes, tmp_path, ["orders"], urls(watched.url, tls, own))
