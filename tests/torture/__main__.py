@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,21 +38,21 @@ RELEASE = "569b0c0"
 class Options(NamedTuple):
     """The options of one run. The same seed and options give the same faults."""
 
-    minutes: float = 3.0
-    seed: int = 0
-    persistence: str = "always"
-    kinds: Sequence[str] = ()
-    every_s: float = 5.0
-    rate: float = 500.0
-    managers: int = 2
-    consumers: int = 4
-    producers: int = 2
-    gateway: bool = False
-    restore: bool = False
-    earlier: str | None = None
-    program: str = "valkey"
-    out: Path = Path("torture")
-    check: bool = False
+    minutes: float
+    seed: int
+    persistence: str
+    kinds: Sequence[str]
+    every_s: float
+    rate: float
+    managers: int
+    consumers: int
+    producers: int
+    gateway: bool
+    restore: bool
+    earlier: str | None
+    program: str
+    out: Path
+    check: bool
 
     @property
     def seconds(self) -> float:
@@ -79,9 +80,7 @@ class Options(NamedTuple):
             "producer": self.producers,
             "archive": self.restore,
         }
-        names = {
-            kind: [f"{kind}-{n}" for n in range(1, 1 + most)] for kind, most in numbers.items()
-        }
+        names = {kind: [f"{kind}-{n + 1}" for n in range(most)] for kind, most in numbers.items()}
         names["producer"] += ["producer-http"] * self.gateway
         return names
 
@@ -89,10 +88,8 @@ class Options(NamedTuple):
 def is_known(commit: str) -> bool:
     """Whether the repository, which may be a shallow clone or none, has a commit."""
     git = ["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"]
-    try:
-        return subprocess.run(git, check=False, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
+    has_git = shutil.which("git") is not None
+    return has_git and not subprocess.run(git, check=False, capture_output=True).returncode
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -115,13 +112,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--out", type=Path, help="where ledgers and report go, by default into build/torture")
     add("--check", type=Path, metavar="DIR", help="only judge, anew, what a run left there")
     given = parser.parse_args(arguments)
-    if given.check is not None:
-        if not (given.check / "final.json").exists():
-            parser.error(f"{given.check} holds no run that came to its end")
-        return Options(out=given.check, check=True)
+    if given.check is not None and not (given.check / "final.json").exists():
+        parser.error(f"{given.check} holds no run that came to its end")
     if given.consumers < 2 or given.producers < 2:
         parser.error("two consumers and two producers are the least: they are of two kinds")
-    out = given.out or Path("build", "torture", f"{given.persistence}-{given.seed}")
+    out = given.check or given.out
+    out = out or Path("build", "torture", f"{given.persistence}-{given.seed}")
     if out.exists() and any(out.iterdir()) and not (out / "stage.jsonl").exists():
         parser.error(f"{out} holds something else than an earlier run, which this one would delete")
     earlier = given.earlier
@@ -136,7 +132,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     managers = given.managers or random.Random(given.seed).randint(2, 4)
     fields = {name: value for name, value in vars(given).items() if name in Options._fields}
     fields |= {"kinds": kinds, "every_s": given.every or every_s, "managers": managers}
-    return Options(**{**fields, "out": out, "check": False})
+    return Options(**fields | {"out": out, "check": given.check is not None})
 
 
 def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:
@@ -150,21 +146,13 @@ def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:
     return verdicts
 
 
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main() -> int:
-    """The command."""
+    tell = partial(print, flush=True)
     options = parse()
     if not options.check:
-        _tell(
-            f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
-            f"options; ledgers in {options.out}"
-        )
-    verdicts = torture(options, _tell)
-    return 0 if verdicts.is_clean else 1
+        again = f"the same faults again with --seed {options.seed} and the same options"
+        tell(f"seed {options.seed}: {again}; ledgers in {options.out}")
+    return 0 if torture(options, tell).is_clean else 1
 
 
 if __name__ == "__main__":

@@ -69,8 +69,7 @@ class Causes:
                 is_http = event["role"] == "producer-http"  # depends on the gateway
                 self._kinds[event["number"]] = "http" if is_http else kind
             elif event["event"] == "loss":
-                loss = Window(event["since"], event["until"], "lost by the server")
-                self.windows["loss"].append(loss)
+                self._add(Window(event["since"], event["until"], "lost by the server"), "loss")
             elif event["event"] == "fault" and "skipped" not in event:
                 self._fault(event)
         for process, times in stalls.items():

@@ -68,7 +68,6 @@ class Verdicts:
 
     @property
     def is_clean(self) -> bool:
-        """Whether there are no accusations."""
         return not any(self.guilty.values())
 
 
@@ -112,13 +111,11 @@ class Case:
             self.verdicts.excused.setdefault(fault, []).append(finding)
 
     def row(self, number: int) -> int | None:
-        """The row of a message; None if no ledger knows it."""
         row = int(np.searchsorted(self.messages.number, number))
         is_known = row < len(self.messages) and self.messages.number[row] == number
         return row if is_known else None
 
     def number(self, row: int) -> int:
-        """The message of a handling."""
         return int(self.messages.number[self.handled.message[row]])
 
     def changes(self, kind: str, answer: str) -> Iterator[tuple[int, Change, range]]:
@@ -160,7 +157,6 @@ def check(run: Run) -> Verdicts:
 
 
 def count(case: Case) -> None:
-    """Count everything."""
     sent, handled, counts = case.messages, case.handled, case.verdicts.counts
     counts["attempted"] = len(sent)
     counts["confirmed"] = int((sent.confirmed > 0).sum())
@@ -213,9 +209,8 @@ def _owed(case: Case) -> NDArray[np.bool_]:
     """By message and group: confirmed, neither handled, nor in garbage, nor taken back."""
     sent = case.messages
     groups = np.array([len(topic.groups) for topic in TOPICS])[sent.topic]
-    owed = ((sent.confirmed > 0) & (sent.taken_back == 0))[:, None] & (
-        np.arange(MOST_GROUPS)[None, :] < groups[:, None]
-    )
+    is_owed = (sent.confirmed > 0) & (sent.taken_back == 0)
+    owed = is_owed[:, None] & (np.arange(MOST_GROUPS) < groups[:, None])
     well = case.handled[case.handled.verdict == Verdict.OK]
     owed[well.message, well.place % MOST_GROUPS] = False
     for number, place in case.garbage:
@@ -311,14 +306,14 @@ def late_by_its_due_time(case: Case) -> None:
     asked &= case.messages.topic[rows.message] != topic_number(WINDOWED)
     for row in _rows(asked & (rows.due > latest[rows.message])):
         message, number = int(rows.message[row]), case.number(row)
-        change = case.run.changes.get(message)
-        if change is not None and change.kind == "R" and change.answer != "r":
-            continue
-        if change is not None and change.kind == "D" and not case.owes_its_first(message, change):
-            continue
         tried = case.messages.tried[message]
         if ("message", number) in causes.windows or causes.first(tried, rows.begin[row], "loss"):
             continue
+        change = case.run.changes.get(message)
+        if change is not None:
+            may_be_moved = change.kind == "R" and change.answer != "r"
+            if may_be_moved or (change.kind == "D" and not case.owes_its_first(message, change)):
+                continue
         by = rows.due[row] - latest[message]
         case.accuse("late", number, f"its due time was {by} ms after what was asked for")
 
@@ -359,7 +354,7 @@ def _outside_its_window(case: Case, row: int) -> None:
     begin, number = int(case.handled.begin[row]), case.number(row)
     if is_open(number, int(case.least[row])) or is_open(number, begin + CLOCKS_US):
         return
-    closed = begin // 1000 // MINUTE_MS * MINUTE_MS * 1000
+    closed = begin - begin % (MINUTE_MS * 1000)
     around = closed - STARTS_WITHIN_US, closed + STARTS_WITHIN_US
     if begin < around[1] or case.causes.stopped(case.handled.process[row], *around):
         case.verdicts.counts["handlings that were held up as a window closed"] += 1
@@ -398,8 +393,8 @@ def failures(case: Case) -> None:
         if not _is_of_trouble(failure.name):
             case.accuse("unexplained", failure.number, f"a call failed: {failure.name}")
         elif case.causes.of_failure(failure.process, failure.tried, failure.at) is None:
-            after = f"after {(failure.at - failure.tried) / 1e6:.3f} s, with nothing in the way"
-            what = f"a call failed {after}: {failure.name}"
+            after = f"{(failure.at - failure.tried) / 1e6:.3f} s, with nothing in the way"
+            what = f"a call failed after {after}: {failure.name}"
             case.accuse("unexplained", failure.number, what)
 
 
@@ -428,11 +423,8 @@ def after_cancel(case: Case) -> None:
                 # Only possible if the lease was lost, or the ack failed.
                 number, tried = int(sent.number), change.tried
                 if case.causes.of_unsettled(number, sent.do, handling, tried) is None:
-                    by = (tried - handling.end) / 1000
-                    what = (
-                        f"cancelled, by the answer, though it had been handled {by:.3f} ms before"
-                    )
-                    case.accuse("unexplained", number, what)
+                    what = f"handled {(tried - handling.end) / 1000:.3f} ms before its cancel"
+                    case.accuse("unexplained", number, f"{what} was confirmed")
 
 
 def after_replace(case: Case) -> None:
@@ -475,11 +467,9 @@ def again(case: Case) -> None:
             cause = case.causes.of_again(number, do, before, after)
         if cause is None:
             took_s = (after.begin - (before.end or before.begin)) / 1e6
-            what = (
-                f"handled by process {after.process} (attempt {after.attempt}), "
-                f"{took_s:.3f} s after process {before.process} "
-                f"(attempt {before.attempt}, {Verdict(before.verdict).name})"
-            )
+            this, other = (f"process {of.process} (attempt {of.attempt})" for of in (after, before))
+            verdict = Verdict(before.verdict).name
+            what = f"handled by {this}, {took_s:.3f} s after {other}, {verdict}"
             case.accuse("unexplained", number, what)
         else:
             case.verdicts.again[cause] += 1
@@ -522,10 +512,9 @@ def left(case: Case) -> None:
     for live in final["live"]:
         number, where = live["number"], f"{live['topic']}/{live['group']}"
         row = case.row(number)
-        do = None if row is None else Do(case.messages.do[row])
         if live["state"] != "garbage":
             case.accuse("stuck", number, f"{live['state']} in {where}, {live['id']}")
-        elif row is None or do not in NEEDS:
+        elif row is None or case.messages.do[row] not in NEEDS:
             case.accuse("unexplained", number, f"in garbage of {where}: {live['reason']}")
         else:
             _deserves_garbage(case, row, where)
@@ -593,16 +582,18 @@ def repairs(case: Case) -> None:
     for repair in events:
         began = repair.get("repairing", repair.get("until", repair["at"]))
         for topic, found in repair.get("repaired", {}).items():
-            standing = [
-                damage for damage in damages if _may_stand(case, damage, topic, began, repair["at"])
-            ]
-            allowed = {kind for damage in standing for kind in FOREIGN[damage["kind"]]}
-            for kind, n in found.items():
-                if kind not in allowed:
-                    words = repair.get("found", {}).get(topic, [])
-                    named = "; ".join(word for word in words if word.startswith(kind))
-                    what = f"fsck in the run: {n} {kind} in {topic} {named}".rstrip()
-                    case.accuse("unexplained", 0, what)
+            allowed = {
+                kind
+                for damage in damages
+                if _may_stand(case, damage, topic, began, repair["at"])
+                for kind in FOREIGN[damage["kind"]]
+            }
+            for kind in found.keys() - allowed:
+                words = [
+                    word for word in repair.get("found", {}).get(topic, []) if word.startswith(kind)
+                ]
+                what = f"fsck in the run: {found[kind]} {kind} in {topic} {'; '.join(words)}"
+                case.accuse("unexplained", 0, what.rstrip())
 
 
 def _may_stand(case: Case, damage: dict[str, Any], topic: str, began: int, ended: int) -> bool:
@@ -657,13 +648,11 @@ def flatness(run: Run) -> dict[str, dict[str, float]]:
     found = {}
     for name, points in series.items():
         at, values = np.array(points).T
-        mean = float(values.mean())
-        rises = 0.0
+        mean, rises = values.mean(), 0.0
         if len(points) > 2 and mean:
-            slope = float(np.polyfit(at - at[0], values, 1)[0])
-            rises = slope * float(at[-1] - at[0]) / mean
-        most = float(values.max())
-        found[name] = {"least": float(values.min()), "mean": mean, "most": most, "growth": rises}
+            rises = np.polyfit(at - at[0], values, 1)[0] * (at[-1] - at[0]) / mean
+        half = {"least": values.min(), "mean": mean, "most": values.max(), "growth": rises}
+        found[name] = {name: float(value) for name, value in half.items()}
     return found
 
 
@@ -681,22 +670,6 @@ def growth(case: Case) -> None:
 
 
 JUDGES = (
-    count,
-    lost,
-    again,
-    astray,
-    left,
-    processes,
-    early,
-    late,
-    late_by_its_due_time,
-    past_ttl,
-    failures,
-    after_cancel,
-    after_replace,
-    answers,
-    repairs,
-    growth,
-    ticks,
-    windows,
-)
+    count, lost, again, astray, left, processes, early, late, late_by_its_due_time, past_ttl,
+    failures, after_cancel, after_replace, answers, repairs, growth, ticks, windows,
+)  # fmt: skip

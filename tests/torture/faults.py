@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from tests.torture.__main__ import Options
     from tests.torture.stage import Process, Stage
 
-FIRST_S = 4.0
-LAST_S = 3.0
-
+FIRST_S, LAST_S = 4.0, 3.0
 STEP_S = 0.1
 CUT_AGAIN_S = 0.2
 ROLL_PAUSE_S = 0.5
@@ -57,7 +54,6 @@ Maker = Callable[["Stage", Fault, Touched], Iterator[float]]
 
 
 def _running(stage: Stage, fault: Fault, touched: Touched) -> Process | None:
-    """The target's process, if it runs."""
     process = stage.roles[fault.target].now
     if process is None or process.poll() is not None:
         touched["skipped"] = "it does not run"
@@ -163,7 +159,6 @@ def _fill(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
 
 
 def _cut(stage: Stage, fault: Fault, touched: Touched) -> Iterator[float]:
-    """Cut once or repeatedly."""
     touched["cuts"] = 1 + int(fault.seconds / CUT_AGAIN_S)
     for _ in range(touched["cuts"]):
         stage.proxy.cut(fault.target)
@@ -232,7 +227,6 @@ def trim(stage: Stage, fault: Fault) -> Touched | None:
 
 
 def delete_bodies(stage: Stage, fault: Fault) -> Touched | None:
-    """Delete the bodies of waiting messages."""
     keys = stage.store.keys.topic(fault.target)
     ids: list[bytes] = stage.store.ask("ZRANDMEMBER", keys.waiting, fault.amount)
     if not ids:
@@ -249,15 +243,14 @@ def delete_bodies(stage: Stage, fault: Fault) -> Touched | None:
 def delete_consumer(stage: Stage, fault: Fault) -> Touched | None:
     """Delete a consumer with its in-flight messages: XGROUP DELCONSUMER forgets them."""
     topic, group, stream = _place(stage, fault.target)
-    found: list[dict[str, Any]] = []
-    for row in stage.client.xinfo_consumers(stream, group):
-        if row["pending"]:
-            both = stage.client.pipeline(transaction=True)
-            both.xpending_range(stream, group, "-", "+", 10_000, row["name"])
-            both.xgroup_delconsumer(stream, group, row["name"])
-            found = both.execute()[0]
-            break
-    held = [row["message_id"] for row in found]
+    rows = stage.client.xinfo_consumers(stream, group)
+    name = next((row["name"] for row in rows if row["pending"]), None)
+    if name is None:
+        return None
+    both = stage.client.pipeline(transaction=True)
+    both.xpending_range(stream, group, "-", "+", 10_000, name)
+    both.xgroup_delconsumer(stream, group, name)
+    held = [row["message_id"] for row in both.execute()[0]]
     entries = [stage.store.ask("XRANGE", stream, entry, entry) for entry in held]
     numbers = _numbers_of(stage, topic, [rows[0][1][1] for rows in entries if rows])
     # Otherwise its messages had been handled, and none is missing.
@@ -280,9 +273,8 @@ def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Touche
     """
     began = now_us()
     out = stage.out / "logs" / f"fsck-{began}.json"  # two may be running
-    command = ["fsck", *topics, "--repair", "--json", "--redis", stage.server.url]
-    with out.open("wb") as said, (stage.out / "logs" / "fsck.log").open("ab") as log:
-        process = stage.process([sys.executable, "-m", "lisa.cli.main", *command], said, log)
+    command = ["-m", "lisa.cli.main", "fsck", *topics, "--repair", "--json"]
+    process = stage.process([*command, "--redis", stage.server.url], "fsck", out)
     while process.poll() is None:
         yield STEP_S
     if process.returncode not in (0, 1):  # 1: some finding cannot be repaired
@@ -291,9 +283,9 @@ def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Touche
     words: dict[str, list[str]] = {topic: [] for topic in topics}
     for found in json.loads(out.read_bytes())["findings"]:
         kinds[found["topic"]][found["kind"]] += 1
-        if len(words[found["topic"]]) < TOLD:
-            words[found["topic"]].append(" ".join(str(word) for word in found.values() if word))
-    return {"repairing": began, "repaired": kinds, "found": words}
+        words[found["topic"]].append(" ".join(str(word) for word in found.values() if word))
+    told = {topic: found[:TOLD] for topic, found in words.items()}
+    return {"repairing": began, "repaired": kinds, "found": told}
 
 
 def _numbers_of(stage: Stage, topic: str, ids: Iterable[bytes]) -> list[int]:

@@ -16,12 +16,12 @@ from tests.torture.ledger import Diary, Handling, Orders
 from tests.torture.world import ACK_S, HANG_TIMEOUT_S, RETRY_AFTER_MS, Do, Verdict, place_number
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from lisa import Batch, Message
 
 FAILS = {Do.RAISE: 2, Do.RETRY: 1, Do.FALSE: 1, Do.POISON: 1_000}
 """How many attempts fail."""
+
+PAUSES_S = {Do.SLOW: 0.3, Do.SLOWER: 1.5 * ACK_S, Do.HANG: 3 * HANG_TIMEOUT_S}
 
 
 class Trouble(Exception):
@@ -45,14 +45,18 @@ def verdict_on(handling: Handling) -> Verdict:
     return Verdict.FAILED if has_failed else Verdict.OK
 
 
-def steps(message: Message) -> Generator[float, None, bool | None]:
-    """Handle a message as its body says: yields pauses, then returns or raises."""
-    handling = begin(message)
-    do, attempt = handling.do, handling.attempt
-    if do is Do.SLOW or do is Do.SLOWER or (do is Do.HANG and attempt == 1):
-        diary.note(handling, verdict=Verdict.BEGUN)
-        yield {Do.SLOW: 0.3, Do.SLOWER: 1.5 * ACK_S}.get(do, 3 * HANG_TIMEOUT_S)
-    verdict = verdict_on(handling)
+def pause_s(handling: Handling) -> float:
+    """How long the handler takes."""
+    do = handling.do
+    if do not in PAUSES_S or (do is Do.HANG and handling.attempt > 1):
+        return 0.0
+    diary.note(handling, verdict=Verdict.BEGUN)
+    return PAUSES_S[do]
+
+
+def end(handling: Handling) -> bool | None:
+    """Note how the handling ends, and return or raise that."""
+    do, verdict = handling.do, verdict_on(handling)
     diary.note(handling, verdict=verdict)
     if verdict is Verdict.OK:
         return None
@@ -62,7 +66,7 @@ def steps(message: Message) -> Generator[float, None, bool | None]:
         raise Discard("told to")
     if do is Do.FALSE:
         return False
-    raise Trouble(f"attempt {attempt}")
+    raise Trouble(f"attempt {handling.attempt}")
 
 
 @swift.on("bulk")
@@ -73,26 +77,17 @@ def steps(message: Message) -> Generator[float, None, bool | None]:
 @sturdy.on("hang", timeout=timedelta(seconds=HANG_TIMEOUT_S))
 def handle(message: Message) -> bool | None:
     """On a thread, or on the reader's thread."""
-    work = steps(message)
-    while True:
-        try:
-            time.sleep(next(work))
-        except StopIteration as end:
-            said: bool | None = end.value
-            return said
+    handling = begin(message)
+    time.sleep(pause_s(handling))
+    return end(handling)
 
 
 @sturdy.on("async")
 async def handle_async(message: Message) -> bool | None:
     """On the event loop."""
-    work = steps(message)
-    while True:
-        try:
-            pause = next(work)
-        except StopIteration as end:
-            said: bool | None = end.value
-            return said
-        await asyncio.sleep(pause)
+    handling = begin(message)
+    await asyncio.sleep(pause_s(handling))
+    return end(handling)
 
 
 @sturdy.on("batch", batch=50, within=timedelta(milliseconds=50))

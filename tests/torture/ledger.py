@@ -104,7 +104,6 @@ class RedisClock:
         self._ask_again = 0.0
 
     def ask(self) -> Span:
-        """Ask the server now."""
         if time.monotonic() >= self._ask_again:
             try:
                 self._ask()
@@ -122,7 +121,6 @@ class RedisClock:
         return self.now(was_asked=True)
 
     def now(self, *, was_asked: bool = False) -> Span:
-        """The current time according to previous answers."""
         now_us = time.monotonic() * 1e6
         if self._low == -math.inf:  # the server was never reached: same machine, same clock
             us = time.time_ns() // 1000 - self._shift_s * 1_000_000
@@ -179,7 +177,6 @@ class Book:
         self._lines: list[str] = []
 
     def numbers(self, n: int) -> list[int]:
-        """Numbers for new messages."""
         first, self._sent = self._sent, self._sent + n
         return [number_of(self._sender, first + k) for k in range(n)]
 
@@ -198,7 +195,6 @@ class Book:
         dues: Sequence[str],
         ttl: int = 0,
     ) -> int:
-        """Note a send of new messages."""
         doing, due = _alike(",", [str(int(do)) for do in does]), _alike(",", dues)
         number = topic_number(topic)
         return self.attempt("S", number, numbers[0], len(numbers), doing, due, ttl)
@@ -210,7 +206,6 @@ class Book:
         self._ledger.commit()
 
     def confirm(self, call: int, *letters: str) -> None:
-        """Note what Redis confirmed."""
         self._ledger.write([f"C\t{call}\t{self.clock.now().high}\t{_alike('', letters)}"])
 
     def fail(self, call: int, error: Exception) -> None:
@@ -234,7 +229,6 @@ class Pace:
         self._rate, self._credit, self._last = rate, 0.0, time.monotonic()
 
     def take(self) -> int:
-        """How many are due now."""
         now = time.monotonic()
         credit = self._credit + (now - self._last) * self._rate
         self._credit, self._last = min(credit, max(1.0, self._rate)), now
@@ -266,8 +260,6 @@ SLOW_S, SLOW_OF = 0.05, 10
 
 
 class Handling(NamedTuple):
-    """One message being handled."""
-
     number: int
     do: Do
     place: int
@@ -294,7 +286,6 @@ class Diary:
             threading.Thread(target=work, name="diary", daemon=True).start()
 
     def begin(self, place: int, body: list[int], attempt: int, due_ms: int) -> Handling:
-        """A handler got a message."""
         number, do, *_ = body
         return Handling(number, Do(do), place, attempt, due_ms, self._clock.at_least(due_ms))
 

@@ -154,11 +154,9 @@ class Proxy:
         self.make(Trouble.NONE)
 
     def url(self, door: str) -> str:
-        """The URL for a role."""
         return f"redis://{HOST}:{self.port(door)}/0"
 
     def port(self, door: str) -> int:
-        """The local port for a role."""
         return self._doors[door].port
 
     def make(self, trouble: Trouble, door: str = "*", *, delay_s: float = 0.0) -> None:
@@ -173,16 +171,13 @@ class Proxy:
         self._run(door, lambda target: target.choose(words, times))
 
     def cut(self, door: str = "*") -> None:
-        """Cut all connections."""
         self._run(door, lambda target: target.cut())
 
     @property
     def lost(self) -> int:
-        """The number of lost replies."""
         return sum(door.lost for door in self._doors.values())
 
     def close(self) -> None:
-        """Close all connections and stop the thread."""
         self.make(Trouble.REFUSE)
         asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)

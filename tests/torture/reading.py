@@ -100,8 +100,8 @@ class Run:
     events: list[dict[str, Any]]
     final: dict[str, Any]
     stalls: dict[int, list[tuple[int, int]]]
-    messages: Any
-    handled: Any
+    messages: Any = field(default_factory=lambda: np.recarray(0, MESSAGES))
+    handled: Any = field(default_factory=lambda: np.recarray(0, HANDLED))
     changes: dict[int, Change] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     odd: dict[int, str] = field(default_factory=dict)
@@ -112,28 +112,24 @@ class Run:
 
 
 def load(out: Path) -> Run:
-    """Read a run's files from its directory."""
+    archived = out / ARCHIVED
     run = Run(
         [json.loads(line) for line in _lines_of(out / "stage.jsonl")],
-        json.loads((out / "final.json").read_text(encoding="utf-8")),
+        json.loads((out / "final.json").read_bytes()),
         {
             _number_in(path): [(int(a), int(b)) for a, b in map(str.split, _lines_of(path))]
             for path in (out / "ledgers").glob("handled-*.stalls")
         },
-        np.recarray(0, MESSAGES),
-        np.recarray(0, HANDLED),
+        archived=frozenset(json.loads(archived.read_bytes()) if archived.exists() else ()),
         samples=[json.loads(line) for line in _lines_of(out / "samples.jsonl")],
         traces=list(_traces(out / "logs")),
     )
-    if (out / ARCHIVED).exists():
-        run.archived = frozenset(json.loads((out / ARCHIVED).read_text(encoding="utf-8")))
     _read_sent(run, out / "ledgers")
     _read_handled(run, out / "ledgers")
     return run
 
 
 def _number_in(path: Path) -> int:
-    """The number of the process that wrote this ledger."""
     return int(path.stem.partition("-")[2])
 
 
@@ -187,18 +183,14 @@ class _Sender:
 
     def _tried(self, kind: str, at: int, rest: list[str]) -> Call:
         if kind == "S":
-            first, size = _place(rest[1]), int(rest[2])
-            self._add(first, size)
-            part = self.rows[first : first + size]
-            part["topic"], part["tried"], part["ttl"] = int(rest[0]), at, int(rest[5])
-            part["do"] = [int(do) for do in rest[3].split(",")]
-            part["due"] = [_due(due, at) for due in rest[4].split(",")]
-            return Call("S", first, size, at)
+            topic, number, size, does, dues, ttl = rest
+            call = Call("S", _place(number), int(size), at)
+            self._add(call, int(topic), does, dues, int(ttl))
+            return call
         if kind == "P":
-            new, old, due = _place(rest[1]), _place(rest[2]), _due(rest[3], at)
-            self._add(new, 1)
-            row = self.rows[new]
-            row["topic"], row["do"], row["due"], row["tried"] = int(rest[0]), Do.OK, due, at
+            topic, number, replaced, said = rest
+            new, old, due = _place(number), _place(replaced), _due(said, at)
+            self._add(Call("P", new, 1, at), int(topic), f"{int(Do.OK)}", said)
         else:
             new = old = _place(rest[0])
             due = _due(rest[1], at) if kind in "DR" else 0
@@ -207,13 +199,18 @@ class _Sender:
             self.rows["taken_back"][old] = TakenBack.MAYBE
         return Call(kind, new, 1, at, old)
 
-    def _add(self, first: int, size: int) -> None:
-        self.count = max(self.count, first + size)
+    def _add(self, call: Call, topic: int, does: str, dues: str, ttl: int = 0) -> None:
+        ends = call.first + call.size
+        self.count = max(self.count, ends)
         if self.count > len(self.rows):
             grown = np.zeros(max(2 * len(self.rows), self.count), MESSAGES)
             grown[: len(self.rows)] = self.rows
             grown["number"] = (self._number << 32) + np.arange(len(grown))
             self.rows = grown
+        part = self.rows[call.first : ends]
+        part["topic"], part["tried"], part["ttl"] = topic, call.tried, ttl
+        part["do"] = [int(do) for do in does.split(",")]
+        part["due"] = [_due(due, call.tried) for due in dues.split(",")]
 
     def _settled(self, call: Call, at: int, letters: str) -> None:
         if call.kind in "SPD":

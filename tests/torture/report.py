@@ -27,7 +27,6 @@ WRITTEN = 10_000
 
 
 def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
-    """All measurements, as plain values."""
     faults = [event for event in run.events if event["event"] == "fault"]
     done = [fault for fault in faults if "skipped" not in fault]
     windows = [Window(fault["since"], fault["until"] + SETTLES_US, fault["kind"]) for fault in done]

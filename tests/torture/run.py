@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
-import sys
+import resource
 import time
-from contextlib import suppress
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +44,13 @@ or a fault."""
 
 LESS = 0.9
 PAGE = 500
-KB = 1024
+MB = 1 << 20
 
 
 def run(options: Options, tell: Callable[[str], None]) -> None:
     """Run, and write the ledgers, `stage.jsonl`, `samples.jsonl` and `final.json` to `out`."""
-    with Stage(options) as stage:
+    with closing(Stage(options)) as stage:
+        stage.open()
         stage.note("begin", options=json.loads(json.dumps(options._asdict(), default=str)))
         _Run(stage, tell).whole()
 
@@ -139,12 +142,12 @@ class _Run:
         time.sleep(STEP_S)
 
     def _word(self) -> str:
-        counts = {"sent": 0, "acked": 0}
+        store, counts = self._stage.store, Counter[str]()
         for topic in TOPICS:
-            for name, n in self._stage.store.drive(self._stage.store.stats(topic.name)).items():
-                if name == "sent" or name.startswith("acked@"):
-                    counts[name.partition("@")[0]] += n
-        words = [f"{n:,} {name}" for name, n in [*counts.items(), *self._stage.standing().items()]]
+            for name, n in store.drive(store.stats(topic.name)).items():
+                counts[name.partition("@")[0]] += n
+        found = {"sent": counts["sent"], "acked": counts["acked"], **self._stage.standing()}
+        words = [f"{n:,} {name}" for name, n in found.items()]
         return f"{time.monotonic() - self._began:6.0f} s  {'  '.join(words)}  ({self._doing})"
 
     def _repair(self) -> Iterator[float]:
@@ -170,17 +173,16 @@ def sample(stage: Stage) -> dict[str, float]:
     """The memory of server and roles, and lengths. Raises redis.RedisError."""
     memory = stage.client.info("memory")
     found: dict[str, float] = {
-        "server used MB": int(memory["used_memory"]) / KB**2,
-        "server rss MB": int(memory["used_memory_rss"]) / KB**2,
+        "server used MB": int(memory["used_memory"]) / MB,
+        "server rss MB": int(memory["used_memory_rss"]) / MB,
         **stage.standing(),
         "keys": int(stage.client.dbsize()),
     }
     for name, role in stage.roles.items():
         if role.now is not None and role.is_alive():
             with suppress(OSError):
-                status = Path(f"/proc/{role.now.pid}/status").read_text(encoding="utf-8")
-                kb = status.partition("VmRSS:")[2].partition("kB")[0]
-                found[f"{name} rss MB"] = float(kb or 0) / KB
+                pages = Path(f"/proc/{role.now.pid}/statm").read_text(encoding="utf-8").split()[1]
+                found[f"{name} rss MB"] = int(pages) * resource.getpagesize() / MB
     return found
 
 
@@ -238,13 +240,10 @@ def has_begun(archive: Path) -> bool:
 
 def restore(stage: Stage) -> None:
     """Restore what the archive has and the server lacks; note the result."""
-    log = stage.out / "logs" / "restore.log"
     report = ("--report", str(stage.out / "restored"), "--json")
-    command = [sys.executable, *stage.pipeline("restore", "--archive", *report)]
-    with (stage.out / "restored.json").open("wb") as out, log.open("wb") as errors:
-        process = stage.process(command, out, errors)
-        process.role = "restore"
-        process.wait(JVM_STARTS_WITHIN_S)
+    command = stage.pipeline("restore", "--archive", *report)
+    process = stage.process(command, "restore", stage.out / "restored.json")
+    process.wait(JVM_STARTS_WITHIN_S)
     stage.ended(process, "told to")
     numbers = []
     import pyarrow.dataset as ds
@@ -261,35 +260,26 @@ def restore(stage: Stage) -> None:
 
 
 def final_state(stage: Stage, first_ticks: Mapping[str, int]) -> dict[str, Any]:
-    """All live messages, the findings of fsck, and the counters."""
     store = stage.store
     report = store.drive(check(store, [topic.name for topic in TOPICS]))
-    names = ("kind", "topic", "group", "id", "what")
     return {
         "live": [row for topic in TOPICS for row in _live(store, topic.name)],
         "bodies": report.bodies,
         "ticks": _ticks(store, first_ticks),
         "stats": {topic.name: store.drive(store.stats(topic.name)) for topic in TOPICS},
-        "findings": [
-            {name: getattr(finding, name) for name in names} for finding in report.findings
-        ],
+        "findings": [asdict(finding) for finding in report.findings],
     }
 
 
 def _live(store: SyncStore, topic: str) -> Iterator[dict[str, Any]]:
     keys = store.keys.topic(topic)
     for state in LiveState:
-        cursor, is_first = None, True
-        while is_first or cursor is not None:
-            page = store.drive(list_messages(store, topic, state, cursor=cursor, limit=PAGE))
-            cursor, is_first = page.cursor, False
-            for row in page.rows:
-                [number] = numbers_in([store.ask("GET", keys.body(row.id))]) or [0]
-                yield {
-                    "number": number,  # 0: a record without a message
-                    "topic": topic,
-                    "group": row.group,
-                    "state": str(state),
-                    "id": row.id,
-                    "reason": row.reason,
-                }
+        page = store.drive(list_messages(store, topic, state, limit=PAGE))
+        rows = page.rows
+        while page.cursor is not None:
+            page = store.drive(list_messages(store, topic, state, cursor=page.cursor, limit=PAGE))
+            rows += page.rows
+        for row in rows:
+            [number] = numbers_in([store.ask("GET", keys.body(row.id))]) or [0]
+            named = {"topic": topic, "group": row.group, "id": row.id, "reason": row.reason}
+            yield {"number": number, "state": str(state), **named}  # 0: a record without a message

@@ -34,7 +34,9 @@ from tests.torture.world import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
+
+    from lisa.producer import SendOutcome
 
 T = TypeVar("T")
 
@@ -120,11 +122,10 @@ class Bulk(Sender):
         """
         topic, way = self._drawn(BULK_TOPICS), self._drawn(WAYS)
         self._book.clock.ask()
+        calls = []
         if way == "singly":
             calls = [self._noted(way, topic, 1) for _ in range(min(n, MOST_SINGLY))]
             n, way = n - len(calls), "alike"
-        else:
-            calls = []
         if n:
             calls.append(self._noted(way, topic, n))
         self._book.commit()
@@ -162,20 +163,18 @@ class Bulk(Sender):
         else:
             self._book.confirm(call, *letters)
 
-    def _outcomes(self, way: str, topic: str, outgoing: list[Outgoing]) -> Iterator[str]:
+    def _outcomes(self, way: str, topic: str, outgoing: list[Outgoing]) -> Iterable[str]:
         bodies, delay = [message.body for message in outgoing], outgoing[0].delay
         if way == "singly":
             self._producer.send(topic, bodies[0], delay=delay)
-            yield "accepted"
-        elif way == "stream":
-            for report in self._producer.send_stream(topic, iter(outgoing)):
-                yield report.outcome
+            return ["accepted"]
+        if way == "stream":
+            reports: Iterable[SendOutcome] = self._producer.send_stream(topic, iter(outgoing))
         elif way == "alike":
-            for report in self._producer.send_many(topic, bodies, delay=delay):
-                yield report.outcome
+            reports = self._producer.send_many(topic, bodies, delay=delay)
         else:
-            for report in self._producer.send_many(topic, outgoing):
-                yield report.outcome
+            reports = self._producer.send_many(topic, outgoing)
+        return (report.outcome for report in reports)
 
 
 class Fickle(Sender):
@@ -256,6 +255,7 @@ class Fickle(Sender):
     def _go_on(self, story: str, number: int, topic: str) -> None:
         name, delay = own_id(number), self._chance.randint(200, 3_000)
         later, due, producer = timedelta(milliseconds=delay), f"+{delay}", self._producer
+        options: Any = {"id": name, "delay": later}
         if story == "cancel":
             self._call(producer.cancel(topic, name), "X", number)
         elif story == "move":
@@ -264,15 +264,13 @@ class Fickle(Sender):
             self._call(producer.fire_now(topic, name), "R", number, "+0")
         elif story == "replace":
             [new] = self._book.numbers(1)
-            outgoing = Outgoing([new, Do.OK], id=name, delay=later)
-            work = self._outcome(topic, outgoing, "replace")
+            work = self._outcome(topic, Outgoing([new, Do.OK], **options), "replace")
             self._call(work, "P", topic_number(topic), new, number, due)
         elif story == "again":
-            outgoing = Outgoing([number, Do.OK], id=name, delay=later)
-            self._call(self._outcome(topic, outgoing, "keep"), "D", number, due)
+            work = self._outcome(topic, Outgoing([number, Do.OK], **options), "keep")
+            self._call(work, "D", number, due)
         else:
-            body, mode = [number, Do.OK], "reject"
-            send = producer.send(topic, body, id=name, delay=later, on_duplicate=mode)
+            send = producer.send(topic, [number, Do.OK], **options, on_duplicate="reject")
             self._calls.append(self._note(self._book.attempt("D", number, due), send, "a"))
 
     def _call(self, work: Awaitable[str], kind: str, *fields: object) -> None:

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
@@ -113,20 +113,22 @@ SAVE_EVERY_S = 5.0
 
 
 class Tail:
-    """Under `always`: no confirmed write is ever lost."""
+    """Under `always`: no confirmed write is ever lost.
 
-    def begin(self) -> None:
-        """All topics are declared: that must not be lost."""
+    begin: call when all topics are declared, which must not be lost.
+    step: call several times a second while the server runs. Raises redis.RedisError.
+    before_kill: since when (us) a kill right now may lose confirmed writes; None: no loss.
+    after_kill: make the loss as large as the setting allows.
+    """
 
-    def step(self) -> None:
-        """Call several times a second while the server runs. Raises redis.RedisError."""
+    def begin(self) -> None: ...
+
+    def step(self) -> None: ...
 
     def before_kill(self) -> int | None:
-        """Since when (us) a kill right now may lose confirmed writes; None: no loss."""
         return None
 
-    def after_kill(self) -> None:
-        """Make the loss as large as the setting allows."""
+    def after_kill(self) -> None: ...
 
 
 class PowerCut(Tail):
@@ -153,14 +155,13 @@ class PowerCut(Tail):
         most_s = self._loses_s + PUT_OFF_S
         while self._sizes and self._sizes[0][0] < time.monotonic() - most_s:
             self._sizes.popleft()  # not checked since for lack of time: that would be too much
-        return int((time.time() - most_s) * 1e6)
+        return now_us() - round(most_s * 1e6)
 
     def after_kill(self) -> None:
         if self._sizes:
             _, file, size = self._sizes[0]
             if self._newest() == file and file.stat().st_size > size:
-                with file.open("r+b") as log:
-                    log.truncate(size)
+                os.truncate(file, size)
             self._sizes.clear()
 
     def _newest(self) -> Path | None:
@@ -174,11 +175,11 @@ class Snapshots(Tail):
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._began: int | None = None
-        self._held = int(time.time() * 1e6)
+        self._held = now_us()
         self._next = math.inf
 
     def begin(self) -> None:
-        began = int(time.time() * 1e6)
+        began = now_us()
         self._client.save()
         self._held, self._next = began, 0.0
 
@@ -189,7 +190,7 @@ class Snapshots(Tail):
                 self._held = self._began
             self._began = None
         if self._began is None and time.monotonic() >= self._next:
-            began = int(time.time() * 1e6)
+            began = now_us()
             self._next = time.monotonic() + SAVE_EVERY_S
             self._client.bgsave()
             self._began = began
@@ -207,8 +208,6 @@ class Snapshots(Tail):
 
 
 class Process(subprocess.Popen[bytes]):
-    """One process of a role, with a number unique in the run."""
-
     role = ""
     number = 0
     began = 0.0
@@ -234,11 +233,9 @@ class Role:
         return self.name.partition("-")[0]
 
     def is_alive(self) -> bool:
-        """Whether the role has a running process."""
         return self.now is not None and self.now.poll() is None
 
     def tell_to_leave(self) -> None:
-        """Send SIGTERM, also to a stopped process."""
         self.is_wanted = False
         if self.now is not None:
             self.now.send_signal(signal.SIGCONT)
@@ -271,18 +268,7 @@ class Stage:
         self._numbers = count(1)
         self._processes: list[Process] = []
 
-    def __enter__(self) -> Self:
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _open(self) -> None:
+    def open(self) -> None:
         self.server.start()
         self.is_up = True
         self.client = connect(self.server.url)
@@ -297,18 +283,18 @@ class Stage:
         self._gateway_port = free_port()
         window = "" if self.earlier else topic_window()  # which an earlier build may ignore
         journaled = [ARCHIVED_TOPIC] if self.options.restore else []
-        for name, text in (
-            ("manager", manager_config(*journaled, window=window)),
-            ("swift", consumer_config(SWIFT)),
-            ("sturdy", consumer_config(STURDY)),
-        ):
+        configs = {
+            "manager": manager_config(*journaled, window=window),
+            "swift": consumer_config(SWIFT),
+            "sturdy": consumer_config(STURDY),
+        }
+        for name, text in configs.items():
             (self.out / "logs" / f"{name}.yml").write_text(text, encoding="utf-8")
         for names in self.options.roles.values():
             for name in names:
                 self.roles[name] = Role(name, self._command_of(name), self.earlier)
 
     def close(self) -> None:
-        """Stop all processes."""
         for process in self._processes:
             process.kill()  # a stopped one, too
             process.wait()
@@ -321,7 +307,6 @@ class Stage:
         self.server.stop()
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event, with its time by the machine's clock."""
         self._events.write([json.dumps({"at": now_us(), "event": event, **fields})])
         self._events.commit()
 
@@ -330,9 +315,8 @@ class Stage:
     def _command_of(self, name: str) -> list[str]:
         """Consumers and producers alternate between two kinds."""
         kind, _, number = name.partition("-")
-        is_http = number == "http"
         if kind in ("producer", "puller"):
-            module = "web" if kind == "puller" or is_http else "sender"
+            module = "web" if kind == "puller" or number == "http" else "sender"
             return ["-m", f"tests.torture.{module}"]
         if kind == "archive":
             return self.pipeline("archive", "--to", "--interval", "2s", "--on-gap", "record")
@@ -347,32 +331,33 @@ class Stage:
 
     def pipeline(self, command: str, where: str, *arguments: str) -> list[str]:
         """Arguments for `lisa pipeline archive` or `restore`: the topic's journal as Parquet."""
-        topic, url = ("--topic", ARCHIVED_TOPIC), ("--redis", self.server.url)
-        archive = (where, str(self.out / "archive"))
-        command_line = ("-m", "lisa.cli.main", "pipeline", command)
-        return [*command_line, *archive, *topic, *arguments, *url, *SPARK]
+        archive = (where, str(self.out / "archive"), "--topic", ARCHIVED_TOPIC)
+        url = ("--redis", self.server.url)
+        return ["-m", "lisa.cli.main", "pipeline", command, *archive, *arguments, *url, *SPARK]
 
     def _orders(self, role: Role, number: int) -> Orders:
         """What a process of the run's own programs is told."""
-        _, _, which = role.name.partition("-")
-        options = self.options
-        kind, folder, rate = role.kind, "handled", 0.0
+        options, kind = self.options, role.kind
+        folder = "sent" if kind == "producer" else "handled"
         if kind == "producer":
-            folder = "sent"
+            which = role.name.partition("-")[2]
             kind = "http" if which == "http" else "bulk" if int(which) % 2 else "fickle"
-            n, share = options.producers // 2, options.rate * FICKLE_SHARE
-            rates = {"fickle": share / n, "bulk": (options.rate - share) / (options.producers - n)}
-            rate = rates.get(kind, min(options.rate, HTTP_PER_S))
+        n, share = options.producers // 2, options.rate * FICKLE_SHARE
+        rates = {
+            "fickle": share / n,
+            "bulk": (options.rate - share) / (options.producers - n),
+            "http": min(options.rate, HTTP_PER_S),
+        }
         return Orders(
             number=number,
-            kind="pull" if kind == "puller" else kind,
+            kind=kind,
             ledger=str(self.out / "ledgers" / f"{folder}-{number}.tsv"),
             clock_port=self.server.port,
             door_port=self.proxy.port("gateway" if kind == "puller" else "consumer"),
             gateway=f"http://127.0.0.1:{self._gateway_port}",
             redis=self.proxy.url("producer"),
             seed=options.seed * 1_000_003 + number,
-            rate=rate,
+            rate=rates.get(kind, 0),
             longest_s=options.longest_s,
             shift_s=role.shift_s,
             has_schedules=not options.restore,
@@ -381,45 +366,47 @@ class Stage:
         )
 
     def start(self, role: Role) -> None:
-        """Start a process for a role; its output is appended to the role's log."""
-        number, logs = next(self._numbers), self.out / "logs"
+        number = next(self._numbers)
         path = [str(role.build)] if role.build else []
         orders = json.dumps(self._orders(role, number)._asdict())
         env = {**plain_environment(*path), **shifted(role.shift_s), "TORTURE_ORDERS": orders}
-        with (logs / f"{role.name}.log").open("ab") as log:
-            role.now = self.process([sys.executable, *role.command], log, log, env)
-        role.now.role, role.now.number, role.now.began = role.name, number, time.monotonic()
+        role.now = self.process(role.command, role.name, env=env)
+        role.now.number = number
         is_earlier = role.build is not None
         self.note("start", role=role.name, number=number, shift=role.shift_s, earlier=is_earlier)
 
     def process(
         self,
         command: Sequence[str],
-        stdout: IO[bytes],
-        stderr: IO[bytes],
+        name: str,
+        output: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> Process:
-        """Start a process, perhaps an operator's; it ends with the stage at the latest."""
-        process = Process(
-            [*leash(), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=env or plain_environment(),
-            cwd=self.out / "logs",
-            start_new_session=True,
-        )
+        """Start `python COMMAND`, perhaps for an operator; it ends with the stage at the latest.
+
+        name: of the log for its messages, and without `output` also for its output.
+        """
+        log = self.out / "logs" / f"{name}.log"
+        with (output or log).open("ab") as out, log.open("ab") as errors:
+            process = Process(
+                [*leash(), sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                env=env or plain_environment(),
+                cwd=log.parent,
+                start_new_session=True,
+            )
+        process.role, process.began = name, time.monotonic()
         self._processes.append(process)
         return process
 
     def ended(self, process: Process, how: str) -> None:
-        """Record the end of a process."""
-        age_s, code = time.monotonic() - process.began, process.poll()
-        role, number = process.role, process.number
-        self.note("end", role=role, number=number, how=how, code=code, age_s=age_s)
+        age_s = time.monotonic() - process.began
+        who = {"role": process.role, "number": process.number}
+        self.note("end", **who, how=how, code=process.poll(), age_s=age_s)
 
     def start_roles(self, *kinds: str) -> None:
-        """Start all roles of these kinds."""
         for role in self.roles.values():
             if role.kind in kinds:
                 self.start(role)
@@ -433,11 +420,10 @@ class Stage:
 
     def end_roles(self, kind: str) -> None:
         """Have roles of a kind end in order."""
-        leaving = []
-        for role in self.roles.values():
-            if role.kind == kind and role.now is not None:
-                leaving += [role.now] * role.is_alive()
-                role.tell_to_leave()
+        roles = [role for role in self.roles.values() if role.kind == kind]
+        leaving = [role.now for role in roles if role.now is not None and role.is_alive()]
+        for role in roles:
+            role.tell_to_leave()
         for process in leaving:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVES_WITHIN_S)
@@ -467,31 +453,30 @@ class Stage:
             self.note("loss", since=since, until=until)
 
     def restart_server(self) -> None:
-        """Restart the server with the same data."""
         self.server.restart()
         self.is_up = True
 
     def signal_server(self, number: signal.Signals) -> None:
-        """Send SIGSTOP or SIGCONT."""
         self.is_up = number == signal.SIGCONT
         os.kill(self.server.pid, number)
 
-    def standing(self) -> dict[str, int]:
+    def standing(self) -> Counter[str]:
         """The number of messages by state, over all topics. Raises redis.RedisError."""
-        found = dict.fromkeys(("waiting", "ready", "retry", "garbage", "ready streams"), 0)
-        pipe = self.client.pipeline(transaction=False)
-        names = []
+        calls = []
         for topic in TOPICS:
             keys = self.store.keys.topic(topic.name)
-            pipe.zcard(keys.waiting)
-            names.append("waiting")
-            for group in topic.groups:
-                own = keys.group(group)
-                pipe.hlen(own.entries)
-                pipe.zcard(own.retry)
-                pipe.zcard(own.garbage)
-                pipe.xlen(own.ready)
-                names += ["ready", "retry", "garbage", "ready streams"]
-        for name, n in zip(names, pipe.execute(), strict=True):
+            calls.append(("waiting", "ZCARD", keys.waiting))
+            for own in map(keys.group, topic.groups):
+                calls += [
+                    ("ready", "HLEN", own.entries),
+                    ("retry", "ZCARD", own.retry),
+                    ("garbage", "ZCARD", own.garbage),
+                    ("ready streams", "XLEN", own.ready),
+                ]
+        pipe = self.client.pipeline(transaction=False)
+        for _, *command in calls:
+            pipe.execute_command(*command)
+        found: Counter[str] = Counter()
+        for (name, *_), n in zip(calls, pipe.execute(), strict=True):
             found[name] += int(n)
         return found

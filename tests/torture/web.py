@@ -99,7 +99,7 @@ async def _pull(client: httpx.AsyncClient, orders: Orders) -> None:
 
 
 async def _run(orders: Orders) -> None:
-    work = _pull if orders.kind == "pull" else _send
+    work = _pull if orders.kind == "puller" else _send
     async with httpx.AsyncClient(base_url=orders.gateway, timeout=5.0) as client:
         await work(client, orders)
 
