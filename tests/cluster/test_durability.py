@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.client import Monitor
 
 from lisa import ConfigError, NotReplicated, Producer, ServerUnavailable, replicas
 from lisa.core.model.keys import Keys
@@ -184,23 +184,18 @@ def test_script_and_wait_share_a_connection(pair: Pair) -> None:
     primary, _ = pair
     ids = {f"m{n}" for n in range(200)}
     with (
-        socket.create_connection(("127.0.0.1", primary.server.port)) as monitor,
+        connect(primary.server.url).monitor() as monitor,
         Producer(primary.server.url, durability=replicas(1)) as producer,
         ThreadPoolExecutor(5) as pool,
     ):
-        monitor.sendall(b"MONITOR\r\n")
-        assert monitor.recv(5) == b"+OK\r\n"
-        watching = pool.submit(read_until, monitor, b"the end")
+        watching = pool.submit(commands_by_connection, monitor, "ECHO the end")
         sending = [pool.submit(producer.send, "orders", "x", id=one, delay=HOUR) for one in ids]
         for _ in range(20):
             kill_connections(primary)
             time.sleep(0.005)
         assert {one.result(PATIENCE.total_seconds()) for one in sending} == ids
         primary.ask("ECHO", "the end")
-        said = watching.result(PATIENCE.total_seconds())
-    by_connection = defaultdict(list)
-    for where, name in re.findall(r'\[0 ([\d.]+:\d+)\] "(\w+)"', said.decode("latin1")):
-        by_connection[where].append(name.lower())
+        by_connection = watching.result(PATIENCE.total_seconds())
     waits = 0
     for commands in by_connection.values():
         for number, name in enumerate(commands):
@@ -210,11 +205,13 @@ def test_script_and_wait_share_a_connection(pair: Pair) -> None:
     assert waits >= 200
 
 
-def read_until(connection: socket.socket, words: bytes) -> bytes:
-    said = b""
-    while words not in said:
-        said += connection.recv(1 << 16)
-    return said
+def commands_by_connection(monitor: Monitor, last: str) -> dict[str, list[str]]:
+    """The names of the commands that a server receives until the last one."""
+    found = defaultdict(list)
+    while (said := monitor.next_command())["command"] != last:
+        if said["client_type"] == "tcp":  # not a script's
+            found[said["client_port"]].append(said["command"].split()[0].lower())
+    return found
 
 
 def kill_connections(node: Node) -> None:

@@ -79,7 +79,6 @@ def test_sentinel(tls: Certificates, processes: Processes, tmp_path: Path) -> No
     ) as watched:
         own = "&sentinel_username=lisa&sentinel_password=lisa-password"
         company = Company(processes, tmp_path, ["orders"], urls(watched.url, tls, own))
-        company.wait_until_at_work()
         before = company.watch()
         old = watched.primary
         old.server.kill()
@@ -97,7 +96,6 @@ def test_cluster(tls: Certificates, processes: Processes, tmp_path: Path) -> Non
             node.ask("ACL", "LOG", "RESET")
         topics = [names[0] for names in topologies.topics_on(made, 1)]
         company = Company(processes, tmp_path, topics, urls(made.url, tls))
-        company.wait_until_at_work()
         slot = topologies.slot_of(f"{{{topics[1]}}}")
         topologies.migrate(made, slot, made.primaries[1], made.primaries[2], batch=20, pause_s=0.01)
         old = made.primaries[0]
