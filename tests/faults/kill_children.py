@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import traceback
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -38,40 +36,27 @@ class Child:
         with LOCK:
             return self._process.exitcode
 
-    def wait(self, timeout_s: float = PATIENCE.total_seconds()) -> int:
-        """Wait until the process ends; its exit code or signal."""
-        wait([self._process.sentinel], timeout_s)
+    def wait(self) -> int:
+        wait([self._process.sentinel], PATIENCE.total_seconds())
         status = self.status
         assert status is not None, f"process {self._process.pid} does not end"
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
         if self.status is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid or 0, number)
 
 
 def _live(order: dict[str, Any]) -> None:
-    """Run the child; never returns."""
     from tests.faults import kill_roles
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    code = 1
-    try:
-        output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target in (1, 2):
-            os.dup2(output, target)
-        os.chdir(Path(order["output"]).parent)
-        kill_roles.run(order)
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(bool(left.code))
-    except BaseException:  # noqa: BLE001  told, and the code says so
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target in (1, 2):
+        os.dup2(output, target)
+    os.chdir(Path(order["output"]).parent)
+    kill_roles.run(order)
 
 
 def _end_with_parent() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -28,17 +28,8 @@ class ProducerLife(Life):
     role = "producer"
 
     def prepare(self) -> None:
-        self.ends(
-            [
-                "soon",
-                *[f"many-{n}" for n in range(5)],
-                "moved",
-                "fired",
-                "replaced",
-                *[f"stream-{n}" for n in range(3)],
-            ],
-            "acked",
-        )
+        sent = [f"{kind}-{n}" for kind, count in (("many", 5), ("stream", 3)) for n in range(count)]
+        self.ends(["soon", "moved", "fired", "replaced", *sent], "acked")
         self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1"], "cancelled")
 
     def live(self) -> None:
@@ -46,19 +37,17 @@ class ProducerLife(Life):
         self.until(self.are_all_at_an_end)
 
     def turn(self) -> None:
-        self.promote()
+        super().turn()
         self.consume()
 
     def check(self) -> None:
         super().check()
-        confirmed = (self.directory / "confirmed").read_text().splitlines()
-        sent = {one for line in confirmed for one in json.loads(line).get("sent", ())}
-        counts = {one: [seen["id"] for seen in self.handled].count(one) for one in sent}
-        missing = sent - set(self.ends_as) - {one["id"] for one in self.handled}
-        assert missing == set()  # including the message with a generated id
+        sent = set((self.directory / "confirmed").read_text().split())
+        counts = Counter(one["id"] for one in self.handled if one["id"] in sent)
+        # Including the message with a generated id.
+        assert sent - set(self.ends_as) - counts.keys() == set()
         # `replace` may send it again after the first message was handled.
-        twice = {one for one, count in counts.items() if count > 1}
-        assert twice <= {"replaced"}
+        assert {one for one, count in counts.items() if count > 1} <= {"replaced"}
 
 
 class AsyncProducerLife(ProducerLife):
@@ -232,10 +221,6 @@ class ConsumerLife(Life):
 
     def live(self) -> None:
         self.until(self.are_all_at_an_end)
-        self.finish()
-
-    def finish(self) -> None:
-        """Stop one consumer while it works; another handles the messages that it releases."""
         self.call_as_often()
         while not self._is_stopped_with_full_hands():
             pass  # it reads one by one, at the pace of its handlers
@@ -261,7 +246,6 @@ class ConsumerLife(Life):
             self.until(self.are_all_at_an_end)
 
     def is_one_waiting(self) -> bool:
-        """True if the role's read is blocked on the server."""
         return b"blocked_clients:1" in self.cast.store.ask("INFO", "clients")
 
     def _is_stopped_with_full_hands(self) -> bool:
@@ -299,27 +283,10 @@ class ConsumerLife(Life):
         child.signal(signal.SIGTERM)
         assert child.wait() in (0, -signal.SIGKILL), self.output
 
-    def turn(self) -> None:
-        self.promote()
-
 
 class AsyncConsumerLife(ConsumerLife):
     role = "asyncio consumer"
     naps = 3
-
-
-class PullLife(ConsumerLife):
-    """A custom pull loop: extends, retries, discards, releases and acks."""
-
-    role = "consumer.pull"
-    said = "pulling"
-
-    def finish(self) -> None:
-        """Send to a waiting pull."""
-        while not self.has_come_by("after", "XREAD ready"):
-            self.until(self.is_one_waiting)
-            self.ends([self.cast.send("fine")], "acked")
-            self.until(self.are_all_at_an_end)
 
 
 LATER_MS = 600_000
@@ -349,9 +316,6 @@ class GatewayLife(Life):
         self.ends(["taken-back"], "cancelled")
         self.ends(["purged"], "purged")
 
-    def turn(self) -> None:
-        self.promote()
-
     def close(self) -> None:
         self._client.close()
         super().close()
@@ -380,9 +344,9 @@ class GatewayLife(Life):
         self.ask("POST", "topics/orders/pause")
         self.ask("POST", "topics/orders/resume")
         self._take()
-        self.ask("GET", "topics/orders")
-        self.ask("GET", "topics")
-        self.ask("GET", f"{self._root}/topics/orders/messages/a")  # its history, from the journal
+        history = f"{self._root}/topics/orders/messages/a"  # from the journal
+        for path in ("topics/orders", "topics", history):
+            self.ask("GET", path)
 
     def _send(self) -> None:
         send, later = "topics/orders/messages", LATER_MS
@@ -416,7 +380,7 @@ class GatewayLife(Life):
     def _settle(self, one: dict[str, Any]) -> None:
         """Settle a delivery as planned; if it is too late, the plan applies to the next one."""
         message_id = one["id"]
-        self.note_delivery(message_id, one["attempt"], one["due_ms"])
+        self.note_delivery(message_id, one["due_ms"])
         verb = FIRST.get(message_id, "ack")
         if message_id in self._done:
             verb = "ack"
@@ -432,15 +396,7 @@ class GatewayLife(Life):
         return self.ask("POST", path, 409, receipt=one["receipt"], **more).is_success
 
 
+PRODUCERS, CONSUMERS = (ProducerLife, AsyncProducerLife), (ConsumerLife, AsyncConsumerLife)
 LIVES: dict[str, type[Life]] = {
-    one.role: one
-    for one in (
-        ProducerLife,
-        AsyncProducerLife,
-        ManagerLife,
-        ConsumerLife,
-        AsyncConsumerLife,
-        PullLife,
-        GatewayLife,
-    )
+    life.role: life for life in (*PRODUCERS, ManagerLife, *CONSUMERS, GatewayLife)
 }

@@ -30,17 +30,9 @@ RETRY_DELAYS = ",".join("0" * 30)
 LONG_S = 3 * PATIENCE.total_seconds()
 """A wait here is for a dozen things, in a process that shares the machine with many others."""
 ALLOWED = {
-    "done",
-    "options",
-    "groups",
-    "stats",
-    "consumers",
-    "history",
-    "events",
-    "archived",
-    "schedules",
+    "done", "options", "groups", "stats", "consumers", "history", "events", "archived", "schedules",
     "reply",
-}
+}  # fmt: skip
 """What may be left of a topic when all its messages are settled, beside an empty stream."""
 
 
@@ -117,7 +109,6 @@ class Life(ABC):
             self._child.wait()
 
     def close(self) -> None:
-        """Close everything that this life opened."""
         self.cast.store.close()
 
     @abstractmethod
@@ -128,16 +119,19 @@ class Life(ABC):
     def live(self) -> None:
         """Everything until the role is stopped; `until` waits."""
 
-    def turn(self) -> None:  # noqa: B027  most lives have others, not all
-        """One round of the other roles' work."""
+    def turn(self) -> None:
+        """One round of the other roles' work: by default a manager's, by plain transitions."""
+        if past := self.cast.store.call(Promote(self.cast.topic)).expired:
+            self.cast.store.call(Expire(self.cast.topic, past))
+        start: str | None = FIRST
+        while start is not None:
+            start = self.cast.store.call(Reclaim(self.cast.topic, self.cast.group, start)).cursor
 
     def order(self) -> dict[str, Any]:
-        """Additional arguments for the role's start."""
         return {}
 
     @property
     def output(self) -> str:
-        """The output of all the role's processes."""
         return "".join(one.read_text() for one in sorted(self.directory.glob("output-*")))
 
     def start(self) -> None:
@@ -195,34 +189,17 @@ class Life(ABC):
         logs = [read_log(log)[0] for log in self.directory.glob("points-*")]
         return any(Point(phase, name, time) in points for points in logs)
 
-    def promote(self, topic: str = "orders") -> None:
-        """One round of a manager, by plain transitions."""
-        if past := self.cast.store.call(Promote(topic)).expired:
-            self.cast.store.call(Expire(topic, past))
-        start: str | None = FIRST
-        while start is not None:
-            start = self.cast.store.call(Reclaim(topic, self.cast.group, start)).cursor
-
     def consume(self, cast: Cast | None = None) -> None:
-        """Read ready messages, record them and ack them."""
         cast = cast or self.cast
         for entry in cast.take():
-            self.note_delivery(entry.id, entry.attempt, entry.due_ms)
+            self.note_delivery(entry.id, entry.due_ms)
             cast.ack(entry)
 
-    def note_delivery(self, message_id: str, attempt: int, due_ms: int) -> None:
-        """Record a delivery to the other roles, with its time."""
-        self.handled.append(
-            {
-                "id": message_id,
-                "attempt": attempt,
-                "due_ms": due_ms,
-                "at_ms": time.time_ns() // 1_000_000,
-            }
-        )
+    def note_delivery(self, message_id: str, due_ms: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        self.handled.append({"id": message_id, "due_ms": due_ms, "at_ms": now_ms})
 
     def ends(self, ids: Iterable[str], *states: str) -> None:
-        """Expect messages to end in one of these states."""
         self.ends_as |= {message_id: set(states) for message_id in ids}
 
     def are_all_at_an_end(self) -> bool:

@@ -15,15 +15,16 @@ equivalent.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -40,39 +41,13 @@ MOST_TIMES = 4
 DIED = "died"
 READS = ("XREADGROUP", "XREAD")
 PLAIN_READS = {
-    "EXEC",  # transactions only read
-    "EXISTS",
-    "GET",
-    "GETRANGE",
-    "HEXISTS",
-    "HGET",
-    "HGETALL",
-    "HKEYS",
-    "HLEN",
-    "HMGET",
-    "HSCAN",
-    "INFO",
-    "MULTI",
-    "SCAN",
-    "STRLEN",
-    "TIME",
-    "TYPE",
-    "XINFO",
-    "XLEN",
-    "XPENDING",
-    "XRANGE",
-    "XREAD",
-    "XREVRANGE",
-    "ZCARD",
-    "ZCOUNT",
-    "ZMSCORE",
-    "ZRANGE",
-    "ZRANGEBYSCORE",
-    "ZRANK",
-    "ZSCAN",
-    "ZSCORE",
-    "open",  # for ordinary messages; it is called for others only
-}
+    "EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET",
+    "HSCAN", "INFO", "MULTI", "SCAN", "STRLEN", "TIME", "TYPE", "XINFO", "XLEN", "XPENDING",
+    "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE",
+    "ZRANK", "ZSCAN", "ZSCORE", "open",
+}  # fmt: skip
+"""Transactions only read. `open` does for ordinary messages; it is called for others only."""
+
 RIGHTS = "check of rights"
 """A daemon's first call names a script that nobody has, and much else that changes nothing."""
 _KEY = re.compile(r"[^{}]+:\{[^}]*\}:(?:g:[^:]+:)?([a-z]+)|lisa:([a-z]+)\Z")
@@ -90,7 +65,6 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """The inverse of `str`."""
         phase, _, rest = text.partition(":")
         name, _, time = rest.rpartition("#")
         return cls(phase, name, int(time))
@@ -152,7 +126,7 @@ class _Points:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._times: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
-        self.inside: ContextVar[str | None] = ContextVar("inside", default=None)
+        self._inside: ContextVar[str | None] = ContextVar("inside", default=None)
 
     def reach(self, phase: str, name: str) -> None:
         with self._lock:
@@ -165,143 +139,91 @@ class _Points:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     @contextmanager
-    def calling(self, name: str, replies: list[Any]) -> Iterator[None]:
-        """Wrap a call; the caller appends the reply to `replies`."""
-        self.reach("before", name)
-        token = self.inside.set(name)
+    def _within(self, name: str | None) -> Iterator[None]:
+        token = self._inside.set(name)
         try:
             yield
         finally:
-            self.inside.reset(token)
-        if replies[0] or not name.startswith(READS):
+            self._inside.reset(token)
+
+    @contextmanager
+    def calling(self, commands: Sequence[Command]) -> Iterator[list[Any]]:
+        """Wrap a call, unless it is a part of another; the caller appends the reply to the list."""
+        replies: list[Any] = []
+        if self._inside.get() is not None:
+            yield replies
+            return
+        name = name_of(commands)
+        self.reach("before", name)
+        with self._within(name):
+            yield replies
+        if replies and (replies[0] or not name.startswith(READS)):
             self.reach("after", name)
 
     @contextmanager
-    def connecting(self) -> Iterator[None]:
+    def connecting(self, connection: Any) -> Iterator[list[Any]]:
         """Opening a connection for a call counts as a separate call."""
-        token = self.inside.set(None)
+        if connection.is_connected:
+            yield []
+            return
         self.reach("before", "connect")
-        try:
-            yield
-        finally:
-            self.inside.reset(token)
+        with self._within(None):
+            yield []
         self.reach("after", "connect")
 
-    def sent(self) -> None:
-        name = self.inside.get()
-        if name is not None:
+    @contextmanager
+    def sending(self) -> Iterator[list[Any]]:
+        yield []
+        if name := self._inside.get():
             self.reach("sent", name)
+
+    def begin(
+        self, begin: Callable[..., Iterator[Any]], commands: Sequence[Command]
+    ) -> Iterator[Any]:
+        """Wrap a call whose replies are read one by one."""
+        if self._inside.get() is not None:
+            return begin(commands)
+        with self.calling(commands):
+            replies = begin(commands)
+        return self._reading(replies, name_of(commands), len(commands))
+
+    def _reading(self, replies: Iterator[Any], name: str, count: int) -> Iterator[Any]:
+        for number, reply in enumerate(replies, 1):
+            self.reach("after" if number == count else "between", name)
+            yield reply
 
 
 def install(kill_at: Point | None, log: Path) -> None:
     """Add points to every call of this process, recorded in `log`; die at one of them."""
     points = _Points(kill_at, log)
     _script_names()
-    _around_blocking_calls(points)
-    _around_asyncio_calls(points)
-    _around_blocking_sockets(points)
-    _around_asyncio_sockets(points)
-
-
-def _around_blocking_calls(points: _Points) -> None:
-    execute, begin, execute_many = Connection.execute, Connection.begin, Connection.execute_many
-
-    def one(self: Connection, command: Command) -> Any:
-        replies: list[Any] = []
-        with points.calling(name_of([command]), replies):
-            replies.append(execute(self, command))
-        return replies[0]
-
-    def many(self: Connection, commands: Sequence[Command]) -> list[Any]:
-        replies: list[Any] = []
-        with points.calling(name_of(commands), replies):
-            replies.append(execute_many(self, commands))
-        found: list[Any] = replies[0]
-        return found
+    for kind in (Connection, AsyncConnection):
+        _wrap(kind, "execute", lambda _, command: points.calling([command]))
+        _wrap(kind, "execute_many", lambda _, commands: points.calling(commands))
+    _wrap(AsyncConnection, "execute_chain", lambda _, _key, commands: points.calling(commands))
+    begin = Connection.begin
 
     def begun(self: Connection, commands: Sequence[Command]) -> Iterator[Any]:
-        if points.inside.get() is not None:  # sent by `execute_many`
-            return begin(self, commands)
-        name = name_of(commands)
-        points.reach("before", name)
-        token = points.inside.set(name)
-        try:
-            replies = begin(self, commands)
-        finally:
-            points.inside.reset(token)
-        return read(replies, name, len(commands))
+        return points.begin(partial(begin, self), commands)
 
-    def read(replies: Iterator[Any], name: str, count: int) -> Iterator[Any]:
-        for number, reply in enumerate(replies, 1):
-            points.reach("after" if number == count else "between", name)
-            yield reply
-
-    _patch(Connection, execute=one, execute_many=many, begin=begun)
+    Connection.begin = begun  # type: ignore[method-assign]
+    for own in (redis.connection.AbstractConnection, redis.asyncio.connection.AbstractConnection):
+        _wrap(own, "connect_check_health", lambda self, *_: points.connecting(self))
+        _wrap(own, "send_packed_command", lambda *_: points.sending())
 
 
-def _around_asyncio_calls(points: _Points) -> None:
-    execute, execute_many = AsyncConnection.execute, AsyncConnection.execute_many
-    execute_chain = AsyncConnection.execute_chain
+def _wrap(kind: type, name: str, around: Callable[..., AbstractContextManager[list[Any]]]) -> None:
+    """Run a method, blocking or not, within the context of its arguments, which gets its result."""
+    method = getattr(kind, name)
 
-    async def one(self: AsyncConnection, command: Command) -> Any:
-        replies: list[Any] = []
-        with points.calling(name_of([command]), replies):
-            replies.append(await execute(self, command))
-        return replies[0]
+    def blocking(*args: Any, **options: Any) -> Any:
+        with around(*args) as results:
+            results.append(method(*args, **options))
+        return results[0]
 
-    async def many(self: AsyncConnection, commands: Sequence[Command]) -> list[Any]:
-        replies: list[Any] = []
-        with points.calling(name_of(commands), replies):
-            replies.append(await execute_many(self, commands))
-        found: list[Any] = replies[0]
-        return found
+    async def later(*args: Any, **options: Any) -> Any:
+        with around(*args) as results:
+            results.append(await method(*args, **options))
+        return results[0]
 
-    async def chain(self: AsyncConnection, key: str, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:  # uses `execute_many`
-            return await execute_chain(self, key, commands)
-        replies: list[Any] = []
-        with points.calling(name_of(commands), replies):
-            replies.append(await execute_chain(self, key, commands))
-        found: list[Any] = replies[0]
-        return found
-
-    _patch(AsyncConnection, execute=one, execute_many=many, execute_chain=chain)
-
-
-def _around_blocking_sockets(points: _Points) -> None:
-    kind: Any = redis.connection.AbstractConnection
-    connect, send = kind.connect_check_health, kind.send_packed_command
-
-    def connected(self: Any, *args: Any, **options: Any) -> None:
-        if self.is_connected:
-            return
-        with points.connecting():
-            connect(self, *args, **options)
-
-    def sent(self: Any, *args: Any, **options: Any) -> None:
-        send(self, *args, **options)
-        points.sent()
-
-    _patch(kind, connect_check_health=connected, send_packed_command=sent)
-
-
-def _around_asyncio_sockets(points: _Points) -> None:
-    kind: Any = redis.asyncio.connection.AbstractConnection
-    connect, send = kind.connect_check_health, kind.send_packed_command
-
-    async def connected(self: Any, *args: Any, **options: Any) -> None:
-        if self.is_connected:
-            return
-        with points.connecting():
-            await connect(self, *args, **options)
-
-    async def sent(self: Any, *args: Any, **options: Any) -> None:
-        await send(self, *args, **options)
-        points.sent()
-
-    _patch(kind, connect_check_health=connected, send_packed_command=sent)
-
-
-def _patch(kind: type, **methods: Any) -> None:
-    for name, method in methods.items():
-        setattr(kind, name, method)
+    setattr(kind, name, later if inspect.iscoroutinefunction(method) else blocking)

@@ -14,6 +14,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from lisa.consumer import Consumer
 from lisa.consumer.inflight import Held
@@ -29,13 +30,7 @@ STEP_S = 0.02
 
 
 def note(message: Message) -> None:
-    """Record a delivery with its time."""
-    line = {
-        "id": message.id,
-        "attempt": message.attempt,
-        "due_ms": message.due_ms,
-        "at_ms": time.time_ns() // 1_000_000,
-    }
+    line = {"id": message.id, "due_ms": message.due_ms, "at_ms": time.time_ns() // 1_000_000}
     ledger = os.open(HANDLED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(ledger, json.dumps(line).encode() + b"\n")
     os.close(ledger)
@@ -82,21 +77,14 @@ def has_to_wait(consumer: Consumer, message: Message) -> bool:
     return not is_stopped or (topic is not None and topic["held"] > HELD_AT_MOST[consumer])
 
 
-def _consumer(concurrency: int) -> Consumer:
-    return Consumer(
-        concurrency=concurrency, poll_timeout=timedelta(seconds=2), grace=timedelta(seconds=5)
-    )
-
-
-inline = _consumer(1)
-looped = _consumer(3)
+TIMES: Any = {"poll_timeout": timedelta(seconds=2), "grace": timedelta(seconds=5)}
+inline, looped = Consumer(concurrency=1, **TIMES), Consumer(concurrency=3, **TIMES)
 HELD_AT_MOST = {inline: sys.maxsize, looped: 3}
 """By consumer, when it has released the rest; the first does so in the thread of its handlers."""
 
 
 @inline.on(TOPIC)
 def handle(message: Message) -> None:
-    """The blocking handler."""
     time.sleep(judge(message))
     while has_to_wait(inline, message):
         time.sleep(STEP_S)
@@ -104,7 +92,6 @@ def handle(message: Message) -> None:
 
 @looped.on(TOPIC)
 async def handle_on_a_loop(message: Message) -> None:
-    """The handler for an event loop."""
     await asyncio.sleep(judge(message))
     while has_to_wait(looped, message):  # noqa: ASYNC110  no event tells
         await asyncio.sleep(STEP_S)

@@ -34,30 +34,25 @@ def demo_in_full_swing(processes: Processes, tmp_path: Path) -> tuple[Process, s
     return demo, descendants(demo.pid), scratch
 
 
-def nothing_is_left(started: set[int], scratch: Path) -> None:
-    wait_until(lambda: not [pid for pid in started if runs(pid)])
-    wait_until(lambda: not list(scratch.iterdir()))
-
-
 @pytest.mark.parametrize(
     "number",
     [
         signal.SIGINT,
         pytest.param(signal.SIGTERM, marks=pytest.mark.full),
         pytest.param(signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param(None, marks=pytest.mark.full),
     ],
 )
-def test_a_demo_that_is_ended(processes: Processes, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_demo_that_has_ended_leaves_nothing(
+    processes: Processes, tmp_path: Path, number: signal.Signals | None
+) -> None:
     demo, started, scratch = demo_in_full_swing(processes, tmp_path)
-    os.kill(demo.pid, number)  # the demo alone, not its children
-    assert demo.wait() != 0
+    if number is None:
+        assert demo.wait() == 0, demo.output
+        assert "lost" in demo.output
+    else:
+        os.kill(demo.pid, number)  # the demo alone, not its children
+        assert demo.wait() != 0
     assert "Traceback" not in demo.output
-    nothing_is_left(started, scratch)
-
-
-@pytest.mark.full
-def test_a_finished_demo_leaves_nothing(processes: Processes, tmp_path: Path) -> None:
-    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
-    assert demo.wait() == 0, demo.output
-    nothing_is_left(started, scratch)
-    assert "lost" in demo.output
+    wait_until(lambda: not [pid for pid in started if runs(pid)])
+    wait_until(lambda: not list(scratch.iterdir()))

@@ -4,8 +4,7 @@ The points are collected in a run of each role without a kill (see `kill_lives`)
 a call that changes something is not repeated, or occurs only in a run with a kill, so that every
 such call is tested. Reads may vary with timing, because a kill at a read is equivalent to a kill
 before the next call. `make test` kills each role at one point, `make test-all` at the first
-occurrence of each (both kinds of handlers make the same calls and share them, and a plain read is
-one point), `make test-slow` at all.
+occurrence of each (a plain read is one point), `make test-slow` at all.
 """
 
 from __future__ import annotations
@@ -41,14 +40,12 @@ LIVES_FOR_A_POINT = 3
 MOST_MISSED = 0.1
 """The share of visits at which a process may make a call less often than the one before."""
 
-CONSUMERS = ("consumer", "asyncio consumer")
 ONE_POINT = {
     "producer": Point("sent", "enqueue"),
     "asyncio producer": Point("after", "enqueue"),
     "manager": Point("sent", "promote"),
     "consumer": Point("after", "XREADGROUP ready"),
     "asyncio consumer": Point("after", "XREADGROUP ready"),
-    "consumer.pull": Point("sent", "pull"),
     "gateway": Point("sent", "enqueue"),
 }
 
@@ -99,11 +96,10 @@ def unharmed(scene: Scene) -> Unharmed:
 
     @cache
     def points_of(role: str) -> list[Visit]:
-        lives = [
-            scene.pool.submit(scene.live, role, Visit(None, fresh=one)) for one in (False, True)
-        ]
+        states = (False, True)
+        lives = [scene.pool.submit(scene.live, role, Visit(None, fresh=one)) for one in states]
         visits: dict[Point, Visit] = {}
-        for is_fresh, life in zip((False, True), lives, strict=True):
+        for is_fresh, life in zip(states, lives, strict=True):
             known = {point.name for point in visits}  # those of the first life
             for start, passed in enumerate(life.result()):
                 for point in passed:
@@ -125,7 +121,7 @@ def is_certain(role: str, start: int, point: Point) -> bool:
         return False
     if point.name == "CLIENT UNBLOCK":
         return start > 0
-    return role == CONSUMERS[0] or not point.name.endswith(" + XREADGROUP ready")
+    return role == "consumer" or not point.name.endswith(" + XREADGROUP ready")
 
 
 def place_of(visit: Visit) -> Point:
@@ -139,30 +135,13 @@ def is_needed(visit: Visit) -> bool:
     return time == 1 and (phase == "before" or not is_plain_read(name))
 
 
-def share(unharmed: Unharmed, role: str) -> list[Visit]:
-    """The first occurrences of a role; points common to several roles are divided."""
-    sharing = CONSUMERS if role in CONSUMERS else (role,)
-    firsts = [visit for one in sharing for visit in unharmed(one) if is_needed(visit)]
-    mine: list[Visit] = []
-    for number, visit in enumerate(dict.fromkeys(firsts)):
-        owners = [one for one in sharing if visit in unharmed(one)]
-        if owners[number % len(owners)] == role:
-            mine.append(visit)
-    return mine
-
-
 def kill_at_all(scene: Scene, role: str, visits: list[Visit], foreseen: list[Visit]) -> None:
-    """Visit the points; all failures are reported."""
-    wrong = visit_all(scene, role, visits, {place_of(visit).name for visit in foreseen})
-    assert not wrong, "\n".join(wrong)
-
-
-def visit_all(scene: Scene, role: str, visits: list[Visit], names: set[str]) -> list[str]:
-    """Run one life for each point; the failures.
+    """Run one life for each point; all failures are reported.
 
     A call with an unknown name is an error unless it only reads: which reads a role makes depends
     on the progress of others, and a kill at a read is like a kill before the next call.
     """
+    names = {place_of(visit).name for visit in foreseen}
     running = [(visit, scene.pool.submit(scene.live, role, visit)) for visit in visits]
     wrong: list[str] = []
     missed: list[str] = []
@@ -172,21 +151,15 @@ def visit_all(scene: Scene, role: str, visits: list[Visit], names: set[str]) -> 
         except AssertionError as error:
             wrong.append(f"{visit.point}: {error}")
             continue
-        passed = {point for on_the_way in lived for point in on_the_way}
-        if place_of(visit) not in passed and not is_plain_read(place_of(visit).name):
+        passed = [(start, point) for start, points in enumerate(lived) for point in points]
+        is_passed = any(point == visit.point for _, point in passed)
+        if not is_passed and not is_plain_read(place_of(visit).name):
             missed.append(f"{visit.point}: not killed there")
-        made = {
-            point.name
-            for start, on_the_way in enumerate(lived)
-            for point in on_the_way
-            if is_certain(role, start, point)
-        }
-        wrong += [
-            f"{visit.point}: no process is killed at {name!r}"
-            for name in made - names
-            if not is_plain_read(name)
-        ]
-    return wrong + (missed if len(missed) > MOST_MISSED * len(visits) else [])
+        made = {point.name for start, point in passed if is_certain(role, start, point)}
+        unknown = [name for name in made - names if not is_plain_read(name)]
+        wrong += [f"{visit.point}: no process is killed at {name!r}" for name in unknown]
+    wrong += missed if len(missed) > MOST_MISSED * len(visits) else []
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("role", LIVES)
@@ -197,7 +170,7 @@ def test_killed_at_one_point(scene: Scene, role: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("role", LIVES)
 def test_killed_at_every_step(scene: Scene, unharmed: Unharmed, role: str) -> None:
-    kill_at_all(scene, role, share(unharmed, role), unharmed(role))
+    kill_at_all(scene, role, list(filter(is_needed, unharmed(role))), unharmed(role))
 
 
 @pytest.mark.slow

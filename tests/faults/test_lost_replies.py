@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,19 +22,15 @@ from lisa.consumer.delivery import Delivery
 from lisa.consumer.pull import Puller
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.model.errors import ServerUnavailable
-from lisa.core.model.keys import Keys
 from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, everywhere
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
 from lisa.embedded import EmbeddedServer
 from lisa.producer import Outgoing
 from tests.consumers import Bench
 from tests.gateways import Gateway
 from tests.producers import Either
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.torture.proxy import Proxy
 
 TOPIC = "orders"
@@ -65,7 +62,7 @@ def lose(proxy: Proxy, *names: str, times: int = 1) -> None:
 
 
 def listen(signals: Signals, *names: str) -> list[tuple[str, str]]:
-    """A list of the received signals as (name, id), filled as long as it is referenced."""
+    """The received signals as (name, id)."""
     heard: list[tuple[str, str]] = []
     for name in names:
 
@@ -88,13 +85,13 @@ def test_a_consumer_reports_each_failure_once(
 ) -> None:
     bench.configure(TOPIC, retry_delays="0", ack_timeout=timedelta(minutes=1))
     lose(proxy, "retry", times=OFTEN)
-    consumer = Consumer(proxy.url("role"))
     heard = listen(everywhere, "retrying", "dead")
 
-    @consumer.on(TOPIC)
     def handle(_message: Message) -> None:
         raise ValueError("no")
 
+    consumer = Consumer(proxy.url("role"))
+    consumer.on(TOPIC, handle)
     ids = bench.send(TOPIC, range(3))
     with caplog.at_level(logging.ERROR, "lisa.consumer"), consumer, bench.manager(TOPIC):
         wait_until(lambda: len(heard) >= 6)
@@ -142,9 +139,8 @@ ANSWERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 def test_a_delivery_has_the_same_outcome_as_without_the_loss(bench: Bench, proxy: Proxy) -> None:
     bench.configure(TOPIC, retry_delays="5s")
-    consumer = Consumer(proxy.url("role"))
     heard = listen(everywhere, "retrying", "dead", "acked")
-    try:
+    with Consumer(proxy.url("role")) as consumer:
         for name, (act, answer) in ANSWERS.items():
             lose(proxy, "pull", "retry", "release", "extend", "ack")
             lost = proxy.lost
@@ -156,22 +152,24 @@ def test_a_delivery_has_the_same_outcome_as_without_the_loss(bench: Bench, proxy
             assert heard == ([(wanted, sent)] if wanted else []), name
             assert proxy.lost == lost + 2
             heard.clear()
-    finally:
-        consumer.stop()
 
 
-def pulling(proxy: Proxy) -> tuple[SyncStore, Puller[Delivery]]:
-    """A puller with little patience, and the store that runs its flows."""
-    connection = Connection(Address(proxy.url("role")))
-    store = SyncStore(connection, Keys(), timedelta(milliseconds=100))
-    sender = SignalSender(Signals(), lambda _: None)
-    new_delivery = partial(Delivery, store, sender, "c")
-    return store, Puller(store, connection, "lisa", "c", sender, new_delivery=new_delivery)
+@pytest.fixture
+def pull(proxy: Proxy) -> Iterator[Callable[[int], list[Delivery]]]:
+    """Pulls a number of messages, with little patience."""
+    with closing(open_store(proxy.url("role"), timedelta(milliseconds=100))) as store:
+        sender = SignalSender(Signals(), lambda _: None)
+        make = partial(Delivery, store, sender, "c")
+        puller = Puller(store, store.connection, "lisa", "c", sender, new_delivery=make)
+        yield lambda batch: store.drive(puller.pull(TOPIC, batch, timedelta(0), None))
+        for flow in puller.leave(store):
+            store.drive(flow)
 
 
-def test_a_repeated_delivery_call_returns_the_first_result(bench: Bench, proxy: Proxy) -> None:
+def test_a_repeated_delivery_call_returns_the_first_result(
+    bench: Bench, proxy: Proxy, pull: Callable[[int], list[Delivery]]
+) -> None:
     bench.configure(TOPIC, retry_delays="5s")
-    store, puller = pulling(proxy)
 
     def insisting(call: Callable[[], Any]) -> Any:
         for _ in range(9):  # one more than replies are lost
@@ -185,22 +183,16 @@ def test_a_repeated_delivery_call_returns_the_first_result(bench: Bench, proxy: 
         act, answer = ANSWERS[name]
         lose(proxy, "pull", "retry", "release", times=8)
         [sent] = bench.send(TOPIC, ["x"])
-        [delivery] = insisting(lambda: store.drive(puller.pull(TOPIC, 1, timedelta(0), None)))
+        [delivery] = insisting(partial(pull, 1))
         assert (delivery.id, delivery.attempt) == (sent, 1)
         assert insisting(partial(act, delivery)) == answer
-    for flow in puller.leave(store):
-        store.drive(flow)
-    store.close()
 
 
-def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(bench: Bench, proxy: Proxy) -> None:
+def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(
+    bench: Bench, proxy: Proxy, pull: Callable[[int], list[Delivery]]
+) -> None:
     bench.configure(TOPIC, ack_timeout="1h")
-    store, puller = pulling(proxy)
     sent = bench.send(TOPIC, range(10))
-
-    def pull(batch: int) -> list[Delivery]:
-        return store.drive(puller.pull(TOPIC, batch, timedelta(0), None))
-
     assert pull(1)[0].release()
     lose(proxy, "pull", times=1_000)
     with pytest.raises(ServerUnavailable):
@@ -210,9 +202,6 @@ def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(bench: Bench, pr
     assert len(first) == 3
     assert sorted(one.id for one in [*first, *others]) == sorted(sent)
     assert {one.attempt for one in [*first, *others]} == {1}
-    for flow in puller.leave(store):
-        store.drive(flow)
-    store.close()
 
 
 def test_the_gateway_responds_as_without_the_loss(bench: Bench, proxy: Proxy) -> None:
@@ -227,17 +216,16 @@ def test_the_gateway_responds_as_without_the_loss(bench: Bench, proxy: Proxy) ->
             found: dict[str, Any] = answer.json()
             return found
 
-        def receipts() -> dict[str, str]:
+        def receipts() -> list[tuple[str, str]]:
             found = post("pull", max=3, wait_ms=2_000)["deliveries"]
+            assert sorted(one["id"] for one in found) == sorted(sent)
             assert {one["attempt"] for one in found} == {1}
-            return {one["id"]: one["receipt"] for one in found}
+            return [(one["id"], one["receipt"]) for one in found]
 
-        first = receipts()
-        assert sorted(first) == sorted(sent)
-        for one, receipt in first.items():
+        for one, receipt in receipts():
             assert post(f"messages/{one}/extend", receipt=receipt)
             assert post(f"messages/{one}/release", receipt=receipt)
-        for one, receipt in receipts().items():
+        for one, receipt in receipts():
             assert post(f"messages/{one}/retry", receipt=receipt, discard=True)["outcome"] == "dead"
         assert post("garbage:requeue", ids=sent[:1])["done"] == 1
         assert post("garbage:purge", ids=sent[1:])["done"] == 2
