@@ -198,16 +198,13 @@ class Sentinels:
 
 
 @contextmanager
-def replicated(
-    name: str, *, replicas: int = 1, extra: Sequence[str] = ()
-) -> Iterator[tuple[Node, list[Node]]]:
-    """A primary and replicas without sentinels; they end with the block."""
+def replicated(name: str) -> Iterator[tuple[Node, Node]]:
+    """A primary and a replica without sentinels; they end with the block."""
     with ExitStack() as stack:
-        nodes = [_node(stack, _Options(name, extra)) for _ in range(1 + replicas)]
-        for node in nodes[1:]:
-            node.ask("REPLICAOF", HOST, nodes[0].port)
-        wait_until(lambda: nodes[0].ask("INFO").count(b"state=online") == replicas)
-        yield nodes[0], nodes[1:]
+        primary, replica = (_node(stack, _Options(name)) for _ in range(2))
+        replica.ask("REPLICAOF", HOST, primary.port)
+        wait_until(lambda: primary.ask("INFO").count(b"state=online") == 1)
+        yield primary, replica
 
 
 @contextmanager
@@ -455,12 +452,10 @@ def migrate(
     *,
     batch: int = 5,
     pause_s: float = 0.0,
-    told: Sequence[Node] | None = None,
     most: int | None = None,
 ) -> int:
     """Move a slot with all its keys while in use, as redis-cli does; returns how many keys moved.
 
-    told: further nodes to notify at the end; all by default.
     most: stop after this many keys, in the middle of the move.
     """
     source_id, target_id = id_of(source), id_of(target)
@@ -475,7 +470,7 @@ def migrate(
         moved += len(keys)
         time.sleep(pause_s)
     # The target first: were it the source, the slot would briefly have no owner.
-    for node in (target, source, *(made.nodes if told is None else told)):
-        with suppress(redis.ResponseError):  # replicas refuse this command and do not need it
+    for node in (target, source, *made.nodes):
+        with suppress(redis.RedisError):  # replicas refuse it, and a dead node does not answer
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target_id)
     return moved

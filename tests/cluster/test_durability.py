@@ -18,7 +18,6 @@ from redis.client import Monitor
 from lisa import ConfigError, NotReplicated, Producer, ServerUnavailable, replicas
 from lisa.core.model.keys import Keys
 from tests import topologies
-from tests.gateways import Gateway
 from tests.producers import Either
 from tests.proxies import LossyProxy
 from tests.servers import PATIENCE, connect, wait_until
@@ -34,8 +33,8 @@ Make = Callable[..., Either]
 
 @pytest.fixture(scope="module")
 def pair_of(kind: str) -> Iterator[Pair]:
-    with topologies.replicated(kind) as (primary, (replica,)):
-        yield primary, replica
+    with topologies.replicated(kind) as nodes:
+        yield nodes
 
 
 @pytest.fixture
@@ -258,36 +257,9 @@ def test_fsync_counts_disks(kind: str, pair: Pair) -> None:
     replica.ask("CONFIG", "SET", "appendonly", "no")
 
 
-def test_durability_is_read_from_a_file(pair: Pair, tmp_path: Path) -> None:
-    primary, replica = pair
+@pytest.mark.parametrize("said", ["replicas(0)", "{replicas: 1, of: 2}"])
+def test_an_invalid_durability_in_a_file_is_refused(tmp_path: Path, said: str) -> None:
     file = tmp_path / "producer.yml"
-    settings = f"lisa-delay-queue:\n  redis: {{url: '{primary.server.url}'}}\n  durability: "
-    file.write_text(f"{settings}replicas(1)\n")
-    with Producer.from_config(file) as producer:
-        producer.send("orders", "x", id="x", delay=HOUR)
-        assert replica.ask("EXISTS", KEYS.body("x")) == 1
-        assert "cmdstat_wait" in primary.info_text("commandstats")
-    for wrong in ("replicas(0)", "{replicas: 1, of: 2}"):
-        file.write_text(f"{settings}{wrong}\n")
-        with pytest.raises(ConfigError, match=rf"{file}: durability: .*replicas"):
-            Producer.from_config(file)
-
-
-def test_the_gateway_can_ask_for_it(pair: Pair, tmp_path: Path) -> None:
-    primary, replica = pair
-    settings = "lisa-delay-queue: {gateway-server: {durability: replicas(1), patience: 2s}}"
-    with Gateway(primary.server.url, config=settings, directory=tmp_path) as gateway:
-
-        def send(message_id: str) -> tuple[int, Any]:
-            message = {"id": message_id, "body": "x", "delay_ms": 3_600_000}
-            answer = gateway.client.post("/v1/topics/orders/messages", json=message)
-            return answer.status_code, answer.json()
-
-        assert send("first")[0] == 201
-        replica.stop_for_a_while()
-        status, said = send("x")
-        assert (status, said["type"]) == (503, "urn:lisa:problem:not-replicated")
-        assert said["ids"] == ["x"]
-        replica.go_on()
-        assert send("x")[0] == 200
-        assert replica.ask("EXISTS", KEYS.body("x")) == 1
+    file.write_text(f"lisa-delay-queue:\n  durability: {said}\n")
+    with pytest.raises(ConfigError, match=rf"{file}: durability: .*replicas"):
+        Producer.from_config(file)
