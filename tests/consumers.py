@@ -23,7 +23,7 @@ from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
 from tests.rows import Item, enqueue
-from tests.servers import open_store
+from tests.servers import open_store, wait_until
 
 STEP_S = 0.01
 
@@ -50,6 +50,16 @@ class Bench:
         consumer.on(topic, handler)
         return consumer
 
+    def declare_all(self, *topics: str, **options: Any) -> None:
+        """Declare the group `lisa` of several topics."""
+        for topic in topics:
+            self.declare(topic, **options)
+
+    def recorder(self, topic: str = "orders", **options: Any) -> tuple[Consumer, list[Any]]:
+        """A consumer whose handler records the bodies of messages, and the list of these."""
+        seen: list[Any] = []
+        return self.consumer(lambda message: seen.append(message.body), topic, **options), seen
+
     def configure(self, topic: str, **options: object) -> None:
         """Set the topic's options."""
         self.store.call(Configure(topic, encode(options)))
@@ -63,8 +73,8 @@ class Bench:
             Item(new_id(), f"+{delay_ms}", encode_envelope(token, body), ttl_ms=ttl_ms)
             for body in bodies
         ]
-        for some in chunks(items, 250):
-            self.store.call(enqueue(topic, token, some))
+        for part in chunks(items, 250):
+            self.store.call(enqueue(topic, token, part))
         return [item.id for item in items]
 
     def inspect(self, topic: str, message_id: str) -> Inspection:
@@ -78,7 +88,7 @@ class Bench:
 
     def states(self, topic: str, message_id: str) -> list[str]:
         """The message's state in each group that has it."""
-        return [one.state for one in self.inspect(topic, message_id).group_states]
+        return [found.state for found in self.inspect(topic, message_id).group_states]
 
     def stat(self, topic: str, name: str, group: str = "lisa") -> int:
         """One counter of a group."""
@@ -87,6 +97,12 @@ class Bench:
     def stats(self, topic: str) -> dict[str, int]:
         """All counters of a topic."""
         return self.store.drive(self.store.stats(topic))
+
+    def wait_acked(self, count: int, *topics: str, group: str = "lisa") -> None:
+        """Wait until so many messages of each topic are acked."""
+        wait_until(
+            lambda: all(self.stat(topic, "acked", group) == count for topic in topics or ["orders"])
+        )
 
     def ready(self, topic: str, group: str = "lisa") -> str:
         """The key of a group's stream."""
@@ -126,6 +142,20 @@ class Bench:
         finally:
             ended.set()
             thread.join()
+
+
+class Blocking:
+    """A handler that records bodies, and holds those of `bodies`, or all, until `go_on` is set."""
+
+    def __init__(self, *bodies: object) -> None:
+        self.bodies = bodies
+        self.begun: list[Any] = []
+        self.go_on = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.begun.append(message.body)
+        if not self.bodies or message.body in self.bodies:
+            self.go_on.wait(60)
 
 
 def ignore(message: Message) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from lisa import AsyncConsumer, AsyncDelivery, Batch, Discard, Message
+from lisa import AsyncConsumer, AsyncDelivery, Discard, Message
 from lisa.consumer import loop_watch
 from lisa.consumer.pull import Puller
-from lisa.core.delivery.source import GroupSource, Taken
+from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.redis.flow import Flow, Pause
-from tests.consumers import Bench, heard, presences, settled
+from tests.consumers import Bench, heard, presences
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def pulled(consumer: AsyncConsumer, batch: int = 1, wait: str = "0s") -> list[AsyncDelivery]:
-    return [one async for one in consumer.pull(TOPIC, batch=batch, wait=wait)]
+    return [delivery async for delivery in consumer.pull(TOPIC, batch=batch, wait=wait)]
 
 
 # Handlers
@@ -74,23 +74,19 @@ async def test_other_handlers_run_on_threads_in_copies_of_the_context(bench: Ben
     place.set("application")
     found = set()
 
-    def handle(message: Message) -> None:
+    def handle(_: object) -> None:
         found.add((threading.get_ident() == main, place.get()))
         place.set("handler")
 
-    def handle_batch(batch: Batch) -> None:
-        found.update((threading.get_ident() == main, place.get()) for _ in batch)
-        place.set("batch")
-
     main = threading.get_ident()
     bench.declare("mails")
-    sent, mails = bench.send(TOPIC, range(20)), bench.send("mails", range(20))
-    async with AsyncConsumer(bench.url, concurrency=4) as consumer:
-        consumer.on(TOPIC, handle)
-        consumer.on("mails", handle_batch, batch=5)
-        await consumer.start()
-        await until(lambda: all(settled(bench, one)() for one in sent))
-        await until(lambda: all(settled(bench, one, "mails")() for one in mails))
+    consumer = AsyncConsumer(bench.url, concurrency=4)
+    consumer.on(TOPIC, handle)
+    consumer.on("mails", handle, batch=5)
+    for topic in (TOPIC, "mails"):
+        bench.send(topic, range(20))
+    async with consumer:
+        await asyncio.to_thread(bench.wait_acked, 20, TOPIC, "mails")
     assert found == {(False, "application")}
 
 
@@ -181,68 +177,45 @@ def test_a_stop_that_a_handler_began_is_finished_before_the_loop_is_closed(bench
     assert presences(bench) == []
 
 
-async def test_run_reads_topics_added_after_the_start_until_it_is_cancelled(bench: Bench) -> None:
+async def test_topics_come_go_and_pause_until_the_run_is_cancelled(bench: Bench) -> None:
     bench.declare("mails")
-    consumer = AsyncConsumer(bench.url)
-    handled = asyncio.Event()
-
-    async def handle(message: Message) -> None:
-        handled.set()
-
-    consumer.on(TOPIC, handle)
-    async with consumer, asyncio.timeout(60):
-        run = asyncio.create_task(consumer.run())
-        consumer.on("mails", handle)
-        bench.send("mails", [1])
-        await handled.wait()
-        run.cancel()
-        with suppress(asyncio.CancelledError):
-            await run
-        assert run.cancelled()
-    assert bench.stat("mails", "acked") == 1
-    assert consumer.health()["status"] == "stopped"
-
-
-async def test_run_raises_what_stops_the_consumer(bench: Bench) -> None:
-    bench.declare(TOPIC, "second")
-
-    async def handle(message: Message) -> None: ...
-
-    consumer = AsyncConsumer(bench.url)
-    with pytest.raises(ConfigError, match="nothing to consume"):
-        await consumer.run()
-    consumer.on(TOPIC, handle)
-    with pytest.raises(ConfigError, match="several groups"):
-        await consumer.run()
-
-
-async def test_pause_and_unsubscribe(bench: Bench) -> None:
-    seen: list[int] = []
+    consumer, seen = AsyncConsumer(bench.url), list[int]()
 
     async def handle(message: Message) -> None:
         seen.append(message.body)
 
-    async with AsyncConsumer(bench.url) as consumer:
-        consumer.on(TOPIC, handle)
-        await consumer.start()
+    consumer.on(TOPIC, handle)
+    async with consumer, asyncio.timeout(60):
+        consumer.on("mails", handle)  # read by `run`
+        run = asyncio.create_task(consumer.run())
+        await until(lambda: [one.state for one in presences(bench, "mails")] == ["running"])
         await until(bench.is_reading)
-        await consumer.pause(TOPIC)
+        await consumer.pause()
         bench.send(TOPIC, [1])
         await until(lambda: not bench.is_reading())
         assert seen == []
-        await consumer.resume(TOPIC)
+        await consumer.resume()
         await until(lambda: seen == [1])
+        bench.send("mails", [2])
+        await until(lambda: seen == [1, 2])
         await consumer.unsubscribe(TOPIC)
         await until(lambda: presences(bench) == [])
+        bench.send(TOPIC, [3])
         consumer.subscribe(TOPIC, handle)
-        bench.send(TOPIC, [2])
-        await until(lambda: seen == [1, 2])
+        await until(lambda: seen == [1, 2, 3])
+        run.cancel()
+        with suppress(asyncio.CancelledError):
+            await run
+        assert run.cancelled()
+    assert consumer.health()["status"] == "stopped"
 
 
 # Pulls
 
 
-async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
+async def test_a_pull_yields_deliveries_to_settle_and_releases_those_not_reached(
+    bench: Bench,
+) -> None:
     bench.configure(TOPIC, ack_timeout="1h", retry_delays="0s")
     ids = bench.send(TOPIC, range(6))
     async with AsyncConsumer(bench.url) as consumer:
@@ -256,24 +229,15 @@ async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
         assert await found[2].discard("no") == "dead"
         assert await found[3].extend()
         assert await found[4].release()
-        rest = await pulled(consumer, batch=5)
-        assert {one.body for one in rest} == {4, 5}
-        assert await pulled(consumer) == []
+        async for delivery in consumer.pull(TOPIC, batch=5):
+            reached = delivery.body
+            break
     assert [message.id for message in acked] == [ids[0], ids[0]]
     assert presences(bench) == []
-
-
-async def test_deliveries_that_an_iteration_does_not_reach_are_released(bench: Bench) -> None:
-    bench.configure(TOPIC, ack_timeout="1h")
-    bench.send(TOPIC, range(5))
     async with AsyncConsumer(bench.url) as consumer:
-        async for delivery in consumer.pull(TOPIC, batch=5):
-            await delivery.ack()
-            break
-    async with AsyncConsumer(bench.url) as consumer:
-        rest = await pulled(consumer, batch=5)
-        assert sorted(one.body for one in rest) == [1, 2, 3, 4]
-        assert {one.attempt for one in rest} == {1}
+        [rest] = await pulled(consumer, batch=5)
+        assert ({rest.body, reached}, rest.attempt) == ({4, 5}, 1)
+        assert await pulled(consumer) == []
 
 
 async def test_a_cancelled_pull_loses_no_messages(bench: Bench) -> None:
@@ -286,84 +250,52 @@ async def test_a_cancelled_pull_loses_no_messages(bench: Bench) -> None:
             await asyncio.sleep(step % 40 * 0.0002)  # cancels at another await each time
             pull.cancel()
             with suppress(asyncio.CancelledError):
-                seen += [one.body for one in await pull]
+                seen += [delivery.body for delivery in await pull]
         while len(seen) < 40:
             found = await pulled(consumer, batch=10, wait="5s")
             assert found, f"{40 - len(seen)} messages were never delivered"
-            seen += [one.body for one in found]
+            seen += [delivery.body for delivery in found]
     assert sorted(seen) == list(range(40))
 
 
-@pytest.mark.parametrize("step", ["open", "settle_unfit"])
-async def test_messages_of_a_pull_cancelled_after_the_reply_come_with_the_next_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    bench.configure(TOPIC, ack_timeout="1h")
-    [sent] = bench.send(TOPIC, [1])
-    reached = asyncio.Event()
-
-    def stuck(*_: Any) -> Flow[Any]:
-        reached.set()
-        yield Pause(60)
-
-    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(60):
-        with monkeypatch.context() as patch:
-            patch.setattr(GroupSource, step, stuck)
-            pull = asyncio.create_task(pulled(consumer))
-            await reached.wait()
-            pull.cancel()
-            await asyncio.wait([pull])
-        assert [(one.id, one.attempt) for one in await pulled(consumer)] == [(sent, 1)]
+Step = tuple[type, str, list[int]]
+CANCELLED: dict[str, list[Step]] = {
+    "before opening": [(GroupSource, "open", [4])],
+    "before settling": [(GroupSource, "settle_unfit", [4])],
+    # The second pull repeats the first, opens one of the four entries, and releases three.
+    "during a release": [(GroupSource, "open", [4]), (Puller, "_release", [1])],
+    "two pulls": [(GroupSource, "open", [2, 2])],
+    "two pulls, then a stop": [(GroupSource, "open", [2, 2])],
+}
+"""The steps in which pulls are cancelled, one after the other, and the batches of these pulls."""
 
 
-async def test_messages_of_a_pull_cancelled_during_a_release_come_with_the_next_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", CANCELLED)
+async def test_the_next_pulls_return_messages_of_cancelled_ones_and_a_stop_releases_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     bench.configure(TOPIC, ack_timeout="1h")
     sent = bench.send(TOPIC, range(4))
-    reached = asyncio.Event()
+    reached = asyncio.Queue[str]()
 
     def stuck(*_: Any) -> Flow[Any]:
-        reached.set()
+        reached.put_nowait("step")
         yield Pause(60)
 
     async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(60):
-        # The second pull repeats the first, opens one of the four entries, and releases three.
-        for owner, step, batch in ((GroupSource, "open", 4), (Puller, "_release", 1)):
+        for owner, step, batches in CANCELLED[case]:
             with monkeypatch.context() as patch:
                 patch.setattr(owner, step, stuck)
-                pull = asyncio.create_task(pulled(consumer, batch=batch))
-                await reached.wait()
-                pull.cancel()
-                await asyncio.wait([pull])
-                reached.clear()
-        found = await pulled(consumer, batch=4)
-    assert [(one.id, one.attempt) for one in found] == [(one, 1) for one in sent]
-
-
-@pytest.mark.parametrize("then", ["pull", "stop"])
-async def test_messages_of_two_cancelled_pulls_are_pulled_again_or_released_by_a_stop(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
-    bench.configure(TOPIC, ack_timeout="1h")
-    sent, taken = bench.send(TOPIC, range(4)), list[int]()
-
-    def stuck(_source: Any, found: Taken, *_: Any) -> Flow[Any]:
-        taken.append(len(found.entries))
-        yield Pause(60)
-
-    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(60):
-        with monkeypatch.context() as patch:
-            patch.setattr(GroupSource, "open", stuck)
-            pulls = [asyncio.create_task(pulled(consumer, batch=2)) for _ in range(2)]
-            await until(lambda: taken == [2, 2])
-            for pull in pulls:
-                pull.cancel()
-            await asyncio.wait(pulls)
-        if then == "pull":
-            found = [*await pulled(consumer, batch=2), *await pulled(consumer, batch=2)]
+                pulls = [asyncio.create_task(pulled(consumer, batch)) for batch in batches]
+                for _ in batches:
+                    await reached.get()
+                for pull in pulls:
+                    pull.cancel()
+                await asyncio.wait(pulls)
+        if case != "two pulls, then a stop":
+            found = [*await pulled(consumer, batches[0]), *await pulled(consumer, batch=4)]
             assert {(one.id, one.attempt) for one in found} == {(one, 1) for one in sent}
-    state = {"pull": "in_flight", "stop": "ready"}[then]
+    state = "ready" if case == "two pulls, then a stop" else "in_flight"
     assert {one: bench.states(TOPIC, one) for one in sent} == {one: [state] for one in sent}
 
 
@@ -371,7 +303,7 @@ def test_pulls_in_a_second_event_loop_say_so(bench: Bench) -> None:
     consumer = AsyncConsumer(bench.url)
 
     async def pull(last: str) -> list[Any]:
-        found = [one.body for one in await pulled(consumer)]
+        found = [delivery.body for delivery in await pulled(consumer)]
         if last == "stop":
             await consumer.stop()
         elif last == "leave open" and consumer._puller is not None:
@@ -395,9 +327,13 @@ async def test_mistakes_are_refused_by_the_call(bench: Bench) -> None:
         await pulled(consumer, batch=0)
     with pytest.raises(ConfigError, match="not running"):
         await consumer.pause()
+    with pytest.raises(ConfigError, match="nothing to consume"):
+        await consumer.run()
     assert await pulled(consumer) == []
     with pytest.raises(ConfigError, match="stop it before its group is changed"):
         consumer.group = "lisa"
     await consumer.stop()
-    consumer.group = "lisa"
-    assert consumer.group == "lisa"
+    consumer.group = None
+    consumer.subscribe(TOPIC, print)
+    with pytest.raises(ConfigError, match="several groups"):
+        await consumer.run()

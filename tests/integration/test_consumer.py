@@ -7,14 +7,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
 from lisa.consumer import Consumer
@@ -25,7 +23,7 @@ from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.purge import Purge
 from lisa.producer import Producer
-from tests.consumers import Bench, heard, settled, state_of
+from tests.consumers import Bench, Blocking, heard, settled, state_of
 from tests.servers import flush, wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -36,49 +34,32 @@ TOPIC = "orders"
 # From due to handled
 
 
-def test_messages_are_handled_acked_and_leave_only_tombstones(server: str) -> None:
+def check_lateness(bench: Bench, count: int) -> None:
+    """So many messages are counted, and none in the bucket of unknown lateness."""
+    late = {name: n for name, n in bench.stats(TOPIC).items() if name.startswith("late:")}
+    assert sum(late.values()) == count
+    assert not any(name.startswith("late:-") for name in late)
+
+
+def test_messages_are_handled_in_order_acked_and_leave_only_tombstones(server: str) -> None:
     bench = Bench(flush(server))
     bench.declare(TOPIC)
     consumer = Consumer(server)
     seen: list[Message] = []
     consumer.on(TOPIC, seen.append)
     before = datetime.now(UTC) - timedelta(seconds=5)
-    ids = bench.send(TOPIC, [{"order": n} for n in range(1000)])
+    ids = bench.send(TOPIC, [{"order": n} for n in range(300)])
     with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 1000)
-    assert sorted(message.id for message in seen) == sorted(ids)
-    assert sorted(message.body["order"] for message in seen) == list(range(1000))
+        bench.wait_acked(300)
+    assert [message.id for message in seen] == ids
+    assert [message.body["order"] for message in seen] == list(range(300))
     assert {(one.topic, one.group, one.attempt) for one in seen} == {(TOPIC, "lisa", 1)}
     assert all(before < message.due < datetime.now(UTC) for message in seen)
-    late = {name: n for name, n in bench.stats(TOPIC).items() if name.startswith("late:")}
-    assert sum(late.values()) == 1000
-    assert not any(name.startswith("late:-") for name in late)
+    check_lateness(bench, 300)
     left = {key for key in bench.ask("KEYS", "*") if b":done:" not in key}
     assert not any(b":body:" in key or b":entries" in key for key in left)
     assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
     bench.store.close()
-
-
-def test_one_handler_keeps_the_order_of_due(bench: Bench) -> None:
-    bench.send(TOPIC, range(200))
-    seen: list[int] = []
-    consumer = bench.consumer(lambda message: seen.append(message.body))
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: len(seen) == 200)
-    assert seen == list(range(200))
-
-
-def test_threads_run_as_many_at_a_time_as_asked_for(bench: Bench) -> None:
-    together = threading.Barrier(4)
-
-    def handle(message: Message) -> None:
-        together.wait(60)
-
-    bench.send(TOPIC, range(8))
-    consumer = bench.consumer(handle, concurrency=4)
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 8)
-    assert bench.stat(TOPIC, "retried") == 0
 
 
 @pytest.mark.parametrize("is_second_async", [False, True])
@@ -112,8 +93,7 @@ def test_l14_an_async_handler_is_acked_after_its_work(
 
 
 def test_l14_nothing_is_acked_unheard_and_each_receiver_gets_its_own_topic(bench: Bench) -> None:
-    for topic in ("orders", "invoices"):
-        bench.declare(topic)
+    bench.declare("invoices")
     [unheard] = bench.send("orders", [1])
     configured = Consumer.from_config(None, redis=bench.url, groups=[{"topic": "orders"}])
     with pytest.raises(ConfigError, match="topic 'orders' has no handler"):
@@ -135,24 +115,10 @@ def test_l14_nothing_is_acked_unheard_and_each_receiver_gets_its_own_topic(bench
 
 def test_a_failed_message_is_retried_with_a_signal_for_each_step(bench: Bench) -> None:
     bench.declare(TOPIC, retry_delays="0,0")
-    told: list[tuple[str, int, str | None]] = []
-    next_dues: list[bool] = []
     consumer = Consumer(bench.url)
-
-    def hear(name: str) -> Callable[..., None]:
-        def receive(topic: str, *, message: Message) -> None:
-            told.append((name, message.attempt, message.reason))
-            next_dues.append(message.next_due_ms is not None)
-
-        return receive
-
-    signals = {
-        "received": consumer.message_received,
-        "retrying": consumer.message_retrying,
-        "acked": consumer.message_acked,
-    }
-    for name, signal in signals.items():
-        signal.connect(hear(name), sender=TOPIC, weak=False)
+    received = heard(consumer.message_received)
+    retrying = heard(consumer.message_retrying)
+    acked = heard(consumer.message_acked)
 
     @consumer.on(TOPIC)
     def handle(message: Message) -> None:
@@ -161,17 +127,12 @@ def test_a_failed_message_is_retried_with_a_signal_for_each_step(bench: Bench) -
 
     bench.send(TOPIC, ["x"])
     with consumer, bench.manager(TOPIC):
-        wait_until(lambda: len(told) == 6)
-    # The next attempt may begin before the last one's signal has been sent.
-    assert sorted(told, key=itemgetter(1)) == [
-        ("received", 1, None),
-        ("retrying", 1, "ValueError: attempt 1"),
-        ("received", 2, None),
-        ("retrying", 2, "ValueError: attempt 2"),
-        ("received", 3, None),
-        ("acked", 3, None),
-    ]
-    assert sum(next_dues) == 2, "those of the retries"
+        wait_until(lambda: acked and len(retrying) == 2)
+    assert [message.attempt for message in received] == [1, 2, 3]
+    reasons = {(1, "ValueError: attempt 1"), (2, "ValueError: attempt 2")}
+    assert {(message.attempt, message.reason) for message in retrying} == reasons
+    assert all(message.next_due_ms for message in retrying)
+    assert [(one.attempt, one.reason, one.next_due_ms) for one in acked] == [(3, None, None)]
 
 
 OUTCOMES: list[tuple[object, str, str | None]] = [
@@ -212,16 +173,15 @@ def test_the_handler_s_outcome_decides(bench: Bench) -> None:
 def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:
     """The lease ended, and the message was purged."""
     bench.declare(TOPIC, ack_timeout="200ms", retry_delays="")
-    go_on = threading.Event()
-    consumer = Consumer(bench.url)
+    consumer, handler = Consumer(bench.url), Blocking()
     acked = heard(consumer.message_acked)
-    consumer.on(TOPIC, lambda _: go_on.wait(60), timeout="100ms")
+    consumer.on(TOPIC, handler, timeout="100ms")
     [gone] = bench.send(TOPIC, ["gone"])
     with consumer:
         with bench.manager(TOPIC):
             wait_until(lambda: bench.states(TOPIC, gone) == ["garbage"])
         assert bench.store.call(Purge(TOPIC, "lisa", [gone])) == [True]
-        go_on.set()
+        handler.go_on.set()
         [good] = bench.send(TOPIC, ["good"])
         wait_until(settled(bench, good))
         wait_until(lambda: acked)
@@ -250,10 +210,8 @@ def test_all_receivers_run_and_one_failure_retries(bench: Bench) -> None:
 
 
 def test_an_expired_message_is_not_handed_out(bench: Bench) -> None:
-    seen: list[str] = []
-    consumer = Consumer(bench.url)
+    consumer, seen = bench.recorder()
     expired = heard(consumer.message_expired)
-    consumer.on(TOPIC, lambda message: seen.append(message.id))
     [sent] = bench.send(TOPIC, [1], ttl_ms=1)
     assert bench.states(TOPIC, sent) == ["ready"]
     time.sleep(0.02)
@@ -266,40 +224,22 @@ def test_an_expired_message_is_not_handed_out(bench: Bench) -> None:
 # Bodies
 
 
-class Order(msgspec.Struct):
-    order: int
-
-
-def test_typed_bodies_and_those_that_do_not_fit(bench: Bench) -> None:
-    seen: list[Order] = []
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, lambda message: seen.append(message.body), model=Order)
-    good, bad = bench.send(TOPIC, [{"order": 1}, {"order": "one"}])
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.states(TOPIC, bad) == ["garbage"] and seen)
-        wait_until(lambda: bench.settled_as(TOPIC, good) == "acked")
-    assert seen == [Order(1)]
-    reason = bench.inspect(TOPIC, bad).group_states[0].reason
-    assert reason is not None
-    assert reason.startswith("the body does not match Order: ")
-
-
-def test_a_foreign_body_is_moved_to_garbage_with_the_reason(bench: Bench) -> None:
+def test_a_body_that_cannot_be_read_is_moved_to_garbage_with_the_reason(bench: Bench) -> None:
     foreign = {
         b"9whatever": "unknown envelope version",
         b"1tokentok-j0000{nonsense": "the body cannot be decoded",
         b"1to": "cut short",
+        b'1tokentok-j0000"text"': "the body does not match int",
     }
-    consumer = Consumer(bench.url)
-    seen: list[str] = []
+    consumer, seen = Consumer(bench.url), list[Message]()
+    consumer.on(TOPIC, seen.append, model=int)
     dead = heard(consumer.message_dead)
-    consumer.on(TOPIC, lambda message: seen.append(message.id))
-    *ids, good = bench.send(TOPIC, range(4))
+    *ids, good = bench.send(TOPIC, range(len(foreign) + 1))
     for one, written in zip(ids, foreign, strict=True):
         bench.ask("SET", bench.store.keys.topic(TOPIC).body(one), written)
     with consumer:
-        wait_until(lambda: len(dead) == 3 and bench.settled_as(TOPIC, good) == "acked")
-    assert seen == [good]
+        wait_until(lambda: len(dead) == 4 and bench.settled_as(TOPIC, good) == "acked")
+    assert [message.body for message in seen] == [4]
     for one, reason in zip(ids, foreign.values(), strict=True):
         assert bench.states(TOPIC, one) == ["garbage"]
         assert reason in (bench.inspect(TOPIC, one).group_states[0].reason or "")
@@ -314,32 +254,31 @@ def test_l24_no_module_named_by_a_message_is_imported(
     names = ("clazz", "@class", "@type", "__class__", "__type__", "py/object", "py/type")
     named = dict.fromkeys(names, "sprung.Order")
     pickled = b"\x80\x04\x8c\x06sprung\x8c\x05Order\x93."
-    seen: list[object] = []
+    seen: list[Message] = []
     consumer = Consumer(bench.url)
     for topic, model in ((TOPIC, None), ("typed", dict[str, str]), ("pickled", bytes)):
         bench.declare(topic)
-        consumer.on(
-            topic, lambda message: seen.append((message.body, message.headers)), model=model
-        )
+        consumer.on(topic, seen.append, model=model)
     with consumer, Producer(bench.url) as producer:
         for topic, body in ((TOPIC, named), ("typed", named), ("pickled", pickled)):
             producer.send(topic, body, headers=named)
         wait_until(lambda: len(seen) == 3)
-    assert seen.count((named, named)) == 2
-    assert (pickled, named) in seen
+    assert all(message.headers == named for message in seen)
+    bodies = {message.topic: message.body for message in seen}
+    assert bodies == {TOPIC: named, "typed": named, "pickled": pickled}
     assert "sprung" not in sys.modules
 
 
-def test_entries_without_a_body_are_cleared_and_counted(bench: Bench) -> None:
-    gone, good = bench.send(TOPIC, [1, 2])
+def test_entries_without_a_body_or_an_id_are_cleared_and_counted(bench: Bench) -> None:
+    gone, _ = bench.send(TOPIC, [1, 2])
     bench.ask("DEL", bench.store.keys.topic(TOPIC).body(gone))
     bench.ask("XADD", bench.ready(TOPIC), "*", "foreign", "entry")
-    consumer = Consumer(bench.url)
-    seen: list[str] = []
-    consumer.on(TOPIC, lambda message: seen.append(message.id))
+    bench.ask("XADD", bench.ready(TOPIC), "*", "id", b"\xff\xfe", "due", "1")
+    bench.send(TOPIC, [3])
+    consumer, seen = bench.recorder()
     with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "cleared") == 2 and seen == [good])
-    assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
+        wait_until(lambda: bench.stat(TOPIC, "cleared") >= 2 and seen == [2, 3])
+        wait_until(lambda: not bench.ask("XLEN", bench.ready(TOPIC)))
 
 
 # A handler's own retry policy
@@ -404,49 +343,44 @@ def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Benc
             opened.append(calls_of(bench, "exec"))
     assert [message.body for message in seen] == list(range(5))
     assert opened == [opened[0]] * 5, "only the first one was opened by a call"
-    late = {name: n for name, n in bench.stats(TOPIC).items() if name.startswith("late:")}
-    assert sum(late.values()) == 5
-    assert not any(name.startswith("late:-") for name in late)
+    check_lateness(bench, 5)
 
 
 class HeldUp(NamedTuple):
-    """A consumer in a handler, which ends with `release`, while an entry with its body waits."""
+    """A consumer in a handler, while an entry with its body waits."""
 
     consumer: Consumer
-    seen: list[object]
+    handler: Blocking
     waits: str
-    release: Callable[[], None]
 
 
 @pytest.fixture
 def held_up(bench: Bench) -> Iterator[HeldUp]:
-    seen: list[object] = []
-    released = threading.Event()
+    handler = Blocking("long")
 
     def handle(message: Message) -> None:
-        seen.append(message.body)
+        handler(message)
         if message.body == "long":
-            released.wait(60)
             raise Discard("so that no ack shares a packet with the next read")
 
     consumer = bench.consumer(handle)
     with consumer:
         for body in ("first", "long"):
             promoted_while_read(bench, body)
-            wait_until(partial(seen.__contains__, body))
-        yield HeldUp(consumer, seen, promoted(bench, "waits"), released.set)
+            wait_until(partial(handler.begun.__contains__, body))
+        yield HeldUp(consumer, handler, promoted(bench, "waits"))
 
 
 def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(
     bench: Bench, held_up: HeldUp
 ) -> None:
     bench.configure(TOPIC, paused=True)
-    held_up.release()
+    held_up.handler.go_on.set()
     wait_until(lambda: state_of(held_up.consumer) == "paused")
     assert bench.states(TOPIC, held_up.waits) == ["ready"]
-    assert held_up.seen == ["first", "long"]
+    assert held_up.handler.begun == ["first", "long"]
     bench.configure(TOPIC, paused=False)
-    wait_until(lambda: "waits" in held_up.seen)
+    wait_until(lambda: "waits" in held_up.handler.begun)
 
 
 def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(
@@ -454,6 +388,6 @@ def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(
 ) -> None:
     """Its stream remains until its messages are settled, page by page."""
     bench.ask("HDEL", bench.store.keys.topic(TOPIC).groups, "lisa")  # the removal's first step
-    held_up.release()
+    held_up.handler.go_on.set()
     wait_until(lambda: state_of(held_up.consumer) == "removed")
-    assert held_up.seen == ["first", "long"]
+    assert held_up.handler.begun == ["first", "long"]

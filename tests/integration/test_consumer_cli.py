@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 import signal
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from lisa import Producer
 from lisa.cli.consumer import main
 from lisa.core.daemon import logs, stop_signals
 from lisa.embedded.server import free_port
 from tests.consumers import Bench, presences
-from tests.servers import Process, Processes, wait_until
+from tests.servers import ROOT, Process, Processes, wait_until
 
 TOPIC = "orders"
 TWO_LINES = """
-from lisa.core.model.signals import message_received
+from lisa import message_received
 
-@message_received.connect_via("orders")
-def handle(topic, *, message): print(f"handled {topic} {message.group} {message.body}")
+def show(topic, *, message): print(f"{topic} got {message.body}", flush=True)
+for topic in ("mystream", "topic2"): message_received.connect(show, sender=topic)
 """
 ONE = """
 from lisa.consumer import Consumer
@@ -45,6 +45,7 @@ def handle(message):
     print(f"handled {message.body}")
 """
 
+Start = Callable[..., Process]
 ON_APP_LOOP = (
     SLOW.replace("Consumer", "AsyncConsumer")
     .replace("def handle", "async def handle")
@@ -66,23 +67,20 @@ def handle(message):
 """
 
 
-def start(processes: Processes, *arguments: str, env: dict[str, str] | None = None) -> Process:
-    return processes.start("-m", "lisa.cli.consumer", *arguments, env=env)
+CONFIGS = ROOT / "configs"
+"""The files on the original's page."""
 
 
-@pytest.mark.parametrize(("module", "target"), [(TWO_LINES, "shop"), (ONE, "shop:consumer")])
-def test_targets(
-    bench: Bench, processes: Processes, tmp_path: Path, module: str, target: str
-) -> None:
-    for group in ("a", "b"):
-        bench.declare(TOPIC, group)
-    (tmp_path / "shop.py").write_text(module)
-    process = start(processes, "--redis", bench.url, "--group", "b", target)
-    bench.send(TOPIC, [42])
-    process.wait_for("handled orders b 42")
-    wait_until(lambda: bench.stat(TOPIC, "acked", "b") == 1)
-    assert process.stop() == 0
-    assert presences(bench) == []
+@pytest.fixture
+def start(bench: Bench, processes: Processes, tmp_path: Path) -> Callable[..., Process]:
+    """Starts `lisa-consumer` for a module `shop` with that text."""
+
+    def run(module: str, *arguments: str, server: str = bench.url, **env: str) -> Process:
+        (tmp_path / "shop.py").write_text(module)
+        command = ("-m", "lisa.cli.consumer", *(["--redis", server] if server else []))
+        return processes.start(*command, *arguments, "shop", env=env)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -96,17 +94,10 @@ def test_targets(
     ],
 )
 def test_a_stopped_consumer_finishes_its_handlers_and_exits_with_0(
-    bench: Bench,
-    processes: Processes,
-    tmp_path: Path,
-    *,
-    module: str,
-    options: list[str],
-    numbers: list[signal.Signals],
+    bench: Bench, start: Start, module: str, options: list[str], numbers: list[signal.Signals]
 ) -> None:
     bench.declare(TOPIC)
-    (tmp_path / "shop.py").write_text(module)
-    process = start(processes, "--redis", bench.url, "shop", *options)
+    process = start(module, *options)
     [sent] = bench.send(TOPIC, [42])
     process.wait_for("handling 42")
     for number in numbers:
@@ -122,14 +113,55 @@ def test_a_stopped_consumer_finishes_its_handlers_and_exits_with_0(
     "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
 )
 def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
-    processes: Processes, tmp_path: Path, number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     """As process 1 of a container it would not notice a signal without a handler."""
-    (tmp_path / "shop.py").write_text("import time; print('importing'); time.sleep(60)")
-    process = start(processes, "shop")
+    process = start("import time; print('importing'); time.sleep(60)")
     process.wait_for("importing")
     process.signal(number)
     assert process.wait() == 0
+
+
+def test_a_server_given_in_code_is_kept_and_health_is_served(bench: Bench, start: Start) -> None:
+    """The environment names another server; only the flag takes precedence over the module."""
+    bench.declare(TOPIC)
+    other = "redis://127.0.0.1:1/0"
+    in_code = ONE.replace("Consumer()", f'Consumer("{bench.url}")')
+    process = start(in_code, server="", LISA_REDIS_URL=other)
+    bench.send(TOPIC, [1])
+    process.wait_for("handled orders lisa 1")
+    assert f"the configuration names {other}" in process.output
+    process.kill()
+    bench.declare(TOPIC, "b")
+    address = f"127.0.0.1:{free_port()}"
+    elsewhere = ONE.replace("Consumer()", f'Consumer("{other}")')
+    process = start(elsewhere, "--http", address, "--group", "b")
+    bench.send(TOPIC, [2])
+    process.wait_for("handled orders b 2")
+    assert "the configuration names" not in process.output
+    health = httpx.get(f"http://{address}/healthz", timeout=60).json()
+    assert health["status"] == "ok"
+    assert health["topics"]["orders/b"]["state"] == "running"
+
+
+def test_the_original_s_three_files_start_the_three_roles(
+    bench: Bench, start: Start, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every message arrives, although the manager starts last."""
+    monkeypatch.setenv("LISA_REDIS_URL", bench.url)
+    env = {"LISA_REDIS_URL": bench.url}
+    consumer = start(TWO_LINES, "--config", str(CONFIGS / "consumer.yml"), server="", **env)
+    with Producer.from_config(CONFIGS / "producer.yml") as producer:
+        for topic in ("mystream", "topic2"):
+            producer.send(topic, "now")
+            producer.send(topic, "later", delay="1s")
+    manager = str(CONFIGS / "manager.yml")
+    processes.start("-m", "lisa.cli.manager", "--config", manager, env=env)
+    for number, topic in enumerate(("mystream", "topic2"), 1):
+        consumer.wait_for(f"{topic} got now")
+        consumer.wait_for(f"{topic} got later")
+        wait_until(lambda topic=topic: presences(bench, topic))  # type: ignore[misc]
+        assert presences(bench, topic)[0].name.startswith(f"consumer-{number}-")
 
 
 LIFESPAN = """
@@ -144,29 +176,25 @@ consumer.subscribe("orders", print)
 """
 
 
-def test_a_lifespan_that_fails_ends_it_with_exit_code_1(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
+def test_a_lifespan_that_fails_ends_it_with_exit_code_1(bench: Bench, start: Start) -> None:
     """With exit code 2 systemd would not start it again once its database has started."""
     bench.declare(TOPIC)
-    (tmp_path / "shop.py").write_text(LIFESPAN)
-    process = start(processes, "--redis", bench.url, "shop")
+    process = start(LIFESPAN)
     assert process.wait() == 1
     reason = "the consumer's lifespan failed at startup: ConnectionError: no database"
     assert f"lisa-consumer: {reason}" in process.output
-    several = start(processes, "--redis", bench.url, "shop", "--processes", "2")
+    several = start(LIFESPAN, "--processes", "2")
     several.wait_for("ended with code 1; another one starts")
     assert several.stop() == 0
 
 
 @pytest.mark.parametrize("consumer", ["Consumer", "AsyncConsumer"])
 def test_a_child_that_a_handler_forked_ends_at_sigterm(
-    bench: Bench, processes: Processes, tmp_path: Path, consumer: str
+    bench: Bench, start: Start, consumer: str
 ) -> None:
     """`multiprocessing.Pool` terminates such children. The consumer itself keeps running."""
     bench.declare(TOPIC)
-    (tmp_path / "shop.py").write_text(FORKS.format(consumer=consumer))
-    process = start(processes, "--redis", bench.url, "shop")
+    process = start(FORKS.format(consumer=consumer))
     for body in (1, 2):
         bench.send(TOPIC, [body])
         process.wait_for(f"handled {body}, child ended with {-signal.SIGTERM}")
@@ -236,27 +264,3 @@ def test_disabled_and_errors_of_the_application(
     assert found.output == ("lisa-consumer: enabled is false in the configuration; nothing to do\n")
     found = in_process("import not_installed_anywhere\n", "shop")
     assert isinstance(found.exception, ModuleNotFoundError), "its own error is shown"
-
-
-def test_a_server_given_in_code_is_kept_and_health_is_served(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
-    """The environment names another server; only the flag takes precedence over the module."""
-    bench.declare(TOPIC)
-    other = "redis://127.0.0.1:1/0"
-    (tmp_path / "shop.py").write_text(ONE.replace("Consumer()", f'Consumer("{bench.url}")'))
-    process = start(processes, "shop", env={"LISA_REDIS_URL": other})
-    bench.send(TOPIC, [1])
-    process.wait_for("handled orders lisa 1")
-    assert f"the configuration names {other}" in process.output
-    process.kill()
-    (tmp_path / "shop.py").write_text(ONE.replace("Consumer()", f'Consumer("{other}")'))
-    address = f"127.0.0.1:{free_port()}"
-    process = start(processes, "--redis", bench.url, "--http", address, "shop")
-    bench.send(TOPIC, [2])
-    process.wait_for("handled orders lisa 2")
-    assert "the configuration names" not in process.output
-    with urllib.request.urlopen(f"http://{address}/healthz", timeout=60) as answer:
-        health = json.load(answer)
-    assert health["status"] == "ok"
-    assert health["topics"]["orders/lisa"]["state"] == "running"

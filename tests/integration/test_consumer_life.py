@@ -15,13 +15,12 @@ import pytest
 
 from lisa.consumer import Consumer
 from lisa.consumer.stream_reader import StreamReader
-from lisa.core.delivery.degradation import FIRST_S
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.undeclare import Undeclare
-from tests.consumers import Bench, ignore, presences, presences_running, settled, state_of
+from tests.consumers import Bench, Blocking, ignore, presences, presences_running, settled, state_of
 from tests.servers import flush, wait_until
 from tests.shards import Split
 
@@ -48,8 +47,7 @@ def test_a_consumer_waits_for_a_group_and_asks_for_one(bench: Bench) -> None:
 def test_l11_a_consumer_before_the_manager_gets_every_message(bench: Bench) -> None:
     """It does not spin meanwhile, and does not need an existing stream."""
     bench.send(TOPIC, [1, 2, 3])
-    seen: list[int] = []
-    consumer = bench.consumer(lambda message: seen.append(message.body), group="lisa")
+    consumer, seen = bench.recorder(group="lisa")
 
     def commands() -> int:
         stats = bench.ask("INFO", "stats").decode()
@@ -73,35 +71,24 @@ def test_a_group_that_is_declared_again_is_read_again(
     if count > 1:
         split.into(count)
     shards = split.layout.active(TOPIC)
-    for shard in shards:
-        bench.declare(shard)
-    consumer = Consumer(bench.url, group=group, poll_timeout=timedelta(seconds=0.2))
-    seen: list[object] = []
-    goes_on = threading.Event()
-
-    @consumer.on(TOPIC)
-    def handle(message: Message) -> None:
-        seen.append(message.body)
-        if message.body == "held":
-            goes_on.wait(60)
-
-    last = shards[-1]
+    bench.declare_all(*shards)
+    handler, last = Blocking("held"), shards[-1]
+    consumer = bench.consumer(handler, group=group, poll_timeout=timedelta(seconds=0.2))
     with caplog.at_level("ERROR", "lisa.consumer"), consumer:
         wait_until(lambda: consumer.health()["status"] == "ok")
         [held] = bench.send(last, ["held"])
-        wait_until(lambda: seen == ["held"])
+        wait_until(lambda: handler.begun == ["held"])
         bench.store.drive(group_removal.remove(bench.store, TOPIC, "lisa"))
-        goes_on.set()
+        handler.go_on.set()
         wait_until(lambda: state_of(consumer) == "removed")
         wait_until(lambda: caplog.text.count("was removed; waiting") == len(shards))
         assert consumer.health()["status"] == "waiting"
-        for shard in shards:
-            bench.declare(shard)
+        bench.declare_all(*shards)
         wait_until(lambda: consumer.health()["status"] == "ok")
         sent = [one for shard in shards for one in bench.send(shard, ["new"])]
         for shard, one in zip(shards, sent, strict=True):
             wait_until(settled(bench, one, shard))
-    assert seen == ["held", *["new"] * len(shards)]
+    assert handler.begun == ["held", *["new"] * len(shards)]
     assert bench.settled_as(last, held) == "purged"
     assert caplog.text.count("was removed; waiting") == len(shards)
     split.store.close()
@@ -113,9 +100,7 @@ def test_a_group_that_is_being_removed_is_waited_for(
     bench.declare(TOPIC)
     [old] = bench.send(TOPIC, ["old"])
     bench.store.call(Undeclare(TOPIC, "lisa"))
-    consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(seconds=0.2))
-    seen: list[object] = []
-    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    consumer, seen = bench.recorder(group="lisa", poll_timeout=timedelta(seconds=0.2))
     with consumer:
         wait_until(lambda: "the removal is still settling its messages" in caplog.text)
         assert bench.store.drive(bench.store.groups(TOPIC)) == ()
@@ -128,13 +113,17 @@ def test_a_group_that_is_being_removed_is_waited_for(
 
 
 @pytest.mark.parametrize("group", [None, "lisa"])
-def test_an_emptied_server_is_joined_again(bench: Bench, group: str | None) -> None:
+def test_a_deleted_stream_is_made_and_an_emptied_server_joined_again(
+    bench: Bench, group: str | None
+) -> None:
     bench.declare(TOPIC)
-    consumer = Consumer(bench.url, group=group, poll_timeout=timedelta(seconds=0.2))
-    seen: list[int] = []
-    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    consumer, seen = bench.recorder(group=group, poll_timeout=timedelta(seconds=0.2))
     with consumer:
         wait_until(presences_running(bench))
+        bench.ask("DEL", bench.ready(TOPIC))
+        time.sleep(0.1)
+        bench.send(TOPIC, [6])
+        wait_until(lambda: seen == [6])
         flush(bench.url)
         if group is None:
             wait_until(lambda: presences(bench) and presences(bench)[0].state == "waiting")
@@ -142,20 +131,7 @@ def test_an_emptied_server_is_joined_again(bench: Bench, group: str | None) -> N
         else:
             wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("lisa",))
         bench.send(TOPIC, [7])
-        wait_until(lambda: seen == [7])
-
-
-def test_a_stream_that_a_foreign_hand_deleted_is_made_again(bench: Bench) -> None:
-    bench.declare(TOPIC)
-    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=0.2))
-    seen: list[int] = []
-    consumer.on(TOPIC, lambda message: seen.append(message.body))
-    with consumer:
-        wait_until(presences_running(bench))
-        bench.ask("DEL", bench.ready(TOPIC))
-        time.sleep(0.1)
-        bench.send(TOPIC, [7])
-        wait_until(lambda: seen == [7])
+        wait_until(lambda: seen == [6, 7])
 
 
 # Live changes
@@ -202,48 +178,6 @@ def test_what_a_read_brings_after_a_pause_is_released(
         monkeypatch.undo()
         consumer.resume()
         wait_until(lambda: seen == [1])
-
-
-def test_a_paused_topic_is_left_alone_until_it_is_resumed(bench: Bench) -> None:
-    for topic in (TOPIC, "mails"):
-        bench.declare(topic)
-    bench.send(TOPIC, range(3))
-    bench.configure(TOPIC, paused=True)
-    seen: list[object] = []
-    consumer = Consumer(bench.url)
-    for topic in (TOPIC, "mails"):
-        consumer.on(topic, lambda message: seen.append(message.body))
-    with consumer:
-        wait_until(lambda: state_of(consumer) == "paused")
-        bench.send("mails", ["marker"])
-        wait_until(lambda: seen)
-        assert seen == ["marker"]
-        assert bench.ask("XLEN", bench.ready(TOPIC)) == 3
-        assert bench.pending(TOPIC) == 0
-        bench.configure(TOPIC, paused=False)
-        wait_until(lambda: sorted(seen[1:], key=str) == [0, 1, 2])
-
-
-def test_a_topic_that_only_fails_is_degraded_and_heals(bench: Bench) -> None:
-    bench.declare(TOPIC, retry_delays=["0"] * 100)
-    works = threading.Event()
-    times: list[float] = []
-
-    def handle(message: Message) -> None:
-        times.append(time.monotonic())
-        if not works.is_set():
-            raise ValueError("the database is down")
-
-    consumer = bench.consumer(handle)
-    bench.send(TOPIC, ["x"])  # of several messages, some may be running when it becomes degraded
-    with consumer, bench.manager(TOPIC):
-        wait_until(lambda: state_of(consumer) == "degraded")
-        wait_until(lambda: len(times) >= 22)
-        # Only a lower bound: on a busy machine each takes longer than its pause.
-        assert times[21] - times[20] > 0.9 * FIRST_S
-        works.set()
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 1)
-        assert state_of(consumer) == "running"
 
 
 # Start and stop
@@ -307,8 +241,7 @@ def test_stop_finishes_running_calls_and_releases_the_rest(
 
 def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> None:
     topics = ("one", "two", "three")
-    for topic in topics:
-        bench.declare(topic)
+    bench.declare_all(*topics)
     chance = random.Random(7)
 
     def handle(message: Message) -> None:
@@ -329,23 +262,30 @@ def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> N
     assert not any(left)
 
 
-def test_a_blocked_read_ends_at_once(bench: Bench) -> None:
+def test_a_handler_and_a_receiver_may_stop_the_consumer_which_can_be_started_again(
+    bench: Bench,
+) -> None:
+    """A stop also ends a blocking read at once."""
     bench.declare(TOPIC)
-    consumer = bench.consumer(ignore, poll_timeout=timedelta.max)
-    consumer.start()
-    wait_until(bench.is_reading)
-    consumer.stop()
-    assert not [one for one in threading.enumerate() if one.name == f"lisa-{TOPIC}"]
 
+    def stop(_: str, *, message: Message) -> None:
+        consumer.stop()
 
-def test_a_handler_may_stop_its_consumer_which_can_be_started_again(bench: Bench) -> None:
-    bench.declare(TOPIC)
-    consumer = bench.consumer(lambda message: consumer.stop())
+    consumer = bench.consumer(lambda message: consumer.stop(), poll_timeout=timedelta.max)
     for count in (1, 2):
         bench.send(TOPIC, [1])
         consumer.run()
         assert bench.stat(TOPIC, "acked") == count
+    consumer.unsubscribe(TOPIC)
+    consumer.subscribe(TOPIC, ignore)
+    consumer.message_acked.connect(stop)
+    bench.send(TOPIC, [1])
+    consumer.run()
+    consumer.start()
+    wait_until(bench.is_reading)
+    consumer.stop()
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("lisa-")])
+    assert presences(bench) == []
 
 
 # Groups of handlers
@@ -380,8 +320,8 @@ def test_l21_a_topic_listed_twice_is_refused_in_one_line_or_joins_both_groups(
 def test_handlers_of_several_groups_share_a_topic(
     bench: Bench, concurrency: int, batch: int | None
 ) -> None:
-    for group in ("lisa", "mail", "stock"):
-        bench.declare(TOPIC, group, retry_delays="1h")
+    """Groups of handlers are declared, and subscribed while the consumer runs."""
+    bench.declare(TOPIC, retry_delays="1h")
     seen: list[tuple[str, str]] = []
 
     def handler(name: str) -> Callable[[Any], None]:
@@ -396,28 +336,18 @@ def test_handlers_of_several_groups_share_a_topic(
     consumer = Consumer(bench.url, group="lisa", concurrency=concurrency)
     consumer.on(TOPIC, handler("own"), batch=batch)
     consumer.on(TOPIC, handler("mail"), batch=batch, group="mail", concurrency=2, retry="2h")
-    consumer.subscribe(TOPIC, handler("stock"), batch=batch, group="stock", retry="0s")
-    [sent] = bench.send(TOPIC, [1])
     with consumer, bench.manager(TOPIC):
+        consumer.subscribe(TOPIC, handler("stock"), batch=batch, group="stock", retry="0s")
+        groups = {"lisa", "mail", "stock"}
+        wait_until(lambda: {one.group for one in presences(bench)} == groups)
+        bench.send(TOPIC, [1])
         wait_until(lambda: len(seen) == 4)
         wait_until(lambda: bench.stat(TOPIC, "garbage", "stock") == 1)
-        wait_until(lambda: bench.stat(TOPIC, "acked", "mail") == 1)
-        wait_until(lambda: bench.stat(TOPIC, "acked", "lisa") == 1)
+        bench.wait_acked(1, group="mail")
+        bench.wait_acked(1, group="lisa")
+        consumer.unsubscribe(TOPIC)
+        wait_until(lambda: presences(bench) == [])
     assert sorted(seen) == [("mail", "mail"), ("own", "lisa"), *[("stock", "stock")] * 2]
-    assert sent
-
-
-def test_a_group_of_a_handler_is_declared_and_subscribed_while_running(bench: Bench) -> None:
-    seen: list[str] = []
-    consumer = Consumer(bench.url)
-    consumer.on("mails", lambda message: seen.append(message.group), group="first")
-    with consumer:
-        consumer.subscribe("mails", lambda message: seen.append(message.group), group="second")
-        wait_until(lambda: {one.group for one in presences(bench, "mails")} == {"first", "second"})
-        bench.send("mails", [1])
-        wait_until(lambda: sorted(seen) == ["first", "second"])
-        consumer.unsubscribe("mails")
-        wait_until(lambda: presences(bench, "mails") == [])
 
 
 def test_a_group_with_and_without_a_name_is_refused(bench: Bench) -> None:

@@ -31,11 +31,11 @@ def consumer(bench: Bench) -> Iterator[Consumer]:
     consumer.stop()
 
 
-def test_a_delivery_has_the_message_and_its_settling_methods(
+def test_deliveries_have_the_message_and_its_settling_methods(
     bench: Bench, consumer: Consumer
 ) -> None:
     acked = heard(consumer.message_acked)
-    [sent] = bench.send(TOPIC, [{"order": 1}])
+    sent, retried, discarded, released = bench.send(TOPIC, [{"order": 1}, 1, 2, 3])
     [delivery] = consumer.pull(TOPIC)
     assert (delivery.id, delivery.topic, delivery.group) == (sent, TOPIC, "lisa")
     assert (delivery.body, delivery.attempt, delivery.headers) == ({"order": 1}, 1, {})
@@ -44,10 +44,24 @@ def test_a_delivery_has_the_message_and_its_settling_methods(
     assert delivery.ack() == "acked"
     assert delivery.ack() == "repeated"
     assert bench.settled_as(TOPIC, sent) == "acked"
-    assert [message.id for message in acked] == [sent, sent]
+    first, second, third = consumer.pull(TOPIC, batch=3)
+    assert first.retry(delay=timedelta(hours=1), reason="not yet") == "retrying"
+    assert second.discard("hopeless") == "dead"
+    assert third.release() is True
+    assert third.release() is False
+    assert third.ack() == "late"  # it takes effect in any state of the message
+    assert bench.states(TOPIC, retried) == ["retry"]
+    assert bench.inspect(TOPIC, retried).group_states[0].reason == "not yet"
+    assert bench.states(TOPIC, discarded) == ["garbage"]
+    assert bench.inspect(TOPIC, discarded).group_states[0].reason == "hopeless"
+    assert bench.settled_as(TOPIC, released) == "acked"
+    assert [message.id for message in acked] == [sent, sent, released]
+    for wrong, said in ((timedelta(seconds=-1), "negative"), (timedelta.max, "beyond the year")):
+        with pytest.raises(InvalidMessage, match=said):
+            first.retry(delay=wrong)
 
 
-def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(
+def test_a_pull_takes_at_most_its_batch_and_waits_for_a_message_a_resume_or_a_group(
     bench: Bench, consumer: Consumer
 ) -> None:
     bench.send(TOPIC, range(5))
@@ -59,6 +73,19 @@ def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(
     began = time.monotonic()
     assert consumer.pull(TOPIC, wait=timedelta(seconds=0.4)) == []
     assert 0.4 <= time.monotonic() - began < WAIT.total_seconds()
+    bench.send(TOPIC, [5])
+    bench.configure(TOPIC, paused=True)
+    assert consumer.pull(TOPIC) == []
+    bench.send("invoices", [6])
+    assert consumer.pull("invoices") == []
+    assert [one.state for one in presences(bench, "invoices")] == ["waiting"]
+    with ThreadPoolExecutor(2) as pool, bench.manager("invoices"):
+        resumed = pool.submit(consumer.pull, TOPIC, wait=WAIT)
+        grouped = pool.submit(consumer.pull, "invoices", wait=WAIT)
+        bench.configure(TOPIC, paused=False)
+        bench.declare("invoices", "billing")
+        assert [one.body for one in resumed.result()] == [5]
+        assert [one.group for one in grouped.result()] == ["billing"]
 
 
 def test_a_pull_takes_as_many_large_bodies_as_memory_should_hold(
@@ -89,24 +116,6 @@ def test_a_waiting_pull_is_woken_by_the_message(bench: Bench, consumer: Consumer
         assert shortest_s(wake, LOOK_AGAIN_S / 2) < LOOK_AGAIN_S / 2
 
 
-def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
-    retried, discarded, released = bench.send(TOPIC, [1, 2, 3])
-    first, second, third = consumer.pull(TOPIC, batch=3)
-    assert first.retry(delay=timedelta(hours=1), reason="not yet") == "retrying"
-    assert second.discard("hopeless") == "dead"
-    assert third.release() is True
-    assert third.release() is False
-    assert third.ack() == "late"  # it takes effect in any state of the message
-    assert bench.states(TOPIC, retried) == ["retry"]
-    assert bench.inspect(TOPIC, retried).group_states[0].reason == "not yet"
-    assert bench.states(TOPIC, discarded) == ["garbage"]
-    assert bench.inspect(TOPIC, discarded).group_states[0].reason == "hopeless"
-    assert bench.settled_as(TOPIC, released) == "acked"
-    for wrong, said in ((timedelta(seconds=-1), "negative"), (timedelta.max, "beyond the year")):
-        with pytest.raises(InvalidMessage, match=said):
-            first.retry(delay=wrong)
-
-
 def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: Consumer) -> None:
     bench.configure(TOPIC, retry_delays="1h")
     [kept, lost] = bench.send(TOPIC, [1, 2])
@@ -119,48 +128,6 @@ def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: 
         assert bench.states(TOPIC, kept) == ["in_flight"]
         assert second.extend() is False
     assert first.ack() == "acked"
-
-
-def test_a_paused_topic_gives_nothing_until_it_is_resumed(bench: Bench, consumer: Consumer) -> None:
-    bench.send(TOPIC, [1])
-    bench.configure(TOPIC, paused=True)
-    assert consumer.pull(TOPIC) == []
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(consumer.pull, TOPIC, wait=WAIT)
-        bench.configure(TOPIC, paused=False)
-        assert [one.body for one in waiting.result()] == [1]
-
-
-def test_without_a_group_it_asks_for_one_and_waits(bench: Bench, consumer: Consumer) -> None:
-    bench.send("invoices", [1])
-    assert consumer.pull("invoices") == []
-    assert [one.state for one in presences(bench, "invoices")] == ["waiting"]
-    with ThreadPoolExecutor(1) as pool, bench.manager("invoices"):
-        waiting = pool.submit(consumer.pull, "invoices", wait=WAIT)
-        bench.declare("invoices", "billing")
-        assert [one.group for one in waiting.result()] == ["billing"]
-
-
-def test_several_groups_without_a_choice_are_refused(bench: Bench, consumer: Consumer) -> None:
-    bench.declare(TOPIC, "other")
-    with pytest.raises(ConfigError, match="lisa, other"):
-        consumer.pull(TOPIC)
-
-
-def test_the_group_of_a_consumer_that_pulls_cannot_be_changed(
-    bench: Bench, consumer: Consumer
-) -> None:
-    """It would go on pulling for the first group."""
-    consumer.group = "billing"
-    assert consumer.pull(TOPIC) == []
-    with pytest.raises(ConfigError, match="stop it before its group is changed"):
-        consumer.group = "lisa"
-    assert consumer.group == "billing"
-    consumer.stop()
-    consumer.group = "lisa"
-    bench.send(TOPIC, [1])
-    [delivery] = consumer.pull(TOPIC, wait=WAIT)
-    assert delivery.group == "lisa"
 
 
 @pytest.mark.parametrize("then", ["pull", "stop"])
@@ -204,7 +171,24 @@ async def test_many_pulls_wait_without_asking_again_and_again(bench: Bench, limi
     await consumer.stop()
 
 
-def test_an_impossible_batch_or_ack_timeout_is_refused(consumer: Consumer) -> None:
+def test_mistakes_are_refused_and_the_group_of_a_consumer_that_pulls_cannot_be_changed(
+    bench: Bench, consumer: Consumer
+) -> None:
+    """It would go on pulling for the first group."""
+    consumer.group = "billing"
+    assert consumer.pull(TOPIC) == []
+    with pytest.raises(ConfigError, match="stop it before its group is changed"):
+        consumer.group = "lisa"
+    assert consumer.group == "billing"
+    consumer.stop()
+    consumer.group = "lisa"
+    bench.send(TOPIC, [1])
+    [delivery] = consumer.pull(TOPIC, wait=WAIT)
+    assert delivery.group == "lisa"
+    undecided = Consumer(bench.url)
+    with pytest.raises(ConfigError, match="billing, lisa"):
+        undecided.pull(TOPIC)
+    undecided.stop()
     for batch in (0, 501, True):
         with pytest.raises(InvalidMessage, match="1 to 500"):
             consumer.pull(TOPIC, batch=batch)

@@ -17,7 +17,7 @@ from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
-from tests.consumers import Bench, presences_running, settled, state_of
+from tests.consumers import Bench, Blocking, presences_running, settled, state_of
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -32,26 +32,26 @@ class Order(msgspec.Struct):
 # Batches
 
 
-def test_messages_due_together_are_handled_in_one_call(bench: Bench) -> None:
+def test_messages_due_together_are_handled_in_one_call_however_large(bench: Bench) -> None:
+    bench.declare("mails")
+    batches: list[Batch] = []
     sizes: list[int] = []
-    seen: list[int] = []
     consumer = Consumer(bench.url, concurrency=2)
-
-    @consumer.on(TOPIC, batch=100, within="200ms")
-    def handle(batch: Batch) -> None:
-        sizes.append(len(batch))
-        seen.extend(message.body for message in batch)
-
+    consumer.on(TOPIC, batches.append, batch=100, within="200ms")
+    consumer.on("mails", lambda batch: sizes.append(len(batch)), batch=25, within="5s")
     bench.send(TOPIC, range(250))
+    for _ in range(25):
+        bench.send("mails", [b"x" * 1_000_000])
     with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 250)
-    assert sorted(seen) == list(range(250))
-    assert sizes == [100, 100, 50]
+        bench.wait_acked(250, TOPIC)
+        bench.wait_acked(25, "mails")
+    assert sorted(message.body for batch in batches for message in batch) == list(range(250))
+    assert [len(batch) for batch in batches] == [100, 100, 50]
+    assert sizes == [25]
 
 
 def test_within_bounds_the_wait_of_the_first_if_a_batch_is_not_full(bench: Bench) -> None:
-    for topic in (TOPIC, "full"):
-        bench.declare(topic)
+    bench.declare("full")
     came: list[float] = []
     sizes: list[int] = []
     consumer = Consumer(bench.url, concurrency=2)
@@ -65,15 +65,14 @@ def test_within_bounds_the_wait_of_the_first_if_a_batch_is_not_full(bench: Bench
         wait_until(lambda: came)
         assert bench.pending("full") == 1
         bench.send("full", [2])
-        wait_until(lambda: bench.stat("full", "acked") == 2)
+        bench.wait_acked(2, "full")
     assert came[0] - sent >= 0.3
     assert sizes == [2]
 
 
 def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
     """A batch that fails as a whole is one failure in a row, and sets its discards aside."""
-    for topic in (TOPIC, "mails"):
-        bench.declare(topic, retry_delays="1h")
+    bench.declare_all(TOPIC, "mails", retry_delays="1h")
     consumer = Consumer(bench.url)
 
     @consumer.on(TOPIC, batch=3, within="300ms", model=Order)
@@ -111,8 +110,7 @@ def test_a_hanging_handler_loses_its_lease_and_the_message_is_retried(
     bench: Bench, kind: str
 ) -> None:
     bench.declare(TOPIC, ack_timeout="200ms", retry_delays="0")
-    release = threading.Event()
-    cancelled = threading.Event()
+    release, cancelled = threading.Event(), threading.Event()
     attempts: list[int] = []
 
     def sync(message: Message) -> None:
@@ -157,28 +155,18 @@ def test_l8_a_message_behind_slow_handlers_is_not_handled_twice(bench: Bench) ->
 
 def test_deliveries_that_cannot_start_are_released(bench: Bench) -> None:
     """A fast handler becomes slow after messages were prefetched for it."""
-    go_on = threading.Event()
-    started: list[int] = []
-
-    def handle(message: Message) -> None:
-        started.append(message.body)
-        if message.body == 100:
-            go_on.wait(60)
-
-    consumer = bench.consumer(handle)
+    handler = Blocking(100)
+    other, seen = bench.recorder()
     bench.send(TOPIC, range(200))
-    with consumer:
-        wait_until(lambda: 100 in started)
+    with bench.consumer(handler):
+        wait_until(lambda: 100 in handler.begun)
         # The number of prefetched messages depends on the machine's speed.
         wait_until(lambda: bench.pending(TOPIC) == 1)
-        other = Consumer(bench.url)
-        seen: list[int] = []
-        other.on(TOPIC, lambda message: seen.append(message.body))
         with other:
-            wait_until(lambda: len(started) + len(seen) == 200)
-        go_on.set()
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 200)
-    assert sorted(started + seen) == list(range(200))
+            wait_until(lambda: len(handler.begun) + len(seen) == 200)
+        handler.go_on.set()
+        bench.wait_acked(200)
+    assert sorted(handler.begun + seen) == list(range(200))
 
 
 @pytest.mark.parametrize("concurrency", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -206,21 +194,6 @@ def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None
     # Besides prefetched messages, acks may be in transit.
     assert max(held[1:]) <= AHEAD_BYTES // 1_000_000 + 8, held
     assert set(attempts) == {1}
-
-
-def test_a_batch_is_gathered_however_large_its_bodies_are(bench: Bench) -> None:
-    sizes: list[int] = []
-    consumer = Consumer(bench.url)
-
-    @consumer.on(TOPIC, batch=25, within="5s")
-    def handle(batch: Batch) -> None:
-        sizes.append(len(batch))
-
-    for _ in range(25):
-        bench.send(TOPIC, [b"x" * 1_000_000])
-    with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 25)
-    assert sizes == [25]
 
 
 # A topic's own limit

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from lisa import Manager
 from lisa.consumer import Consumer
@@ -17,14 +19,21 @@ from lisa.consumer.reader import Reader
 from lisa.consumer.settle_calls import SettleCalls
 from lisa.consumer.settler import Settler
 from lisa.core.daemon import threads
+from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.threads import unforeseen_errors
+from lisa.core.model.keys import Keys
 from lisa.core.model.message import Message
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Execute
 from lisa.core.store import presence
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.reclaim import Reclaim
 from lisa.manager.loop import Loop
 from lisa.manager.promoter import Promoter
 from lisa.manager.server_monitor import Node
 from lisa.manager.waker import Waker
-from tests.consumers import Bench, settled
+from tests.consumers import Bench, Blocking, ignore, settled
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -75,9 +84,7 @@ def test_a_consumer_lives_through_any_exception(
 ) -> None:
     fault = Faulty(monkeypatch, owner, name)
     bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays=["0"] * 100)
-    consumer = Consumer(bench.url, concurrency=2)
-    seen: list[str] = []
-    consumer.on(TOPIC, lambda message: seen.append(message.id))
+    consumer, seen = bench.recorder(concurrency=2)
     before = unforeseen_errors()
     with bench.manager(TOPIC), consumer:
         [first] = bench.send(TOPIC, [1])
@@ -90,7 +97,7 @@ def test_a_consumer_lives_through_any_exception(
         wait_until(lambda: consumer.health()["status"] == "ok")
         assert consumer.health()["faults"] == []
     assert unforeseen_errors() - before >= 2
-    assert set(seen) == {first, second}
+    assert set(seen) == {1, 2}
 
 
 @pytest.mark.parametrize("name", ["lisa-loop", "lisa-handler-1"])
@@ -113,8 +120,7 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
     def handle(message: Message) -> None:
         handled.append(message.id)
 
-    for topic in topics:
-        bench.declare(topic)
+    bench.declare_all(*topics)
     consumer = Consumer(bench.url, concurrency=2)
     for topic in topics:
         consumer.on(topic, handle_async if name == "lisa-loop" else handle)
@@ -141,8 +147,7 @@ def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, lambda _: None)
+    consumer = bench.consumer(ignore)
     before = set(threading.enumerate())
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", starting)
@@ -167,7 +172,6 @@ def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
 def test_a_manager_lives_through_any_exception(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
 ) -> None:
-    bench.declare(TOPIC)
     bench.store.drive(bench.store.register([TOPIC]))
     fault = Faulty(monkeypatch, owner, name)
     before = unforeseen_errors()
@@ -199,7 +203,6 @@ def test_health_names_the_thread_that_hangs(bench: Bench, monkeypatch: pytest.Mo
         real(self, *args)
 
     monkeypatch.setattr(SettleCalls, "flush", hang)
-    bench.declare(TOPIC)
     # Two at a time, and handled once the next read has begun: no read includes the ack.
     consumer = Consumer(bench.url, concurrency=2)
     consumer.on(TOPIC, lambda _: wait_until(bench.is_reading))
@@ -215,27 +218,55 @@ def test_health_names_the_thread_that_hangs(bench: Bench, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("short_rounds")
 def test_a_long_handler_a_long_poll_and_a_pause_are_healthy(bench: Bench) -> None:
-    go_on, entered = threading.Event(), threading.Event()
-
-    def handle(_: Message) -> None:
-        entered.set()
-        go_on.wait(60)
-
-    bench.declare(TOPIC)
+    handler = Blocking()
     bench.declare("idle")
     bench.declare("paused", paused=True)
-    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=1))
-    consumer.on(TOPIC, handle)
+    consumer = bench.consumer(handler, poll_timeout=timedelta(seconds=1))
     for topic in ("idle", "paused", "groupless"):
-        consumer.on(topic, lambda _: None)
+        consumer.on(topic, ignore)
     with consumer:
         [sent, _] = bench.send(TOPIC, [1, 2])
-        assert entered.wait(60)
+        wait_until(lambda: handler.begun)
         faults = list[str]()
         ends = time.monotonic() + 1.2
         while time.monotonic() < ends:
             faults += consumer.health()["faults"]
             time.sleep(0.02)
-        go_on.set()
+        handler.go_on.set()
         wait_until(settled(bench, sent))
     assert faults == []
+
+
+# What these threads rely on
+
+
+def test_a_mailbox_keeps_order_and_is_woken_by_a_signal_that_another_thread_caught() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    for number in (1, 2):
+        mailbox.post(number)
+    assert [mailbox.get(), mailbox.get()] == [1, 2]
+
+    def catch() -> None:
+        # Sent to this thread: a main thread waiting for a lock would not wake up.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    too_late = threading.Timer(60, mailbox.post, [0])
+    too_late.start()
+    caught = threading.Timer(0.1, catch)
+    try:
+        with mailbox.handling_signals(mailbox.post, [signal.SIGUSR1]):
+            caught.start()
+            assert mailbox.get() == signal.SIGUSR1
+    finally:
+        too_late.cancel()
+        caught.join()
+
+
+def test_a_long_outage_does_not_grow_the_stack() -> None:
+    """A long patience can take thousands of attempts."""
+    address = Address("redis://localhost:1/0")
+    flow = SyncStore(Connection(address), Keys(), timedelta(hours=1)).run(Reclaim("orders", "lisa"))
+    step = next(flow)
+    for _ in range(5000):
+        away = redis.ConnectionError("away")
+        step = flow.throw(away) if isinstance(step, Execute) else flow.send(None)
