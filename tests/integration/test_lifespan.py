@@ -88,25 +88,6 @@ def test_handlers_get_the_state_and_end_before_it_is_closed(
     assert bench.stat(TOPIC, "acked") == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_lifespan_of_an_asyncio_consumer(
-    bench: Bench, kind: Callable[[Story], Lifespan]
-) -> None:
-    story, started = Story(), asyncio.Event()
-    consumer = AsyncConsumer(bench.url, lifespan=kind(story))
-
-    @consumer.on(TOPIC)
-    async def handle(message: Message) -> None:
-        started.set()
-        await slow(message)
-
-    async with consumer, asyncio.timeout(60):
-        bench.send(TOPIC, [1])
-        await started.wait()
-    assert story.events == ["open", "handled 1", "close"]
-    assert set(story.loops) == {asyncio.get_running_loop()}
-
-
 async def test_a_start_whose_lifespan_hangs_can_be_cancelled(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,11 +121,14 @@ async def test_a_start_whose_lifespan_hangs_can_be_cancelled(
     assert story.events[-3:] == ["open", "handled 1", "close"]
 
 
-async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancelled_handlers_use_the_state_until_they_end(
+    bench: Bench, kind: Callable[[Story], Lifespan]
+) -> None:
     """Their messages are released."""
     bench.configure(TOPIC, ack_timeout="1h")
     story, started = Story(), asyncio.Event()
-    consumer = AsyncConsumer(bench.url, lifespan=story.on_loop, grace="100ms")
+    consumer = AsyncConsumer(bench.url, lifespan=kind(story), grace="100ms")
 
     @consumer.on(TOPIC)
     async def handle(message: Message) -> None:
@@ -159,6 +143,7 @@ async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> 
         [sent] = bench.send(TOPIC, [1])
         await started.wait()
     assert story.events == ["open", "cancelled", "close"]
+    assert set(story.loops) <= {asyncio.get_running_loop()}
     assert bench.states(TOPIC, sent) == ["ready"]
     assert bench.inspect(TOPIC, sent).group_states[0].failed_attempts == 0
 
@@ -175,9 +160,8 @@ def broken() -> Iterator[None]:
 
 @asynccontextmanager
 async def broken_on_loop() -> AsyncIterator[None]:
-    await asyncio.sleep(0)
-    connect()
-    yield
+    with broken():
+        yield
 
 
 def run(consumer: Consumer | AsyncConsumer) -> None:
@@ -216,14 +200,13 @@ def test_an_error_at_shutdown_is_logged_and_without_a_lifespan_the_state_is_none
         with breaking():
             yield
 
-    for lifespan in (breaking, breaking_on_loop, None):
-        states: list[object] = []
+    for count, lifespan in enumerate((breaking, breaking_on_loop, None), 1):
         caplog.clear()
-        consumer = Consumer(bench.url, lifespan=lifespan)
-        consumer.on(TOPIC, lambda message, states=states: states.append(message.state))
+        seen: list[Message] = []
         bench.send(TOPIC, [1])
-        with consumer:
-            wait_until(lambda states=states: states == [None])  # type: ignore[misc]
+        with bench.consumer(seen.append, lifespan=lifespan):
+            bench.wait_acked(count)
+        assert [message.state for message in seen] == [None]
         assert ("the consumer's lifespan failed at shutdown" in caplog.text) is bool(lifespan)
         assert ("gone" in caplog.text) is bool(lifespan)
 

@@ -40,6 +40,10 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
+def topics_of(consumer: Consumer) -> list[dict[str, Any]]:
+    return [*consumer.health()["topics"].values()]
+
+
 def test_a_consumer_logs_a_missing_server_once(caplog: pytest.LogCaptureFixture) -> None:
     """However many topics it has; so it does the end of the outage."""
     port = free_port()
@@ -48,19 +52,14 @@ def test_a_consumer_logs_a_missing_server_once(caplog: pytest.LogCaptureFixture)
     for topic in TOPICS:
         consumer.on(topic, seen.append)
     with consumer:
-        wait_until(lambda: len(consumer.health()["topics"]) == len(TOPICS))
-        wait_until(
-            lambda: (
-                {one["state"] for one in consumer.health()["topics"].values()} == {"unreachable"}
-            )
-        )
+        unreachable = ["unreachable"] * len(TOPICS)
+        wait_until(lambda: [one["state"] for one in topics_of(consumer)] == unreachable)
         [line] = warnings_in(caplog)
         assert "does not answer" in line
         assert "`lisa up` starts a server for development" in line
         with EmbeddedServer(port=port) as server:
             bench = Bench(server.url)
-            for topic in TOPICS:
-                bench.declare(topic)
+            bench.declare_all(*TOPICS)
             with bench.manager(*TOPICS):
                 for topic in TOPICS:
                     wait_until(settled(bench, bench.send(topic, [1])[0], topic))
@@ -124,12 +123,12 @@ def fails(message: Message) -> None:
 
 
 def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.StringIO) -> None:
+    """Garbage shows where the handler raised."""
     bench.declare(TOPIC, retry_delays="0")
-    consumer = bench.consumer(fails)
-    with bench.manager(TOPIC), consumer:
-        [sent] = bench.send(TOPIC, ["socks"])
-        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
+    [sent] = bench.send(TOPIC, ["socks"])
+    with bench.manager(TOPIC), bench.consumer(fails), Producer(bench.url) as producer:
         wait_until(lambda: lines(written, "moved to garbage"))
+        found = producer.get(TOPIC, sent)
     failed = lines(written, "was not handled")
     assert [one["attempt"] for one in failed] == [1, 2]
     [dead] = lines(written, "moved to garbage")
@@ -139,15 +138,6 @@ def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.Stri
         assert (one["topic"], one["group"], one["id"]) == (TOPIC, "lisa", sent)
         assert one["error"].startswith("Traceback")
         assert one["error"].endswith("RuntimeError: no stock for socks")
-
-
-def test_garbage_shows_where_the_handler_raised(bench: Bench) -> None:
-    bench.declare(TOPIC, retry_delays="0")
-    consumer = bench.consumer(fails)
-    with bench.manager(TOPIC), consumer, Producer(bench.url) as producer:
-        [sent] = bench.send(TOPIC, ["socks"])
-        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
-        found = producer.get(TOPIC, sent)
     assert found is not None
     assert found.reason == "RuntimeError: no stock for socks"
     assert found.traceback == found.groups["lisa"].traceback

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from lisa import (
     Middleware,
     Producer,
     SendCall,
-    SendOutcome,
     Settled,
 )
 from lisa.core.model.errors import ConfigError
@@ -30,6 +31,9 @@ from tests.servers import Processes, wait_until
 pytestmark = pytest.mark.usefixtures("orders_declared")
 
 TOPIC = "orders"
+
+
+Next = Callable[[Any], Any]
 
 
 class Watches(Middleware):
@@ -46,13 +50,11 @@ class Watches(Middleware):
         if message.attempt == 1:
             raise ValueError("the first attempt")
 
-    def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
+    def handle(self, message: Message, call_next: Next) -> Any:
         self.see(message)
         return call_next(message)
 
-    async def handle_async(
-        self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
-    ) -> Any:
+    async def handle_async(self, message: Message, call_next: Next) -> Any:
         self.see(message)
         return await call_next(message)
 
@@ -62,9 +64,7 @@ class Watches(Middleware):
 
 
 class Tenant(Middleware):
-    def send(
-        self, call: SendCall, call_next: Callable[[SendCall], Sequence[SendOutcome]]
-    ) -> Sequence[SendOutcome]:
+    def send(self, call: SendCall, call_next: Next) -> Any:
         call.set_header("tenant", "a")
         return call_next(call)
 
@@ -72,18 +72,27 @@ class Tenant(Middleware):
 async def ignore_async(message: Message) -> None: ...
 
 
-@pytest.mark.parametrize("handler", [ignore, ignore_async])
-def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
-    bench: Bench, handler: Callable[[Message], Any]
+@pytest.mark.parametrize("kind", ["threads", "loop", "application's loop"])
+async def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
+    bench: Bench, kind: str
 ) -> None:
     bench.configure(TOPIC, retry_delays="0,0")
     watch = Watches()
-    consumer = bench.consumer(handler, middleware=[watch])
+    made = AsyncConsumer if kind == "application's loop" else Consumer
+    consumer = made(bench.url, middleware=[watch])
+    consumer.on(TOPIC, ignore if kind == "threads" else ignore_async)
     with Producer(bench.url, middleware=[Tenant()]) as producer:
         sent = producer.send(TOPIC, 1)
-    with bench.manager(TOPIC), consumer:
-        wait_until(settled(bench, sent))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(bench.manager(TOPIC))
+        if isinstance(consumer, AsyncConsumer):
+            await stack.enter_async_context(consumer)
+        else:
+            stack.enter_context(consumer)
+        await asyncio.to_thread(wait_until, settled(bench, sent))
     assert watch.seen == [(1, "a"), (2, "a")]
+    in_main_thread = watch.threads == {threading.current_thread().name}
+    assert in_main_thread == (kind == "application's loop")
     told = [
         (one.operation, [message.id for message in one.messages]) for one in watch.settled_calls
     ]
@@ -93,18 +102,6 @@ def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
     assert retried.seconds is not None
 
 
-async def test_an_async_consumer_runs_the_async_form(bench: Bench) -> None:
-    bench.configure(TOPIC, retry_delays="0,0")
-    watch = Watches()
-    async with AsyncConsumer(bench.url, middleware=[watch]) as consumer:
-        consumer.subscribe(TOPIC, ignore_async)
-        await consumer.start()
-        with Producer(bench.url, middleware=[Tenant()]) as producer, bench.manager(TOPIC):
-            sent = producer.send(TOPIC, 1)
-            await asyncio.to_thread(wait_until, settled(bench, sent))
-    assert watch.threads == {threading.current_thread().name}
-
-
 class Traced(Middleware):
     """Records the order of calls, in every form."""
 
@@ -112,25 +109,23 @@ class Traced(Middleware):
         self.name = name
         self.events = events
 
-    def _sees(self, given: Any) -> None:
+    @contextmanager
+    def _seen(self, given: Any) -> Iterator[None]:
         bodies = [one.body for one in given] if isinstance(given, Batch) else given.body
         self.events.append(f"{self.name} {bodies}")
-
-    def handle(self, message: Any, call_next: Callable[[Any], Any]) -> Any:
-        self._sees(message)
         try:
+            yield
+        except ValueError as error:
+            self.events.append(f"{self.name} sees {error}")
+            raise
+
+    def handle(self, message: Any, call_next: Next) -> Any:
+        with self._seen(message):
             return call_next(message)
-        except ValueError as error:
-            self.events.append(f"{self.name} sees {error}")
-            raise
 
-    async def handle_async(self, message: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
-        self._sees(message)
-        try:
+    async def handle_async(self, message: Any, call_next: Next) -> Any:
+        with self._seen(message):
             return await call_next(message)
-        except ValueError as error:
-            self.events.append(f"{self.name} sees {error}")
-            raise
 
     handle_batch = handle  # type: ignore[assignment]
     handle_batch_async = handle_async  # type: ignore[assignment]
@@ -155,16 +150,23 @@ def test_handlers_run_inside_their_middleware(
         await asyncio.sleep(0)
         handle(given)
 
+    def receive(topic: str, *, message: Message) -> None:
+        events.append(f"receiver of {message.body}")
+
     consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    if not batch:
+        consumer.message_received.connect(receive, sender=TOPIC)
     good, bad = bench.send(TOPIC, [1, 2])
     with consumer:
         wait_until(lambda: bench.states(TOPIC, bad) == ["retry"])
         wait_until(settled(bench, good))
     one, two = ("[1]", "[2]") if batch else ("1", "2")
-    assert events == [
-        *(f"outer {one}", f"inner {one}", "handler"),
-        *(f"outer {two}", f"inner {two}", "handler", "inner sees broken", "outer sees broken"),
-    ]
+    failed = [f"outer {two}", f"inner {two}", "handler", "inner sees broken", "outer sees broken"]
+    handled = [f"outer {one}", f"inner {one}", "handler", *failed]
+    received = [x for n in (1, 2) for x in (f"outer {n}", f"inner {n}", f"receiver of {n}")]
+    assert Counter(events) == Counter(handled if batch else [*handled, *received])
+    assert events.index("inner sees broken") < events.index("outer sees broken")
+    assert events[:2] == [f"outer {one}", f"inner {one}"]
 
 
 class Order(msgspec.Struct):
@@ -172,7 +174,7 @@ class Order(msgspec.Struct):
 
 
 class Decides(Middleware):
-    def handle(self, message: Message[Order], call_next: Callable[[Message], Any]) -> Any:
+    def handle(self, message: Message[Order], call_next: Next) -> Any:
         if message.body.number == 0:
             raise Discard("not wanted")
         if message.body.number < 3:
@@ -181,34 +183,18 @@ class Decides(Middleware):
 
 
 def test_middleware_may_discard_skip_refuse_and_replace_the_decoded_body(bench: Bench) -> None:
-    seen: list[object] = []
+    seen: list[Message] = []
     consumer = Consumer(bench.url, middleware=[Decides()])
-    consumer.on(TOPIC, lambda message: seen.append(message.body), model=Order)
-
+    consumer.on(TOPIC, seen.append, model=Order)
     discarded, skipped, refused, doubled = bench.send(TOPIC, [{"number": n} for n in range(4)])
     with consumer:
         wait_until(lambda: bench.states(TOPIC, discarded) == ["garbage"])
         wait_until(lambda: bench.states(TOPIC, refused) == ["retry"])
         wait_until(settled(bench, skipped))
         wait_until(settled(bench, doubled))
-    assert seen == [Order(6)]
+    assert [message.body for message in seen] == [Order(6)]
     reasons = [bench.inspect(TOPIC, one).group_states[0].reason for one in (discarded, refused)]
     assert reasons == ["not wanted", "the handler returned False"]
-
-
-def test_receivers_of_the_signal_run_inside_middleware_in_calls_of_their_own(bench: Bench) -> None:
-    events: list[str] = []
-    consumer = Consumer(bench.url, middleware=[Traced("a", events)])
-
-    def receive(topic: str, *, message: Message) -> None:
-        events.append(f"receiver {topic} {message.body}")
-
-    consumer.message_received.connect(receive, sender=TOPIC)
-    consumer.on(TOPIC, lambda _: events.append("handler"))
-    [sent] = bench.send(TOPIC, [1])
-    with consumer:
-        wait_until(settled(bench, sent))
-    assert sorted(events) == ["a 1", "a 1", "handler", "receiver orders 1"]
 
 
 MODULE = """
