@@ -57,7 +57,7 @@ class CalledAsGenerator:
         yield
 
 
-ACCEPTED = [
+ACCEPTED: list[Any] = [
     print,
     [].append,
     int,
@@ -78,40 +78,66 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("batch", [None, 10])
-@pytest.mark.parametrize("handler", ACCEPTED)
-def test_handlers_of_one_argument_are_accepted(
-    handler: Callable[..., Any], batch: int | None
-) -> None:
-    assert Consumer().on("orders", handler, batch=batch) is handler
+def test_handlers_of_one_argument_are_accepted() -> None:
+    for handler in ACCEPTED:
+        for batch in (None, 10):
+            assert Consumer().on("orders", handler, batch=batch) is handler
+    assert Consumer().on("orders")(print) is print
 
 
-@pytest.mark.parametrize(
-    ("handler", "why"),
-    [
-        (takes_two, "missing a required argument: 'user'"),
-        (Shop.method, "missing a required argument: 'message'"),
-        (Shop, "too many positional arguments"),
-        (without_arguments, "too many positional arguments"),
-        (keyword_only, "too many positional arguments"),
-        (needs_a_keyword, "missing a required"),
-        (of_a_signal, "missing a required"),
-        (functools.partial(takes_two, 1, 2), "too many positional arguments"),
-        (generator, "generator contains yield"),
-        (asynchronous_generator, "contains yield"),
-        (functools.partial(generator), "contains yield"),
-        (CalledAsGenerator(), "CalledAsGenerator contains yield"),
-    ],
-)
-def test_other_handlers_are_refused_when_they_are_registered(
-    handler: Callable[..., Any], why: str
-) -> None:
-    consumer = Consumer()
-    with pytest.raises(ConfigError, match=why):
-        consumer.on("orders", handler)
-    with pytest.raises(ConfigError, match=why):
-        consumer.subscribe("orders", handler)
+TOO_MANY = "too many positional arguments"
+REFUSED: list[tuple[Any, str]] = [
+    (takes_two, "missing a required argument: 'user'"),
+    (Shop.method, "missing a required argument: 'message'"),
+    (Shop, TOO_MANY),
+    (without_arguments, TOO_MANY),
+    (keyword_only, TOO_MANY),
+    (needs_a_keyword, "missing a required"),
+    (of_a_signal, "missing a required"),
+    (functools.partial(takes_two, 1, 2), TOO_MANY),
+    (generator, "generator contains yield"),
+    (asynchronous_generator, "contains yield"),
+    (functools.partial(generator), "contains yield"),
+    (CalledAsGenerator(), "CalledAsGenerator contains yield"),
+]
+
+
+def test_other_handlers_are_refused_when_they_are_registered() -> None:
+    consumer: Any = Consumer()
+    for handler, why in REFUSED:
+        for register in (consumer.on, consumer.subscribe):
+            with pytest.raises(ConfigError, match=why):
+                register("orders", handler)
+    with pytest.raises(ConfigError, match=r"write @consumer.on\('TOPIC'\)"):
+        consumer.on(print)
     assert consumer.topics() == []
+
+
+def keywords(topic: str, **named: object) -> None: ...
+
+
+REFUSED_RECEIVERS: list[tuple[Any, str]] = [
+    (without_arguments, TOO_MANY),
+    (Shop().method, "multiple values for argument 'message'"),
+    (keyword_only, TOO_MANY),
+    (5, "not callable: 5"),
+    (generator, "contains yield"),
+    (asynchronous_generator, "contains yield"),
+]
+
+
+def test_receivers_of_signals_take_the_topic_and_the_message() -> None:
+    for receiver in (of_a_signal, keywords, functools.partial(of_a_signal)):
+        signal = Consumer().message_received
+        assert signal.connect(receiver, sender="orders", weak=False) is receiver
+        assert list(signal.receivers_for("orders")) == [receiver]
+    for owner in (Consumer(), lisa):
+        for signal in (owner.message_received, owner.message_dead):
+            for connect in (signal.connect, signal.connect_via("orders")):
+                for refused, why in REFUSED_RECEIVERS:
+                    with pytest.raises(ConfigError, match=why):
+                        connect(refused)
+            assert not list(signal.receivers_for("orders"))
 
 
 def test_a_refusal_names_the_handler_or_receiver_and_the_remedy() -> None:
@@ -130,114 +156,60 @@ def test_a_refusal_names_the_handler_or_receiver_and_the_remedy() -> None:
     )
 
 
-def test_a_decorator_needs_a_topic_and_returns_the_handler() -> None:
-    consumer: Any = Consumer()
-    with pytest.raises(ConfigError, match=r"write @consumer.on\('TOPIC'\)"):
-        consumer.on(print)
-    assert consumer.on("orders")(print) is print
+# Options
+
+HANDLER_OPTIONS: dict[str, list[Any]] = {
+    "batch": [0, True],
+    "within": ["50ms"],  # without batch
+    "timeout": ["0"],
+    "concurrency": [0, True, "2"],
+    "retry": ["soon"],
+}
+CONSUMER_OPTIONS: dict[str, list[Any]] = {
+    "concurrency": [0],
+    "poll_batch_size": [0],
+    "poll_timeout": [timedelta(0), timedelta(microseconds=999)],
+    "prefix": ["{"],
+    "name": [""],
+}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch": 0},
-        {"batch": True},
-        {"within": "50ms"},
-        {"batch": 5, "within": "soon"},
-        {"timeout": "0"},
-        {"concurrency": 0},
-        {"concurrency": True},
-        {"concurrency": "2"},
-        {"retry": "soon"},
-    ],
-)
-def test_invalid_handler_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused() -> None:
+    for name, values in HANDLER_OPTIONS.items():
+        for value in values:
+            with pytest.raises(ConfigError, match="orders"):
+                Consumer().on("orders", print, **{name: value})
     with pytest.raises(ConfigError, match="orders"):
-        Consumer().on("orders", print, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"concurrency": 0},
-        {"poll_batch_size": 0},
-        {"poll_timeout": timedelta(0)},
-        {"poll_timeout": timedelta(microseconds=999)},
-        {"prefix": "{"},
-        {"name": ""},
-    ],
-)
-def test_invalid_consumer_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Consumer(**options)
+        Consumer().on("orders", print, batch=5, within="soon")
+    for name, values in CONSUMER_OPTIONS.items():
+        for value in values:
+            with pytest.raises(ConfigError):
+                Consumer(**{name: value})
 
 
 def test_handlers_of_a_topic_share_its_options() -> None:
-    consumer = Consumer()
+    consumer: Any = Consumer()
     consumer.on("orders", print, retry="1s,2s", concurrency=2)
     consumer.on("orders", print)
     consumer.on("orders", print, retry=["1s", "2s"])
-    for options in ({"retry": "1s"}, {"concurrency": 3}):
-        with pytest.raises(
-            ConfigError, match=f"another handler has a different {next(iter(options))}="
-        ):
-            consumer.on("orders", print, **options)
+    for name, value in (("retry", "1s"), ("concurrency", 3)):
+        with pytest.raises(ConfigError, match=f"another handler has a different {name}="):
+            consumer.on("orders", print, **{name: value})
     consumer.unsubscribe("orders")
     consumer.on("orders", print, retry="1s")
 
 
-@pytest.mark.parametrize("pause", [5, 0.5, timedelta(minutes=5)])
-def test_a_pause_as_the_reason_of_a_retry_is_refused(pause: Any) -> None:
-    with pytest.raises(InvalidMessage, match=r"write Retry\(delay="):
-        Retry(pause)
+# Outcomes
+
+
+def test_a_pause_as_the_reason_of_a_retry_is_refused() -> None:
+    pause: Any
+    for pause in (5, 0.5, timedelta(minutes=5)):
+        with pytest.raises(InvalidMessage, match=r"write Retry\(delay="):
+            Retry(pause)
     assert str(Retry(ValueError("busy"))) == "busy"  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="ends beyond the year 9999"):
         Retry(delay=timedelta.max)
-
-
-def keywords(topic: str, **named: object) -> None: ...
-
-
-@pytest.mark.parametrize("receiver", [of_a_signal, keywords, functools.partial(of_a_signal)])
-def test_receivers_of_signals_take_the_topic_and_the_message(receiver: Callable[..., Any]) -> None:
-    signal = Consumer().message_received
-    assert signal.connect(receiver, sender="orders", weak=False) is receiver
-    assert list(signal.receivers_for("orders")) == [receiver]
-
-
-@pytest.mark.parametrize(
-    ("receiver", "why"),
-    [
-        (without_arguments, "too many positional arguments"),
-        (Shop().method, "multiple values for argument 'message'"),
-        (keyword_only, "too many positional arguments"),
-        (takes_two, "multiple values for argument 'message'"),
-        (5, "not callable: 5"),
-        (generator, "contains yield"),
-        (asynchronous_generator, "contains yield"),
-    ],
-)
-@pytest.mark.parametrize("name", ["received", "dead"])
-def test_other_receivers_are_refused_when_they_are_connected(
-    receiver: Any, why: str, name: str
-) -> None:
-    for signals in (Consumer(), lisa):
-        signal = getattr(signals, f"message_{name}")
-        for connect in (signal.connect, signal.connect_via("orders")):
-            with pytest.raises(ConfigError, match=why):
-                connect(receiver)
-        assert not list(signal.receivers_for("orders"))
-
-
-# Tracebacks
-
-
-def raised(function: Callable[..., object], *arguments: object) -> Exception:
-    try:
-        function(*arguments)
-    except (KeyError, ValueError) as error:
-        return error
-    raise AssertionError("nothing was raised")
 
 
 def deep(n: int, text: str) -> None:
@@ -246,25 +218,27 @@ def deep(n: int, text: str) -> None:
     raise ValueError(text)
 
 
-def test_reasons_and_tracebacks_are_bounded_and_a_traceback_keeps_its_end() -> None:
-    assert (reason_of(ValueError("none")), reason_of(KeyError())) == (
-        "ValueError: none",
-        "KeyError",
-    )
+def fails_twice() -> None:
+    try:
+        deep(0, "first")
+    except ValueError as error:
+        raise KeyError("second") from error
+
+
+def traceback_from(function: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises((KeyError, ValueError)) as caught:
+        function(*arguments)
+    return traceback_of(caught.value)
+
+
+def test_reasons_and_tracebacks_are_bounded_and_a_traceback_keeps_its_cause_and_end() -> None:
+    reasons = (reason_of(ValueError("none")), reason_of(KeyError()))
+    assert reasons == ("ValueError: none", "KeyError")
     assert len(reason_of(ValueError("ü" * 2000)).encode()) in (1023, 1024)
     for n, text in [(500, "no"), (3, "ü" * 900), (3, "ü" * 5000), (3, "n\n" * 5000)]:
-        found = traceback_of(raised(deep, n, text))
+        found = traceback_from(deep, n, text)
         assert len(found.encode()) <= 2048
         assert found.endswith(text.rstrip()[-200:])
         assert found.startswith("...\n") or len(text) <= 900
-
-
-def test_the_cause_is_part_of_the_traceback() -> None:
-    def fails() -> None:
-        try:
-            deep(0, "first")
-        except ValueError as error:
-            raise KeyError("second") from error
-
-    found = traceback_of(raised(fails))
+    found = traceback_from(fails_twice)
     assert found.index("ValueError: first") < found.index("KeyError: 'second'")
