@@ -11,9 +11,12 @@ from datetime import timedelta
 
 import pytest
 
+from lisa import Producer
+from lisa.admin import live
 from lisa.consumer import AsyncConsumer, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
+from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from tests.consumers import Bench, heard, presences
 from tests.servers import shortest_s, wait_until
@@ -194,3 +197,25 @@ def test_mistakes_are_refused_and_the_group_of_a_consumer_that_pulls_cannot_be_c
             consumer.pull(TOPIC, batch=batch)
     with pytest.raises(InvalidMessage, match="ack timeout"):
         consumer.pull(TOPIC, ack_timeout=timedelta(milliseconds=1))
+
+
+def test_percentiles_do_not_exceed_the_highest_lateness(bench: Bench, consumer: Consumer) -> None:
+    """Also above five minutes, in all numbers that users see."""
+    before = bench.store.drive(live.look(bench.store, [TOPIC]))
+    now_ms = bench.store.drive(bench.store.server_time_ms())
+    with Producer(bench.url) as producer:
+        for minutes in (6, 7, 8, 9):
+            producer.send(TOPIC, minutes, at_ms=now_ms - minutes * 60_000)
+    *acked, failed = consumer.pull(TOPIC, batch=4, wait=WAIT)
+    for delivery in acked:
+        delivery.ack()
+    failed.retry()
+    after = bench.store.drive(live.look(bench.store, [TOPIC]))
+    (found,) = live.activity(before, after)
+    highest_ms = after.topics[TOPIC].stats["late_max@lisa"]
+    assert 540_000 <= highest_ms < 600_000
+    assert found.p50_ms is not None
+    assert found.p99_ms is not None
+    assert 300_000 < found.p50_ms < found.p99_ms <= highest_ms
+    numbers = bench.store.drive(topic_metrics.read(bench.store))
+    assert numbers["lisa_topic_lateness_max_seconds"][TOPIC, "lisa"] == highest_ms / 1000
