@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -43,21 +46,13 @@ ERROR = AttributeError("'NoneType' object has no attribute 'x'")
 FULL = pytest.mark.full
 
 
-class Faulty:
-    """Makes a method raise on each call, for some time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-        self.error: BaseException | None = None
-        self.raised = 0
-        real = getattr(owner, name)
-
-        def call(*args: Any, **keywords: Any) -> Any:
-            if self.error is not None:
-                self.raised += 1
-                raise self.error
-            return real(*args, **keywords)
-
-        monkeypatch.setattr(owner, name, call)
+@contextmanager
+def failing(owner: type, name: str, error: BaseException) -> Iterator[None]:
+    """The method raises, until two of its errors have been counted."""
+    before = unforeseen_errors()
+    with patch.object(owner, name, side_effect=error):
+        yield
+        wait_until(lambda: unforeseen_errors() - before >= 2)
 
 
 @pytest.fixture(autouse=True)
@@ -80,57 +75,66 @@ def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_consumer_lives_through_any_exception(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
+    bench: Bench, owner: type, name: str, error: BaseException
 ) -> None:
-    fault = Faulty(monkeypatch, owner, name)
     bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays=["0"] * 100)
     consumer, seen = bench.recorder(concurrency=2)
-    before = unforeseen_errors()
     with bench.manager(TOPIC), consumer:
-        [first] = bench.send(TOPIC, [1])
-        wait_until(settled(bench, first))
-        fault.error = error
-        [second] = bench.send(TOPIC, [2])
-        wait_until(lambda: fault.raised >= 2)
-        fault.error = None
-        wait_until(settled(bench, second))
+        bench.send(TOPIC, [1])
+        bench.wait_acked(1)
+        with failing(owner, name, error):
+            bench.send(TOPIC, [2])
+        bench.wait_acked(2)
         wait_until(lambda: consumer.health()["status"] == "ok")
         assert consumer.health()["faults"] == []
-    assert unforeseen_errors() - before >= 2
     assert set(seen) == {1, 2}
+
+
+Refuse = Callable[[str, int], list[str]]
+
+
+@pytest.fixture
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """Refuses to start threads with a name, so many times; returns the list of these refusals."""
+
+    def refuse(name: str, times: int) -> list[str]:
+        start, refused = threading.Thread.start, list[str]()
+
+        def starting(thread: threading.Thread) -> None:
+            if thread.name == name and len(refused) < times:
+                refused.append(name)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", starting)
+        return refused
+
+    return refuse
 
 
 @pytest.mark.parametrize("name", ["lisa-loop", "lisa-handler-1"])
 def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+    bench: Bench, refuse_threads: Refuse, name: str
 ) -> None:
     """As at the thread limit; of each topic, a message arrives before a thread can start."""
-    topics = [TOPIC, "mails", "hooks"]
-    start, refused, handled = threading.Thread.start, list[str](), list[str]()
-
-    def starting(thread: threading.Thread) -> None:
-        if thread.name == name and len(refused) < 3:
-            refused.append(name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    async def handle_async(message: Message) -> None:
-        handled.append(message.id)
+    topics, handled = [TOPIC, "mails", "hooks"], list[str]()
 
     def handle(message: Message) -> None:
         handled.append(message.id)
+
+    async def handle_async(message: Message) -> None:
+        handle(message)
 
     bench.declare_all(*topics)
     consumer = Consumer(bench.url, concurrency=2)
     for topic in topics:
         consumer.on(topic, handle_async if name == "lisa-loop" else handle)
-    monkeypatch.setattr(threading.Thread, "start", starting)
-    ids = [(topic, bench.send(topic, [1])[0]) for topic in topics for _ in range(3)]
+    refused = refuse_threads(name, 3)
+    ids = [bench.send(topic, [1])[0] for topic in topics for _ in range(3)]
     with consumer, bench.manager(*topics):
-        for topic, one in ids:
-            wait_until(settled(bench, one, topic))
+        bench.wait_acked(3, *topics)
         assert len(refused) == 3
-        assert sorted(handled) == sorted(one for _, one in ids)
+        assert sorted(handled) == sorted(ids)
         assert consumer._runtime is not None
         slots = consumer._runtime._slots
         assert slots.wait_all_free(1)
@@ -138,21 +142,13 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
 
 
 def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, refuse_threads: Refuse
 ) -> None:
-    start = threading.Thread.start
-
-    def starting(thread: threading.Thread) -> None:
-        if thread.name == "lisa-heartbeat":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     consumer = bench.consumer(ignore)
     before = set(threading.enumerate())
-    with monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", starting)
-        with pytest.raises(RuntimeError, match="can't start"):
-            consumer.start()
+    refuse_threads("lisa-heartbeat", 1)
+    with pytest.raises(RuntimeError, match="can't start"):
+        consumer.start()
     wait_until(lambda: set(threading.enumerate()) <= before)
     with consumer:
         wait_until(lambda: consumer.health()["status"] == "ok")
@@ -170,21 +166,16 @@ def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
     ids=str,
 )
 def test_a_manager_lives_through_any_exception(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
+    bench: Bench, owner: type, name: str, error: BaseException
 ) -> None:
     bench.store.drive(bench.store.register([TOPIC]))
-    fault = Faulty(monkeypatch, owner, name)
-    before = unforeseen_errors()
     with Manager(bench.url) as manager:
         wait_until(lambda: manager.health()["status"] == "ok")
-        fault.error = error
-        [sent] = bench.send(TOPIC, [1], delay_ms=50)
-        wait_until(lambda: fault.raised >= 2)
-        fault.error = None
+        with failing(owner, name, error):
+            [sent] = bench.send(TOPIC, [1], delay_ms=50)
         wait_until(lambda: "ready" in bench.states(TOPIC, sent))
         wait_until(lambda: manager.health()["status"] == "ok")
         assert manager.health()["faults"] == []
-    assert unforeseen_errors() - before >= 2
 
 
 @pytest.fixture
@@ -242,8 +233,8 @@ def test_a_long_handler_a_long_poll_and_a_pause_are_healthy(bench: Bench) -> Non
 
 def test_a_mailbox_keeps_order_and_is_woken_by_a_signal_that_another_thread_caught() -> None:
     mailbox: Mailbox[int] = Mailbox()
-    for number in (1, 2):
-        mailbox.post(number)
+    mailbox.post(1)
+    mailbox.post(2)
     assert [mailbox.get(), mailbox.get()] == [1, 2]
 
     def catch() -> None:
