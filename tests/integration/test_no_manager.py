@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -10,11 +9,12 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from lisa import AsyncProducer, Consumer, Manager, Producer
+from lisa import Consumer, Manager, Producer
 from lisa.cli.main import main
 from lisa.core.store import manager_watch, presence
 from lisa.producer import sending
 from tests.gateways import NO_TLS, Gateway
+from tests.producers import Either
 from tests.roles import Cast
 from tests.servers import wait_until
 
@@ -34,6 +34,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_consumer_warns_once(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a retry."""
     with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
         producer.send("orders", 1, delay=SOON)
         consumer.subscribe("orders", print)
@@ -45,49 +46,36 @@ def test_a_consumer_warns_once(redis_url: str, caplog: pytest.LogCaptureFixture)
     (said,) = warnings(caplog)
     assert said.startswith(SAID)
     assert said.endswith("start one: lisa-manager")
-
-
-def test_a_retry_that_nobody_promotes_is_overdue(
-    redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    cast = Cast(redis_url, group="lisa").declare()
+    caplog.clear()
+    cast = Cast(redis_url, topic="retried", group="lisa").declare()
     with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
-        producer.send("orders", 1)
-        (delivery,) = consumer.pull("orders", wait=timedelta(seconds=5))
+        producer.send("retried", 1)
+        (delivery,) = consumer.pull("retried", wait=timedelta(seconds=60))
         delivery.retry(delay=SOON)
-        wait_until(lambda: consumer.pull("orders", wait=SOON) or warnings(caplog))
+        wait_until(lambda: consumer.pull("retried", wait=SOON) or warnings(caplog))
     cast.store.close()
     assert len(warnings(caplog)) == 1
 
 
-def test_a_producer_that_keeps_sending_warns(
-    redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_producer_that_keeps_sending_warns_and_so_do_tables(
+    redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(sending, "REGISTER_EVERY_S", 0.0)  # look at each send
-    with Producer(redis_url) as producer:
-        producer.send("orders", 1, delay=SOON)
-        wait_until(lambda: producer.send("orders", 2) and warnings(caplog))
-        producer.send("orders", 2)
+    producer = Either(kind, redis_url)
+    producer.send("orders", 1, delay=SOON)
+    wait_until(lambda: producer.send("orders", 2) and warnings(caplog))
+    producer.send("orders", 2)
     assert len(warnings(caplog)) == 1
-
-    async def send() -> None:
-        async with AsyncProducer(redis_url) as producer:
-            while not warnings(caplog):
-                await producer.send("orders", 2)
-                await asyncio.sleep(0.01)
-
-    caplog.clear()
-    asyncio.run(asyncio.wait_for(send(), 60))
+    producer.close()
+    for command in (["topics"], ["top", "--once", "--interval", "0.1"]):
+        wait_until(lambda command=command: said(redis_url, command))  # type: ignore[misc]
 
 
 def test_nothing_is_said_while_a_manager_runs(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        Producer(redis_url) as producer,
-        Manager(redis_url),
-        Consumer(redis_url) as consumer,
-    ):
+    with Producer(redis_url) as producer, Manager(redis_url), Consumer(redis_url) as consumer:
         producer.send("orders", 1, delay=SOON)
         wait_until(lambda: consumer.pull("orders", wait=SOON))
         producer.send("paused", 1, delay=SOON)
@@ -109,13 +97,6 @@ def test_the_web_page_says_so(redis_url: str) -> None:
         assert "overdue" not in httpx.get(f"{gateway.url}/topics/mail", verify=NO_TLS).text
         with Manager(redis_url):
             wait_until(lambda: "No manager" not in httpx.get(gateway.url, verify=NO_TLS).text)
-
-
-def test_tables_say_so_too(redis_url: str) -> None:
-    with Producer(redis_url) as producer:
-        producer.send("orders", 1, delay=SOON)
-        for command in (["topics"], ["top", "--once", "--interval", "0.1"]):
-            wait_until(lambda command=command: said(redis_url, command))  # type: ignore[misc]
 
 
 def said(redis_url: str, command: list[str]) -> bool:

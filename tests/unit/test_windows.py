@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -18,13 +18,7 @@ from lisa.core.model.options import encode
 from lisa.core.model.windows import public_holidays
 from lisa.core.model.windows.local_time import LocalTime, local_time
 from lisa.core.model.windows.openings import limits_at, opening_at
-from lisa.core.model.windows.placing import (
-    due_again,
-    explain,
-    moved,
-    place,
-    window_of,
-)
+from lisa.core.model.windows.placing import due_again, explain, moved, place, window_of
 from lisa.core.model.windows.window import LONGEST_TEXT, open_spans, parse, parse_stored
 from lisa.core.redis.flow import Flow, drive
 from lisa.core.store.placing import enqueue_placed
@@ -46,31 +40,27 @@ def shown(ms: int) -> str:
     return f"{ms_datetime(ms):%a %Y-%m-%d %H:%M}"
 
 
-@pytest.mark.parametrize(
-    ("text", "again"),
-    [
-        ("Mon-Fri  9-17", "mon-fri 9-17"),
-        ("always", "always"),
-        ("tz=Asia/Tokyo", "tz=Asia/Tokyo"),
-        ("not sun;not 12:00-13:30 ; 22-6", "22-6; not sun; not 12:00-13:30"),
-        ("not 2026-12-24..2027-01-02; tz=@zone|UTC", "not 2026-12-24..2027-01-02; tz=@zone|UTC"),
-    ],
-)
-def test_a_window_is_read_and_written(text: str, again: str) -> None:
-    assert str(parse(text)) == again
-    assert parse(again) == parse(text)
+WRITTEN = {
+    "Mon-Fri  9-17": "mon-fri 9-17",
+    "always": "always",
+    "tz=Asia/Tokyo": "tz=Asia/Tokyo",
+    "not sun;not 12:00-13:30 ; 22-6": "22-6; not sun; not 12:00-13:30",
+    "not 2026-12-24..2027-01-02; tz=@z|UTC": "not 2026-12-24..2027-01-02; tz=@z|UTC",
+}
+WRONG = [
+    "", "  ", "9", "9-9", "24-3", "25-26", "9:60-10", "mon-xyz", "noon-17", "mon fri 9-17",
+    "9-1\u0665", "9:1\u0665-10", "not 2026-13-01", "not 2026-12-24..2026-12-01", "not holidays ?",
+    "tz=Mars", "tz=@", "tz=UTC; tz=UTC", "x" * 501, 5, None,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "  ", "9", "9-9", "25-26", "9:60-10", "mon-xyz", "noon-17", "mon fri 9-17",
-     "9-1\u0665", "9:1\u0665-10", "not 2026-13-01",
-     "not 2026-12-24..2026-12-01", "tz=Mars", "tz=@", "tz=UTC; tz=UTC", "not holidays ?", "24-3",
-     "x" * 501, 5, None],
-)  # fmt: skip
-def test_a_wrong_window_is_refused_with_an_example(text: object) -> None:
-    with pytest.raises(InvalidMessage):
-        parse(text)
+def test_a_window_is_read_and_written_and_a_wrong_one_refused() -> None:
+    for text, again in WRITTEN.items():
+        assert str(parse(text)) == again
+        assert parse(again) == parse(text)
+    for wrong in WRONG:
+        with pytest.raises(InvalidMessage):
+            parse(wrong)
 
 
 def test_a_window_applies_though_it_is_stored_longer_than_it_was_given() -> None:
@@ -223,52 +213,48 @@ def test_in_three_business_days_at_ten() -> None:
     assert str(local) == "2026-06-05T10:00 UTC"
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"at_local": "2026-12-24T09:00"}, "needs tz"),
-        ({"at_local": "09:00", "tz": "UTC"}, "has no date"),
-        ({"at_local": "2026-12-24T09:00+01:00", "tz": "UTC"}, "has an offset"),
-        ({"at_local": "tomorrow", "tz": "UTC"}, "not a local time"),
-        ({"at_local": 5, "tz": "UTC"}, "is text"),
-        ({"at_local": "2026-12-24T09:00", "tz": "UTC", "fold": 2}, "fold=2"),
-        ({"at_local": "2026-12-24T09:00", "tz": "UTC", "delay": "5m"}, "give one of"),
-        ({"at_local": "2026-12-24T09:00", "tz": "UTC", "business_days": 3}, "without a date"),
-        ({"at_local": "10:00", "tz": "UTC", "business_days": 251}, "business_days is 0 to 250"),
-        ({"at_local": "10:00", "tz": "UTC", "business_days": 3, "window": "not daily"}, "400 days"),
-        ({"business_days": 0}, "need at_local"),
-        ({"window": ""}, "a window is text"),
-        ({"fold": 1}, "need at_local"),
-        ({"window": "whenever"}, "not a day"),
-        ({"headers": {WINDOW_HEADER: "nonsense"}}, "not a day"),
-        ({"headers": {WINDOW_HEADER: "not daily"}}, "400 days"),
-        ({"headers": {WINDOW_HEADER: 5}}, "headers are text"),
-        ({"headers": [("a", "b")], "window": "always"}, "mapping"),
-        ({"at_local": "1999-12-24T09:00", "tz": "UTC"}, "ten years ago"),
-    ],
-)
-def test_contradictory_options_are_refused(options: Any, match: str) -> None:
-    with pytest.raises(InvalidMessage, match=match):
-        SendPlan.of(options, None)
+CHRISTMAS: dict[str, Any] = {"at_local": "2026-12-24T09:00", "tz": "UTC"}
+TEN: dict[str, Any] = {"at_local": "10:00", "tz": "UTC"}
+REFUSED: list[tuple[Any, str]] = [
+    ({"at_local": "2026-12-24T09:00"}, "needs tz"),
+    ({"at_local": "09:00", "tz": "UTC"}, "has no date"),
+    ({"at_local": "2026-12-24T09:00+01:00", "tz": "UTC"}, "has an offset"),
+    ({"at_local": "tomorrow", "tz": "UTC"}, "not a local time"),
+    ({"at_local": 5, "tz": "UTC"}, "is text"),
+    ({"at_local": "1999-12-24T09:00", "tz": "UTC"}, "ten years ago"),
+    ({**CHRISTMAS, "fold": 2}, "fold=2"),
+    ({**CHRISTMAS, "delay": "5m"}, "give one of"),
+    ({**CHRISTMAS, "business_days": 3}, "without a date"),
+    ({**TEN, "business_days": 251}, "business_days is 0 to 250"),
+    ({**TEN, "business_days": 3, "window": "not daily"}, "400 days"),
+    ({"business_days": 0}, "need at_local"),
+    ({"fold": 1}, "need at_local"),
+    ({"window": ""}, "a window is text"),
+    ({"window": "whenever"}, "not a day"),
+    ({"headers": {WINDOW_HEADER: "nonsense"}}, "not a day"),
+    ({"headers": {WINDOW_HEADER: "not daily"}}, "400 days"),
+    ({"headers": {WINDOW_HEADER: 5}}, "headers are text"),
+    ({"headers": [("a", "b")], "window": "always"}, "mapping"),
+]
+
+
+def test_contradictory_options_are_refused() -> None:
+    for options, why in REFUSED:
+        with pytest.raises(InvalidMessage, match=why):
+            SendPlan.of(options, None)
 
 
 def test_messages_of_one_call_differ() -> None:
     producer = RecordingProducer()
-    bodies = [
-        Outgoing(1),
-        Outgoing(2, window="always"),
-        Outgoing(3, delay="5m"),
-        Outgoing(4, tz="UTC"),
-    ]
+    own: list[dict[str, Any]] = [{}, {"window": "always"}, {"tz": "UTC"}, {"delay": "5m"}]
+    bodies = [Outgoing(1, **options) for options in own]
     producer.send_many("t", bodies, at_local="2030-12-22T09:00", tz="Asia/Tokyo", window="not sun")
-    sunday = {
-        m.body: (m.due and shown(datetime_ms(m.due)), m.headers[WINDOW_HEADER])
-        for m in producer.sent
-    }
-    assert sunday[1] == ("Sun 2030-12-22 15:00", "not sun; tz=Asia/Tokyo")
-    assert sunday[2] == ("Sun 2030-12-22 00:00", "tz=Asia/Tokyo")
-    assert producer.sent[2].headers == {WINDOW_HEADER: "not sun; tz=Asia/Tokyo"}
-    assert sunday[4] == ("Mon 2030-12-23 00:00", "not sun; tz=UTC")
+    *at_local, delayed = producer.sent
+    dues = [shown(datetime_ms(one.due)) for one in at_local if one.due]
+    assert dues == ["Sun 2030-12-22 15:00", "Sun 2030-12-22 00:00", "Mon 2030-12-23 00:00"]
+    tokyo, utc = "not sun; tz=Asia/Tokyo", "not sun; tz=UTC"
+    assert [one.headers[WINDOW_HEADER] for one in at_local] == [tokyo, "tz=Asia/Tokyo", utc]
+    assert delayed.headers == {WINDOW_HEADER: tokyo}
 
 
 def test_headers_of_another_message_give_the_window_but_no_wall_time() -> None:
@@ -340,9 +326,7 @@ def test_holidays_close_a_window() -> None:
 
 
 def moved_ms(window: Any, text: str) -> int:
-    return int(
-        moved(str(at(text)), window, at(text) - int(timedelta(days=1) / timedelta(milliseconds=1)))
-    )
+    return int(moved(str(at(text)), window, at(text) - DAY))
 
 
 def test_holidays_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
