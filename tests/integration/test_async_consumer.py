@@ -38,19 +38,24 @@ async def pulled(consumer: AsyncConsumer, batch: int = 1, wait: str = "0s") -> l
 # Handlers
 
 
-async def test_async_handlers_share_the_loop_the_thread_and_the_context(bench: Bench) -> None:
-    """Within the bound of the consumer; so do receivers of signals."""
+async def test_handlers_share_the_loop_or_run_on_threads_in_copies_of_the_context(
+    bench: Bench,
+) -> None:
+    """Async ones on the loop, within the bound of the consumer; so do receivers of signals."""
     place.set("application")
-    found = set()
+    on_loop, on_threads = set(), set()
     running = most = 0
     consumer = AsyncConsumer(bench.url, concurrency=3)
+
+    def where() -> tuple[int, str]:
+        return threading.get_ident(), place.get()
 
     @consumer.on(TOPIC)
     async def handle(message: Message) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        found.add((asyncio.get_running_loop(), threading.get_ident(), place.get()))
+        on_loop.add((asyncio.get_running_loop(), *where()))
         place.set("handler")  # must not reach the next message
         await asyncio.sleep(0.01)
         running -= 1
@@ -58,36 +63,29 @@ async def test_async_handlers_share_the_loop_the_thread_and_the_context(bench: B
             raise Discard("seven")
 
     async def acked(topic: str, *, message: Message) -> None:
-        found.add((asyncio.get_running_loop(), threading.get_ident(), place.get()))
+        on_loop.add((asyncio.get_running_loop(), *where()))
+
+    def handle_on_thread(_: object) -> None:
+        on_threads.add(where())
+        place.set("thread")
 
     consumer.message_acked.connect(acked)
+    consumer.on("mails", handle_on_thread)
+    consumer.on("batches", handle_on_thread, batch=5)
+    bench.declare_all("mails", "batches")
     sent = bench.send(TOPIC, range(20))
+    for topic in ("mails", "batches"):
+        bench.send(topic, range(20))
     async with consumer:
         await until(lambda: bench.stat(TOPIC, "acked") == 19)
         await until(lambda: bench.states(TOPIC, sent[7]) == ["garbage"])
-    assert found == {(asyncio.get_running_loop(), threading.get_ident(), "application")}
+        await asyncio.to_thread(bench.wait_acked, 20, "mails", "batches")
+    main = threading.get_ident()
+    assert on_loop == {(asyncio.get_running_loop(), main, "application")}
+    assert main not in {thread for thread, _ in on_threads}
+    assert {context for _, context in on_threads} == {"application"}
     assert place.get() == "application"
     assert most == 3
-
-
-async def test_other_handlers_run_on_threads_in_copies_of_the_context(bench: Bench) -> None:
-    place.set("application")
-    found = set()
-
-    def handle(_: object) -> None:
-        found.add((threading.get_ident() == main, place.get()))
-        place.set("handler")
-
-    main = threading.get_ident()
-    bench.declare("mails")
-    consumer = AsyncConsumer(bench.url, concurrency=4)
-    consumer.on(TOPIC, handle)
-    consumer.on("mails", handle, batch=5)
-    for topic in (TOPIC, "mails"):
-        bench.send(topic, range(20))
-    async with consumer:
-        await asyncio.to_thread(bench.wait_acked, 20, TOPIC, "mails")
-    assert found == {(False, "application")}
 
 
 # The end

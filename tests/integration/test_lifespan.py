@@ -170,18 +170,37 @@ def run(consumer: Consumer | AsyncConsumer) -> None:
         asyncio.run(running)
 
 
+def undecorated() -> Iterator[None]:
+    yield
+
+
+async def undecorated_on_loop() -> AsyncIterator[None]:
+    yield
+
+
+DATABASE = "startup: ConnectionError: no database"
+GENERATOR = r"generator; decorate .* with @contextmanager or @asy"
+
+
 @pytest.mark.parametrize(
-    ("kind", "lifespan"), [(Consumer, broken), (Consumer, broken_on_loop), (AsyncConsumer, broken)]
+    ("kind", "lifespan", "said"),
+    [
+        (Consumer, broken, DATABASE),
+        (Consumer, broken_on_loop, DATABASE),
+        (AsyncConsumer, broken, DATABASE),
+        (Consumer, undecorated, GENERATOR),
+        (Consumer, undecorated_on_loop, GENERATOR),
+    ],
 )
 def test_an_error_at_startup_is_raised_and_leaves_nothing_running(
-    bench: Bench, kind: type[Consumer | AsyncConsumer], lifespan: Lifespan
+    bench: Bench, kind: type[Consumer | AsyncConsumer], lifespan: Any, said: str
 ) -> None:
     before = lisas_threads()
     consumer = kind(bench.url, lifespan=lifespan)
     consumer.on(TOPIC, ignore)
-    with pytest.raises(StartupFailed, match="startup: ConnectionError: no database") as caught:
+    with pytest.raises(StartupFailed, match=said) as caught:
         run(consumer)
-    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert said is GENERATOR or isinstance(caught.value.__cause__, ConnectionError)
     assert consumer.health()["status"] == "stopped"
     wait_until(lambda: not lisas_threads() - before)
     assert presences(bench) == []
@@ -211,32 +230,14 @@ def test_an_error_at_shutdown_is_logged_and_without_a_lifespan_the_state_is_none
         assert ("gone" in caplog.text) is bool(lifespan)
 
 
-def undecorated() -> Iterator[None]:
-    yield
-
-
-async def undecorated_on_loop() -> AsyncIterator[None]:
-    yield
-
-
-def test_a_lifespan_is_a_decorated_function(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match="is not a function that returns a context manager"):
-        Consumer(bench.url, lifespan=nullcontext())  # type: ignore[arg-type]
-    lifespan: Any
-    for lifespan in (undecorated, undecorated_on_loop):
-        consumer = Consumer(bench.url, lifespan=lifespan)
-        consumer.on(TOPIC, ignore)
-        said = r"generator; decorate .* with @contextmanager or @asy"
-        with pytest.raises(StartupFailed, match=said):
-            consumer.start()
-
-
-async def test_a_lifespan_cannot_subscribe(redis_url: str) -> None:
+async def test_a_lifespan_is_a_function_and_cannot_subscribe(redis_url: str) -> None:
     @asynccontextmanager
     async def subscribing() -> AsyncIterator[None]:
         consumer.subscribe("others", ignore)
         yield
 
+    with pytest.raises(ConfigError, match="is not a function that returns a context manager"):
+        Consumer(redis_url, lifespan=nullcontext())  # type: ignore[arg-type]
     consumer = AsyncConsumer(redis_url, lifespan=subscribing)
     consumer.subscribe(TOPIC, ignore)
     with pytest.raises(StartupFailed, match="a lifespan cannot subscribe"):
