@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lisa import Consumer, Manager, Producer
-from lisa.core.transitions.configure import Configure
+from lisa.core.model.clock import datetime_ms
 from tests.roles import Cast
 from tests.servers import flush, wait_until
 from tests.shifted_server import ShiftedServer, missing
@@ -23,8 +23,7 @@ pytestmark = [
 ]
 
 TOPIC = "orders"
-CLOSES = datetime(2031, 6, 3, 21, tzinfo=UTC)
-CLOSES_MS = int(CLOSES.timestamp() * 1000)
+CLOSES_MS = datetime_ms(datetime(2031, 6, 3, 21, tzinfo=UTC))
 OPENS_MS = CLOSES_MS + 12 * 3_600_000
 
 
@@ -107,35 +106,8 @@ def consumer_of(evening: Evening, kind: str) -> Consumer:
     return consumer
 
 
-def check_evening(
-    server: ShiftedServer, kind: str, count: int, *, lead_s: float, early_ms: int
-) -> None:
-    """Handle what is possible before the window closes, and the rest when it opens again.
-
-    All roles work before the clock is set to the evening: that takes a busy machine some time.
-    """
-    evening = Evening(server, 3_600)
-    evening.cast.store.call(Configure(TOPIC, {"window": "9-21", "journal": "1"}))
-    with Producer(server.url) as producer:
-        sent = producer.send_many(TOPIC, range(count), at_ms=CLOSES_MS - early_ms)
-        assert sent.accepted == count
-        producer.send(TOPIC, "probe")
-    with Manager(server.url), consumer_of(evening, kind):
-        evening.wait_for(lambda: len(evening.seen), 1)
-        evening.seen.clear()
-        evening.set_clock((CLOSES_MS - early_ms) / 1000 - lead_s)
-        evening.wait_for(lambda: evening.deferred_count() + len(evening.seen), count)
-        assert server.now() > CLOSES_MS / 1000
-        before = len(evening.seen)
-        assert before < count
-        assert max(evening.delivered_ms(), default=0) < CLOSES_MS
-        assert set(evening.deferred()) == {OPENS_MS}
-        assert not evening.cast.store.ask("HLEN", evening.cast.own.attempts)
-        evening.set_clock(OPENS_MS / 1000)
-        evening.wait_for(lambda: len(evening.seen), count)
-    assert len({message_id for message_id, *_ in evening.seen}) == count
-    assert {attempt for _, attempt, _ in evening.seen} == {1}
-    assert min(at for *_, at in evening.seen[before:]) >= OPENS_MS / 1000
+EARLY_MS = 400
+"""How long before the end of the window the messages are due."""
 
 
 @pytest.mark.timeout(900)
@@ -151,7 +123,32 @@ def check_evening(
 def test_nothing_is_delivered_after_the_window_closes(
     server: ShiftedServer, kind: str, count: int
 ) -> None:
-    check_evening(server, kind, count, lead_s=2, early_ms=400)
+    """Handle what is possible before the window closes, and the rest when it opens again.
+
+    All roles work before the clock is set to the evening: that takes a busy machine some time.
+    """
+    evening = Evening(server, 3_600)
+    evening.cast.configure(window="9-21", journal="1")
+    with Producer(server.url) as producer:
+        sent = producer.send_many(TOPIC, range(count), at_ms=CLOSES_MS - EARLY_MS)
+        assert sent.accepted == count
+        producer.send(TOPIC, "probe")
+    with Manager(server.url), consumer_of(evening, kind):
+        evening.wait_for(lambda: len(evening.seen), 1)
+        evening.seen.clear()
+        evening.set_clock((CLOSES_MS - EARLY_MS) / 1000 - 2)
+        evening.wait_for(lambda: evening.deferred_count() + len(evening.seen), count)
+        assert server.now() > CLOSES_MS / 1000
+        before = len(evening.seen)
+        assert before < count
+        assert max(evening.delivered_ms(), default=0) < CLOSES_MS
+        assert set(evening.deferred()) == {OPENS_MS}
+        assert not evening.cast.store.ask("HLEN", evening.cast.own.attempts)
+        evening.set_clock(OPENS_MS / 1000)
+        evening.wait_for(lambda: len(evening.seen), count)
+    assert len({message_id for message_id, *_ in evening.seen}) == count
+    assert {attempt for _, attempt, _ in evening.seen} == {1}
+    assert min(at for *_, at in evening.seen[before:]) >= OPENS_MS / 1000
 
 
 @pytest.mark.parametrize("kind", ["threads", "async"])
@@ -168,7 +165,7 @@ def test_messages_that_wait_for_a_handler_as_the_window_closes_are_deferred(
 def check_waiting(server: ShiftedServer, kind: str, lead_s: int) -> int:
     """Free no handler before the window has closed; returns how many messages waited for one."""
     evening = Evening(server, 3_600)
-    evening.cast.store.call(Configure(TOPIC, {"window": "9-21"}))
+    evening.cast.configure(window="9-21")
     evening.slow_s = 0.001
     with Producer(server.url) as producer, Manager(server.url), consumer_of(evening, kind):
         producer.send_many(TOPIC, range(200))  # the consumer learns that it may read ahead
@@ -186,14 +183,6 @@ def check_waiting(server: ShiftedServer, kind: str, lead_s: int) -> int:
     return max(0, waiting)
 
 
-def pulled(consumer: Consumer, seconds: float) -> list[Any]:
-    """The deliveries of pulls for so many seconds."""
-    ends, found = time.monotonic() + seconds, []
-    while time.monotonic() < ends:
-        found += consumer.pull(TOPIC, batch=10, wait="100ms")
-    return found
-
-
 def test_a_reclaimed_delivery_and_a_retry_wait_for_the_window(server: ShiftedServer) -> None:
     """Each has one failed attempt, and being outside the window counts none."""
     evening = Evening(server, 2.5)
@@ -206,17 +195,15 @@ def test_a_reclaimed_delivery_and_a_retry_wait_for_the_window(server: ShiftedSer
             wait_until(lambda: server.now() > CLOSES_MS / 1000)
             first[1].retry(delay="0s", reason="no")
             # The first is reclaimed, the second has failed, the third was never delivered.
-            wait_until(lambda: pulled(consumer, 0.1) == [] and len(evening.deferred()) == 3)
+            wait_until(
+                lambda: consumer.pull(TOPIC, wait="100ms") == [] and len(evening.deferred()) == 3
+            )
             assert set(evening.deferred()) == {OPENS_MS}
             evening.set_clock(OPENS_MS / 1000)
             again: dict[str, int] = {}
-
-            def all_came() -> bool:
-                for one in consumer.pull(TOPIC, batch=10, wait="100ms"):
-                    again[one.message.id] = one.message.attempt
-                    one.ack()
-                return len(again) == 3
-
-            wait_until(all_came)
+            while len(again) < 3:
+                for delivery in consumer.pull(TOPIC, batch=3, wait="60s"):
+                    again[delivery.message.id] = delivery.message.attempt
+                    delivery.ack()
     assert [again[one] for one in ids] == [2, 2, 1]
     assert evening.cast.store.ask("HGET", evening.cast.keys.stats, "deferred@g") >= b"3"
