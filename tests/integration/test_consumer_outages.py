@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 from redis.crc import key_slot
@@ -25,7 +24,7 @@ from lisa.core.store import group_removal, presence
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests import clusters
-from tests.consumers import Bench, ignore, presences_running, settled, state_of
+from tests.consumers import Bench, Blocking, ignore, presences_running, settled, state_of
 from tests.servers import connect, flush, wait_until
 from tests.shards import Split
 
@@ -39,40 +38,26 @@ GRACE = timedelta(milliseconds=500)
 # Hangs
 
 
-class TwoNodes(NamedTuple):
-    """A cluster with topics on each node; the second one hangs while `hanging`."""
-
-    bench: Bench
-    well: str
-    hung: list[str]
-    pid: int
-
-    @contextmanager
-    def hanging(self) -> Iterator[None]:
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
+@contextmanager
+def hanging(pid: int) -> Iterator[None]:
+    """The server does not run while the block does."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
-@pytest.fixture
-def nodes(two_nodes: list[str]) -> Iterator[TwoNodes]:
+def test_acks_and_leases_of_a_healthy_node_do_not_wait_for_a_node_that_hangs(
+    two_nodes: list[str],
+) -> None:
+    hangs_s, lease_s = 10 * SOCKET_TIMEOUT_S, 3
     slots = {f"t{n}": key_slot(b"t%d" % n) for n in range(40)}
     well = next(topic for topic, slot in slots.items() if slot < 8192)
     hung = [topic for topic, slot in slots.items() if slot >= 8192][:3]
     bench = Bench(clusters.address([flush(url) for url in two_nodes]))
     with connect(two_nodes[1]) as other:
         pid = int(other.info("server")["process_id"])
-    yield TwoNodes(bench, well, hung, pid)
-    bench.store.close()
-
-
-def test_acks_and_leases_of_a_healthy_node_do_not_wait_for_a_node_that_hangs(
-    nodes: TwoNodes,
-) -> None:
-    hangs_s, lease_s = 10 * SOCKET_TIMEOUT_S, 3
-    bench, well = nodes.bench, nodes.well
     seen, go_on, finish = list[object](), threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -82,15 +67,15 @@ def test_acks_and_leases_of_a_healthy_node_do_not_wait_for_a_node_that_hangs(
 
     consumer = Consumer(Address(bench.url, socket_timeout_s=hangs_s), concurrency=8)
     sent = {}
-    for topic in (*nodes.hung, well):
+    for topic in (*hung, well):
         bench.declare(topic, ack_timeout=timedelta(seconds=lease_s if topic == well else 60))
         consumer.on(topic, handle)
         [sent[topic]] = bench.send(topic, ["held"])
     with consumer, bench.manager(well):
         wait_until(lambda: all(bench.states(*one) == ["in_flight"] for one in sent.items()))
-        with nodes.hanging():
+        with hanging(pid):
             go_on.set()
-            wait_until(lambda: len(seen) == len(nodes.hung))
+            wait_until(lambda: len(seen) == len(hung))
             began = time.monotonic()
             for body in range(3):
                 [quick] = bench.send(well, [body])
@@ -99,8 +84,9 @@ def test_acks_and_leases_of_a_healthy_node_do_not_wait_for_a_node_that_hangs(
             time.sleep(max(0, began + lease_s + 1 - time.monotonic()))
             assert bench.stat(well, "reclaimed") == 0, "a running handler has lost its lease"
         finish.set()
-        for topic, one in sent.items():
-            wait_until(settled(bench, one, topic))
+        bench.wait_acked(1, *hung)
+        bench.wait_acked(4, well)
+    bench.store.close()
 
 
 def test_results_of_handlers_that_end_during_an_outage_are_settled_after_it(
@@ -108,27 +94,23 @@ def test_results_of_handlers_that_end_during_an_outage_are_settled_after_it(
 ) -> None:
     bench = Bench(own_server.url)
     bench.declare(TOPIC, ack_timeout="1h", retry_delays="1h")
-    begun, go_on = list[object](), threading.Event()
+    handler = Blocking()
 
     def handle(message: Message) -> None:
-        begun.append(message.body)
-        go_on.wait(60)
+        handler(message)
         if message.body == "fails":
             raise ValueError("no")
 
-    consumer = Consumer(own_server.url, concurrency=3)
-    consumer.on(TOPIC, handle)
-    *good, bad = bench.send(TOPIC, ["a", "b", "fails"])
-    with consumer:
-        wait_until(lambda: len(begun) == 3)
+    *_, bad = bench.send(TOPIC, ["a", "b", "fails"])
+    with bench.consumer(handle, concurrency=3):
+        wait_until(lambda: len(handler.begun) == 3)
         own_server.kill()
-        go_on.set()
+        handler.go_on.set()
         wait_until(lambda: "cannot settle" in caplog.text)
         own_server.restart()
-        for one in good:
-            wait_until(settled(bench, one))
+        bench.wait_acked(2)
         wait_until(lambda: bench.states(TOPIC, bad) == ["retry"])
-    assert len(begun) == 3
+    assert len(handler.begun) == 3
     bench.store.close()
 
 
@@ -154,14 +136,11 @@ def test_stop_at_a_server_that_hangs(own_server: EmbeddedServer, *, is_blocked: 
         wait_until(lambda: all(presences_running(bench, topic)() for topic in topics))
     else:
         wait_until(lambda: len(begun) > 303)
-    os.kill(own_server.pid, signal.SIGSTOP)
-    try:
+    with hanging(own_server.pid):
         began = time.monotonic()
         consumer.stop()
         took_s = time.monotonic() - began
-    finally:
-        os.kill(own_server.pid, signal.SIGCONT)
-        go_on.set()
+    go_on.set()
     # A failing call, some time for the rest, and one more call that had begun by then.
     assert took_s < GRACE.total_seconds() + 2 * SOCKET_TIMEOUT_S + SHUTDOWN_CALLS_S + 1
     bench.store.close()

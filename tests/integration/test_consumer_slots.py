@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -110,29 +112,27 @@ def test_a_hanging_handler_loses_its_lease_and_the_message_is_retried(
     bench: Bench, kind: str
 ) -> None:
     bench.declare(TOPIC, ack_timeout="200ms", retry_delays="0")
-    release, cancelled = threading.Event(), threading.Event()
-    attempts: list[int] = []
+    handler, cancelled, attempts = Blocking(), threading.Event(), list[int]()
 
-    def sync(message: Message) -> None:
+    def hang(message: Message) -> None:
         attempts.append(message.attempt)
         if message.attempt == 1:
-            release.wait(60)
+            handler(message)
 
-    async def asynchronous(message: Message) -> None:
+    async def hang_on_loop(message: Message) -> None:
         attempts.append(message.attempt)
-        if message.attempt == 1:
-            try:
-                await asyncio.sleep(20)
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
+        try:
+            await asyncio.sleep(60 if message.attempt == 1 else 0)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
     consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, sync if kind == "sync" else asynchronous, timeout="300ms")
-    [sent] = bench.send(TOPIC, [1])
+    consumer.on(TOPIC, hang if kind == "sync" else hang_on_loop, timeout="300ms")
+    bench.send(TOPIC, [1])
     with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
-        release.set()
+        bench.wait_acked(1)
+        handler.go_on.set()
     assert attempts == [1, 2]
     assert cancelled.is_set() is (kind == "async")
 
@@ -206,25 +206,25 @@ def test_the_handlers_of_a_topic_keep_to_its_limit_and_others_use_the_rest(
     bench: Bench, limit: int, batch: int | None, *, is_async: bool
 ) -> None:
     bench.declare("others")
-    running = {TOPIC: 0, "others": 0}
-    most = dict(running)
-    lock = threading.Lock()
+    running, most, lock = Counter[str](), Counter[str](), threading.Lock()
 
-    def change(topic: str, by: int) -> None:
+    @contextmanager
+    def counted(topic: str) -> Iterator[None]:
         with lock:
-            running[topic] += by
+            running[topic] += 1
             most[topic] = max(most[topic], running[topic])
+        yield
+        with lock:
+            running[topic] -= 1
 
     def handler_of(topic: str) -> Callable[[Any], Any]:
         def handle(_: Any) -> None:
-            change(topic, 1)
-            time.sleep(0.02)
-            change(topic, -1)
+            with counted(topic):
+                time.sleep(0.02)
 
         async def handle_async(_: Any) -> None:
-            change(topic, 1)
-            await asyncio.sleep(0.02)
-            change(topic, -1)
+            with counted(topic):
+                await asyncio.sleep(0.02)
 
         return handle_async if is_async else handle
 
@@ -234,7 +234,7 @@ def test_the_handlers_of_a_topic_keep_to_its_limit_and_others_use_the_rest(
     bench.send(TOPIC, range(20))
     bench.send("others", range(60))
     with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "acked") == 20)
-        wait_until(lambda: bench.stat("others", "acked") == 60)
+        bench.wait_acked(20)
+        bench.wait_acked(60, "others")
     assert most[TOPIC] == limit
     assert limit < most["others"] <= 6
