@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 from blinker import Signal
 
@@ -118,6 +121,11 @@ class Bench:
         clients = self.ask("CLIENT", "LIST").decode().splitlines()
         return any("cmd=xreadgroup" in client and "flags=b" in client for client in clients)
 
+    def calls_of(self, command: str) -> int:
+        """How often the server ran a command."""
+        stats = self.ask("INFO", "commandstats").decode()
+        return sum(map(int, re.findall(rf"cmdstat_{command}:calls=(\d+)", stats)))
+
     def ask(self, *command: Any) -> Any:
         """Run a plain command."""
         return self.store.ask(*command)
@@ -156,6 +164,21 @@ class Blocking:
         self.begun.append(message.body)
         if not self.bodies or message.body in self.bodies:
             self.go_on.wait(60)
+
+
+@contextmanager
+def refused_threads(name: str, times: float = math.inf) -> Iterator[list[str]]:
+    """No thread of that name can be started, as at the thread limit; gives the refusals."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == name and len(refused) < times:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with patch.object(threading.Thread, "start", starting):
+        yield refused
 
 
 def ignore(message: Message) -> None:

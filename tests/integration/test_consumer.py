@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -135,39 +134,96 @@ def test_a_failed_message_is_retried_with_a_signal_for_each_step(bench: Bench) -
     assert [(one.attempt, one.reason, one.next_due_ms) for one in acked] == [(3, None, None)]
 
 
-OUTCOMES: list[tuple[object, str, str | None]] = [
-    (Discard("no such order"), "garbage", "no such order"),
-    (Retry("later", delay=timedelta(hours=1)), "retry", "later"),
-    (ValueError("boom"), "retry", "ValueError: boom"),
-    (SystemExit(3), "retry", "SystemExit: 3"),
-    (InvalidMessage("the handler sent something odd"), "retry", None),
-    (False, "retry", "the handler returned False"),
-    (0, "acked", None),
-    ("", "acked", None),
-]
+class Attributes(Exception):
+    def __getattr__(self, name: str) -> str:  # also asked for `__notes__`
+        return {"known": "word"}[name]
 
 
-def test_the_handler_s_outcome_decides(bench: Bench) -> None:
-    consumer = Consumer(bench.url)
+class Later(Retry):
+    def __init__(self) -> None:  # without `super().__init__`
+        pass
 
-    def handle(message: Message) -> object:
-        outcome = OUTCOMES[message.body][0]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
 
-    consumer.on(TOPIC, handle)
-    sent = bench.send(TOPIC, range(len(OUTCOMES)))
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("words")
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+RAISED: dict[str, tuple[BaseException | type[BaseException], str, str | None]] = {
+    # what a handler raises, the state of its message, and the reason that is kept
+    "Discard": (Discard("no such order"), "garbage", "no such order"),
+    "Retry": (Retry("later", delay=timedelta(hours=1)), "retry", "later"),
+    "ValueError": (ValueError("boom"), "retry", "ValueError: boom"),
+    "SystemExit": (SystemExit(3), "retry", "SystemExit: 3"),
+    "of a producer": (InvalidMessage("sent something odd"), "retry", None),
+    "cancelled": (asyncio.CancelledError, "retry", None),
+    # Exceptions whose own code fails.
+    **{kind.__name__: (kind, "retry", None) for kind in (Attributes, Later, Speechless, Silent)},
+}
+RETURNED: dict[str, tuple[Callable[[], object], str, str | None]] = {
+    # The same for what it returns; a generator is that of a decorator that hides `yield`.
+    "False": (lambda: False, "retry", "the handler returned False"),
+    "0": (lambda: 0, "acked", None),
+    "text": (lambda: "", "acked", None),
+    "generator": (lambda: (number for number in range(3)), "retry", None),
+    "the class Retry": (lambda: Retry, "retry", None),
+    "an object Retry": (lambda: Retry("soon", delay="1h"), "retry", None),
+    "the class Discard": (lambda: Discard, "garbage", None),
+    "an object Discard": (lambda: Discard("no"), "garbage", None),
+}
+UNAWAITED = "coroutine"
+"""As of `call_next(message)` without `await`."""
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_handler_s_outcome_decides(bench: Bench, batch: int | None, *, is_async: bool) -> None:
+    bench.configure(TOPIC, retry_delays="1h")
+    made: list[Coroutine[Any, Any, None]] = []
+
+    async def work() -> None: ...
+
+    def outcome_of(given: Any) -> object:
+        name = given[0].body if batch else given.body
+        if name in RAISED:
+            raise RAISED[name][0]
+        if name in RETURNED:
+            return RETURNED[name][0]()
+        made.append(work())
+        return made[-1]
+
+    async def handle_async(given: Any) -> object:
+        return outcome_of(given)
+
+    def handle(given: Any) -> object:
+        is_coroutine = (given[0].body if batch else given.body) == UNAWAITED
+        return handle_async(given) if is_coroutine else outcome_of(given)
+
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
+    expected = {name: outcome[1:] for name, outcome in (RAISED | RETURNED).items()}
+    expected[UNAWAITED] = ("retry", None)
+    if not is_async:
+        del expected["cancelled"]
+    sent = dict(zip(expected, bench.send(TOPIC, expected), strict=True))
     with consumer:
-        wait_until(lambda: not bench.pending(TOPIC) and bench.stat(TOPIC, "acked") >= 2)
-    for message_id, (_, state, reason) in zip(sent, OUTCOMES, strict=True):
-        found = [one.reason for one in bench.inspect(TOPIC, message_id).group_states]
-        assert [bench.settled_as(TOPIC, message_id), *bench.states(TOPIC, message_id)].count(state)
-        assert reason is None or found == [reason]
+        wait_until(lambda: not bench.ask("XLEN", bench.ready(TOPIC)))
+        wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
+    for name, (state, reason) in expected.items():
+        groups = bench.inspect(TOPIC, sent[name]).group_states
+        assert state in [bench.settled_as(TOPIC, sent[name]), *[one.state for one in groups]], name
+        assert reason is None or [one.reason for one in groups] == [reason]
     now_ms = bench.store.drive(bench.store.server_time_ms())
-    due_ms = bench.inspect(TOPIC, sent[1]).group_states[0].due_ms
+    due_ms = bench.inspect(TOPIC, sent["Retry"]).group_states[0].due_ms
     assert due_ms is not None
     assert 3_500_000 < due_ms - now_ms <= 3_600_000
+    for coroutine in made:
+        coroutine.close()
 
 
 def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:
@@ -312,13 +368,6 @@ def test_the_pauses_of_a_handler_replace_those_of_the_topic(
     assert bench.inspect(TOPIC, limited).group_states[0].reason == "ValueError: no"
 
 
-def calls_of(bench: Bench, command: str) -> int:
-    """How often the server ran a command."""
-    stats = bench.ask("INFO", "commandstats").decode()
-    found = re.search(rf"^cmdstat_{command}:calls=(\d+)", stats, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def promoted(bench: Bench, body: object) -> str:
     """Send a message and promote it with its body."""
     (message_id,) = bench.send(TOPIC, [body], delay_ms=1)
@@ -340,7 +389,7 @@ def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Benc
     with consumer:
         for number in range(5):
             wait_until(settled(bench, promoted_while_read(bench, number)))
-            opened.append(calls_of(bench, "exec"))
+            opened.append(bench.calls_of("exec"))
     assert [message.body for message in seen] == list(range(5))
     assert opened == [opened[0]] * 5, "only the first one was opened by a call"
     check_lateness(bench, 5)

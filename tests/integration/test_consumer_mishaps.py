@@ -6,14 +6,12 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, model_validator
 
-from lisa import Discard, Retry
 from lisa.consumer import Batch, Consumer, loop_watch
 from lisa.consumer.inflight import Held
 from lisa.consumer.leases import Leases
@@ -30,86 +28,6 @@ TOPIC = "orders"
 
 def states(bench: Bench) -> list[str]:
     return [one.state for one in presences(bench)]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_exceptions_whose_own_code_fails_are_failures(bench: Bench, *, is_async: bool) -> None:
-    class Attributes(Exception):
-        def __getattr__(self, name: str) -> str:  # also asked for `__notes__`
-            return {"known": "word"}[name]
-
-    class Later(Retry):
-        def __init__(self) -> None:  # without `super().__init__`
-            pass
-
-    class Speechless(Exception):
-        def __str__(self) -> str:
-            raise AttributeError("words")
-
-    class Silent(Exception):
-        def __str__(self) -> str:
-            raise KeyboardInterrupt
-
-    errors: list[type[BaseException]] = [Attributes, Later, Speechless, Silent, ValueError]
-    if is_async:
-        errors.append(asyncio.CancelledError)
-
-    def handle(message: Message) -> None:
-        raise errors[message.body]
-
-    async def handle_async(message: Message) -> None:
-        handle(message)
-
-    consumer = bench.consumer(handle_async if is_async else handle, concurrency=2)
-    bench.send(TOPIC, range(len(errors)))
-    with consumer:
-        wait_until(lambda: bench.stat(TOPIC, "retried") == len(errors))
-        wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
-
-
-@pytest.mark.parametrize("batch", [None, 1])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_what_a_handler_returns_may_mean_that_it_has_not_handled_its_message(
-    bench: Bench, batch: int | None, *, is_async: bool
-) -> None:
-    """As with a decorator that hides `yield`, or `call_next(message)` without `await`."""
-    made: list[Coroutine[Any, Any, None]] = []
-
-    async def work() -> None: ...
-
-    def unawaited() -> object:
-        made.append(work())
-        return made[-1]
-
-    results: dict[str, tuple[Callable[[], object], str]] = {
-        "generator": (lambda: (number for number in range(3)), "retry"),
-        "coroutine": (unawaited, "retry"),
-        "Retry": (lambda: Retry, "retry"),
-        "Retry()": (lambda: Retry("later", delay="1h"), "retry"),
-        "Discard": (lambda: Discard, "garbage"),
-        "Discard()": (lambda: Discard("no"), "garbage"),
-    }
-
-    def result_for(given: Any) -> object:
-        return results[given[0].body if batch else given.body][0]()
-
-    async def handle_async(given: object) -> object:
-        return result_for(given)
-
-    def handle(given: Any) -> object:
-        body = given[0].body if batch else given.body
-        return handle_async(given) if body == "coroutine" else result_for(given)
-
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle_async if is_async else handle, batch=batch)
-    bench.configure(TOPIC, retry_delays="1h")
-    sent = bench.send(TOPIC, results)
-    with consumer:
-        wait_until(lambda: not bench.ask("XLEN", bench.ready(TOPIC)))
-    found = {body: bench.states(TOPIC, one) for body, one in zip(results, sent, strict=True)}
-    assert found == {body: [state] for body, (_, state) in results.items()}
-    for one in made:
-        one.close()
 
 
 def test_a_model_that_raises_fails_one_message_of_a_batch(bench: Bench) -> None:

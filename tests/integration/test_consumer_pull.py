@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,13 +163,9 @@ async def test_many_pulls_wait_without_asking_again_and_again(bench: Bench, limi
         wait = timedelta(seconds=waited_s)
         return len([await one.ack() async for one in consumer.pull(TOPIC, wait=wait)])
 
-    def calls() -> int:
-        stats = bench.ask("INFO", "commandstats").decode()
-        return sum(map(int, re.findall(r"cmdstat_evalsha:calls=(\d+)", stats)))
-
-    before = calls()
+    before = bench.calls_of("evalsha")
     assert await asyncio.gather(*(pull() for _ in range(pulls))) == [0] * pulls
-    assert calls() - before <= pulls * (3 + waited_s / LOOK_AGAIN_S)
+    assert bench.calls_of("evalsha") - before <= pulls * (3 + waited_s / LOOK_AGAIN_S)
     await consumer.stop()
 
 
