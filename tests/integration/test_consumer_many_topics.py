@@ -25,7 +25,7 @@ from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal, presence
 from lisa.core.transitions.promote import Promote
 from lisa.embedded import EmbeddedServer
-from tests.consumers import Bench, Blocking, presences, state_of
+from tests.consumers import Bench, Blocking, presences, refused_threads, state_of
 from tests.servers import wait_until
 
 TOPICS = ["orders", "mails", "hooks", "bills"]
@@ -135,8 +135,8 @@ def test_topics_come_and_go_pause_and_lose_their_group_while_the_others_are_read
         assert bench.stat(FIRST, "released") == 0, "it was not read"
         consumer.resume(FIRST)
         bench.wait_acked(2, FIRST)
-    orders = [(FOURTH, 1), (SECOND, 3), (FIRST, 2), (SECOND, 4), (THIRD, 5)]
-    assert seen == [*orders, (SECOND, 6), (SECOND, 8), (FIRST, 7)]
+    before_the_pause = [(FOURTH, 1), (SECOND, 3), (FIRST, 2), (SECOND, 4), (THIRD, 5)]
+    assert seen == [*before_the_pause, (SECOND, 6), (SECOND, 8), (FIRST, 7)]
 
 
 def test_a_topic_that_only_fails_is_degraded_delays_no_other_and_heals(bench: Bench) -> None:
@@ -296,27 +296,16 @@ def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
     assert len(refused) == 1
 
 
-def test_a_topic_whose_thread_cannot_be_started_delays_no_other(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As at the thread limit, when a paused topic goes back to a thread of its own."""
-    seen, start, refused, is_full = Seen(), threading.Thread.start, list[str](), threading.Event()
-
-    def starting(thread: threading.Thread) -> None:
-        if is_full.is_set() and thread.name == f"lisa-{FIRST}":
-            refused.append(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", starting)
+def test_a_topic_whose_thread_cannot_be_started_delays_no_other(bench: Bench) -> None:
+    """When a paused topic goes back to a thread of its own."""
+    seen = Seen()
     with reading(bench, seen.take, poll_timeout=SHORT_READ) as consumer:
-        is_full.set()
-        consumer.pause(FIRST)
-        wait_until(lambda: len(refused) >= 2)
-        send_all(bench, [1], [FIRST, SECOND])
-        bench.wait_acked(1, SECOND)
-        assert seen == [(SECOND, 1)]
-        is_full.clear()
+        with refused_threads(f"lisa-{FIRST}") as refused:
+            consumer.pause(FIRST)
+            wait_until(lambda: len(refused) >= 2)
+            send_all(bench, [1], [FIRST, SECOND])
+            bench.wait_acked(1, SECOND)
+            assert seen == [(SECOND, 1)]
         consumer.resume(FIRST)
         bench.wait_acked(1, FIRST)
         wait_until(lambda: consumer.health()["status"] == "ok")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ from lisa.manager.loop import Loop
 from lisa.manager.promoter import Promoter
 from lisa.manager.server_monitor import Node
 from lisa.manager.waker import Waker
-from tests.consumers import Bench, Blocking, ignore, settled
+from tests.consumers import Bench, Blocking, ignore, refused_threads, settled
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -90,31 +90,9 @@ def test_a_consumer_lives_through_any_exception(
     assert set(seen) == {1, 2}
 
 
-Refuse = Callable[[str, int], list[str]]
-
-
-@pytest.fixture
-def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> Refuse:
-    """Refuses to start threads with a name, so many times; returns the list of these refusals."""
-
-    def refuse(name: str, times: int) -> list[str]:
-        start, refused = threading.Thread.start, list[str]()
-
-        def starting(thread: threading.Thread) -> None:
-            if thread.name == name and len(refused) < times:
-                refused.append(name)
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", starting)
-        return refused
-
-    return refuse
-
-
 @pytest.mark.parametrize("name", ["lisa-loop", "lisa-handler-1"])
 def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
-    bench: Bench, refuse_threads: Refuse, name: str
+    bench: Bench, name: str
 ) -> None:
     """As at the thread limit; of each topic, a message arrives before a thread can start."""
     topics, handled = [TOPIC, "mails", "hooks"], list[str]()
@@ -129,9 +107,8 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
     consumer = Consumer(bench.url, concurrency=2)
     for topic in topics:
         consumer.on(topic, handle_async if name == "lisa-loop" else handle)
-    refused = refuse_threads(name, 3)
     ids = [bench.send(topic, [1])[0] for topic in topics for _ in range(3)]
-    with consumer, bench.manager(*topics):
+    with refused_threads(name, 3) as refused, consumer, bench.manager(*topics):
         bench.wait_acked(3, *topics)
         assert len(refused) == 3
         assert sorted(handled) == sorted(ids)
@@ -141,13 +118,10 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
         assert slots.free == 2
 
 
-def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(
-    bench: Bench, refuse_threads: Refuse
-) -> None:
+def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(bench: Bench) -> None:
     consumer = bench.consumer(ignore)
     before = set(threading.enumerate())
-    refuse_threads("lisa-heartbeat", 1)
-    with pytest.raises(RuntimeError, match="can't start"):
+    with refused_threads("lisa-heartbeat"), pytest.raises(RuntimeError, match="can't start"):
         consumer.start()
     wait_until(lambda: set(threading.enumerate()) <= before)
     with consumer:
