@@ -90,19 +90,14 @@ def consumer_of(evening: Evening, kind: str) -> Consumer:
         evening.handle(message)
         await asyncio.sleep(evening.slow_s)
 
-    def on_one(message: Any) -> None:
-        evening.handle(message)
-        time.sleep(evening.slow_s)
-
-    def on_batch(batch: Any) -> None:
-        for message in batch:
+    def on_messages(given: Any) -> None:
+        messages = given if kind == "batch" else [given]
+        for message in messages:
             evening.handle(message)
-        time.sleep(evening.slow_s * len(batch))
+        time.sleep(evening.slow_s * len(messages))
 
-    if kind == "batch":
-        consumer.on(TOPIC, batch=50)(on_batch)
-    else:
-        consumer.on(TOPIC)(on_message if kind == "async" else on_one)
+    handler = on_message if kind == "async" else on_messages
+    consumer.on(TOPIC, handler, batch=50 if kind == "batch" else None)
     return consumer
 
 
