@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +19,7 @@ from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
-from tests.consumers import Bench, Blocking, presences_running, settled, state_of
+from tests.consumers import Bench, Blocking, settled, state_of
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.usefixtures("orders_declared")
@@ -34,42 +34,39 @@ class Order(msgspec.Struct):
 # Batches
 
 
-def test_messages_due_together_are_handled_in_one_call_however_large(bench: Bench) -> None:
-    bench.declare("mails")
-    batches: list[Batch] = []
-    sizes: list[int] = []
+def test_a_batch_is_handled_when_it_is_full_or_its_first_message_has_waited(bench: Bench) -> None:
+    """However large the bodies are."""
+    limits: dict[str, tuple[int, str | timedelta]] = {
+        TOPIC: (100, "200ms"),
+        "large": (25, "5s"),
+        "short": (9, "300ms"),
+        "full": (2, timedelta.max),
+    }
+    sizes, times = defaultdict[str, list[int]](list), dict[str, float]()
+
+    def handle(batch: Batch) -> None:
+        sizes[batch[0].topic].append(len(batch))
+        times[batch[0].topic] = time.monotonic()
+
     consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, batches.append, batch=100, within="200ms")
-    consumer.on("mails", lambda batch: sizes.append(len(batch)), batch=25, within="5s")
+    bench.declare_all(*limits)
+    for topic, (size, within) in limits.items():
+        consumer.on(topic, handle, batch=size, within=within)
     bench.send(TOPIC, range(250))
     for _ in range(25):
-        bench.send("mails", [b"x" * 1_000_000])
+        bench.send("large", [b"x" * 1_000_000])
     with consumer:
         bench.wait_acked(250, TOPIC)
-        bench.wait_acked(25, "mails")
-    assert sorted(message.body for batch in batches for message in batch) == list(range(250))
-    assert [len(batch) for batch in batches] == [100, 100, 50]
-    assert sizes == [25]
-
-
-def test_within_bounds_the_wait_of_the_first_if_a_batch_is_not_full(bench: Bench) -> None:
-    bench.declare("full")
-    came: list[float] = []
-    sizes: list[int] = []
-    consumer = Consumer(bench.url, concurrency=2)
-    consumer.on(TOPIC, lambda _: came.append(time.monotonic()), batch=100, within="300ms")
-    consumer.on("full", lambda batch: sizes.append(len(batch)), batch=2, within=timedelta.max)
-    with consumer:
-        wait_until(presences_running(bench))
+        bench.wait_acked(25, "large")
         bench.send("full", [1])
         sent = time.monotonic()
-        bench.send(TOPIC, [1])
-        wait_until(lambda: came)
-        assert bench.pending("full") == 1
+        bench.send("short", [1])
+        bench.wait_acked(1, "short")
+        wait_until(lambda: bench.pending("full") == 1)
         bench.send("full", [2])
         bench.wait_acked(2, "full")
-    assert came[0] - sent >= 0.3
-    assert sizes == [2]
+    assert sizes == {TOPIC: [100, 100, 50], "large": [25], "short": [1], "full": [2]}
+    assert times["short"] - sent >= 0.3
 
 
 def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
