@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lisa.cli.main import main
-from lisa.core.transitions.promote import Promote, Promoted
+from lisa.core.store import presence
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded.server import free_port
@@ -59,39 +60,32 @@ def cast(redis_url: str) -> Iterator[Cast]:
 def kill(cast: Cast, *ids: str, reason: str = "boom") -> None:
     """Send messages that end in garbage."""
     for one in ids:
-        cast.send(message_id=one, policy="")
-    entries = cast.take()
-    failures = [Failure(entry.id, entry.entry, reason, "discard") for entry in entries]
+        cast.send(message_id=one)
+    failures = [Failure(entry.id, entry.entry, reason, "discard") for entry in cast.take()]
     cast.store.call(Fail("orders", "g", failures))
 
 
-def promote(cast: Cast) -> Promoted:
-    return cast.store.call(Promote("orders"))
-
-
 def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    def changed(*arguments: str, code: int = 0) -> str:
+        (message,) = ask(*arguments, code=code)["messages"]
+        assert message["id"] == one
+        return str(message["outcome"])
+
     sent = lisa("send", "orders", '{"order": 42}', "--delay", "30m", "--header", "k=v").stdout
     one = sent.strip()
     found = ask("get", "orders", one)
-    assert (found["state"], found["body"], found["headers"]) == (
-        "waiting",
-        {"order": 42},
-        {"k": "v"},
-    )
-    shown = lisa("get", "orders", one).stdout
-    assert "waiting" in shown
-    assert re.search(r"\(in (30|29|28)m", shown)
+    assert (found["state"], found["body"]) == ("waiting", {"order": 42})
+    assert found["headers"] == {"k": "v"}
+    assert re.search(r"(?s)waiting.*\(in (30|29|28)m", lisa("get", "orders", one).stdout)
     assert lisa("reschedule", "orders", one, "--delay", "1h").stdout.split() == [one, "rescheduled"]
     assert ask("get", "orders", one)["due_ms"] - found["due_ms"] >= 29 * 60_000
-    local = ["--at-local", "2030-12-24T09:00", "--tz", "Asia/Tokyo"]
-    assert lisa("reschedule", "orders", one, *local).stdout.split() == [one, "rescheduled"]
+    local = ("--at-local", "2030-12-24T09:00", "--tz", "Asia/Tokyo")
+    assert changed("reschedule", "orders", one, *local) == "rescheduled"
     assert ask("get", "orders", one)["due_ms"] == 1_924_300_800_000
-    assert ask("fire", "orders", one)["messages"] == [{"id": one, "outcome": "rescheduled"}]
-    assert ask("cancel", "orders", one)["messages"] == [{"id": one, "outcome": "cancelled"}]
+    assert changed("fire", "orders", one) == "rescheduled"
+    assert changed("cancel", "orders", one) == "cancelled"
     assert ask("get", "orders", one)["state"] == "cancelled"
-    assert ask("reschedule", "orders", one, "--delay", "1h", code=1)["messages"] == [
-        {"id": one, "outcome": "done"}
-    ]
+    assert changed("reschedule", "orders", one, "--delay", "1h", code=1) == "done"
 
 
 def test_known_ids_and_ids_like_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
@@ -109,45 +103,41 @@ def test_known_ids_and_ids_like_options(lisa: Lisa, ask: Callable[..., Any]) -> 
 def test_settings_from_the_environment_or_a_file(
     lisa: Lisa, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "lisa.yml"
+    def run(*command: str, **environment: str | None) -> Result:
+        return CliRunner(env=environment).invoke(main, command)
+
+    path, pauses = tmp_path / "lisa.yml", list[float]()
     path.write_text("lisa-delay-queue: {durability: replicas(1), patience: 0s}\n")
-    replicas = (
+    monkeypatch.setattr("lisa.core.redis.flow.time.sleep", pauses.append)
+    lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    for environment in (
         {"LISA_DURABILITY": "replicas(1)", "LISA_PATIENCE": "0s"},
         {"LISA_CONFIG": str(path)},
-    )
-    lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
-    for command in (["send", "orders", "42"], ["cancel", "orders", "a"]):
-        for environment in replicas:
-            result = CliRunner(env=environment).invoke(main, [*command, "--redis", redis_url])
+    ):
+        for command in (["send", "orders", "42"], ["cancel", "orders", "a"]):
+            result = run(*command, "--redis", redis_url, **environment)
             assert result.exit_code == 3, result.output  # the test's server has no replica
             assert "replica" in result.output
-    pauses: list[float] = []
-    monkeypatch.setattr("lisa.core.redis.flow.time.sleep", pauses.append)
-    away = f"redis://127.0.0.1:{free_port()}/0"
-    for environment in replicas:
-        result = CliRunner(env=environment).invoke(main, ["get", "orders", "a", "--redis", away])
+        result = run("get", "orders", "a", "--redis", away, **environment)
         assert (result.exit_code, pauses) == (3, [])
-    result = CliRunner(env={"LISA_PATIENCE": "5"}).invoke(main, ["get", "orders", "a"])
+    result = run("get", "orders", "a", LISA_PATIENCE="5")
     assert (result.exit_code, "patience" in result.output) == (2, True)
     path.write_text(
         f"lisa-delay-queue:\n  prefix: conf\n  redis: {{url: '{redis_url}'}}\n  zone: '+01:00'\n"
     )
-    sent = ["--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00"]
-    one = CliRunner(env={"LISA_REDIS_URL": None}).invoke(main, sent).stdout.strip()
-    found = CliRunner(env={"LISA_CONFIG": str(path)}).invoke(main, ["get", "orders", one, "--json"])
+    sent = ("--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00")
+    one = run(*sent, LISA_REDIS_URL=None).stdout.strip()
+    found = run("get", "orders", one, "--json", LISA_CONFIG=str(path))
     assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"
-    for command in (
-        ["--prefix", "conf", "get", "orders", one],
-        ["get", "orders", one, "--prefix=conf"],
-    ):
-        assert "waiting" in lisa(*command).stdout
+    assert "waiting" in lisa("--prefix", "conf", "get", "orders", one).stdout
+    assert "waiting" in lisa("get", "orders", one, "--prefix=conf").stdout
     assert "unknown" in lisa("get", "orders", one, code=1).stderr
 
 
-def test_forms_of_a_body(lisa: Lisa, ask: Callable[..., Any]) -> None:
+def test_forms_of_a_body_and_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
     deep = "[" * 60_000 + "]" * 60_000  # too deep to parse
     for arguments, body, encoding in (
-        (["42"], 42, "json"),
         (["--", "-5"], -5, "json"),
         (["42", "--text"], "42", "text"),
         (["plain words"], "plain words", "text"),
@@ -160,6 +150,13 @@ def test_forms_of_a_body(lisa: Lisa, ask: Callable[..., Any]) -> None:
         assert (found["body"], found["body_encoding"]) == (body, encoding)
     one = lisa("send", "orders", "-", "--delay", "1h", stdin=b"\xff\xfe").stdout.strip()
     assert ask("get", "orders", one)["body_encoding"] == "base64"
+    lisa("send", "due", "x", "--id", "a", "--at", "2040-01-01T00:00:00+00:00")
+    lisa("send", "due", "x", "--id", "b", "--at", "2040-01-01T01:00:00", "--tz", "+01:00")
+    lisa("send", "due", "x", "--id", "c", "--at-ms", "2208988800000")
+    assert {ask("get", "due", one)["due_ms"] for one in "abc"} == {2_208_988_800_000}
+    rows = ask("list", "due", "--due-before", "2040-01-01T00:00:00.001Z")["messages"]
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert ask("list", "due", "--due-before", "2040-01-01T00:00:00Z")["messages"] == []
 
 
 def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
@@ -186,30 +183,17 @@ def test_late_policies_and_ramps(lisa: Lisa, ask: Callable[..., Any], cast: Cast
     assert ask("schedules", "show", "orders", "s")["late"] == "collapse after 5m"
     lisa("topic", "set", "orders", "late=skip after 30m", "ramp=2/m newest first")
     shown = lisa("topic", "show", "orders").output
-    for line in (r"late +skip after 30m", r"ramp +2/m newest first", r"backlog on the ramp +1"):
+    for line in (r"ramp +2/m newest first", r"backlog on the ramp +1", r"ramp ends in +30s"):
         assert re.search(line, shown), shown
-    assert re.search(r"ramp ends in +30s", shown), shown
     found = ask("topic", "show", "orders")
     assert (found["ramp_backlog"], found["ramp_ms"]) == (1, 30_000)
     assert found["options"]["late"] == "skip after 30m"
-    services = Services(cast)
-    services.promoter.step(["orders"])
+    promoter = Services(cast).promoter
+    promoter.step(["orders"])
     cast.store.call(Reschedule("orders", [("a", str(cast.now_ms() - 660_000))]))
-    services.promoter.step(["orders"])
+    promoter.step(["orders"])
     assert ask("get", "orders", "a")["state"] == "skipped"
     assert ask("topic", "show", "orders")["skipped"] == 1
-    lisa("topic", "set", "orders", "late=none", "ramp=none")
-    assert ask("topic", "show", "orders")["ramp_backlog"] is None
-
-
-def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    lisa("send", "orders", "x", "--id", "a", "--at", "2040-01-01T00:00:00+00:00")
-    lisa("send", "orders", "x", "--id", "b", "--at", "2040-01-01T01:00:00", "--tz", "+01:00")
-    lisa("send", "orders", "x", "--id", "c", "--at-ms", "2208988800000")
-    assert {ask("get", "orders", one)["due_ms"] for one in "abc"} == {2_208_988_800_000}
-    rows = ask("list", "orders", "--due-before", "2040-01-01T00:00:00.001Z")["messages"]
-    assert [row["id"] for row in rows] == ["a", "b", "c"]
-    assert ask("list", "orders", "--due-before", "2040-01-01T00:00:00Z")["messages"] == []
 
 
 def test_distances_are_measured_by_the_servers_clock(
@@ -247,38 +231,31 @@ def test_unknown_objects_give_a_negative_result(lisa: Lisa, ask: Callable[..., A
     assert "unknown" in lisa("get", "orders", "nope", code=1).stderr
     assert ask("get", "orders", "nope", code=1) == {"topic": "orders", "id": "nope", "state": None}
     assert "unknown" in lisa("cancel", "orders", "nope", code=1).stdout
-    assert "unknown" in lisa("fire", "orders", "nope", code=1).stdout
-    assert "is unknown" in lisa("topic", "show", "nope", code=1).stderr
-    assert "is unknown" in lisa("topic", "pause", "nope", code=1).stderr
     for command in (
         *(["list"], ["garbage", "list"], ["consumers"], ["fsck"], ["top", "--once"]),
         *(["garbage", "requeue", "--all"], ["garbage", "purge", "--all", "--yes"]),
+        *(["topic", "show"], ["topic", "pause"], ["topic", "delete"], ["topic", "journal", "show"]),
+        ["schedules", "list"],
     ):
         said = lisa(*command, "nope", code=1)
         assert (said.stdout, said.stderr) == ("", "lisa: topic nope is unknown\n"), command
     lisa("topic", "group", "add", "orders", "g")
     assert "no group" in lisa("topic", "group", "remove", "orders", "h", code=1).stderr
-    assert (
-        "not declared" in lisa("list", "orders", "--state", "retry", "--group", "h", code=1).stderr
-    )
+    retries = ("list", "orders", "--state", "retry")
+    assert "not declared" in lisa(*retries, "--group", "h", code=1).stderr
     assert "not a cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
-
-
-def test_an_argument_that_is_not_text(lisa: Lisa, cast: Cast) -> None:
-    cast.declare()
     for command in (["garbage", "requeue"], ["schedules", "show"], ["topic", "journal", "forget"]):
-        said = lisa(*command, "orders", os.fsdecode(b"\xff"), code=2).stderr
-        assert said == "lisa: '\\udcff' is not UTF-8 text\n"
+        said = lisa(*command, "orders", os.fsdecode(b"\xff"), code=2)
+        assert said.stderr == "lisa: '\\udcff' is not UTF-8 text\n"
 
 
 def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "1 changed" in lisa("topic", "set", "orders", "ack-timeout=30s").stdout
-    assert ask("topic", "show", "orders")["options"]["ack_timeout_ms"] == 30_000
     assert "unchanged" in lisa("topic", "set", "orders", "ack_timeout=30s").stdout
-    lisa("topic", "set", "orders", "retry_delays=0,2m~0.5", "capacity=7", "max_ready=5")
+    lisa("topic", "set", "orders", "retry_delays=0,2m~0.5", "capacity=7")
     options = ask("topic", "show", "orders")["options"]
-    assert options["retry_delays_ms"] == [0, 120_000]
-    assert (options["retry_jitter"], options["capacity"], options["max_ready"]) == (0.5, 7, 5)
+    assert (options["ack_timeout_ms"], options["retry_delays_ms"]) == (30_000, [0, 120_000])
+    assert (options["retry_jitter"], options["capacity"]) == (0.5, 7)
     lisa("topic", "unset", "orders", "capacity", "retry-delays")
     options = ask("topic", "show", "orders")["options"]
     assert (options["capacity"], len(options["retry_delays_ms"])) == (None, 10)
@@ -301,10 +278,10 @@ def test_groups_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast
     assert "paused" in lisa("topic", "pause", "orders").stdout
     assert ask("topics")[0]["paused"] is True
     lisa("send", "orders", "x", "--id", "a")
-    assert promote(cast).paused
+    assert cast.store.call(Promote("orders")).paused
     assert ask("topic", "resume", "orders")["changed"] is True
     assert ask("topic", "resume", "orders")["changed"] is False
-    assert promote(cast).moved == 2  # for two groups
+    assert cast.store.call(Promote("orders")).moved == 2  # for two groups
     assert [one["ready"] for one in ask("topic", "group", "list", "orders")] == [1, 1]
     remove = ("topic", "group", "remove", "orders")
     assert "nothing was changed" in lisa(*remove, "g", code=1, stdin="n\n").stderr
@@ -332,9 +309,7 @@ def test_topics_and_their_messages(lisa: Lisa, ask: Callable[..., Any], cast: Ca
         assert row.get("consumer") == ("c1" if one == "held" else None)
     assert "\x1b" not in lisa("list", "orders", "--state", "garbage").stdout
     assert re.search(r"(?m)^idle +\d+(\.\d+)?m?s *$", lisa("get", "orders", "held").stdout)
-    found = ask("top", "--once", "--interval", "0.1")
-    assert found["seconds"] >= 0.1
-    (shown,) = found["topics"]
+    (shown,) = ask("top", "--once", "--interval", "0.1")["topics"]
     assert (shown["topic"], shown["waiting"], shown["in_per_s"]) == ("orders", 1, 0)
 
 
@@ -346,20 +321,16 @@ def test_list_continues_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cas
     assert said.startswith("more: ")
     rest = lisa("list", "orders", *shlex.split(said)[1:]).stdout  # as typed into a shell
     assert ("m5" in rest, "it's" in rest) == (True, False)
-    seen: list[str] = []
-    cursor: list[str] = []
-    while True:
+    seen, cursor = list[str](), list[str]()
+    while cursor or not seen:
         page = ask("list", "orders", "--limit", "3", *cursor)
         seen += [row["id"] for row in page["messages"]]
         lisa("cancel", "orders", seen[-1])  # the cursor's message is removed
-        if page["cursor"] is None:
-            break
-        cursor = ["--cursor", page["cursor"]]
+        cursor = ["--cursor", page["cursor"]] if page["cursor"] else []
     assert seen == ids
 
 
 def test_a_topic_is_deleted(lisa: Lisa, ask: Callable[..., Any]) -> None:
-    assert "is unknown" in lisa("topic", "delete", "orders", code=1).stderr
     lisa("topic", "group", "add", "orders", "g")
     lisa("send", "orders", "x", "--id", "due")
     lisa("send", "orders", "x", "--id", "later", "--delay", "1d")
@@ -368,16 +339,15 @@ def test_a_topic_is_deleted(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "nothing was changed" in refused
     said = lisa("topic", "delete", "orders", "--yes").stdout
     assert "1 waiting messages cancelled, 1 others purged" in said
-    assert "is unknown" in lisa("topic", "show", "orders", code=1).stderr
+    lisa("topic", "show", "orders", code=1)
     assert ask("get", "orders", "later")["state"] == "cancelled"
 
 
 def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) -> None:
-    assert "is unknown" in lisa("topic", "journal", "show", "nope", code=1).stderr
     lisa("topic", "set", "orders", "journal=true")
     assert ask("topic", "journal", "show", "orders")["since_ms"] is None
-    lisa("send", "orders", "one", "--delay", "1h")
-    lisa("send", "orders", "two", "--delay", "1h")
+    for body in ("one", "two"):
+        lisa("send", "orders", body, "--delay", "1h")
     with connect(redis_url) as client:
         entries = client.xrange("lisa:{orders}:events")
         record = f"{entries[0][0].decode()} 1 {int(time.time() * 1000)}"
@@ -388,47 +358,39 @@ def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) 
     (archive,) = found["archives"]
     assert (archive["name"], archive["number"], archive["behind"]) == ("nightly", 1, 1)
     assert "nightly" in lisa("topic", "journal", "show", "orders").stdout
-    assert ask("topic", "journal", "forget", "orders", "nightly")["changed"] is True
-    assert (
-        "no archive nightly"
-        in lisa("topic", "journal", "forget", "orders", "nightly", code=1).stderr
-    )
+    forget = ("topic", "journal", "forget", "orders", "nightly")
+    assert ask(*forget)["changed"] is True
+    assert "no archive nightly" in lisa(*forget, code=1).stderr
 
 
 def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    def listed(*options: str) -> list[str]:
+        return [row["id"] for row in ask("garbage", "list", "orders", *options)["messages"]]
+
     cast.declare()
     kill(cast, "a", "b", reason="card declined")
     kill(cast, "c", "d", reason="Timeout")
-    assert [row["id"] for row in ask("garbage", "list", "orders")["messages"]] == list("abcd")
-    found = ask("garbage", "list", "orders", "--reason", "TIMEOUT")["messages"]
-    assert [row["id"] for row in found] == ["c", "d"]
-    assert ask("garbage", "list", "orders", "--older-than", "1h")["messages"] == []
+    assert listed() == list("abcd")
+    assert listed("--reason", "TIMEOUT") == ["c", "d"]
+    assert listed("--older-than", "1h") == []
     assert "Timeout" in lisa("garbage", "list", "orders").stdout
     (shown,) = ask("garbage", "show", "orders", "a")
     assert (shown["body"], shown["reason"]) == ("x", "card declined")
     assert "card declined" in lisa("garbage", "show", "orders", "a").stdout
     assert "not in garbage" in lisa("garbage", "show", "orders", "z", code=1).stderr
-    assert ask("garbage", "requeue", "orders", "a", "z", code=1) == {
-        "topic": "orders",
-        "requeued": 1,
-        "not_in_garbage": ["z"],
-    }
+    done = ask("garbage", "requeue", "orders", "a", "z", code=1)
+    assert done == {"topic": "orders", "requeued": 1, "not_in_garbage": ["z"]}
     assert ask("get", "orders", "a")["state"] == "retry"
-    assert (
-        "nothing was changed" in lisa("garbage", "purge", "orders", "b", code=1, stdin="n\n").stderr
-    )
-    assert ask("get", "orders", "b")["state"] == "garbage"
-    purged = ask("garbage", "purge", "orders", "--all", "--reason", "timeout", "--yes")
-    assert purged["purged"] == 2
+    purge = ("garbage", "purge", "orders")
+    assert "nothing was changed" in lisa(*purge, "b", code=1, stdin="n\n").stderr
+    assert ask(*purge, "--all", "--reason", "timeout", "--yes")["purged"] == 2
     assert ask("get", "orders", "c")["state"] == "purged"
-    assert ask("garbage", "purge", "orders", "--all", "--older-than", "1h", "--yes")["purged"] == 0
+    assert ask(*purge, "--all", "--older-than", "1h", "--yes")["purged"] == 0
     assert ask("garbage", "requeue", "orders", "--all")["requeued"] == 1
-    assert ask("garbage", "list", "orders")["messages"] == []
+    assert listed() == []
 
 
 def test_consumers_and_managers(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
-    from lisa.core.store import presence
-
     cast.declare()
     cast.store.drive(cast.store.register(["orders"]))
     record = presence.ConsumerPresence(name="c-1", topic="orders", group="g", concurrency=4)
@@ -438,32 +400,23 @@ def test_consumers_and_managers(ask: Callable[..., Any], lisa: Lisa, cast: Cast)
     assert "c-1" in lisa("consumers", "orders").stdout
     lisa("topic", "group", "add", "other", "g")
     assert ask("consumers", "other") == []
-    assert [(one["name"], one["alive"]) for one in ask("managers")] == [("m-1", True)]
     gone = b'{"name":"m-2","seen_ms":1}'
     cast.store.ask("HSET", cast.store.keys.managers, "m-2", gone)
-    assert [one["alive"] for one in ask("managers")] == [True, False]
+    managers = [(one["name"], one["alive"]) for one in ask("managers")]
+    assert managers == [("m-1", True), ("m-2", False)]
     assert "gone" in lisa("managers").stdout
 
 
 def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     cast.send(message_id="a", delay_ms=60_000)
     assert ask("fsck")["ok"] is True
-    assert "no inconsistencies" in lisa("fsck", "orders").stdout
     mistyped = lisa("fsck", "orders", "ordres", code=1)
     assert "no inconsistencies" in mistyped.stdout
     assert mistyped.stderr == "lisa: topic ordres is unknown\n"
     cast.store.ask("ZREM", cast.keys.waiting, "a")
-    found = ask("fsck", code=1)
-    assert found["findings"] == [
-        {
-            "kind": "no-place",
-            "topic": "orders",
-            "group": None,
-            "id": "a",
-            "what": "",
-            "repaired": False,
-        }
-    ]
+    (finding,) = ask("fsck", code=1)["findings"]
+    expected = {"kind": "no-place", "topic": "orders", "group": None, "id": "a", "repaired": False}
+    assert finding == expected | {"what": ""}
     assert "run with --repair" in lisa("fsck", code=1).stdout
     assert ask("fsck", "--repair")["repaired"] == 1
     assert ask("fsck")["found"] == 0
@@ -475,13 +428,10 @@ def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "daily  set" in lisa("schedules", "set", *pair, '{"n": 1}', *cron).output
     assert not ask("schedules", "set", *pair, '{"n": 1}', *cron)["changed"]
     (listed,) = ask("schedules", "list", "orders")["schedules"]
-    assert "topic order is unknown" in lisa("schedules", "list", "order", code=1).stderr
     assert (listed["name"], listed["cron"], listed["body"]) == ("daily", "0 9 * * 1-5", {"n": 1})
-    assert "0 9 * * 1-5" in lisa("schedules", "list", "orders").output
     shown = lisa("schedules", "show", *pair).output
     assert "Europe/Berlin" in shown
     assert re.search(r'^body +\{"n":1\}$', shown, re.MULTILINE), "may be copied to `set`"
-    assert re.search("^paused +no$", shown, re.MULTILINE)
     ticks = ask("schedules", "next", *pair, "--count", "3")["ticks"]
     assert (len(ticks), ticks[0]) == (3, listed["next"])
     assert lisa("schedules", "next", *pair).output.count(" 09:00:00+0") == 5
