@@ -9,7 +9,7 @@ import math
 import re
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -62,14 +62,10 @@ def body_of(envelope: bytes) -> Any:
     ("options", "due"),
     [
         ({}, "+0"),
-        ({"delay": timedelta(0)}, "+0"),
         ({"delay": timedelta(minutes=30)}, "+1800000"),
-        ({"delay": timedelta(microseconds=1)}, "+1"),
         ({"delay": timedelta(milliseconds=2, microseconds=1)}, "+3"),
-        ({"at_ms": NOON_MS}, str(NOON_MS)),
         ({"at_ms": MAX_DUE_MS}, str(MAX_DUE_MS)),
         ({"at": NOON + timedelta(microseconds=1)}, str(NOON_MS + 1)),
-        ({"at": NAIVE, "tz": "UTC"}, str(NOON_MS)),
         ({"at": NAIVE, "tz": "+08:00"}, str(NOON_MS - 28_800_000)),
         ({"at": NAIVE, "tz": ZoneInfo("Asia/Tokyo")}, str(NOON_MS - 32_400_000)),
     ],
@@ -88,7 +84,6 @@ def test_due(options: dict[str, Any], due: str) -> None:
         ({"at_ms": 1e12}, "integer"),
         ({"at_ms": True}, "integer"),
         ({"at_ms": "1893499200000"}, "integer"),
-        ({"at_ms": MAX_DUE_MS + 1}, "9999"),
         ({"at": NAIVE}, "zone"),
         ({"at": date(2030, 1, 1)}, "datetime"),
         ({"at": NOON_MS}, "at_ms"),
@@ -149,7 +144,7 @@ def test_durations_of_a_pull_are_checked_before_a_server_is_asked() -> None:
         OPTIONS["grace"](10)
 
 
-def test_retry_and_ttl() -> None:
+def test_retry_and_ttl_which_outgoing_messages_inherit() -> None:
     for retry, policy in (
         (None, None),
         ([], ""),
@@ -160,14 +155,10 @@ def test_retry_and_ttl() -> None:
         assert plan(retry=retry).policy == policy
     assert plan(ttl=timedelta(microseconds=1)).ttl_ms == 1
     assert plan(ttl=timedelta.max).ttl_ms == MAX_DUE_MS
-
-
-def test_outgoing_inherits_unset_options() -> None:
     call = plan(delay=timedelta(1), ttl=timedelta(2), retry="1s", headers={"a": "b"})
     assert call.with_differences(Outgoing("body")) == call
-    own = call.with_differences(
-        Outgoing("body", at_ms=NOON_MS, ttl=timedelta(seconds=1), retry=[], headers={})
-    )
+    different = Outgoing("body", at_ms=NOON_MS, ttl=timedelta(seconds=1), retry=[], headers={})
+    own = call.with_differences(different)
     assert (own.due, own.ttl_ms, own.policy, own.headers) == (str(NOON_MS), 1_000, "", b"0000")
     assert own.on_duplicate is OnDuplicate.KEEP
 
@@ -199,54 +190,47 @@ def recursive() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [math.nan, {"a": [math.inf]}, object(), {"a": object()}, recursive(), "\ud800", {1j: 2}],
+    ("body", "said"),
+    [
+        *((body, "body") for body in (math.nan, {"a": [math.inf]}, {"a": object()}, recursive())),
+        *((body, "body") for body in ("\ud800", {1j: 2}, b"x" * (LARGEST_BODY_BYTES + 1))),
+        *(
+            ({"a": [{key: 1}]}, rf"the key {re.escape(repr(key))} is not text; quote it")
+            for key in (True, None, (1, 2))
+        ),
+    ],
     ids=lambda value: type(value).__name__,
 )
-def test_bad_bodies_are_refused(body: Any) -> None:
-    producer = Producer(NOWHERE)
-    with pytest.raises(InvalidMessage, match="body"):
-        producer.send("orders", body)
-    with pytest.raises(InvalidMessage, match="body"):
-        producer.send_many("orders", [body])
-
-
-@pytest.mark.parametrize("key", [True, None, (1, 2)])
-def test_a_key_that_is_not_text_is_named(key: Any) -> None:
-    with pytest.raises(InvalidMessage, match=re.escape(f"the key {key!r} is not text; quote it")):
-        Producer(NOWHERE).send("orders", {"a": [{key: 1}]})
-
-
-@pytest.mark.parametrize("bodies", ["text", b"bytes", {"order": 1}])
-def test_one_body_in_place_of_many_is_refused(bodies: Any) -> None:
-    producer = Producer(NOWHERE)
-    for call in (producer.send_many, producer.cancel_many, producer.send_stream):
-        with pytest.raises(InvalidMessage, match="iterable"):
-            call("orders", bodies)
+def test_bad_bodies_are_refused(body: Any, said: str) -> None:
+    with pytest.raises(InvalidMessage, match=said) as alone:
+        Producer(NOWHERE).send("orders", body)
+    with pytest.raises(InvalidMessage, match=said) as among:
+        encode_tails([type(body)(), body], b"0000")
+    assert str(among.value) == str(alone.value)
 
 
 def test_mistakes_of_a_call() -> None:
+    producer = Producer(NOWHERE)
+    bodies: Any
+    for bodies in ("text", b"bytes", {"order": 1}):
+        for call in (producer.send_many, producer.cancel_many, producer.send_stream):
+            with pytest.raises(InvalidMessage, match="iterable"):
+                call("orders", bodies)
     with pytest.raises(TypeError, match="dely"):
         plan(dely=timedelta(1))
     with pytest.raises(InvalidMessage, match="send_many"):
-        Producer(NOWHERE).send("orders", Outgoing("x"))
+        producer.send("orders", Outgoing("x"))
     with pytest.raises(InvalidMessage, match="fire_now"):
-        Producer(NOWHERE).reschedule("orders", "a")
+        producer.reschedule("orders", "a")
     with pytest.raises(ConfigError, match="patience"):
         Producer(NOWHERE, patience=None)  # type: ignore[arg-type]
 
 
-class Struct(msgspec.Struct):
-    order: int
-
-
-@dataclass
-class Data:
-    order: int
-
-
 class Model(pydantic.BaseModel):
     order: int
+
+
+MODELS = (msgspec.defstruct("Struct", [("order", int)]), make_dataclass("Data", ["order"]), Model)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +241,7 @@ class Model(pydantic.BaseModel):
         (b"\x00\xff", b"\x00\xff"),
         (bytearray(b"ab"), b"ab"),
         (memoryview(b"ab"), b"ab"),
-        (Struct(42), {"order": 42}),
-        (Data(42), {"order": 42}),
-        (Model(order=42), {"order": 42}),
+        *((model(order=42), {"order": 42}) for model in MODELS),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -271,17 +253,10 @@ def test_bodies_survive_a_round_trip(body: Any, read: Any) -> None:
         assert decode_envelope(envelope).token == call.token
 
 
-def test_many_bodies_are_encoded_and_refused_like_single_ones() -> None:
+def test_many_bodies_are_encoded_like_single_ones() -> None:
     headers = encode_headers({"k": "v"})
     for bodies in ([b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]):
         assert encode_tails(bodies, headers) == [encode_tail(body, headers) for body in bodies]
-    bads: list[Any] = ["\ud800", {"n": float("nan")}, {"n": object()}]
-    for bad in (*bads, b"x" * (LARGEST_BODY_BYTES + 1)):
-        with pytest.raises(InvalidMessage) as alone:
-            encode_tail(bad, b"0000")
-        with pytest.raises(InvalidMessage) as among:
-            encode_tails([type(bad)(), bad], b"0000")
-        assert str(among.value) == str(alone.value)
 
 
 def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
@@ -322,20 +297,18 @@ def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> 
 
 def test_a_report_counts_iterates_and_takes_few_bytes_a_message() -> None:
     report = SendReport()
+    assert not report
     report.add(["a", "b"], [Sent.ACCEPTED, Sent.DUPLICATE])
     report.add(["c", "d"], [Sent.REPLACED, Sent.REJECTED])
     counts = (report.accepted, report.duplicate, report.replaced, report.rejected, len(report))
     assert counts == (1, 1, 1, 1, 4)
     assert list(report)[1:3] == [SendOutcome("b", Sent.DUPLICATE), SendOutcome("c", Sent.REPLACED)]
     assert "accepted=1 duplicate=1" in repr(report)
-    assert not SendReport()
     tracemalloc.start()
     try:
-        large = SendReport()
         for _ in range(100):
-            large.add(new_ids(500), [Sent.ACCEPTED] * 500)
+            report.add(new_ids(500), [Sent.ACCEPTED] * 500)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(large) == 50_000
-    assert taken / len(large) < 40
+    assert taken / len(report) < 40
