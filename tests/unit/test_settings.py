@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> str:
+def refusal(role: type[RoleSettings], path: Path | None = None, **overrides: Any) -> str:
     """The one-line error of loading a role's settings."""
     with pytest.raises(ConfigError) as caught:
         role.load(path, **overrides)
@@ -66,8 +66,6 @@ def test_the_originals_files() -> None:
     settings = ManagerSettings.load(CONFIGS / "manager.yml")
     server = settings.manager_server
     assert server.crontab_move_to_ready_queue == "0/1 * * * * ?"
-    assert server.crontab_clean_stream == "0 */1 * * * ?"
-    assert server.crontab_process_pending_message == "0/5 * * * * ?"
     assert (server.range_start, server.range_end, server.count) == ("-", "+", 20)
     assert settings.enabled
     expected = {
@@ -76,15 +74,13 @@ def test_the_originals_files() -> None:
         "max_ready": 10_000,
     }
     assert settings.topic_options() == {"mystream": expected, "topic2": expected}
-    assert [entry.consumer for entry in settings.groups] == ["consumer-1", "consumer-2"]
     producer = ProducerSettings.load(CONFIGS / "producer.yml")
-    assert (
-        settings.topics() == producer.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
-    )
+    topics = {"mystream": ("group-1",), "topic2": ("group-2",)}
+    assert settings.topics() == producer.topics() == topics
     consumer = ConsumerSettings.load(CONFIGS / "consumer.yml")
     assert consumer.consumer_server.poll_timeout_millis == 5_000
     assert consumer.consumer_server.poll_batch_size == 10
-    assert consumer.groups[1].consumer == "consumer-2"
+    assert [entry.consumer for entry in consumer.groups] == ["consumer-1", "consumer-2"]
 
 
 def test_the_reference_page_matches_the_models() -> None:
@@ -99,42 +95,36 @@ def test_the_reference_page_matches_the_models() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None:
-    text = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8")
-    loaded, default = role.load(CONFIGS / f"{role.role}.full.yml"), role.load()
+    path = CONFIGS / f"{role.role}.full.yml"
+    text, loaded, default = path.read_text(encoding="utf-8"), role.load(path), role.load()
     for other in CONFIGS.glob("*.full.yml"):
         assert role.load(other).topics() == {"orders": ("lisa",)}
-    examples = {"groups": (), "schedules": ()}
-    update = {name: none for name, none in examples.items() if name in role.model_fields}
+    update = {name: () for name in ("groups", "schedules") if name in role.model_fields}
     assert loaded.model_copy(update=update) == default
-    for inner in ScheduleSettings.model_fields if "schedules" in update else ():
-        assert f" {inner.replace('_', '-')}:" in text, inner
+    names = [*role.model_fields, *(ScheduleSettings.model_fields if "schedules" in update else ())]
     for name in role.model_fields:
-        assert f" {name.replace('_', '-')}:" in text, name
-        section = getattr(default, name)
-        for inner in getattr(type(section), "model_fields", {}):
-            assert f" {inner.replace('_', '-')}:" in text, inner
+        names += getattr(type(getattr(default, name)), "model_fields", {})
+    assert [name for name in names if f" {name.replace('_', '-')}:" not in text] == []
 
 
 def test_commented_examples_are_valid(write: Write) -> None:
     tried = set()
     for role in ROLES:
-        lines = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8").splitlines()
+        path = CONFIGS / f"{role.role}.full.yml"
+        lines, full = path.read_text(encoding="utf-8").splitlines(), role.load(path)
         for number, line in enumerate(lines):
-            example = line.lstrip().removeprefix("# ")
-            key = example.partition(": ")[0]
+            key = line.lstrip().removeprefix("# ").partition(": ")[0]
             if not line.lstrip().startswith("# ") or key not in ALL_KEYS:
                 continue
             kept = lines.copy()
             kept[number] = line.replace("# ", "", 1)
             if key == "retry":
-                kept = [
-                    each for each in kept if "delay-time" not in each and "max-retry" not in each
-                ]
+                others = ("delay-time", "max-retry")
+                kept = [each for each in kept if not any(one in each for one in others)]
             if key in ("tls-cert-file", "tls-key-file"):
                 kept = [each.replace("# tls", "tls") for each in kept]
             if key.startswith("tls-"):
                 kept = [each.replace("url: redis:", "url: rediss:") for each in kept]
-            full = role.load(CONFIGS / f"{role.role}.full.yml")
             assert role.load(write("\n".join(kept))) != full, line
             tried.add(key)
     expected = {"retry", "http", "zone", "target", "ack-timeout", "tls-key-file", "push-allow"}
@@ -157,21 +147,33 @@ def test_three_spellings_are_one_key_and_one_file_serves_several_roles(write: Wr
         assert ManagerSettings.load(path) == ManagerSettings.load()
 
 
-def test_text_stays_text_where_yaml_sees_a_number(write: Write) -> None:
+def test_text_stays_text_where_yaml_sees_a_number_and_merged_keys_may_be_overridden(
+    write: Write,
+) -> None:
     path = write("""
-        first: &first {topic: 007, consumer: 8}
+        first: &first {topic: 007, consumer: 8, max-length: 1}
+        second: &second {<<: *first, topic: orders}
         lisa-delay-queue:
           redis: {password: 0123}
           zone: +10:30
-          groups: [*first, {<<: *first, topic: orders}, {topic: a, group: 1e3, consumer: no}]
+          groups:
+            - *first
+            - {<<: *second}
+            - {<<: *second, topic: a, group: 1e3, consumer: no, max-length: 2}
         """)
-    settings = ConsumerSettings.load(path)
-    groups = [(one.topic, one.consumer) for one in settings.groups]
-    assert groups == [("007", "8"), ("orders", "8"), ("a", "no")]
+    settings = ManagerSettings.load(path)
+    groups = [(one.topic, one.consumer, one.options()) for one in settings.groups]
+    assert groups == [
+        ("007", "8", {"max_ready": 1}),
+        ("orders", "8", {"max_ready": 1}),
+        ("a", "no", {"max_ready": 2}),
+    ]
     assert settings.topics()["a"] == ("1e3",)
     assert settings.redis.password is not None
     assert settings.redis.password.get_secret_value() == "0123"
     assert ProducerSettings.load(path).zone == parse_zone("+10:30"), "not 630, as in YAML 1.1"
+    twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
+    assert "topic is given twice" in refusal(ManagerSettings, twice)
 
 
 def test_secrets_are_not_shown(write: Write) -> None:
@@ -186,27 +188,10 @@ def test_secrets_are_not_shown(write: Write) -> None:
     assert "0123" not in refusal(GatewaySettings, write(text.format("['0123']")))
 
 
-def test_merged_keys_may_be_overridden(write: Write) -> None:
-    path = write("""
-        ours:
-          of:
-            all:
-              first: &first {topic: a, max-length: 1}
-              second: &second {<<: *first, topic: b}
-        lisa-delay-queue:
-          groups: [{<<: *first}, {<<: *second}, {<<: *second, topic: c, max-length: 2}]
-        """)
-    found = [(one.topic, one.options()) for one in ManagerSettings.load(path).groups]
-    assert found == [(name, {"max_ready": n}) for name, n in (("a", 1), ("b", 1), ("c", 2))]
-    twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
-    assert "topic is given twice" in refusal(ManagerSettings, twice)
-
-
 def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
     text = "lisa-delay-queue: {{gateway-server: {{archive: {0}}}}}"
-    for given, read in (("old", "old"), ("/old", "/old"), ("s3a://shop/old", "s3://shop/old")):
-        settings = GatewaySettings.load(write(text.format(given)))
-        assert settings.gateway_server.archive == read
+    for given, read in (("/old", "/old"), ("s3a://shop/old", "s3://shop/old")):
+        assert GatewaySettings.load(write(text.format(given))).gateway_server.archive == read
     assert "an s3: URL" in refusal(GatewaySettings, write(text.format("gs://shop/old")))
 
 
@@ -219,63 +204,58 @@ def test_flag_above_environment_above_file_above_default(
     path = write("lisa-delay-queue: {consumer-server: {concurrency: 2, grace: 3s, processes: 4}}")
     monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "5")
     monkeypatch.setenv("LISA_CONSUMER_SERVER__PROCESSES", "6")
-    server = ConsumerSettings.load(
-        path, consumer_server={"concurrency": 7, "processes": None}, http=None
-    ).consumer_server
-    assert server.concurrency == 7
-    assert server.processes == 6
-    assert server.grace == timedelta(seconds=3)
-    assert server.poll_timeout_millis == 5_000
+    options = {"concurrency": 7, "processes": None}
+    server = ConsumerSettings.load(path, consumer_server=options, http=None).consumer_server
+    assert (server.concurrency, server.processes) == (7, 6)
+    assert (server.grace, server.poll_timeout_millis) == (timedelta(seconds=3), 5_000)
 
 
 def test_the_environment_alone(monkeypatch: pytest.MonkeyPatch, write: Write) -> None:
-    monkeypatch.setenv("LISA_REDIS_URL", "redis://elsewhere:1/2")
-    monkeypatch.setenv("LISA_ENABLED", "false")
-    monkeypatch.setenv("LISA_HANDLERS", "shop.a, shop.b")
-    monkeypatch.setenv("LISA_MANAGER_SERVER__TIMEOUT", "3000")
-    monkeypatch.setenv("LISA_MANAGER_SERVER__RETRY", '{"fixed": {"delay": "1s", "count": 2}}')
-    monkeypatch.setenv("LISA_GROUPS", '[{"topic": "orders", "max-length": 5}]')
-    monkeypatch.setenv("LISA_REDIS__PASSWORD", "[not json")
+    for name, value in (
+        ("REDIS_URL", "redis://elsewhere:1/2"),
+        ("ENABLED", "false"),
+        ("HANDLERS", "shop.a, shop.b"),
+        ("MANAGER_SERVER__TIMEOUT", "3000"),
+        ("MANAGER_SERVER__RETRY", '{"fixed": {"delay": "1s", "count": 2}}'),
+        ("GROUPS", '[{"topic": "orders", "max-length": 5}]'),
+        ("REDIS__PASSWORD", "[not json"),
+        ("CONFIG", str(write("lisa-delay-queue: {prefix: named}"))),
+    ):
+        monkeypatch.setenv(f"LISA_{name}", value)
     settings = ManagerSettings.load()
-    assert settings.redis.url == "redis://elsewhere:1/2"
+    assert (settings.redis.url, settings.prefix) == ("redis://elsewhere:1/2", "named")
     assert not settings.enabled
     assert settings.handlers == ("shop.a", "shop.b")
-    assert settings.topic_options() == {
-        "orders": {
-            "ack_timeout": timedelta(seconds=3),
-            "retry_delays": RetryPolicy((1_000, 1_000)),
-            "max_ready": 5,
-        }
-    }
-    monkeypatch.setenv("LISA_CONFIG", str(write("lisa-delay-queue: {prefix: named}")))
-    assert ManagerSettings.load().prefix == "named"
+    retry = RetryPolicy((1_000, 1_000))
+    options = {"ack_timeout": timedelta(seconds=3), "retry_delays": retry, "max_ready": 5}
+    assert settings.topic_options() == {"orders": options}
 
 
 # The server ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("section", "url", "password"),
-    [
+def test_spring_names_the_server(write: Write) -> None:
+    for section, url, password in (
         ("{host: cache, port: 6380, password: s3, database: 4}", "redis://cache:6380/4", "s3"),
-        ("{host: cache}", "redis://cache:6379/0", None),
-        (
-            "{host: cache, ssl: true, lettuce: {pool: {max-active: 8}}}",
-            "rediss://cache:6379/0",
-            None,
-        ),
+        ("{host: cache, lettuce: {pool: {max-active: 8}}}", "redis://cache:6379/0", None),
+        ("{host: cache, ssl: true}", "rediss://cache:6379/0", None),
         ("{host: cache, ssl: 'true'}", "rediss://cache:6379/0", None),
         ("{host: cache, ssl: {bundle: b}}", "rediss://cache:6379/0", None),
         ("{host: cache, ssl: {enabled: 'false'}}", "redis://cache:6379/0", None),
         ("{url: 'redis://u:p@cache:1/2', timeout: 5000}", "redis://u:p@cache:1/2", None),
-    ],
-)
-def test_spring_names_the_server(
-    write: Write, section: str, url: str, password: str | None
-) -> None:
-    redis = ProducerSettings.load(write(f"spring: {{redis: {section}}}")).redis
-    assert redis.url == url
-    assert (redis.password.get_secret_value() if redis.password else None) == password
+    ):
+        redis = ProducerSettings.load(write(f"spring: {{redis: {section}}}")).redis
+        given = redis.password.get_secret_value() if redis.password else None
+        assert (redis.url, given) == (url, password)
+    for section, said in (
+        ("{host: '${HOST:x}'}", "spring.redis.host is a placeholder"),
+        ("{host: cache, ssl: '${TLS:true}'}", "spring.redis.ssl is a placeholder"),
+        ("{host: cache, ssl: maybe}", "spring.redis.ssl is true or false, not 'maybe'"),
+        ("{cluster: {nodes: a:1}}", "spring.redis.cluster is not supported"),
+    ):
+        path = write(f"spring: {{redis: {section}}}\nlisa-delay-queue: {{}}")
+        assert said in refusal(ManagerSettings, path)
+    assert ManagerSettings.load(path, redis="redis://x").redis.url == "redis://x"
 
 
 def test_a_url_from_a_higher_layer_ignores_credentials_and_tls_files_of_lower_layers(
@@ -295,18 +275,6 @@ def test_a_url_from_a_higher_layer_ignores_credentials_and_tls_files_of_lower_la
     assert ProducerSettings.load(tls).redis.tls_ca_file is None
     monkeypatch.setenv("LISA_REDIS_URL", "rediss://other")
     assert ProducerSettings.load(tls).redis.tls_ca_file == Path("ca.pem")
-
-
-def test_spring_only_settings_are_refused_unless_a_url_is_given(write: Write) -> None:
-    cluster = write("spring: {redis: {cluster: {nodes: a:1}}}\nlisa-delay-queue: {}")
-    assert "spring.redis.cluster is not supported" in refusal(ManagerSettings, cluster)
-    assert ManagerSettings.load(cluster, redis="redis://x").redis.url == "redis://x"
-    placeholder = write("spring: {redis: {host: '${HOST:x}'}}")
-    assert "spring.redis.host is a placeholder" in refusal(ManagerSettings, placeholder)
-    unknown_tls = write("spring: {redis: {host: cache, ssl: '${TLS:true}'}}")
-    assert "spring.redis.ssl is a placeholder" in refusal(ManagerSettings, unknown_tls)
-    no_tls = write("spring: {redis: {host: cache, ssl: maybe}}")
-    assert "spring.redis.ssl is true or false, not 'maybe'" in refusal(ManagerSettings, no_tls)
 
 
 # Topics -------------------------------------------------------------------------------------------
@@ -341,8 +309,7 @@ def test_several_groups_of_one_topic(write: Write) -> None:
 def test_a_disabled_role_is_not_created(write: Write) -> None:
     """One file may configure several roles; a disabled role does not run."""
     path = write("lisa-delay-queue: {enabled: false, groups: [{topic: orders}]}")
-    roles: tuple[Any, ...] = (Manager, Consumer, Producer, AsyncProducer)
-    for role in roles:
+    for role in (Manager, Consumer, Producer, AsyncProducer):
         with pytest.raises(ConfigError, match="enabled is false"):
             role.from_config(path)
 
@@ -368,7 +335,6 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
         ("{manager-server: {tiemout: 1}}", ["manager-server.tiemout", "did you mean timeout"]),
         ("{managerServer: {countt: 1}}", ["managerServer.countt", "did you mean count"]),
         ("{timeout: 1}", ["unknown key timeout", "belongs under manager-server"]),
-        ("{groups: [{topic: a, grp: b}]}", ["groups[0].grp", "did you mean group"]),
         ("{groups: {topic: a}}", ["groups is not a list"]),
         ("{groups: [a]}", ["groups[0] is a section"]),
         ("{groups: [{group: a}]}", ["groups[0].topic", "missing"]),
@@ -379,40 +345,27 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
             "{groups: [{topic: a, group: g, max-length: 1}, {topic: a, group: h, max-length: 2}]}",
             ["'a'", "disagree about max-length"],
         ),
-        ("{groups: [{topic: a, max-length: 0}]}", ["groups[0].max-length", "0"]),
-        (
-            "{groups: [{topic: a, retention: 5s}]}",
-            ["groups[0].retention", "5s is out of range; write 0, or 20s to 3650d"],
-        ),
+        ("{groups: [{topic: a, retention: 5s}]}", ["groups[0].retention", "0, or 20s to 3650d"]),
         ("{groups: [{topic: a, moving-size: 0}]}", ["groups[0].moving-size", "0"]),
         ("{groups: [{topic: a, ack-timeout: 10}]}", ["groups[0].ack-timeout", "no unit"]),
-        ("{groups: [{topic: a, retry-delays: 5x}]}", ["groups[0].retry-delays", "5x"]),
-        (
-            "{manager-server: {crontab-clean-stream: '61 * * * * ?'}}",
-            ["manager-server.crontab-clean-stream", "second '61'"],
-        ),
+        ("{manager-server: {crontab-clean-stream: '61 * * * * ?'}}", ["clean-stream", "'61'"]),
         ("{manager-server: {timeout: 5}}", ["manager-server.timeout", "out of range"]),
-        ("{manager-server: {timeout: ten}}", ["manager-server.timeout", "'ten'"]),
         ("{manager-server: {range-start: 5-0}}", ["manager-server.range-start", "'-'"]),
-        ("{manager-server: {max-retry-count: -1}}", ["manager-server.max-retry-count", "-1"]),
         ("{manager-server: {retry: 1s, delay-time: 5}}", ["manager-server", "delay-time"]),
         ("{manager-server: 5}", ["manager-server is a section"]),
         ("{count: 1, manager-server: }", ["unknown key count"]),
         ("{logLevel: info, log-level: info}", ["log-level is given twice"]),
-        ("{log-level: loud}", ["log-level", "'loud'"]),
         ("{prefix: 8080}", ["prefix", "put it in quotes"]),
         ("{http: 65536}", ["http", "HOST:PORT", "65536"]),
-        ("{http: true}", ["http", "HOST:PORT", "True"]),
-        ("{http: 'localhost'}", ["http", "HOST:PORT"]),
         ("{prefix: 'a{b}'}", ["prefix", "a{b}"]),
         ("{enabled: maybe}", ["enabled", "'maybe'"]),
         ("{redis: {url: localhost}}", ["redis.url", "write redis://localhost"]),
         ("{redis: {tls-cert-file: a}}", ["redis", "must be set together"]),
-        ("{default-group: 'a b'}", ["default-group", "'a b'"]),
         ("{enabled: true, enabled: false}", ["enabled is given twice", "line 1"]),
         ("[", ["not valid YAML", "line"]),
         ("{? [a, b] : 1}", ["not valid YAML", "unhashable key"]),
         ("5", ["lisa-delay-queue is a section"]),
+        ("!!python/object/apply:os.getcwd []", ["not valid YAML"]),
     ],
 )
 def test_a_managers_refusal_names_file_key_and_cure(
@@ -421,8 +374,7 @@ def test_a_managers_refusal_names_file_key_and_cure(
     path = write(f"lisa-delay-queue: {body}")
     text = refusal(ManagerSettings, path)
     assert text.startswith(str(path))
-    for word in words:
-        assert word in text
+    assert [word for word in words if word not in text] == []
 
 
 def test_a_poll_longer_than_the_sockets_patience(write: Write) -> None:
@@ -436,12 +388,10 @@ def test_a_poll_longer_than_the_sockets_patience(write: Write) -> None:
 
 
 def test_refusals_name_the_source_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(ConsumerSettings, None, consumer_server={"concurrency": 0}).startswith(
-        "options:"
-    )
-    assert "unknown key htp; did you mean http?" in refusal(ConsumerSettings, None, htp="x")
+    assert refusal(ConsumerSettings, consumer_server={"concurrency": 0}).startswith("options:")
+    assert "unknown key htp; did you mean http?" in refusal(ConsumerSettings, htp="x")
     monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "many")
-    text = refusal(ConsumerSettings, None)
+    text = refusal(ConsumerSettings)
     assert text.startswith("environment: consumer-server.concurrency")
     assert "'many'" in text
 
@@ -452,20 +402,16 @@ def test_unknown_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LISA_SHOP_COLOUR", "blue")
     assert ManagerSettings.load() == ManagerSettings()
     monkeypatch.setenv("LISA_REDIS_URI", "redis://x")
-    assert "did you mean LISA_REDIS_URL" in refusal(ManagerSettings, None)
-    monkeypatch.delenv("LISA_REDIS_URI")
+    assert "did you mean LISA_REDIS_URL" in refusal(ManagerSettings)
     monkeypatch.setenv("LISA_NOTHING__HERE", "1")
-    assert "LISA_NOTHING__HERE" in refusal(ManagerSettings, None)
+    assert "LISA_NOTHING__HERE" in refusal(ManagerSettings)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, write: Write) -> None:
-    missing = tmp_path / "none.yml"
+    missing, latin = tmp_path / "none.yml", tmp_path / "latin.yml"
     assert refusal(ManagerSettings, missing).startswith(f"{missing}: No such file")
     assert "directory" in refusal(ManagerSettings, tmp_path)
-    latin = tmp_path / "latin.yml"
     latin.write_bytes(b"lisa-delay-queue: {prefix: \xe9}")
     assert "not UTF-8" in refusal(ManagerSettings, latin)
     assert "rename lisa-delay-que" in refusal(ManagerSettings, write("lisa-delay-que: {count: 1}"))
     assert "begin it with" in refusal(ManagerSettings, write(""))
-    pickled = write("lisa-delay-queue: !!python/object/apply:os.getcwd []")
-    assert "not valid YAML" in refusal(ManagerSettings, pickled)
