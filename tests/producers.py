@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lisa.core.model.stream import Entry
@@ -11,7 +12,7 @@ from lisa.core.redis.address import Address
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
-from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
+from lisa.producer import AsyncProducer, Producer, SendOutcome
 from tests.servers import open_store
 
 
@@ -20,53 +21,35 @@ class Either:
 
     def __init__(self, kind: str, server: str | Address, **options: Any) -> None:
         self._loop = asyncio.new_event_loop() if kind == "async" else None
-        made = AsyncProducer if self._loop else Producer
-        self.producer: Any = made(server, **options)
+        self.producer: Any = (AsyncProducer if self._loop else Producer)(server, **options)
 
-    def _run(self, name: str, *args: Any, **options: Any) -> Any:
-        result = getattr(self.producer, name)(*args, **options)
-        return self._loop.run_until_complete(result) if self._loop else result
+    def __getattr__(self, name: str) -> Any:
+        """A method of the producer, whose result is awaited if it is asynchronous."""
+        method = getattr(self.producer, name)
+        if self._loop is None:
+            return method
+        run = self._loop.run_until_complete
+        return lambda *args, **options: run(method(*args, **options))
 
-    def send(self, topic: str, body: object, **options: Any) -> str:
-        message_id: str = self._run("send", topic, body, **options)
-        return message_id
-
-    def send_many(self, topic: str, bodies: Iterable[object], **options: Any) -> SendReport:
-        report: SendReport = self._run("send_many", topic, bodies, **options)
-        return report
+    def ask(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call the method of this name."""
+        return self.__getattr__(name)(*args, **options)
 
     def stream(self, topic: str, bodies: Iterable[object], take: int) -> list[SendOutcome]:
         """The first `take` outcomes of a `send_stream`."""
         outcomes = self.producer.send_stream(topic, bodies)
         if self._loop is None:
-            return [outcome for outcome, _ in zip(outcomes, range(take), strict=False)]
+            return list(itertools.islice(outcomes, take))
 
         async def collect() -> list[SendOutcome]:
-            got: list[SendOutcome] = []
-            async for outcome in outcomes:
-                got.append(outcome)
-                if len(got) == take:
-                    break
+            got = [await anext(outcomes) for _ in range(take)]
             await outcomes.aclose()
             return got
 
         return self._loop.run_until_complete(collect())
 
-    def ask(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call any other method."""
-        return self._run(name, *args, **options)
-
-    def together(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-        """Run coroutines concurrently, for an `AsyncProducer` only."""
-        assert self._loop is not None
-
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*(call(self.producer) for call in calls))
-
-        return self._loop.run_until_complete(all_of_them())
-
     def close(self) -> None:
-        self._run("close")
+        self.ask("close")
         if self._loop:
             self._loop.close()
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import Any
 
@@ -31,15 +32,10 @@ LONG = timedelta(seconds=60)
 @pytest.fixture(params=["sync", "async"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Either]]:
     """Opens producers of one kind, and closes them."""
-    made: list[Either] = []
-
-    def opened(server: str | Address, **options: Any) -> Either:
-        made.append(Either(request.param, server, **options))
-        return made[-1]
-
-    yield opened
-    for one in made:
-        one.close()
+    with ExitStack() as made:
+        yield lambda *args, **options: made.enter_context(
+            closing(Either(request.param, *args, **options))
+        )
 
 
 def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
@@ -73,14 +69,12 @@ def test_a_server_that_is_away_or_hangs_from_the_start(opened: Callable[..., Eit
     url = f"redis://127.0.0.1:{free_port()}/0"
     either = opened(url, patience=PATIENCE)
     assert url in gives_up(lambda: either.send("orders", 1))
-    gives_up(lambda: either.ask("get", "orders", "a"))
+    gives_up(lambda: either.get("orders", "a"))
     started = time.monotonic()
-    once = opened(url, patience=timedelta(0))
-    gives_up(lambda: once.send("orders", 1), timedelta(0))
+    gives_up(lambda: opened(url, patience="0s").send("orders", 1), timedelta(0))
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = Address(f"redis://127.0.0.1:{deaf.getsockname()[1]}/0", socket_timeout_s=0.3)
-        either = opened(address, patience=PATIENCE)
-        gives_up(lambda: either.send("orders", 1))
+        gives_up(lambda: opened(address, patience=PATIENCE).send("orders", 1))
     assert time.monotonic() - started < LONG.total_seconds()
 
 
@@ -95,8 +89,8 @@ def test_a_server_that_refuses_writes_and_goes_away(
         for one in (either, fresh):
             with pytest.raises(ServerUnavailable, match="out of memory"):
                 one.send("orders", 2)
-        assert fresh.ask("get", "orders", first).state == "waiting"
-        assert fresh.ask("cancel", "orders", first) == "cancelled"
+        assert fresh.get("orders", first).state == "waiting"
+        assert fresh.cancel("orders", first) == "cancelled"
         client.config_set("maxmemory", 0)
     with failing_disk(own_server):
         assert "its disk" in gives_up(lambda: either.send("orders", 2))
@@ -108,27 +102,20 @@ def test_a_server_that_refuses_writes_and_goes_away(
     assert caught.value.sent == 0
     back = threading.Timer(0.3, own_server.restart)
     back.start()
-    patient = opened(own_server.url, patience=timedelta(seconds=25))
-    try:
-        message_id = patient.send("orders", 5, delay=HOUR)
-    finally:
-        back.join()
-    assert either.ask("get", "orders", message_id).state == "waiting"
+    message_id = opened(own_server.url, patience="25s").send("orders", 5, delay=HOUR)
+    back.join()
+    assert either.get("orders", message_id).state == "waiting"
 
 
-@pytest.fixture
-def quick_sync(client: redis.Redis) -> Iterator[None]:
-    """By default a primary waits five seconds for more replicas before it syncs the first."""
-    client.config_set("repl-diskless-sync-delay", 0)
-    yield
-    client.config_set("repl-diskless-sync-delay", 5)
-
-
-@pytest.mark.usefixtures("quick_sync")
 def test_an_address_that_moves_to_a_new_primary(
-    opened: Callable[..., Either], valkey_server: EmbeddedServer, own_server: EmbeddedServer
+    opened: Callable[..., Either],
+    client: redis.Redis,
+    valkey_server: EmbeddedServer,
+    own_server: EmbeddedServer,
 ) -> None:
     """Open connections stay at the former primary, which is a read-only replica now."""
+    # By default a primary waits five seconds for more replicas before it syncs the first.
+    client.config_set("repl-diskless-sync-delay", 0)
     with MovingProxy(own_server.url) as proxy, connect(own_server.url) as former:
         either = opened(proxy.url)
         assert either.send("orders", 1)
@@ -136,24 +123,17 @@ def test_an_address_that_moves_to_a_new_primary(
         former.replicaof("127.0.0.1", valkey_server.port)
         sent = either.send("orders", 2)
         assert either.send_many("orders", [3, 4]).accepted == 2
-        assert either.ask("get", "orders", sent).state == "waiting"
+        assert either.get("orders", sent).state == "waiting"
         direct = opened(own_server.url, patience=PATIENCE)
         assert "read-only replica" in gives_up(lambda: direct.send("orders", 2))
+    client.config_set("repl-diskless-sync-delay", 5)
 
 
-@pytest.fixture
-def limited_user(client: redis.Redis) -> Iterator[None]:
-    client.execute_command(
-        "ACL", "SETUSER", "clerk", "on", ">secret", "~*", "&*", "+@all", "-evalsha"
-    )
-    yield
-    client.acl_deluser("clerk")
-
-
-@pytest.mark.usefixtures("limited_user")
 def test_a_wrong_password_or_missing_right_is_reported_at_once(
-    opened: Callable[..., Either], redis_url: str
+    opened: Callable[..., Either], redis_url: str, client: redis.Redis
 ) -> None:
+    rules = ("on", ">secret", "~*", "&*", "+@all", "-evalsha")
+    client.execute_command("ACL", "SETUSER", "clerk", *rules)
     for password, said in (("wrong", "user or password"), ("secret", "permit")):
         either = opened(Address(redis_url, username="clerk", password=password), patience=LONG / 2)
         started = time.monotonic()
@@ -161,24 +141,24 @@ def test_a_wrong_password_or_missing_right_is_reported_at_once(
             either.send("orders", 1)
         assert time.monotonic() - started < LONG.total_seconds() / 2
         assert password not in str(caught.value)
+    client.acl_deluser("clerk")
 
 
 def test_an_emptied_server_is_taken_as_it_is(
-    opened: Callable[..., Either], redis_url: str, topic: Topic
+    opened: Callable[..., Either], client: redis.Redis, topic: Topic
 ) -> None:
-    either = opened(redis_url)
+    either = opened(topic.store.connection.address)
     either.send("orders", 1, id="a", delay=HOUR)
-    with connect(redis_url) as client:
-        client.flushall()
+    client.flushall()
+    for call, answer in (
+        (lambda: either.send("orders", 2, id="b", delay=HOUR), "b"),
+        (lambda: list(topic.waiting()), ["b"]),
+        (lambda: either.reschedule("orders", "b", delay=HOUR), "rescheduled"),
+        (lambda: either.cancel("orders", "b"), "cancelled"),
+        (lambda: either.get("orders", "b").state, "cancelled"),
+    ):
         client.script_flush()
-        assert either.send("orders", 2, id="b", delay=HOUR)
-        assert topic.waiting().keys() == {"b"}
-        for name, answer in (("reschedule", "rescheduled"), ("cancel", "cancelled")):
-            client.script_flush()
-            options = {"delay": HOUR} if name == "reschedule" else {}
-            assert either.ask(name, "orders", "b", **options) == answer
-        client.script_flush()
-        assert either.ask("get", "orders", "b").state == "cancelled"
+        assert call() == answer
 
 
 def test_a_newer_layout_is_refused(
@@ -186,9 +166,9 @@ def test_a_newer_layout_is_refused(
 ) -> None:
     client.set("lisa:schema", 99)
     either = opened(redis_url)
-    for call in (lambda: either.send("orders", 1), lambda: either.ask("get", "orders", "a")):
+    for method in (either.send, either.get):
         with pytest.raises(ConfigError, match="schema 99"):
-            call()
+            method("orders", "a")
     assert client.keys() == [b"lisa:schema"]
 
 
@@ -196,9 +176,7 @@ def test_patience_beyond_half_the_retention_is_refused(
     opened: Callable[..., Either], redis_url: str, topic: Topic
 ) -> None:
     topic.store.call(Configure("orders", {"retention": "50000"}))
-    impatient = opened(redis_url, patience=timedelta(seconds=25))
-    assert impatient.send("orders", 1)
+    assert opened(redis_url, patience="25s").send("orders", 1)
     for patience in (timedelta(seconds=26), timedelta.max):
-        patient = opened(redis_url, patience=patience)
         with pytest.raises(ConfigError, match="retention"):
-            patient.send("orders", 1)
+            opened(redis_url, patience=patience).send("orders", 1)
