@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import base64
 import socket
-import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import hiredis
 import pytest
@@ -31,9 +28,10 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.read import Read
 from lisa.core.transitions.restore import Restore, RestoreItem
-from lisa.producer import Outgoing
+from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway
 from tests.producers import Either
+from tests.proxies import ForwardingProxy
 from tests.roles import Cast, Services
 from tests.servers import wait_until
 
@@ -62,7 +60,7 @@ def body_of(number: int, size: int) -> bytes:
 BODIES = {f"m{number:04}": body_of(number, size) for number, size in enumerate(SIZES)}
 """Bodies by id, in the order of sending."""
 
-FEW = dict(list(BODIES.items())[:12])
+OUTGOING = [Outgoing(body, id=one) for one, body in BODIES.items()]
 
 
 def bytes_of(item: Any) -> list[int]:
@@ -72,51 +70,29 @@ def bytes_of(item: Any) -> list[int]:
     return [size for part in item for size in bytes_of(part)] if isinstance(item, list) else []
 
 
-class Meter(socketserver.ThreadingTCPServer):
+class Meter(ForwardingProxy):
     """A relay to a server that measures each request and each reply."""
 
-    def __init__(self, server_url: str) -> None:
-        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
-        parts = urlsplit(server_url)
-        self._server = (str(parts.hostname), int(parts.port or 0))
-        self.url = f"redis://127.0.0.1:{self.server_address[1]}/0"
-        self.sockets: list[socket.socket] = []
-        self.excess = 0
-        """The most bytes beyond the budget, or beyond the longest string if that is longer."""
+    excess = 0
+    """The most bytes beyond the budget, or beyond the longest string if that is longer."""
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        with socket.create_connection(self._server) as back:
-            self.sockets += [request, back]
-            replies = threading.Thread(target=self._pass_on, args=(back, request))
-            replies.start()
-            self._pass_on(request, back)
-            replies.join()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
         reader = hiredis.Reader(notEnoughData=Ellipsis)
-        with suppress(OSError):
-            while data := source.recv(1 << 18):
-                reader.feed(data)
+        with source, suppress(OSError):
+            while said := source.recv(1 << 18):
+                reader.feed(said)
                 while (item := reader.gets()) is not Ellipsis:
                     if sizes := bytes_of(item):
                         self.excess = max(self.excess, sum(sizes) - max(BYTES_PER_CALL, *sizes))
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                target.sendall(said)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
 def meter(redis_url: str) -> Iterator[Meter]:
     with Meter(redis_url) as meter:
-        serving = threading.Thread(target=meter.serve_forever, args=(0.05,))
-        serving.start()
         yield meter
-        meter.shutdown()
-        serving.join()
-        for end in meter.sockets:  # connections of clients that are still open
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
     assert 0 < meter.excess <= ROOM
 
 
@@ -128,11 +104,8 @@ def cast(meter: Meter) -> Iterator[Cast]:
 
 
 def send(cast: Cast, **options: Any) -> None:
-    producer = Either("sync", cast.store.connection.address.url)
-    producer.send_many(
-        "orders", [Outgoing(body, id=one) for one, body in BODIES.items()], **options
-    )
-    producer.close()
+    with Producer(cast.store.connection.address.url) as producer:
+        producer.send_many("orders", OUTGOING, **options)
 
 
 def pull_all(cast: Cast) -> list[Any]:
@@ -146,9 +119,12 @@ def pull_all(cast: Cast) -> list[Any]:
     return found
 
 
-def promote(cast: Cast) -> None:
-    while cast.store.call(Promote("orders")).moved:
-        pass
+def promote(cast: Cast) -> int:
+    """Promote what is due; returns the number of messages moved."""
+    moved = 0
+    while now := cast.store.call(Promote("orders")).moved:
+        moved += now
+    return moved
 
 
 @pytest.mark.parametrize(
@@ -158,74 +134,67 @@ def promote(cast: Cast) -> None:
 def test_producers_send_them_and_handlers_receive_them(
     meter: Meter, cast: Cast, kind: str, way: str
 ) -> None:
-    producer, bodies = Either(kind, meter.url), FEW if way == "send" else BODIES
-    outgoing = [Outgoing(body, id=one) for one, body in bodies.items()]
+    producer, expected = Either(kind, meter.url), BODIES
     if way == "send":
-        for one, body in bodies.items():
+        expected = dict(list(BODIES.items())[:12])
+        for one, body in expected.items():
             producer.send("orders", body, id=one)
     elif way == "stream":
-        producer.stream("orders", outgoing, len(bodies))
+        producer.stream("orders", OUTGOING, len(BODIES))
     else:
         due = {"at_ms": cast.now_ms() + 300} if way == "later" else {}
-        producer.send_many("orders", outgoing, **due)
+        producer.send_many("orders", OUTGOING, **due)
+    producer.close()
     seen: list[tuple[str, Any]] = []
     consumer = Consumer(meter.url, group=cast.group, concurrency=1)
     consumer.on("orders", lambda message: seen.append((message.id, message.body)))
     with consumer:
-        wait_until(
-            lambda: cast.store.call(Promote("orders")).moved == 0 and len(seen) >= len(bodies)
-        )
-        wait_until(lambda: cast.stats().get(f"acked@{cast.group}") == len(bodies))
-    assert seen == list(bodies.items())
-    assert producer.ask("get", "orders", next(iter(bodies))).state == "acked"
-    producer.close()
+        wait_until(lambda: not promote(cast) and len(seen) >= len(expected))
+        wait_until(lambda: cast.stats().get(f"acked@{cast.group}") == len(expected))
+    assert seen == list(expected.items())
 
 
 def test_each_kind_of_handler_receives_them(meter: Meter, cast: Cast) -> None:
     """Event loop, threads, and batches; each kind has a group."""
     seen: dict[str, list[tuple[str, Any]]] = {"loop": [], "threads": [], "batches": []}
-    consumers = {name: Consumer(meter.url, group=name, concurrency=4) for name in seen}
-    for name in seen:
-        cast.on("orders", name).declare()
-    send(cast)
 
-    @consumers["loop"].on("orders")
     async def handle(message: Message) -> None:
         seen["loop"].append((message.id, message.body))
 
-    @consumers["threads"].on("orders")
     def handle_too(message: Message) -> None:
         seen["threads"].append((message.id, message.body))
 
-    @consumers["batches"].on("orders", batch=50, within="20ms")
     def handle_some(messages: list[Message]) -> None:
         seen["batches"].extend((message.id, message.body) for message in messages)
 
-    with consumers["loop"], consumers["threads"], consumers["batches"]:
-        wait_until(lambda: all(len(one) >= len(BODIES) for one in seen.values()))
-    for one in seen.values():
-        assert sorted(one) == sorted(BODIES.items())
+    for name in seen:
+        cast.on("orders", name).declare()
+    send(cast)
+    loop, threads, batches = (Consumer(meter.url, group=name, concurrency=4) for name in seen)
+    loop.on("orders", handle)
+    threads.on("orders", handle_too)
+    batches.on("orders", handle_some, batch=50, within="20ms")
+    with loop, threads, batches:
+        wait_until(lambda: min(map(len, seen.values())) >= len(BODIES))
+    assert [sorted(one) for one in seen.values()] == [sorted(BODIES.items())] * 3
 
 
-def test_they_are_looked_at_and_the_journal_is_read_both_ways(cast: Cast, meter: Meter) -> None:
+def test_they_are_looked_at_and_the_journal_is_read_both_ways(cast: Cast) -> None:
     send(cast)
     found = cast.store.call_by_id(Inspect("orders", list(BODIES)))
     assert [decode_envelope(one.envelope or b"").body for one in found] == list(BODIES.values())
-    producer = Either("async", meter.url)
-    for one, body in FEW.items():
-        assert producer.ask("get", "orders", one).body == body
-    producer.close()
     for backwards in (False, True):
+        start, stop = ("+", "-") if backwards else ("-", "+")
+        is_last = False
         seen: list[tuple[str, Any]] = []
-        start, stop, is_last = ("+" if backwards else "-"), ("-" if backwards else "+"), False
         while not is_last:
             is_last, items = cast.store.call(Read("orders", start, stop, backwards=backwards))
-            for _, flat in items:
+            for number, flat in items:
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 if b"envelope" in fields:
                     read = decode_envelope(fields[b"envelope"]).body
                     seen.append((fields[b"id"].decode(), read))
-            start = f"({items[-1][0].decode()}" if items else start
+                start = f"({number.decode()}"
         assert seen == list(BODIES.items())[:: -1 if backwards else 1]
 
 
@@ -243,40 +212,33 @@ def test_they_are_pulled_die_and_are_given_a_new_life(cast: Cast) -> None:
 
 def test_signals_of_a_manager_carry_them(cast: Cast) -> None:
     """Signals for messages past their ttl, and for those of a dead consumer."""
-    heard: dict[str, list[tuple[str, Any]]] = {"expired": [], "dead": []}
+    heard: list[tuple[str, Any]] = []
 
-    def hear_end(_topic: str, *, message: Message) -> None:
-        heard["expired"].append((message.id, message.body))
+    def hear(_topic: str, *, message: Message) -> None:
+        heard.append((message.id, message.body))
 
-    def hear_death(_topic: str, *, message: Message) -> None:
-        heard["dead"].append((message.id, message.body))
-
-    kit = Services(cast)
+    kit, dead = Services(cast), f"garbage@{cast.group}"
     cast.configure(ack_timeout="1", retry_delays="", retention="0")
-    with signals.everywhere.expired.connected_to(hear_end):
+    with signals.everywhere.expired.connected_to(hear):
         due_ms = cast.now_ms() + 500
         send(cast, at_ms=due_ms, ttl=timedelta(milliseconds=1))
         wait_until(lambda: cast.now_ms() > due_ms + 5)
         wait_until(lambda: kit.promoter.step(["orders"]) == [None])
         kit.announcer.step()
-    with signals.everywhere.dead.connected_to(hear_death):
+    assert sorted(heard) == sorted(BODIES.items())
+    heard.clear()
+    with signals.everywhere.dead.connected_to(hear):
         send(cast)
         while cast.store.call(Pull("orders", cast.group, "dead", 500)).entries:
             pass
-
-        def is_all_garbage() -> bool:
-            return cast.stats().get(f"garbage@{cast.group}") == len(BODIES)
-
-        wait_until(lambda: kit.reclaimer.step(["orders"]) and is_all_garbage())
+        wait_until(lambda: kit.reclaimer.step(["orders"]) and cast.stats().get(dead) == len(BODIES))
         kit.announcer.step()
-    for messages in heard.values():
-        assert sorted(messages) == sorted(BODIES.items())
+    assert sorted(heard) == sorted(BODIES.items())
 
 
 def test_a_restore_puts_them_back(cast: Cast) -> None:
-    token = new_token()
     items = [
-        RestoreItem(one, encode_envelope(token, body), 1 + n)
+        RestoreItem(one, encode_envelope(new_token(), body), 1 + n)
         for n, (one, body) in enumerate(BODIES.items())
     ]
     most = cast.store.batch_size("orders", Restore)
@@ -287,6 +249,9 @@ def test_a_restore_puts_them_back(cast: Cast) -> None:
 
 
 def test_the_gateway_accepts_and_delivers_them(meter: Meter, cast: Cast) -> None:
+    def read(document: dict[str, Any]) -> bytes:
+        return base64.b64decode(document["body_base64"])
+
     path = "/v1/topics/orders"
     messages = [
         {"id": one, "body_base64": base64.b64encode(body).decode()} for one, body in BODIES.items()
@@ -296,13 +261,12 @@ def test_the_gateway_accepts_and_delivers_them(meter: Meter, cast: Cast) -> None
         for some in portions(messages, 500, lambda one: 4 * len(one["body_base64"])):
             sent = client.post(f"{path}/messages:batch", json={"messages": some})
             assert sent.is_success, sent.text
-        for one, body in FEW.items():
-            shown = client.get(f"{path}/messages/{one}").json()
-            assert base64.b64decode(shown["body_base64"]) == body
+        for one in list(BODIES)[:12]:
+            assert read(client.get(f"{path}/messages/{one}").json()) == BODIES[one]
         found: list[tuple[str, bytes]] = []
         pull = {"max": 500, "group": cast.group}
         while some := client.post(f"{path}/pull", json=pull).json()["deliveries"]:
-            found += [(one["id"], base64.b64decode(one["body_base64"])) for one in some]
+            found += [(one["id"], read(one)) for one in some]
         assert found == list(BODIES.items())
         listed = client.get(f"{path}/messages", params={"state": "in_flight", "limit": 500})
         assert len(listed.json()["messages"]) == 500, listed.text
