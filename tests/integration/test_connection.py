@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
@@ -31,15 +31,6 @@ def connection(redis_url: str) -> Iterator[Connection]:
     connection.close()
 
 
-@contextmanager
-def connected(url: str) -> Iterator[Connection]:
-    other = Connection(Address.of(url))
-    try:
-        yield other
-    finally:
-        other.close()
-
-
 def test_replies_arrive_in_order_and_as_soon_as_they_are_there(connection: Connection) -> None:
     replies = connection.begin([("ECHO", "first"), ("NO-SUCH-COMMAND",), ("ECHO", "last")])
     assert next(replies) == b"first"
@@ -60,16 +51,27 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
         yield made
 
 
-def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: Connection) -> None:
-    assert connection.execute(("ECHO", "before")) == b"before"
+def fork(work: Callable[[], object]) -> int:
+    """Do this in a forked child, whose exit code is 0 if nothing is raised; returns its id."""
     if (child := os.fork()) == 0:
         with suppress(BaseException):
-            for number in range(200):
-                assert connection.execute(("ECHO", f"child {number}")) == b"child %d" % number
+            work()
             os._exit(0)
         os._exit(1)
-    for number in range(200):
-        assert connection.execute(("ECHO", f"parent {number}")) == b"parent %d" % number
+    return child
+
+
+def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: Connection) -> None:
+    def echo(who: bytes) -> None:
+        for number in range(200):
+            assert connection.execute(("ECHO", b"%s %d" % (who, number))) == b"%s %d" % (
+                who,
+                number,
+            )
+
+    echo(b"before")
+    child = fork(lambda: echo(b"child"))
+    echo(b"parent")
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -87,11 +89,7 @@ def test_a_forked_child_repeats_a_registration_that_hangs_in_its_parent(
 
     registration = TopicRegistration("the list of topics", hang)
     assert not drive(registration.add(["orders"]), None)
-    if (child := os.fork()) == 0:
-        with suppress(BaseException):
-            wait_until(lambda: drive(registration.add(["orders"]), None))
-            os._exit(0)
-        os._exit(1)
+    child = fork(lambda: wait_until(lambda: drive(registration.add(["orders"]), None)))
     assert os.waitpid(child, 0)[1] == 0
     answered.set()
     wait_until(lambda: not registration.running)
@@ -130,23 +128,21 @@ def test_a_call_that_is_cancelled_leaves_no_reply_to_a_later_one(
     runner.run(call())
 
 
-@pytest.mark.parametrize("is_check_due", [True, False])
 def test_a_connection_that_the_server_closed_is_replaced(
-    redis_url: str, connection: Connection, *, is_check_due: bool
+    client: redis.Redis, connection: Connection
 ) -> None:
-    own = connection.execute(("CLIENT", "ID"))
-    with connected(redis_url) as other:
-        other.execute(("CLIENT", "KILL", "ID", own))
-    if is_check_due:
-        connection._redis.connection_pool._check_at = 0.0
-    else:
-        connection._redis.connection_pool._check_at = math.inf
-        with pytest.raises(redis.ConnectionError):
-            connection.execute(("PING",))
-    assert connection.execute(("PING",)) == b"PONG"
+    for is_check_due in (True, False):
+        client.client_kill_filter(_id=connection.execute(("CLIENT", "ID")))
+        connection._redis.connection_pool._check_at = 0.0 if is_check_due else math.inf
+        if not is_check_due:
+            with pytest.raises(redis.ConnectionError):
+                connection.execute(("PING",))
+        assert connection.execute(("PING",)) == b"PONG"
 
 
-async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
+async def test_a_cancelled_close_closes_all_connections(
+    redis_url: str, client: redis.Redis
+) -> None:
     """The store lists a last topic on a node that hangs, which the caller does not wait for."""
     address = Address.of(f"{redis_url}?client_name=to-be-cancelled")
     store, begun = AsyncStore(AsyncConnection(address), Keys()), asyncio.Event()
@@ -163,49 +159,39 @@ async def test_a_cancelled_close_closes_all_connections(redis_url: str) -> None:
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    with connected(redis_url) as other:
-        wait_until(lambda: b"to-be-cancelled" not in other.execute(("CLIENT", "LIST")))
+    wait_until(lambda: "to-be-cancelled" not in {one["name"] for one in client.client_list()})
     await asyncio.sleep(0)
     assert not store._registration.running
 
 
-def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Cut each new asyncio connection before its first write; returns those that were cut."""
-    cut: list[Any] = []
-    real: Any = redis.asyncio.Connection._connect
+def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
+    redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = AsyncConnection(Address.of(redis_url))
+    connect: Any = redis.asyncio.Connection._connect
 
-    async def connect(self: Any) -> None:
-        await real(self)
-        cut.append(self)
+    async def connect_and_cut(self: Any) -> None:
+        await connect(self)
         self._writer.transport.abort()
         for _ in range(3):
             await asyncio.sleep(0)
-
-    monkeypatch.setattr(redis.asyncio.Connection, "_connect", connect)
-    return cut
-
-
-@pytest.mark.parametrize("road", ["execute", "execute_many", "execute_chain"])
-def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
-    redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, road: str
-) -> None:
-    connection = AsyncConnection(Address.of(redis_url))
-    calls: dict[str, Callable[[], Any]] = {
-        "execute": lambda: connection.execute(("PING",)),
-        "execute_many": lambda: connection.execute_many([("PING",), ("TIME",)]),
-        "execute_chain": lambda: connection.execute_chain("k", [("PING",), ("TIME",)]),
-    }
 
     async def fail(*_: Any) -> None:
         raise RuntimeError("got Future attached to a different loop")
 
     async def call() -> None:
-        with monkeypatch.context() as patched:
-            cut = cut_while_connecting(patched)
-            with pytest.raises(redis.ConnectionError):
-                await calls[road]()
-            assert cut
-        assert await calls[road]()
+        ping, both = ("PING",), [("PING",), ("TIME",)]
+        for execute in (
+            lambda: connection.execute(ping),
+            lambda: connection.execute_many(both),
+            lambda: connection.execute_chain("k", both),
+        ):
+            await connection.close()
+            with monkeypatch.context() as patched:
+                patched.setattr(redis.asyncio.Connection, "_connect", connect_and_cut)
+                with pytest.raises(redis.ConnectionError):
+                    await execute()
+            assert await execute()
         with monkeypatch.context() as patched:
             patched.setattr(redis.asyncio.Connection, "_send_packed_command", fail)
             with pytest.raises(RuntimeError, match="different loop"):
