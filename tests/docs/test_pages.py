@@ -1,31 +1,29 @@
-"""The pages' examples work: programs run, commands and options exist, links lead somewhere."""
+"""Pages and site: programs run, commands and options exist, links lead somewhere."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+import lisa
 from tests.servers import connect, no_clock
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted(
-    [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *(ROOT / "clients").glob("*/README.md"),
-        *(ROOT / "docs").rglob("*.md"),
-    ]
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += sorted([*(ROOT / "clients").glob("*/README.md"), *(ROOT / "docs").rglob("*.md")])
 TESTING = ROOT / "docs" / "how-to" / "testing.md"
 DEFAULT_URL = "redis://localhost:6379/0"
+Completed = subprocess.CompletedProcess[str]
 
 
 def name_of(page: Path) -> str:
@@ -36,20 +34,25 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def run(program: str, url: str) -> subprocess.CompletedProcess[str]:
-    program = program.replace(DEFAULT_URL, url)
-    # Not as __main__: a page's `consumer.run()` would run until it is stopped.
-    code = f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})"
+def python(*arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Completed:
+    """Run Python, which must succeed."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *arguments],
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
-        cwd=ROOT,
+        timeout=600,
+        cwd=cwd,
+        env=os.environ | (env or {}),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def run(program: str, url: str) -> Completed:
+    """Run a page's program, not as __main__: `consumer.run()` would run until it is stopped."""
+    program = program.replace(DEFAULT_URL, url)
+    return python("-c", f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})")
 
 
 def test_the_programs_of_the_readme(redis_url: str) -> None:
@@ -68,9 +71,7 @@ def test_the_programs_of_the_readme(redis_url: str) -> None:
 
 
 WITH_PROGRAMS = [
-    pytest.param(
-        page, marks=() if page.name in ("producer.md", "consumer.md") else pytest.mark.full
-    )
+    pytest.param(page, marks=[pytest.mark.full] * (page.stem not in ("producer", "consumer")))
     for page in PAGES
     if page.name not in ("README.md", TESTING.name) and blocks(page, "python")
 ]
@@ -90,45 +91,29 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
     application, *tests = blocks(TESTING, "python")
     (tmp_path / "shop.py").write_text(application)
     (tmp_path / "test_shop.py").write_text("\n".join(tests))
-    plugins = ["-p", "lisa.testing.plugin", "-p", "asyncio"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, "test_shop.py"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout
+    plugins = ("-p", "lisa.testing.plugin", "-p", "asyncio")
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    done = python("-m", "pytest", "-q", *plugins, "test_shop.py", cwd=tmp_path, env=env)
     count = sum(one.count("def test_") for one in tests)
     assert f"{count} passed" in done.stdout
 
 
-def commands() -> list[tuple[str, str]]:
-    found = []
+def commands() -> Iterator[tuple[str, str]]:
+    """Each command of Lisa on a page, without what it is piped into."""
     for page in PAGES:
-        for block in blocks(page, "console"):
-            for line in block.splitlines():
-                command = line.removeprefix("$ ").split("  #")[0].split(" | ")[0].strip()
-                if line.startswith("$ ") and command.startswith("lisa"):
-                    found.append((name_of(page), command))
-    return found
-
-
-def command_tree(program: str) -> click.Command:
-    module = "main" if program == "lisa" else program.removeprefix("lisa-")
-    found = importlib.import_module(f"lisa.cli.{module}").main
-    assert isinstance(found, click.Command)
-    return found
+        for line in "".join(blocks(page, "console")).splitlines():
+            command = line.removeprefix("$ ").split("  #")[0].split(" | ")[0].strip()
+            if line.startswith("$ ") and command.startswith("lisa"):
+                yield name_of(page), command
 
 
 def test_commands_and_their_options_exist() -> None:
-    found = commands()
+    found = list(commands())
     assert len(found) > 100
     for page, command in found:
         program, *words = shlex.split(command)
-        here = command_tree(program)
+        module = "main" if program == "lisa" else program.removeprefix("lisa-")
+        here: click.Command = importlib.import_module(f"lisa.cli.{module}").main
         context = click.Context(here)
         options = {name for param in here.params for name in param.opts}
         for word in words:
@@ -145,3 +130,63 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, which builds without a warning."""
+    made = tmp_path_factory.mktemp("site")
+    options = ("--strict", "--quiet", "--site-dir", str(made))
+    python("-m", "mkdocs", "build", *options, env={"NO_MKDOCS_2_WARNING": "1"})
+    return made
+
+
+@pytest.mark.full
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(
+        r"<(?:script|img|iframe|source)\b[^>]*?\bsrc=\"?([^\s\">]+)"
+        r"|<link\b(?![^>]*\bcanonical\b)[^>]*?\bhref=\"?([^\s\">]+)"
+    )
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        found = ["".join(one) for one in loads.findall(page.read_text())]
+        assert [one for one in found if re.match(r"(https?:)?//", one)] == [], page
+        assert found
+
+
+@pytest.mark.full
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text()
+    ids = set(re.findall(r'id="lisa\.([\w.]+)"', page))
+    classes = {name for name in lisa.__all__ if name[0].isupper()}
+    # The first is made by replicas(), the others are aliases for annotations.
+    assert classes - ids == {"Replicas", "RetryDelays", "Lifespan"}
+    assert {"Producer.send", "Producer.cancel", "Consumer.pull", "Manager.run"} <= ids
+    assert "delay: a timedelta or text" in re.sub(r"<[^>]+>", "", page)
+
+
+@pytest.mark.full
+def test_the_search_finds_words_newcomers_use(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    texts = " ".join(entry["title"] + " " + entry["text"] for entry in index["docs"]).lower()
+    words = ("dead letter", "visibility timeout", "idempotent", "debounce", "back-off", "celery")
+    assert [word for word in words if word not in texts] == []
+
+
+@pytest.mark.full
+def test_llms_txt_names_every_page_and_its_source(site: Path) -> None:
+    text = (site / "llms.txt").read_text()
+    names = re.findall(r"\]\(([^)]+)\)", text)
+    assert {f"{page.relative_to(ROOT / 'docs')}" for page in ROOT.glob("docs/**/*.md")} < set(names)
+    for name in names:
+        assert (site / name).read_text().startswith("# "), name
+
+
+@pytest.mark.full
+def test_runbook_addresses_of_alerts_lead_to_sections(site: Path) -> None:
+    rules = (ROOT / "configs" / "alerts.yml").read_text()
+    found = re.findall(r"runbook_url: https://docs\.example/lisa/(\S+)#(\w+)", rules)
+    assert len(found) == rules.count("- alert:")
+    for page, section in found:
+        assert f'id="{section}"' in (site / page).read_text(), section
