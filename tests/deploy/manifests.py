@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import httpx
 import jsonschema_rs
 
-from lisa.cli.consumer import main as consumer_main
-from lisa.cli.gateway import main as gateway_main
-from lisa.cli.manager import main as manager_main
 from lisa.core.settings import ConsumerSettings, GatewaySettings, ManagerSettings
 from lisa.embedded.server import free_port
 from tests.gateways import NO_TLS
@@ -23,14 +23,11 @@ from tests.servers import ROOT, Process, Processes, wait_until
 CONFIGS = ROOT / "configs"
 SCHEMAS = Path(__file__).parent / "schemas"
 MAINS: dict[str, click.Command] = {
-    "lisa-manager": manager_main,
-    "lisa-consumer": consumer_main,
-    "lisa-gateway": gateway_main,
+    f"lisa-{role}": importlib.import_module(f"lisa.cli.{role}").main
+    for role in ("manager", "consumer", "gateway")
 }
 SETTINGS: dict[str, Any] = {
-    "lisa-manager": ManagerSettings,
-    "lisa-consumer": ConsumerSettings,
-    "lisa-gateway": GatewaySettings,
+    f"lisa-{one.role}": one for one in (ManagerSettings, ConsumerSettings, GatewaySettings)
 }
 EVERYWHERE, PORT = "0.0.0.0", "8080"  # noqa: S104  as the containers listen; here it is replaced
 
@@ -51,9 +48,11 @@ def config_of(command: Sequence[str]) -> str:
         return str(context.params["path"])
 
 
-def grace_s(command: Sequence[str], config: Path) -> float:
+def grace_s(command: Sequence[str], config: Path, env: dict[str, str]) -> float:
     """Load a role's settings from its file and the environment; returns its grace for stopping."""
-    settings = SETTINGS[command[0]].load(config)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+    with patch.dict(os.environ, others | env, clear=True):
+        settings = SETTINGS[command[0]].load(config)
     assert settings.enabled
     section = getattr(settings, command[0].removeprefix("lisa-") + "_server")
     grace = getattr(section, "grace", None)
