@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks.comparison.__main__ import FURTHER
 from benchmarks.comparison.lisa_measures import backlog
 from benchmarks.comparison.plots import draw
 from lisa.cli.bench import measures, targets
+from lisa.cli.bench.command import MEASURES
 from lisa.cli.bench.machine import describe
 from lisa.cli.bench.report import BenchReport, number
 from lisa.cli.bench.results import Results, quantile
@@ -24,19 +26,22 @@ from lisa.cli.bench.targets import BoundVerdict, Sense, Target, judge, quotient
 def filled() -> Results:
     """A run's results: a floor, Lisa and one peer, three repeats."""
     results = Results()
-    for repeat in range(3):
-        pace = 1.0 + repeat / 10
-        results.add("bulk_send", "floor", "rate", 200_000 * pace, "1/s")
-        results.add("bulk_send", "lisa", "rate", 150_000 * pace, "1/s")
-        results.add("bulk_send", "lisa", "python", 2.5 / pace, "us")
-        results.add("drain", "floor", "allowed", 60_000 * pace, "1/s")
-        results.add("drain", "lisa", "rate", 42_000 * pace, "1/s")
-        results.add("drain", "slow|queue", "rate", 2_000 * pace, "1/s")
-        for waiting, spent_us in ((10_000, 4.0), (1_000_000, 5.0)):
-            results.add("backlog", "lisa", backlog.figure(waiting), spent_us * pace, "us")
-            results.add("backlog", "lisa", backlog.figure(waiting, "wall"), spent_us * 2, "us")
+    for pace in (1.0, 1.1, 1.2):
+        for measure, subject, name, value, unit in (
+            ("bulk_send", "floor", "rate", 200_000 * pace, "1/s"),
+            ("bulk_send", "lisa", "rate", 150_000 * pace, "1/s"),
+            ("bulk_send", "lisa", "python", 2.5 / pace, "us"),
+            ("drain", "floor", "allowed", 60_000 * pace, "1/s"),
+            ("drain", "lisa", "rate", 42_000 * pace, "1/s"),
+            ("drain", "slow|queue", "rate", 2_000 * pace, "1/s"),
+            ("backlog", "lisa", backlog.figure(10_000), 4.0 * pace, "us"),
+            ("backlog", "lisa", backlog.figure(10_000, "wall"), 8.0, "us"),
+            ("backlog", "lisa", backlog.figure(1_000_000), 5.0 * pace, "us"),
+            ("backlog", "lisa", backlog.figure(1_000_000, "wall"), 10.0, "us"),
+        ):
+            results.add(measure, subject, name, value, unit)
         for subject, late_us in (("floor", 20_000), ("lisa", 10_000)):
-            lateness_us = [late_us + number for number in range(1_000)]
+            lateness_us = list(range(late_us, late_us + 1_000))
             results.add_lateness("lateness", subject, lateness_us, "1,000/s")
     results.versions["slow|queue"] = {"kind": "python", "slow": "1.2.3"}
     results.missing["absent"] = "npm is not on PATH"
@@ -45,7 +50,6 @@ def filled() -> Results:
 
 
 def test_every_target_belongs_to_a_measure_and_every_measure_is_named() -> None:
-    from lisa.cli.bench.command import MEASURES
 
     modules = {one.name for one in pkgutil.iter_modules(measures.__path__)}
     assert modules == set(MEASURES)
@@ -73,49 +77,38 @@ def test_figures_quantiles_and_ratios() -> None:
     assert (tiny.drain, tiny.single, tiny.repeats) == (300, 20, QUICK.repeats)
 
 
-@pytest.mark.parametrize(
-    ("sense", "bound", "value", "verdict"),
-    [
-        (Sense.AT_LEAST, 0.5, 0.5, BoundVerdict.MET),
-        (Sense.AT_LEAST, 0.5, 0.499, BoundVerdict.CLOSE),
-        (Sense.AT_LEAST, 0.5, 0.399, BoundVerdict.MISSED),
-        (Sense.AT_MOST, 10.0, 10.0, BoundVerdict.MET),
-        (Sense.AT_MOST, 10.0, 11.9, BoundVerdict.CLOSE),
-        (Sense.AT_MOST, 0.0, 1.0, BoundVerdict.MISSED),
-        (Sense.AT_MOST, 1.0, None, BoundVerdict.UNKNOWN),
-    ],
-)
-def test_verdicts(
-    monkeypatch: pytest.MonkeyPatch,
-    sense: Sense,
-    bound: float,
-    value: float | None,
-    verdict: BoundVerdict,
-) -> None:
-    target = Target("m", "what", "against", sense, bound, lambda _: value)
-    monkeypatch.setattr(targets, "TARGETS", (target,))
-    [judged] = judge(Results())
-    assert judged.verdict is verdict
+def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    least, most = Sense.AT_LEAST, Sense.AT_MOST
+    cases: tuple[tuple[Sense, float, float | None, BoundVerdict], ...] = (
+        (least, 0.5, 0.5, BoundVerdict.MET),
+        (least, 0.5, 0.499, BoundVerdict.CLOSE),
+        (least, 0.5, 0.399, BoundVerdict.MISSED),
+        (most, 10.0, 10.0, BoundVerdict.MET),
+        (most, 10.0, 11.9, BoundVerdict.CLOSE),
+        (most, 0.0, 1.0, BoundVerdict.MISSED),
+        (most, 1.0, None, BoundVerdict.UNKNOWN),
+    )
+    made = [Target("m", "what", "", one, bound, Mock(return_value=v)) for one, bound, v, _ in cases]
+    monkeypatch.setattr(targets, "TARGETS", tuple(made))
+    assert [one.verdict for one in judge(Results())] == [verdict for *_, verdict in cases]
 
 
 def test_the_report_says_machine_versions_spread_and_what_is_missing(tmp_path: Path) -> None:
-    results = filled()
-    machine = {"processor": "Z80", "persistence": "none"}
     assert {"processor", "cores", "redis"} <= describe().keys()
+    results, machine = filled(), {"processor": "Z80", "persistence": "none"}
     judged = judge(results)
-    BenchReport(mode="full", repeats=3, machine=machine, judged=judged, results=results).write(
-        tmp_path
-    )
+    report = BenchReport(mode="full", repeats=3, machine=machine, judged=judged, results=results)
+    report.write(tmp_path)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
-    for line in (
+    lines = (
         "| processor | Z80 |",
         "| lisa | 165,000 (150,000 to 180,000) |",
         "| slow\\|queue | slow 1.2.3 |",
         "| absent | npm is not on PATH |",
         "| slow\\|queue: concurrent_send | it has no asyncio API |",
         "| 1,000/s | lisa | 10.0 |",
-    ):
-        assert line in page
+    )
+    assert [line for line in lines if line not in page] == []
     told = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert told["machine"]["processor"] == "Z80"
     wanted = {"measure": "drain", "subject": "lisa", "name": "rate"}

@@ -31,14 +31,19 @@ from tests.servers import ROOT
 
 CONFIGS = ROOT / "configs"
 RULES = CONFIGS / "alerts.yml"
+ALERTS: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
 RUNBOOK = "https://docs.example/lisa/how-to/alerts.html"
 DASHBOARD = json.loads((CONFIGS / "grafana-dashboard.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+VARIABLES = [one for one in DASHBOARD["templating"]["list"] if "definition" in one]
+SHOWN = [target["expr"] for panel in PANELS for target in panel["targets"]]
 HISTOGRAMS = {name for name, family in FAMILIES.items() if family.kind == "histogram"}
 ADDED = {"environment", "instance", "job", "le", "alertname"}
 """Labels that Prometheus, its configuration and its kind of histogram add."""
-
-LEFT_OUT: dict[str, str] = {}
-"""Counters of scripts that are not exported, with the reason."""
 
 COUNTED = re.compile(r"count\((?:'([\w:]+)'|(\w+))[^\n]*?(, group)?\)(?: end)?$", re.MULTILINE)
 
@@ -48,8 +53,7 @@ def counters_of_scripts() -> dict[str, bool]:
     found = {}
     for script in (ROOT / "lua").rglob("*.lua"):
         source = script.read_text(encoding="utf-8")
-        calls = [line for line in source.splitlines() if re.search(r"\bcount\(", line)]
-        calls = [line for line in calls if "local function" not in line]
+        calls = re.findall(r"(?m)^(?!local function).*\bcount\(.*", source)
         matches = [one for line in calls if (one := COUNTED.search(line.strip()))]
         assert len(matches) == len(calls), f"{script.name}: {calls}"
         for name, variable, group in (one.groups() for one in matches):
@@ -64,8 +68,8 @@ def test_every_counter_of_the_scripts_is_exported() -> None:
     found = counters_of_scripts()
     assert found.pop("late:") is True, "lateness is a histogram"
     assert len(found) > 15
-    assert {name for name, own in found.items() if not own} - LEFT_OUT.keys() == {*TOPIC_COUNTERS}
-    assert {name for name, own in found.items() if own} - LEFT_OUT.keys() == {*GROUP_COUNTERS}
+    for own, exported in ((False, TOPIC_COUNTERS), (True, GROUP_COUNTERS)):
+        assert {name for name, of_group in found.items() if of_group is own} == {*exported}
 
 
 def test_names_follow_prometheus_customs() -> None:
@@ -85,23 +89,13 @@ def test_the_reference_page_matches_the_list() -> None:
     assert page == generator("generate_metrics").render(), "run: python docs/generate_metrics.py"
 
 
-def rules() -> list[dict[str, Any]]:
-    read = yaml.safe_load(RULES.read_text(encoding="utf-8"))
-    return [rule for group in read["groups"] for rule in group["rules"]]
-
-
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-
-
 def expressions() -> list[str]:
     """All expressions of the dashboard, the rules and the page about them."""
-    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
-    shown += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
-    for block in re.findall(r"^```promql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
-        shown += [re.sub(r"^#.*$", "", one, flags=re.MULTILINE) for one in block.split("\n\n")]
-    return shown + [rule["expr"] for rule in rules()]
+    blocks = re.findall(r"^```promql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    told = [re.sub(r"(?m)^#.*$", "", one) for block in blocks for one in block.split("\n\n")]
+    defined = [one["definition"] for one in VARIABLES]
+    return [*SHOWN, *defined, *told, *(rule["expr"] for rule in ALERTS)]
 
 
 def test_expressions_name_what_is_exported() -> None:
@@ -131,26 +125,24 @@ def test_values_reported_by_several_roles_count_once() -> None:
 
 
 def test_rules_and_the_dashboard_keep_environments_apart() -> None:
-    for rule in rules():
+    for rule in ALERTS:
         lists = re.findall(r"\b(?:by|on) \(([^()]*)\)", rule["expr"])
         assert all(listed.startswith("environment") for listed in lists if listed), rule["expr"]
         bare = re.findall(r"\b(?:max|sum|group|count|min)\s*\(", rule["expr"])
         assert not bare, f"{bare} aggregates over environments"
-    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
-    variables = [one for one in DASHBOARD["templating"]["list"] if "definition" in one]
-    assert variables[0]["name"] == "environment"
-    assert not variables[0].get("multi")
-    for expression in [*shown, *(one["definition"] for one in variables[1:])]:
+    first, *others = VARIABLES
+    assert (first["name"], first.get("multi", False)) == ("environment", False)
+    for expression in [*SHOWN, *(one["definition"] for one in others)]:
         for found in re.finditer(r"\blisa_\w+", expression):
             assert expression[found.end() :].startswith('{environment="$environment"'), expression
 
 
 def test_the_dashboard_can_be_imported_and_read() -> None:
-    assert len(panels()) > 20
+    assert len(PANELS) > 20
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
-    for panel in panels():
+    for panel in PANELS:
         assert panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         for one in (panel, *panel["targets"]):
@@ -159,24 +151,24 @@ def test_the_dashboard_can_be_imported_and_read() -> None:
             legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             assert legend <= labels_in(target["expr"]), panel["title"]
     behind = "lisa_topic_archive_behind_seconds"
-    shown = [panel["title"] for panel in panels() if behind in str(panel["targets"])]
+    shown = [panel["title"] for panel in PANELS if behind in str(panel["targets"])]
     assert shown == ["Archives behind the journal"], "what led to the alert about it"
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        columns = range(at["x"], at["x"] + at["w"])
-        cells = {(x, y) for x in columns for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, f"{panel['title']} overlaps another"
-        assert max(columns) < 24
-        taken |= cells
+    cells = [
+        (at["x"] + x, at["y"] + y)
+        for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(at["w"])
+        for y in range(at["h"])
+    ]
+    assert len(set(cells)) == len(cells), "panels overlap"
+    assert max(x for x, _ in cells) < 24
 
 
 def test_alerts_say_what_to_do() -> None:
     runbook = (ROOT / "docs" / "how-to" / "alerts.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (\w+)$", runbook, re.MULTILINE) == [rule["alert"] for rule in rules()]
+    assert re.findall(r"^## (\w+)$", runbook, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
     tested = (ROOT / "tests" / "gateway" / "alerts.test.yml").read_text(encoding="utf-8")
-    for rule in rules():
+    for rule in ALERTS:
         name, notes = rule["alert"], rule["annotations"]
         assert set(notes) == {"summary", "description", "runbook_url"}, name
         assert notes["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
@@ -193,26 +185,19 @@ PROMTOOL = shutil.which("promtool")
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
 @pytest.mark.parametrize(
-    "arguments",
+    ("command", "path"),
     [
-        ("check", "rules", str(RULES)),
-        ("check", "config", str(CONFIGS / "prometheus.yml")),
+        ("check rules", RULES),
+        ("check config", CONFIGS / "prometheus.yml"),
         pytest.param(
-            ("test", "rules", str(ROOT / "tests" / "gateway" / "alerts.test.yml")),
-            marks=pytest.mark.full,
+            "test rules", ROOT / "tests" / "gateway" / "alerts.test.yml", marks=pytest.mark.full
         ),
     ],
-    ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_promtool(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    assert PROMTOOL is not None
+def test_promtool(command: str, path: Path, tmp_path: Path) -> None:
+    line = [str(PROMTOOL), *command.split(), str(path)]
     done = subprocess.run(
-        [PROMTOOL, *arguments],
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        line, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
