@@ -25,12 +25,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("program", "shown"),
-    [
-        ("main", "bench"),
-        ("consumer", "TARGET"),
-        ("gateway", "--port"),
-        ("manager", "--handlers"),
-    ],
+    [("main", "bench"), ("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")],
 )
 def test_help_imports_nothing_heavy(processes: Processes, program: str, shown: str) -> None:
     helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{program}", "--help")
@@ -101,10 +96,8 @@ JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
 )
 def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
     code, said, complaint = run(*arguments)
-    assert code == 2
-    assert said == ""
+    assert (code, said, complaint.count("\n")) == (2, "", 1)
     assert words in complaint
-    assert complaint.count("\n") == 1
 
 
 def test_output_of_texts_times_and_bodies() -> None:
@@ -151,9 +144,6 @@ def test_no_width_of_a_table_breaks_a_word_or_cuts_an_id() -> None:
             assert max(map(len, text.splitlines())) <= width
     rows_of_words = [("short",)] * 300 + [("some words " * 50,)]
     assert len(list(text_table(["reason"], rows_of_words))) == 303, "not wrapped for a pipe"
-
-
-def test_cells_of_a_table() -> None:
     lines = list(text_table(["topic", "n "], [("量子", 1), ("orders", 1_000)]))
     assert lines == ["topic      n", "------  ----", "量子       1", "orders  1000"]
     lines = list(text_table(["", ""], [("body", "a\nb\x1b[2J"), ("id", None)]))

@@ -71,37 +71,30 @@ def test_unknown_fields_are_ignored_and_damaged_ones_named() -> None:
         TopicOptions.from_hash({"ack_timeout": "9" * 30})
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("ack_timeout", [timedelta(milliseconds=99), 0, "10", timedelta(seconds=-1), "31d"]),
-        ("retry_delays", ["banana"]),
-        ("max_ready", [0, True, 1.5, None]),
-        ("capacity", [0, "-5"]),
-        ("retention", [timedelta(seconds=19), "1ms"]),
-        ("garbage_keep", [0]),
-        ("max_body_bytes", [10**12]),
-        ("max_groups", [0, 1_001]),
-        ("paused", ["maybe", None]),
-    ],
-)
-def test_a_bad_value_is_refused_by_name(name: str, values: list[object]) -> None:
-    for value in values:
-        with pytest.raises(ConfigError, match=name):
-            encode({name: value})
-
-
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean ack_timeout"):
-        encode({"ack_timout": "1s"})
-    with pytest.raises(ConfigError, match="the options are ack_timeout, retry_delays"):
-        encode({"zzz": 1})
-    with pytest.raises(ConfigError, match="twice"):
-        encode({"max-ready": 1, "max_ready": 2})
-
-
-def test_retention_covers_twice_the_producers_retries_or_nothing() -> None:
-    assert MIN_RETENTION == 2 * PRODUCER_RETRY_TIME
+def test_a_bad_name_or_value_is_refused_by_name() -> None:
+    bad: dict[str, list[object]] = {
+        "ack_timeout": [timedelta(milliseconds=99), 0, "10", timedelta(seconds=-1), "31d"],
+        "retry_delays": ["banana"],
+        "max_ready": [0, True, 1.5, None],
+        "capacity": [0, "-5"],
+        "retention": [timedelta(seconds=19), "1ms"],
+        "garbage_keep": [0],
+        "max_body_bytes": [10**12],
+        "max_groups": [0, 1_001],
+        "paused": ["maybe", None],
+    }
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ConfigError, match=name):
+                encode({name: value})
+    for wrong, said in (
+        ({"ack_timout": "1s"}, "did you mean ack_timeout"),
+        ({"zzz": 1}, "the options are ack_timeout, retry_delays"),
+        ({"max-ready": 1, "max_ready": 2}, "twice"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            encode(wrong)
+    assert MIN_RETENTION == 2 * PRODUCER_RETRY_TIME, "or no retention"
     assert encode({"retention": MIN_RETENTION}) == {"retention": "20000"}
 
 
@@ -127,9 +120,8 @@ STEEP = {"exponential": {"initial": "1s", "factor": 3, "cap": "20s", "count": 5}
 JITTERED = {"exponential": {"initial": "1ms", "factor": 1.5, "count": 4, "jitter": 0.1}}
 
 
-@pytest.mark.parametrize(
-    ("written", "delays_ms", "jitter"),
-    [
+def test_every_form_of_a_retry_policy() -> None:
+    forms: tuple[tuple[object, tuple[int, ...], float], ...] = (
         ("0,0,2m,10m", (0, 0, 120_000, 600_000), 0.0),
         ("1s, 2s~0.2", (1_000, 2_000), 0.2),
         ("", (), 0.0),
@@ -141,12 +133,14 @@ JITTERED = {"exponential": {"initial": "1ms", "factor": 1.5, "count": 4, "jitter
         (JITTERED, (1, 2, 3, 5), 0.1),
         ({"delays": ["1s", "5s"], "jitter": 1}, (1_000, 5_000), 1.0),
         ({"delays": "1s,5s~0.5"}, (1_000, 5_000), 0.5),
-    ],
-)
-def test_every_form_of_a_retry_policy(
-    written: object, delays_ms: tuple[int, ...], jitter: float
-) -> None:
-    assert RetryPolicy.parse(written) == RetryPolicy(delays_ms, jitter)
+    )
+    for written, delays_ms, jitter in forms:
+        assert RetryPolicy.parse(written) == RetryPolicy(delays_ms, jitter)
+    policy = RetryPolicy.exponential(initial=timedelta(seconds=1), factor=1_000, count=1_000)
+    assert policy.delays_ms[:2] == (1_000, 1_000_000)
+    assert set(policy.delays_ms[2:]) == {3_600_000}, "the cap"
+    with pytest.raises(InvalidMessage, match="1001 retries are too many"):  # not all are read
+        RetryPolicy.parse("1s," * (MAX_RETRIES + 1) + "not a delay")
 
 
 @pytest.mark.parametrize(
@@ -180,15 +174,3 @@ def test_the_encoding_of_a_retry_policy() -> None:
     for bad in ("x", "1,,2", "1~", "-5", "1.5"):
         with pytest.raises(InvalidMessage):
             RetryPolicy.decode(bad)
-
-
-def test_a_steep_exponential_stays_at_its_cap() -> None:
-    policy = RetryPolicy.exponential(initial=timedelta(seconds=1), factor=1_000, count=1_000)
-    assert policy.delays_ms[:2] == (1_000, 1_000_000)
-    assert set(policy.delays_ms[2:]) == {3_600_000}
-
-
-def test_too_many_delays_are_not_all_read() -> None:
-    """A request may have a million of them."""
-    with pytest.raises(InvalidMessage, match="1001 retries are too many"):
-        RetryPolicy.parse("1s," * (MAX_RETRIES + 1) + "not a delay")

@@ -104,26 +104,19 @@ def report(tmp_path: Path, without: str = "") -> Path:
 
 
 def test_costs_are_read_from_a_report(tmp_path: Path) -> None:
-    assert Costs.read(report(tmp_path)) == Costs(
-        send_call=47.0,
-        send_message=3.0,
-        life_call=200.0,
-        life_message=15.0,
-        kilobyte=1.5,
-        manager_call=100.0,
-        manager_message=1.0,
-        consumer_call=200.0,
-        consumer_message=12.0,
-        waiting=196.0,
-        tombstone=180.0,
-    )
-    with pytest.raises(ConfigError, match=r"'redis per kB' of bodies.*--only bodies"):
-        Costs.read(report(tmp_path, without="redis per kB"))
-    with pytest.raises(ConfigError, match="cannot read"):
-        Costs.read(tmp_path / "none.json")
+    managed = {"manager_call": 100.0, "manager_message": 1.0}
+    managed |= {"consumer_call": 200.0, "consumer_message": 12.0}
+    stored = {"kilobyte": 1.5, "waiting": 196.0, "tombstone": 180.0}
+    sent = {"send_call": 47.0, "send_message": 3.0, "life_call": 200.0, "life_message": 15.0}
+    assert Costs.read(report(tmp_path)) == Costs(**sent, **managed, **stored)
     (tmp_path / "other.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not a report of lisa bench"):
-        Costs.read(tmp_path / "other.json")
+    for path, said in (
+        (report(tmp_path, without="redis per kB"), r"'redis per kB' of bodies.*--only bodies"),
+        (tmp_path / "none.json", "cannot read"),
+        (tmp_path / "other.json", "not a report of lisa bench"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Costs.read(path)
 
 
 def test_the_command_prints_what_the_load_needs(tmp_path: Path) -> None:
