@@ -1,4 +1,4 @@
-"""What protects `lisa pipeline serve`: other bytes, other users, other servers."""
+"""Parts of the pipeline without Spark: tasks, refused rows, and what protects `serve`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from lisa.core.model.errors import ConfigError
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import WINDOW_HEADER
+from lisa.pipeline.source import files, refused, rows
+from lisa.pipeline.source.journal_offsets import JournalRange, bundled
+from lisa.pipeline.source.marks import START, Mark
+from lisa.pipeline.source.outcome import TaskResult, write_unwritten
+from lisa.pipeline.source.refused import Refused
 from lisa.pipeline.warm.client import is_present
 from lisa.pipeline.warm.listener import ClientListener
 from lisa.pipeline.warm.protocol import (
@@ -24,6 +34,58 @@ from lisa.pipeline.warm.protocol import (
     check_private,
     is_same_user,
 )
+
+
+def test_ranges_of_journals_are_bundled_into_tasks() -> None:
+    """A thousand small journals take as many tasks as there are cores, tiny ones a single task."""
+
+    def sizes(*counts: int, cores: int) -> list[int]:
+        given = [JournalRange(f"t{n}", START, Mark("9-9", one)) for n, one in enumerate(counts)]
+        made = bundled(given, cores)
+        read = sorted(one.journal for part in made for one in part.ranges)
+        assert read == sorted(one.journal for one in given), "each is read by one task"
+        return [len(part.ranges) for part in made]
+
+    assert sizes(*[2] * 1000, cores=4) == [250] * 4
+    assert max(sizes(9_000, 1, 20_000, 0, 7_000, 300, cores=3)) < 6
+    assert sizes(1, 1, 1, cores=8) == [3]
+    assert sizes(cores=8) == []
+
+
+def refuse(directory: Path, machine: str | None, reason: str = "too long") -> TaskResult:
+    result = TaskResult()
+    made = Refused(str(directory), "refused-1", result, machine=machine)
+    made.add(None, 0, "orders", "a", reason)
+    made.close()
+    return result
+
+
+def test_refused_rows_reach_the_directory_also_from_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, bad = refuse(tmp_path, files.machine()), tmp_path / "bad"
+    assert not here.unwritten
+    assert '"too long"' in (tmp_path / "refused-1.jsonl").read_text("utf-8")
+    away = refuse(bad, "another")
+    assert not bad.exists(), "the driver writes them"
+    write_unwritten([away])
+    assert '"too long"' in (bad / "refused-1.jsonl").read_text("utf-8")
+    assert away.files == [str(bad / "refused-1.jsonl")]
+    monkeypatch.setattr(refused, "RETURNED_BYTES", 100)
+    with pytest.raises(LisaError, match="that all machines share"):
+        refuse(tmp_path, "another", "x" * 100)
+    for scheme in ("s3", "s3a", "s3n"):
+        system, path = files.found(f"{scheme}://bucket/folder?region=eu-central-1")
+        assert (system.type_name, path) == ("s3", "bucket/folder")
+
+
+def test_a_row_whose_header_names_no_window_is_refused() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    windows = ["9-17; tz=Europe/Berlin", "nonsense"]
+    headers = pa.array([[(WINDOW_HEADER, one)] for one in windows], kind)
+    batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"]), headers], ["body", "headers"])
+    assert list(rows.read_rows(batch, json_text=False).refused) == [1]
+
 
 Channels = tuple[MessageChannel, MessageChannel]
 
