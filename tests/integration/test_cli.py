@@ -1,29 +1,37 @@
-"""The commands on a real server."""
+"""The commands on a real server, and `lisa init`, whose files start every role."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shlex
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
+from lisa.cli.init import FILES
 from lisa.cli.main import main
+from lisa.core.settings import ProducerSettings
 from lisa.core.store import presence
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded.server import free_port
+from tests.deploy.manifests import MAINS, SETTINGS
 from tests.roles import Cast, Services
 from tests.servers import connect
 
 Lisa = Callable[..., Result]
+Init = Callable[..., str]
 
 
 @pytest.fixture
@@ -451,3 +459,80 @@ def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
     for command in (["show"], ["remove", "--yes"], ["pause"], ["resume"], ["run-now"], ["next"]):
         assert "has no schedule" in lisa("schedules", *command, *pair, code=1).stderr
     lisa("schedules", "backfill", *pair, *week, code=1)
+
+
+@pytest.fixture
+def init() -> Init:
+    """Run `lisa init`, whose units name the user; its output."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip("the user of this process has no name, which `lisa init` needs")
+
+    def run(*arguments: str | Path, code: int = 0) -> str:
+        done = CliRunner().invoke(main, ["init", *map(str, arguments)])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    return run
+
+
+def test_the_files_of_init_are_for_the_given_server_and_prefix(init: Init, tmp_path: Path) -> None:
+    folder, url = tmp_path / "shop", "redis://db.example:7000/2"
+    init(folder, "--redis", url, "--prefix", "shop")
+    for role in (*SETTINGS.values(), ProducerSettings):
+        settings = role.load(folder / f"{role.role}.yml")
+        assert (settings.redis.url, settings.prefix) == (url, "shop")
+        assert settings.topics() == {"orders": ("lisa",)}
+        assert "# " in (folder / f"{role.role}.yml").read_text()
+    assert len(yaml.safe_load((folder / "tokens.yml").read_text())["tokens"]) == 3
+
+
+def test_what_init_does_not_write(init: Init, tmp_path: Path) -> None:
+    """Existing files, unless forced, and passwords; an error names the place."""
+    said = init(tmp_path, "--redis", "redis://u:s3cret@db/0", code=2)
+    assert ("LISA_REDIS__PASSWORD" in said, "s3cret" in said) == (True, False)
+    assert list(tmp_path.iterdir()) == []
+    kept = tmp_path / "shop.py"
+    kept.write_text("mine = 1\n")
+    assert init(tmp_path, code=1) == f"lisa: {kept} exists; --force overwrites\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["shop.py"], "nothing else is written"
+    assert kept.read_text() == "mine = 1\n"
+    init(tmp_path, "--force")
+    assert "Consumer" in kept.read_text()
+    assert "manager.yml and 8 more exist;" in init(tmp_path, code=1)
+    place = kept / "shop"
+    assert init(place, code=1) == f"lisa: {place}: Not a directory\n"
+
+
+def test_init_prints_80_columns_or_the_files_as_json(
+    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = init("shop")
+    *lines, last = said.splitlines()
+    assert max(map(len, lines)) < 80
+    assert last.startswith("and Grafana are in ")
+    assert (Path(last.partition(" are in ")[2]) / "grafana-dashboard.json").is_file()
+    assert "  cd shop\n" in said
+    assert json.loads(init("other", "--json")) == {"directory": "other", "files": list(FILES)}
+
+
+def test_the_units_of_init_start_the_roles_in_the_folder(init: Init, tmp_path: Path) -> None:
+    folder = tmp_path / "100%"
+    init(folder)
+    units = sorted((folder / "systemd").iterdir())
+    assert len(units) == 3
+    for unit in units:
+        lines = unit.read_text().splitlines()
+        assert f"WorkingDirectory={tmp_path}/100%%" in lines
+        (command,) = (line for line in lines if line.startswith("ExecStart="))
+        program, *arguments = command.removeprefix("ExecStart=").split()
+        assert Path(program).is_file()
+        assert f"{Path(program).name}.service" == unit.name
+        with MAINS[Path(program).name].make_context(program, arguments) as context:
+            assert (folder / context.params["path"]).is_file()
+        if shutil.which("systemd-analyze"):
+            verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+            done = subprocess.run(verify, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")

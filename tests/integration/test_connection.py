@@ -1,27 +1,37 @@
-"""Commands that are sent together, with replies read one by one."""
+"""Connections: replies, forks, interruptions, and TLS on a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
+import select
+import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
 import redis.asyncio
 import uvloop
 
+from lisa import AsyncProducer, Producer
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
+from lisa.core.redis.clients import make_client
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, Pause, drive
 from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.store import AsyncStore
-from tests.servers import wait_until
+from lisa.embedded import EmbeddedServer
+from lisa.embedded.server import free_port
+from tests import certificates
+from tests.certificates import Certificates
+from tests.servers import redis_server, wait_until
 
 
 @pytest.fixture
@@ -207,3 +217,68 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         await connection.close()
 
     runner.run(call())
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Certificates:
+    return certificates.make(tmp_path)
+
+
+@pytest.fixture
+def tls_url(tls: Certificates) -> Iterator[str]:
+    """A server with TLS and a certificate of its own."""
+    if (binary := redis_server()) is None:
+        pytest.skip("the embedded Valkey has no TLS, and redis-server is not on PATH")
+    port = free_port()
+    options = ["--tls-port", str(port), *tls.server_options()]
+    with EmbeddedServer(binary=binary, extra=options):
+        yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={quote(str(tls.authority))}"
+
+
+def test_tls_connections_share_a_context_until_a_file_changes(
+    tls_url: str, tls: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ssl.SSLContext] = []
+    make = ssl.create_default_context
+
+    def counted(*arguments: Any, **keywords: Any) -> ssl.SSLContext:
+        made.append(make(*arguments, **keywords))
+        return made[-1]
+
+    def send(url: str = tls_url, patience: str = "10s") -> None:
+        with Producer(url, patience=patience) as producer:
+            producer.send("t", "x")
+
+    async def send_in_tasks() -> None:
+        for _ in range(5):
+            async with AsyncProducer(tls_url) as producer:
+                await producer.send("t", "x")
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    for _ in range(5):
+        send()
+    assert len(made) == 1
+    asyncio.run(send_in_tasks())
+    assert len(made) <= 2, "asyncio's connections may have other defaults, but share them"
+    before = len(made)
+    changed = tls.authority.stat().st_mtime_ns + 1
+    os.utime(tls.authority, ns=(changed, changed))
+    send()
+    assert len(made) == before + 1
+    unknown = certificates.make(tmp_path / "other").authority
+    with pytest.raises(Exception, match="CERTIF"):
+        send(tls_url.replace(quote(str(tls.authority)), quote(str(unknown))), patience="200ms")
+    assert len(made) == before + 2
+
+
+def test_session_tickets_are_no_reply(tls_url: str) -> None:
+    """They arrive soon after the handshake, usually after the first command was sent."""
+    connection = make_client(Address.of(tls_url)).connection_pool.make_connection()
+    connection.connect()
+    wait_until(lambda: select.select([connection._sock], [], [], 0)[0])
+    assert not connection.can_read()
+    connection.send_command("PING")
+    wait_until(connection.can_read)
+    assert connection.can_read(), "what was read is kept"
+    assert connection.read_response() == b"PONG"
+    connection.disconnect()
