@@ -150,18 +150,17 @@ async def test_closing_sends_what_waits_unless_it_is_cancelled(
         await ended.wait()
 
 
-async def test_without_a_server_each_caller_gets_an_error() -> None:
+async def test_waiting_sends_without_a_server_or_an_event_loop() -> None:
+    """Each caller gets an error of its own, or is cancelled."""
     address = f"redis://127.0.0.1:{free_port()}/0"
-    async with AsyncProducer(address, patience=timedelta(seconds=0.1)) as producer:
-        said = await outcomes(*(producer.send("orders", n) for n in range(5)))
+    async with AsyncProducer(address, patience="100ms") as producer:
+        said = await outcomes(*tasks_of(producer, range(5)))
     assert [type(one) for one in said] == [ServerUnavailable] * 5
     assert len({id(one) for one in said}) == 5
     assert all(one.__cause__ is not None for one in said)
 
-
-async def test_waiting_sends_are_cancelled_when_their_event_loop_ends(redis_url: str) -> None:
     async def leave() -> asyncio.Task[str]:
-        (task,) = tasks_of(AsyncProducer(redis_url), [1])
+        (task,) = tasks_of(AsyncProducer(address), [1])
         await asyncio.sleep(0)
         return task
 

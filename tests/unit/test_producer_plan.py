@@ -58,9 +58,8 @@ def body_of(envelope: bytes) -> Any:
     return decode_body(parts.kind, parts.body)
 
 
-@pytest.mark.parametrize(
-    ("options", "due"),
-    [
+def test_due() -> None:
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "+0"),
         ({"delay": timedelta(minutes=30)}, "+1800000"),
         ({"delay": timedelta(milliseconds=2, microseconds=1)}, "+3"),
@@ -68,10 +67,9 @@ def body_of(envelope: bytes) -> Any:
         ({"at": NOON + timedelta(microseconds=1)}, str(NOON_MS + 1)),
         ({"at": NAIVE, "tz": "+08:00"}, str(NOON_MS - 28_800_000)),
         ({"at": NAIVE, "tz": ZoneInfo("Asia/Tokyo")}, str(NOON_MS - 32_400_000)),
-    ],
-)
-def test_due(options: dict[str, Any], due: str) -> None:
-    assert plan(**options).due == due
+    )
+    for options, due in cases:
+        assert plan(**options).due == due
 
 
 @pytest.mark.parametrize(
@@ -233,33 +231,27 @@ class Model(pydantic.BaseModel):
 MODELS = (msgspec.defstruct("Struct", [("order", int)]), make_dataclass("Data", ["order"]), Model)
 
 
-@pytest.mark.parametrize(
-    ("body", "read"),
-    [
+def test_bodies_survive_a_round_trip_alone_and_among_others() -> None:
+    bodies: list[tuple[Any, Any]] = [
         ([1, 2.5, "é", None], [1, 2.5, "é", None]),
         ("text é", "text é"),
         (b"\x00\xff", b"\x00\xff"),
         (bytearray(b"ab"), b"ab"),
         (memoryview(b"ab"), b"ab"),
         *((model(order=42), {"order": 42}) for model in MODELS),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_bodies_survive_a_round_trip(body: Any, read: Any) -> None:
-    (call,) = made([body, Outgoing(body)], headers={"k": "v"})
-    for envelope in call.envelopes:
-        assert body_of(envelope) == read
-        assert decode_envelope(envelope).headers == {"k": "v"}
-        assert decode_envelope(envelope).token == call.token
-
-
-def test_many_bodies_are_encoded_like_single_ones() -> None:
+    ]
+    for body, read in bodies:
+        (call,) = made([body, Outgoing(body)], headers={"k": "v"})
+        for envelope in call.envelopes:
+            assert body_of(envelope) == read
+            assert decode_envelope(envelope).headers == {"k": "v"}
+            assert decode_envelope(envelope).token == call.token
     headers = encode_headers({"k": "v"})
-    for bodies in ([b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]):
-        assert encode_tails(bodies, headers) == [encode_tail(body, headers) for body in bodies]
+    for several in ([b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]):
+        assert encode_tails(several, headers) == [encode_tail(body, headers) for body in several]
 
 
-def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
+def test_the_sizes_of_calls() -> None:
     def sizes(bodies: list[Any], **options: Any) -> list[int]:
         parts = made(bodies, 8, **options)
         assert len({call.token for call in parts}) == len(parts)
@@ -276,9 +268,7 @@ def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
     assert sizes(known, delay=HOUR, on_duplicate="replace") == [2] * 4, "may replace others"
     later = made(list(range(2 * MOST + 1)), size=1, delay=HOUR)
     assert [len(call.ids) for call in later] == [MOST, MOST, 1], "concern no group yet"
-
-
-def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
+    # A call holds a bounded number of bytes, or a single message.
     large, small = b"x" * (BYTES_PER_CALL + 1), b"x" * (BYTES_PER_CALL // 3)
     bodies = [small, small, small, large, small, b""]
     parts = made(bodies)
@@ -305,10 +295,8 @@ def test_a_report_counts_iterates_and_takes_few_bytes_a_message() -> None:
     assert list(report)[1:3] == [SendOutcome("b", Sent.DUPLICATE), SendOutcome("c", Sent.REPLACED)]
     assert "accepted=1 duplicate=1" in repr(report)
     tracemalloc.start()
-    try:
-        for _ in range(100):
-            report.add(new_ids(500), [Sent.ACCEPTED] * 500)
-        taken = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+    for _ in range(100):
+        report.add(new_ids(500), [Sent.ACCEPTED] * 500)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
     assert taken / len(report) < 40

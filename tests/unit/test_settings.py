@@ -59,9 +59,6 @@ ALL_KEYS = {
 }
 
 
-# Files --------------------------------------------------------------------------------------------
-
-
 def test_the_originals_files() -> None:
     settings = ManagerSettings.load(CONFIGS / "manager.yml")
     server = settings.manager_server
@@ -131,9 +128,6 @@ def test_commented_examples_are_valid(write: Write) -> None:
     assert expected <= tried
 
 
-# Spelling -----------------------------------------------------------------------------------------
-
-
 def test_three_spellings_are_one_key_and_one_file_serves_several_roles(write: Write) -> None:
     for root, section, key in (
         ("lisa-delay-queue", "consumer-server", "poll-timeout-millis"),
@@ -195,9 +189,6 @@ def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
     assert "an s3: URL" in refusal(GatewaySettings, write(text.format("gs://shop/old")))
 
 
-# Precedence ---------------------------------------------------------------------------------------
-
-
 def test_flag_above_environment_above_file_above_default(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +199,6 @@ def test_flag_above_environment_above_file_above_default(
     server = ConsumerSettings.load(path, consumer_server=options, http=None).consumer_server
     assert (server.concurrency, server.processes) == (7, 6)
     assert (server.grace, server.poll_timeout_millis) == (timedelta(seconds=3), 5_000)
-
-
-def test_the_environment_alone(monkeypatch: pytest.MonkeyPatch, write: Write) -> None:
     for name, value in (
         ("REDIS_URL", "redis://elsewhere:1/2"),
         ("ENABLED", "false"),
@@ -227,11 +215,8 @@ def test_the_environment_alone(monkeypatch: pytest.MonkeyPatch, write: Write) ->
     assert not settings.enabled
     assert settings.handlers == ("shop.a", "shop.b")
     retry = RetryPolicy((1_000, 1_000))
-    options = {"ack_timeout": timedelta(seconds=3), "retry_delays": retry, "max_ready": 5}
-    assert settings.topic_options() == {"orders": options}
-
-
-# The server ---------------------------------------------------------------------------------------
+    expected = {"ack_timeout": timedelta(seconds=3), "retry_delays": retry, "max_ready": 5}
+    assert settings.topic_options() == {"orders": expected}
 
 
 def test_spring_names_the_server(write: Write) -> None:
@@ -275,9 +260,6 @@ def test_a_url_from_a_higher_layer_ignores_credentials_and_tls_files_of_lower_la
     assert ProducerSettings.load(tls).redis.tls_ca_file is None
     monkeypatch.setenv("LISA_REDIS_URL", "rediss://other")
     assert ProducerSettings.load(tls).redis.tls_ca_file == Path("ca.pem")
-
-
-# Topics -------------------------------------------------------------------------------------------
 
 
 def test_several_groups_of_one_topic(write: Write) -> None:
@@ -324,9 +306,6 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
-
-
-# Refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,27 +366,9 @@ def test_a_poll_longer_than_the_sockets_patience(write: Write) -> None:
     assert ConsumerSettings.load(long_poll).redis.socket_timeout is None
 
 
-def test_refusals_name_the_source_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(ConsumerSettings, consumer_server={"concurrency": 0}).startswith("options:")
-    assert "unknown key htp; did you mean http?" in refusal(ConsumerSettings, htp="x")
-    monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "many")
-    text = refusal(ConsumerSettings)
-    assert text.startswith("environment: consumer-server.concurrency")
-    assert "'many'" in text
-
-
-def test_unknown_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kubernetes in ("LISA_REDIS_PORT", "LISA_REDIS_PORT_6379_TCP_ADDR", "LISA_SERVICE_HOST"):
-        monkeypatch.setenv(kubernetes, "tcp://10.0.0.1:6379")
-    monkeypatch.setenv("LISA_SHOP_COLOUR", "blue")
-    assert ManagerSettings.load() == ManagerSettings()
-    monkeypatch.setenv("LISA_REDIS_URI", "redis://x")
-    assert "did you mean LISA_REDIS_URL" in refusal(ManagerSettings)
-    monkeypatch.setenv("LISA_NOTHING__HERE", "1")
-    assert "LISA_NOTHING__HERE" in refusal(ManagerSettings)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path, write: Write) -> None:
+def test_refusals_name_the_source_of_the_value(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing, latin = tmp_path / "none.yml", tmp_path / "latin.yml"
     assert refusal(ManagerSettings, missing).startswith(f"{missing}: No such file")
     assert "directory" in refusal(ManagerSettings, tmp_path)
@@ -415,3 +376,17 @@ def test_files_that_cannot_be_read(tmp_path: Path, write: Write) -> None:
     assert "not UTF-8" in refusal(ManagerSettings, latin)
     assert "rename lisa-delay-que" in refusal(ManagerSettings, write("lisa-delay-que: {count: 1}"))
     assert "begin it with" in refusal(ManagerSettings, write(""))
+    assert refusal(ConsumerSettings, consumer_server={"concurrency": 0}).startswith("options:")
+    assert "unknown key htp; did you mean http?" in refusal(ConsumerSettings, htp="x")
+    for kubernetes in ("LISA_REDIS_PORT", "LISA_REDIS_PORT_6379_TCP_ADDR", "LISA_SERVICE_HOST"):
+        monkeypatch.setenv(kubernetes, "tcp://10.0.0.1:6379")
+    monkeypatch.setenv("LISA_SHOP_COLOUR", "blue")
+    assert ManagerSettings.load() == ManagerSettings()
+    monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "many")
+    text = refusal(ConsumerSettings)
+    assert text.startswith("environment: consumer-server.concurrency")
+    assert "'many'" in text
+    monkeypatch.setenv("LISA_REDIS_URI", "redis://x")
+    assert "did you mean LISA_REDIS_URL" in refusal(ManagerSettings)
+    monkeypatch.setenv("LISA_NOTHING__HERE", "1")
+    assert "LISA_NOTHING__HERE" in refusal(ManagerSettings)
