@@ -1,4 +1,4 @@
-"""The programs that generate reference pages and the types of a client."""
+"""Modules outside packages: generators of reference pages and client types, and demos."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -10,27 +9,26 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from lisa import Manager, Producer
-from tests.gateways import Gateway
+from tests.gateways import Gateway, state
+from tests.generators import generator
 from tests.servers import ROOT, Processes, connect, wait_until
 
 DEMOS = ROOT / "demos"
 
 
-def run(
-    *command: str, cwd: Path = ROOT, check: bool = True, env: dict[str, str] | None = None
-) -> Any:
+def run(*command: str | Path, cwd: Path = ROOT, check: bool = True, **variables: str) -> Any:
+    """Run a program to its end, with further variables in its environment."""
     return subprocess.run(
         [sys.executable, *command],
         check=check,
         capture_output=True,
         text=True,
-        env={**os.environ, **(env or {})},
+        env=os.environ | variables,
         cwd=cwd,
         timeout=300,
     )
@@ -50,24 +48,16 @@ def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> 
     processes.start("-m", "lisa.cli.manager", "--config", manager, env=env)
     command = ("-m", "lisa.cli.consumer", "--config", "consumer.yml", "handlers")
     consumer = processes.start(*command, env=env, cwd=DEMOS / "consumer")
-    produce = str(DEMOS / "producer" / "produce.py")
-    run(produce, "hello", env=env)
-    run(produce, "later", "--delay", "1", env=env)
-    consumer.wait_for("mystream: 'hello'")
-    consumer.wait_for("mystream: 'later'")
+    for arguments in (["hello"], ["later", "--delay", "1"]):
+        run(DEMOS / "producer" / "produce.py", *arguments, LISA_REDIS_URL=redis_url)
+        consumer.wait_for(f"mystream: {arguments[0]!r}")
 
 
 @pytest.mark.full
-def test_producer_and_manager_in_one_process(redis_url: str) -> None:
-    said = run(
-        str(DEMOS / "producer_and_manager" / "main.py"), env={"LISA_REDIS_URL": redis_url}
-    ).stdout
+def test_programs_in_one_process(redis_url: str) -> None:
+    said = run(DEMOS / "producer_and_manager" / "main.py", LISA_REDIS_URL=redis_url).stdout
     assert [line.split()[1] for line in said.splitlines()] == ["ready"] * 3
-
-
-@pytest.mark.full
-def test_order_timeout() -> None:
-    said = run(str(DEMOS / "order_timeout" / "main.py")).stdout
+    said = run(DEMOS / "order_timeout" / "main.py").stdout
     cancelled = re.findall(r"order (\d): not paid", said)
     assert (sorted(cancelled), cancelled[-1]) == (["1", "3", "5"], "5")
     assert "order 2: paid, time-out cancelled" in said
@@ -96,17 +86,6 @@ def test_a_tour_of_the_http_api(redis_url: str) -> None:
     assert '"acked":1' in done.stdout
 
 
-def load(name: str) -> ModuleType:
-    """A demo's module, under a name of its own."""
-    found = importlib.util.spec_from_file_location(f"demo_{name}", DEMOS / name / "shop.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
 def place_and_pay(client: Any) -> None:
     """Place an order twice and pay it twice, over HTTP."""
     paths = ["/orders/42"] * 2 + ["/orders/42/payment"] * 2
@@ -114,18 +93,24 @@ def place_and_pay(client: Any) -> None:
     assert [one["timeout"] for one in said] == ["accepted", "duplicate", "cancelled", "cancelled"]
 
 
-def test_fastapi(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    testing = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
+@pytest.fixture
+def at_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demos use the tests' server."""
     monkeypatch.setenv("LISA_REDIS_URL", redis_url)
+
+
+@pytest.mark.usefixtures("at_redis")
+def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
     monkeypatch.setattr("httpx.Response.get_json", lambda said: said.json(), raising=False)
-    with testing.TestClient(load("fastapi").app) as client:
+    with testing.TestClient(generator("shop", DEMOS / "fastapi").app) as client:
         place_and_pay(client)
 
 
-def test_flask(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("at_redis")
+def test_flask() -> None:
     pytest.importorskip("flask", reason="flask is not installed")
-    monkeypatch.setenv("LISA_REDIS_URL", redis_url)
-    shop = load("flask")
+    shop = generator("shop", DEMOS / "flask")
     with shop.producer:
         place_and_pay(shop.app.test_client())
 
@@ -133,13 +118,14 @@ def test_flask(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 class Shop:
     """The Django project, with a database of its own."""
 
-    def __init__(self, url: str, directory: Path, processes: Processes) -> None:
+    folder = DEMOS / "django"
+
+    def __init__(self, url: str, directory: Path) -> None:
         self.env = {"LISA_REDIS_URL": url, "SHOP_DATABASE": str(directory / "shop.sqlite3")}
-        self._processes = processes
 
     def manage(self, *words: str, check: bool = True) -> Any:
         """Run a command of the project to its end."""
-        return run("manage.py", *words, cwd=DEMOS / "django", check=check, env=self.env)
+        return run("manage.py", *words, cwd=self.folder, check=check, **self.env)
 
     def shell(self, code: str) -> str:
         """Run a line of Python in the project; its last line of output."""
@@ -147,29 +133,22 @@ class Shop:
         said: str = self.manage("shell", "-v", "0", "-c", code).stdout
         return said.splitlines()[-1]
 
-    def consume(self, *options: str, cwd: Path = DEMOS / "django") -> None:
-        """Start the handlers."""
-        command = str(DEMOS / "django" / "manage.py"), "lisa_consumer"
-        self._processes.start(*command, *options, env=self.env, cwd=cwd)
-
 
 @pytest.fixture
-def shop(redis_url: str, tmp_path: Path, processes: Processes) -> Shop:
+def shop(redis_url: str, tmp_path: Path) -> Shop:
     pytest.importorskip("django", reason="django is not installed")
-    return Shop(redis_url, tmp_path, processes)
+    return Shop(redis_url, tmp_path)
 
 
-def test_django_runs_handlers_of_apps_and_tasks(shop: Shop, redis_url: str, tmp_path: Path) -> None:
+def test_django_runs_handlers_of_apps_and_tasks(
+    shop: Shop, redis_url: str, processes: Processes, tmp_path: Path
+) -> None:
     """The project is found from any directory, as by a service whose unit names none."""
     shop.manage("migrate", "--run-syncdb", "-v", "0")
     with Manager(redis_url), Producer(redis_url) as producer, connect(redis_url) as raw:
-
-        def state(topic: str, message_id: str) -> str | None:
-            found = producer.get(topic, message_id)
-            return found.state if found else None
-
         bad = producer.send("tasks.default", {"task": "os.getcwd", "args": [], "kwargs": {}})
-        shop.consume("--", "--processes", "2", cwd=tmp_path)
+        consume = (str(shop.folder / "manage.py"), "lisa_consumer", "--", "--processes", "2")
+        processes.start(*consume, env=shop.env, cwd=tmp_path)
         unpaid, paid, later, *said = shop.shell(
             "a = Order.place(minutes=0.05); b = Order.place(minutes=600); b.pay();"
             "from datetime import timedelta; from django.utils import timezone;"
@@ -178,12 +157,12 @@ def test_django_runs_handlers_of_apps_and_tasks(shop: Shop, redis_url: str, tmp_
             "print(a.pk, b.pk, result.id, result.status, task.get_backend().cancel(result))"
         ).split()
         assert said == ["READY", "True"]
-        assert state("tasks.default", later) == "cancelled"
+        assert state(producer, "tasks.default", later) == "cancelled"
         wait_until(lambda: raw.hget("lisa:{tasks.default}:stats", "acked@lisa"))
         states = f"print([Order.objects.get(pk=pk).state for pk in ({unpaid}, {paid})])"
         assert shop.shell(states) == "['apology', 'paid']", "handler, then the task it enqueued"
-        assert state("order-timeouts", f"order-{paid}") == "cancelled"
-        wait_until(lambda: state("tasks.default", bad) == "garbage")
+        assert state(producer, "order-timeouts", f"order-{paid}") == "cancelled"
+        wait_until(lambda: state(producer, "tasks.default", bad) == "garbage")
         found = producer.get("tasks.default", bad)
         assert found is not None
         assert [group.reason for group in found.groups.values()] == ["os.getcwd is not a task"]
