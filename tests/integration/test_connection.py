@@ -74,10 +74,8 @@ def fork(work: Callable[[], object]) -> int:
 def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: Connection) -> None:
     def echo(who: bytes) -> None:
         for number in range(200):
-            assert connection.execute(("ECHO", b"%s %d" % (who, number))) == b"%s %d" % (
-                who,
-                number,
-            )
+            text = b"%s %d" % (who, number)
+            assert connection.execute(("ECHO", text)) == text
 
     echo(b"before")
     child = fork(lambda: echo(b"child"))
@@ -86,9 +84,7 @@ def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: C
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_repeats_a_registration_that_hangs_in_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forked_child_repeats_a_hanging_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lisa.core.store.registration.AGAIN_S", 0)
     parent, answered = os.getpid(), Event()
 
@@ -120,9 +116,7 @@ def test_a_call_that_is_interrupted_leaves_no_reply_to_a_later_one(
         assert connection.execute(("ECHO", "after")) == b"after"
 
 
-def test_a_call_that_is_cancelled_leaves_no_reply_to_a_later_one(
-    redis_url: str, runner: asyncio.Runner
-) -> None:
+def test_a_cancelled_call_leaves_no_reply_behind(redis_url: str, runner: asyncio.Runner) -> None:
     connection = AsyncConnection(Address.of(redis_url))
 
     async def call() -> None:
@@ -138,9 +132,7 @@ def test_a_call_that_is_cancelled_leaves_no_reply_to_a_later_one(
     runner.run(call())
 
 
-def test_a_connection_that_the_server_closed_is_replaced(
-    client: redis.Redis, connection: Connection
-) -> None:
+def test_a_closed_connection_is_replaced(client: redis.Redis, connection: Connection) -> None:
     for is_check_due in (True, False):
         client.client_kill_filter(_id=connection.execute(("CLIENT", "ID")))
         connection._redis.connection_pool._check_at = 0.0 if is_check_due else math.inf
@@ -150,9 +142,7 @@ def test_a_connection_that_the_server_closed_is_replaced(
         assert connection.execute(("PING",)) == b"PONG"
 
 
-async def test_a_cancelled_close_closes_all_connections(
-    redis_url: str, client: redis.Redis
-) -> None:
+async def test_a_cancelled_close_closes_connections(redis_url: str, client: redis.Redis) -> None:
     """The store lists a last topic on a node that hangs, which the caller does not wait for."""
     address = Address.of(f"{redis_url}?client_name=to-be-cancelled")
     store, begun = AsyncStore(AsyncConnection(address), Keys()), asyncio.Event()

@@ -92,9 +92,7 @@ async def test_a_call_is_bounded_by_number_and_by_bytes(
         assert script_calls(client) == 3, "76 by ten groups, half if due"
 
 
-async def test_a_cancelled_task_does_not_affect_others(
-    producer: AsyncProducer, topic: Topic
-) -> None:
+async def test_a_cancelled_task_affects_no_other(producer: AsyncProducer, topic: Topic) -> None:
     tasks = tasks_of(producer, range(10))
     await asyncio.sleep(0)  # all of them have called, nothing is sent yet
     tasks[3].cancel()
@@ -119,9 +117,7 @@ async def test_a_cancelled_task_does_not_affect_others(
     assert len(topic.waiting()) == 22
 
 
-async def test_closing_sends_what_waits_unless_it_is_cancelled(
-    redis_url: str, topic: Topic
-) -> None:
+async def test_closing_sends_what_waits_unless_cancelled(redis_url: str, topic: Topic) -> None:
     producer = AsyncProducer(redis_url)
     tasks = tasks_of(producer, range(5))
     cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
@@ -231,9 +227,7 @@ async def test_calls_that_meet_share_a_script_call(
     assert said == [Cancelled.CANCELLED] * 80 + [Cancelled.UNKNOWN]
 
 
-async def test_each_send_has_its_own_topic_options_and_outcome(
-    producer: AsyncProducer, topic: Topic
-) -> None:
+async def test_each_send_has_own_options_and_outcome(producer: AsyncProducer, topic: Topic) -> None:
     await producer.send("orders", "old", id="a", delay=HOUR)
     extras: Any = {"delay": HOUR, "headers": {"k": "v"}}
     kept, replaced, other, rejected = await outcomes(
@@ -261,9 +255,7 @@ async def test_each_send_has_its_own_topic_options_and_outcome(
     assert [entry.id for entry in topic.take("lisa")] == ids, "in the order of calls"
 
 
-async def test_a_refused_message_does_not_affect_others(
-    producer: AsyncProducer, topic: Topic
-) -> None:
+async def test_a_refused_message_affects_no_other(producer: AsyncProducer, topic: Topic) -> None:
     topic.store.call(Configure("orders", {"max_body_bytes": "10"}))
     bodies: list[Any] = ["fine"] * 40
     bodies[7], bodies[21], bodies[22] = "x" * 11, object(), "y" * 12

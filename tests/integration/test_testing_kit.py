@@ -38,9 +38,7 @@ pytest_plugins = ("pytester",)
 
 pytestmark = pytest.mark.timeout(300)
 
-DAY, HOUR, MINUTE, SECOND = (
-    timedelta(**{unit: 1}) for unit in ("days", "hours", "minutes", "seconds")
-)
+DAY, HOUR, MINUTE, SECOND = (timedelta(seconds=one) for one in (86_400, 3_600, 60, 1))
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
@@ -64,9 +62,7 @@ async def async_kit(clock: ClockedServer) -> AsyncIterator[AsyncLisaTestKit]:
         yield made
 
 
-def attach(
-    kit: LisaTestKit, topic: str, handler: Callable[..., object], **options: Any
-) -> Consumer:
+def attach(kit: LisaTestKit, topic: str, handler: Callable[..., Any], **options: Any) -> Consumer:
     """Handle a topic's messages."""
     consumer = Consumer()
     consumer.on(topic, handler, **options)
@@ -101,9 +97,7 @@ class TestClock:
             seconds, micros = client.time()
             assert seconds * 1000 + micros // 1000 == start_us // 1000 + 3_600_001
 
-    def test_it_stands_still_and_goes_back_only_before_the_first_message(
-        self, kit: LisaTestKit
-    ) -> None:
+    def test_it_stands_still_and_goes_back_only_when_unused(self, kit: LisaTestKit) -> None:
         kit.travel_to(datetime(2026, 3, 28, 12, tzinfo=BERLIN))
         start = kit.now
         assert start == datetime(2026, 3, 28, 11, tzinfo=UTC)
@@ -395,9 +389,7 @@ class TestConsumers:
             kit.close()
         assert left == ["second", "first"]
 
-    def test_producers_of_this_and_other_servers(
-        self, clock: ClockedServer, redis_url: str
-    ) -> None:
+    def test_producers_of_several_servers(self, clock: ClockedServer, redis_url: str) -> None:
         """A producer of the application registers a topic for 20 s; the next test must see it."""
         port = clock.url.rpartition(":")[2].removesuffix("/0")
         urls = [f"redis://127.0.0.1:{port}", f"redis://localhost:{port}/0", clock.url]

@@ -107,9 +107,7 @@ def test_cancelled_and_moved_messages() -> None:
         assert producer.sent[-1].due == datetime(2027, 3, 29, 1, minute, tzinfo=UTC)
 
 
-def test_a_class_of_producers_can_be_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_producers_class_can_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prefix": "shop", "patience": "3s", "durability": replicas(1)}
     producer = RecordingProducer("redis://nowhere:1/0", zone="UTC", **options)
     producer.send("orders", 1, at=DUE.replace(tzinfo=None))

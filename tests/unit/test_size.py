@@ -35,9 +35,7 @@ PEAK = PeakLoad(
 
 
 @pytest.mark.parametrize(("primaries", "round_trip_ms", "batch"), [(1, 0.1, 1), (12, 2.0, 100)])
-def test_the_simulation_bears_the_model_out(
-    primaries: int, round_trip_ms: float, batch: int
-) -> None:
+def test_a_simulation_confirms_the_model(primaries: int, round_trip_ms: float, batch: int) -> None:
     peak = replace(PEAK, batch=batch, round_trip_us=round_trip_ms * 1000)
     found = sized(generator("generate_scale").full(peak, primaries), MEASURED, primaries)
     simulated = simulate(found.load, MEASURED, messages=20_000)
