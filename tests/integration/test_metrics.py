@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_every_state_and_counter_of_a_topic(cast: Cast) -> None:
     assert value(page, "topics") == 1
 
 
-def test_due_messages_before_promotion_count_as_backlog(cast: Cast, kit: Services) -> None:
+def test_the_backlog_and_its_oldest_message(cast: Cast, kit: Services, raw: redis.Redis) -> None:
+    """Due messages that are not promoted count, too; the oldest is the next that is unread."""
     for _ in range(3):
         cast.send_due()
     page = read(cast)
@@ -89,13 +91,8 @@ def test_due_messages_before_promotion_count_as_backlog(cast: Cast, kit: Service
     assert states(page)["ready"] == value(page, "topic_backlog_messages", **OWN) == 3
     assert page.value("lisa_topic_next_due_timestamp_seconds", topic="orders") is None
     assert kit.promoter.moved.numbers() == {("promoted",): 3}
-
-
-def test_the_oldest_ready_message_is_the_next_unread(cast: Cast, raw: redis.Redis) -> None:
-    ready = cast.keys.group("g").ready
-    old_ms = cast.now_ms() - 100_000
-    raw.xadd(ready, {"id": "in flight", "due": old_ms - 900_000})
-    raw.xreadgroup("g", "c1", {ready: ">"})
+    cast.take()
+    ready, old_ms = cast.own.ready, cast.now_ms() - 100_000
     assert value(read(cast), "topic_oldest_ready_seconds", **OWN) == 0
     raw.xadd(ready, {"id": "next", "due": old_ms})
     raw.xadd(ready, {"id": "later", "due": old_ms + 90_000})
@@ -139,20 +136,16 @@ def test_lateness_and_early_hand_overs(cast: Cast, raw: redis.Redis) -> None:
     assert value(page, "topic_early_total", **OWN) == 4
 
 
-def test_consumers_are_counted_by_process_and_by_the_server_s_clock(
-    cast: Cast, raw: redis.Redis
-) -> None:
+def test_consumers_are_counted_by_process_and_server_clock(cast: Cast, raw: redis.Redis) -> None:
     """Two consumers of one process, another process on the host, the same pid on another host."""
-    for name, topic, host, pid, state in (
-        ("a", "orders", "one", 10, "degraded"),
-        ("b", "orders", "one", 10, "running"),
-        ("c", "orders", "one", 11, "running"),
-        ("a", "second", "one", 10, "running"),
-        ("d", "second", "two", 10, "running"),
+    made = partial(presence.ConsumerPresence, group="g", host="one", pid=10, state="running")
+    for record in (
+        made(name="a", topic="orders", state="degraded"),
+        made(name="b", topic="orders"),
+        made(name="c", topic="orders", pid=11),
+        made(name="a", topic="second"),
+        made(name="d", topic="second", host="two"),
     ):
-        record = presence.ConsumerPresence(
-            name=name, topic=topic, group="g", host=host, pid=pid, state=state
-        )
         cast.store.drive(presence.announce_consumer(cast.store, record))
     cast.store.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="m")))
     gone = b'{"name":"old","topic":"orders","group":"g","seen_ms":%d}' % (cast.now_ms() - 31_000)
@@ -168,9 +161,7 @@ def test_consumers_are_counted_by_process_and_by_the_server_s_clock(
     assert (value(page, "consumers_alive"), value(page, "managers_alive")) == (3, 1)
 
 
-def test_topics_and_groups_beyond_the_bounds_are_summed(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_further_topics_and_groups_are_summed(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("NAMED_TOPICS", "NAMED_GROUPS", "TOPICS_PER_STEP"):
         monkeypatch.setattr(topic_metrics, bound, 2)
     cast.send(1)
@@ -316,9 +307,7 @@ def test_a_consumers_own_numbers(bench: Bench, kind: str) -> None:
     assert consumer.numbers() == {}
 
 
-def test_a_family_of_consumers_answers_as_one(
-    bench: Bench, processes: Processes, tmp_path: Path
-) -> None:
+def test_a_family_answers_as_one(bench: Bench, processes: Processes, tmp_path: Path) -> None:
     bench.declare("orders", "g")
     (tmp_path / "shop.py").write_text(
         "import os\n"
