@@ -22,7 +22,6 @@ import pytest
 from tests.wheels import client_parts
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = sorted((ROOT / "lisa").rglob("*.py"))
 
 ON_CORE = {"core", "producer", "manager", "consumer", "admin", "embedded"}
 ON_TOP = {"cli", "gateway", "otel", "pipeline", "testing"}
@@ -56,6 +55,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+SOURCES = {module_name(path): path.read_text("utf-8") for path in (ROOT / "lisa").rglob("*.py")}
+
+
 @functools.cache
 def nodes(source: str) -> tuple[ast.AST, ...]:
     """All nodes of a module; each rule walks them."""
@@ -79,7 +81,8 @@ def wrong_imports(module: str, source: str) -> list[str]:
     """Imports that violate the layers, and those in core that do not point down."""
     part, names = second(module), imported(source)
     if part == "gateway":  # uses roles by their packages only
-        return [name for name in names if second(name) in ROLES and is_module(name)]
+        roles = [name for name in names if second(name) in ROLES]
+        return [name for name in roles if module_of(name) != module_of(f"lisa.{second(name)}")]
     if part in ON_TOP:
         return []
     # Everything else is the public package.
@@ -91,12 +94,6 @@ def wrong_imports(module: str, source: str) -> list[str]:
         inner = [name for name in names if name.startswith("lisa.core.")]
         wrong += [name for name in inner if name.split(".")[2] not in below]
     return wrong
-
-
-def is_module(name: str) -> bool:
-    """Whether an imported name is a module inside a role, or comes from one."""
-    *_, last = parts = name.split(".")
-    return len(parts) > 3 or (ROOT / "lisa" / parts[1] / f"{last}.py").exists()
 
 
 def second(name: str) -> str:
@@ -117,12 +114,13 @@ def made_clients(module: str, source: str) -> list[str]:
     """
     if module in {"lisa.core.redis.clients", "lisa.cli.bench.server"}:
         return []
-    bound = set()
-    for node in nodes(source):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            home = getattr(node, "module", None)
-            found = [one for one in node.names if (home or one.name).split(".")[0] == "redis"]
-            bound |= {one.asname or one.name.split(".")[0] for one in found}
+    bound = {
+        one.asname or one.name.split(".")[0]
+        for node in nodes(source)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in node.names
+        if (getattr(node, "module", None) or one.name).split(".")[0] == "redis"
+    }
     names = [name.split(".") for name, _ in calls(source)]
     return [name[-1] for name in names if name[0] in bound and CLIENTS.fullmatch(name[-1])]
 
@@ -196,12 +194,12 @@ def clients_modules() -> frozenset[Path]:
 
 def module_of(name: str) -> Path | None:
     """The module that an imported name is, or comes from; None outside Lisa."""
-    parts = name.split(".")
-    for n in range(len(parts) if parts[0] == "lisa" else 0, 0, -1):
-        path = ROOT.joinpath(*parts[:n])
+    while name.startswith("lisa"):
+        path = ROOT.joinpath(*name.split("."))
         for found in (path.with_suffix(".py"), path / "__init__.py"):
             if found.exists():
                 return found
+        name = name.rpartition(".")[0]
     return None
 
 
@@ -218,8 +216,7 @@ RULES = [wrong_imports, made_clients, run_scripts, built_keys, undeclared, beyon
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_module_keeps(rule: Callable[[str, str], list[str]]) -> None:
-    names = {path: module_name(path) for path in MODULES}
-    offences = {names[path]: rule(names[path], path.read_text("utf-8")) for path in MODULES}
+    offences = {name: rule(name, source) for name, source in SOURCES.items()}
     assert {name: found for name, found in offences.items() if found} == {}
 
 
@@ -250,10 +247,9 @@ def test_each_rule_catches_offenders() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    sources = {module_name(path): path.read_text("utf-8") for path in MODULES}
     imports = {
-        module: {name if name in sources else name.rpartition(".")[0] for name in imported(source)}
-        for module, source in sources.items()
+        module: {name if name in SOURCES else name.rpartition(".")[0] for name in imported(source)}
+        for module, source in SOURCES.items()
     }
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
@@ -261,8 +257,8 @@ def test_no_modules_import_each_other() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     """A name in a log or a diff is clear."""
     homes = defaultdict[str, list[str]](list)
-    for path in MODULES:
-        for node in nodes(path.read_text("utf-8")):
+    for module, source in SOURCES.items():
+        for node in nodes(source):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(module_name(path))
+                homes[node.name].append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
