@@ -134,16 +134,12 @@ def test_three_spellings_are_one_key_and_one_file_serves_several_roles(write: Wr
         ("lisaDelayQueue", "consumerServer", "pollTimeoutMillis"),
         ("lisa_delay_queue", "consumer_server", "poll_timeout_millis"),
     ):
-        path = write(
-            f"server: {{port: 8080}}\n{root}: {{{section}: {{{key}: 70}}, manager-server: }}"
-        )
+        path = write(f"other: {{port: 80}}\n{root}: {{{section}: {{{key}: 70}}, manager-server: }}")
         assert ConsumerSettings.load(path).consumer_server.poll_timeout_millis == 70
         assert ManagerSettings.load(path) == ManagerSettings.load()
 
 
-def test_text_stays_text_where_yaml_sees_a_number_and_merged_keys_may_be_overridden(
-    write: Write,
-) -> None:
+def test_yaml_numbers_stay_text_and_merged_keys_may_be_overridden(write: Write) -> None:
     path = write("""
         first: &first {topic: 007, consumer: 8, max-length: 1}
         second: &second {<<: *first, topic: orders}
@@ -189,9 +185,7 @@ def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
     assert "an s3: URL" in refusal(GatewaySettings, write(text.format("gs://shop/old")))
 
 
-def test_flag_above_environment_above_file_above_default(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precedence_from_flag_to_default(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("lisa-delay-queue: {consumer-server: {concurrency: 2, grace: 3s, processes: 4}}")
     monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "5")
     monkeypatch.setenv("LISA_CONSUMER_SERVER__PROCESSES", "6")
@@ -347,9 +341,7 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
         ("!!python/object/apply:os.getcwd []", ["not valid YAML"]),
     ],
 )
-def test_a_managers_refusal_names_file_key_and_cure(
-    write: Write, body: str, words: list[str]
-) -> None:
+def test_a_refusal_names_file_key_and_cure(write: Write, body: str, words: list[str]) -> None:
     path = write(f"lisa-delay-queue: {body}")
     text = refusal(ManagerSettings, path)
     assert text.startswith(str(path))
