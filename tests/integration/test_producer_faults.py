@@ -23,6 +23,7 @@ from tests.producers import Either, Topic
 from tests.proxies import LossyProxy, MovingProxy
 from tests.servers import connect, failing_disk
 
+Opened = Callable[..., Either]
 HOUR = timedelta(hours=1)
 PATIENCE = timedelta(seconds=0.4)
 LONG = timedelta(seconds=60)
@@ -30,7 +31,7 @@ LONG = timedelta(seconds=60)
 
 
 @pytest.fixture(params=["sync", "async"])
-def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Either]]:
+def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens producers of one kind, and closes them."""
     with ExitStack() as made:
         yield lambda *args, **options: made.enter_context(
@@ -48,7 +49,7 @@ def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
 
 
 def test_a_lost_reply_does_not_make_a_message_its_own_duplicate(
-    opened: Callable[..., Either], redis_url: str, topic: Topic
+    opened: Opened, redis_url: str, topic: Topic
 ) -> None:
     with LossyProxy(redis_url) as proxy:
         either = opened(proxy.url)
@@ -65,7 +66,7 @@ def test_a_lost_reply_does_not_make_a_message_its_own_duplicate(
     assert len(topic.waiting()) == 2
 
 
-def test_a_server_that_is_away_or_hangs_from_the_start(opened: Callable[..., Either]) -> None:
+def test_a_server_that_is_away_or_hangs_from_the_start(opened: Opened) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     either = opened(url, patience=PATIENCE)
     assert url in gives_up(lambda: either.send("orders", 1))
@@ -78,9 +79,7 @@ def test_a_server_that_is_away_or_hangs_from_the_start(opened: Callable[..., Eit
     assert time.monotonic() - started < LONG.total_seconds()
 
 
-def test_a_server_that_refuses_writes_and_goes_away(
-    opened: Callable[..., Either], own_server: EmbeddedServer
-) -> None:
+def test_a_server_refuses_writes_and_goes_away(opened: Opened, own_server: EmbeddedServer) -> None:
     either = opened(own_server.url, patience=PATIENCE)
     first = either.send("orders", 1, delay=HOUR)
     fresh = opened(own_server.url)
@@ -108,7 +107,7 @@ def test_a_server_that_refuses_writes_and_goes_away(
 
 
 def test_an_address_that_moves_to_a_new_primary(
-    opened: Callable[..., Either],
+    opened: Opened,
     client: redis.Redis,
     valkey_server: EmbeddedServer,
     own_server: EmbeddedServer,
@@ -130,7 +129,7 @@ def test_an_address_that_moves_to_a_new_primary(
 
 
 def test_a_wrong_password_or_missing_right_is_reported_at_once(
-    opened: Callable[..., Either], redis_url: str, client: redis.Redis
+    opened: Opened, redis_url: str, client: redis.Redis
 ) -> None:
     rules = ("on", ">secret", "~*", "&*", "+@all", "-evalsha")
     client.execute_command("ACL", "SETUSER", "clerk", *rules)
@@ -144,9 +143,7 @@ def test_a_wrong_password_or_missing_right_is_reported_at_once(
     client.acl_deluser("clerk")
 
 
-def test_an_emptied_server_is_taken_as_it_is(
-    opened: Callable[..., Either], client: redis.Redis, topic: Topic
-) -> None:
+def test_an_emptied_server_is_used_as_is(opened: Opened, client: redis.Redis, topic: Topic) -> None:
     either = opened(topic.store.connection.address)
     either.send("orders", 1, id="a", delay=HOUR)
     client.flushall()
@@ -161,9 +158,7 @@ def test_an_emptied_server_is_taken_as_it_is(
         assert call() == answer
 
 
-def test_a_newer_layout_is_refused(
-    opened: Callable[..., Either], redis_url: str, client: redis.Redis
-) -> None:
+def test_a_newer_layout_is_refused(opened: Opened, redis_url: str, client: redis.Redis) -> None:
     client.set("lisa:schema", 99)
     either = opened(redis_url)
     for method in (either.send, either.get):
@@ -172,9 +167,7 @@ def test_a_newer_layout_is_refused(
     assert client.keys() == [b"lisa:schema"]
 
 
-def test_patience_beyond_half_the_retention_is_refused(
-    opened: Callable[..., Either], redis_url: str, topic: Topic
-) -> None:
+def test_too_much_patience_is_refused(opened: Opened, redis_url: str, topic: Topic) -> None:
     topic.store.call(Configure("orders", {"retention": "50000"}))
     assert opened(redis_url, patience="25s").send("orders", 1)
     for patience in (timedelta(seconds=26), timedelta.max):
