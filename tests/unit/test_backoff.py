@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from redis import exceptions
 
 from lisa.core.model.backoff import MOVING_S, Backoff, longest_after
@@ -20,22 +19,14 @@ def test_pauses_double_up_to_a_limit_and_reset_after_a_success() -> None:
     assert backoff.pause_s == 3
 
 
-@pytest.mark.parametrize(
-    ("error", "longest_s"),
-    [
+def test_the_end_of_a_slot_s_move_is_noticed_sooner_than_a_server_that_returns() -> None:
+    for error, longest_s in (
         (exceptions.TryAgainError("TRYAGAIN Multiple keys request during rehashing of slot"), 0.1),
         (exceptions.ResponseError("TRYAGAIN keys are on two nodes"), 0.1),
         (exceptions.ConnectionError("refused"), 0.5),
         (exceptions.ResponseError("WRONGTYPE not a stream"), 5.0),
-    ],
-)
-def test_the_end_of_a_slot_s_move_is_noticed_sooner_than_a_server_that_returns(
-    error: Exception, longest_s: float
-) -> None:
-    assert longest_after(translated(error, "redis")) == longest_s
-
-
-def test_a_call_pauses_briefly_while_a_slot_moves() -> None:
+    ):
+        assert longest_after(translated(error, "redis")) == longest_s
     patience = Patience(100)
     pauses = [patience.next_pause(MOVING_S) for _ in range(10)]
     assert all(pause is not None and pause <= MOVING_S for pause in pauses)
