@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import programs
 from tests.servers import ROOT
 
 CLIENT = ROOT / "packaging" / "client"
@@ -40,22 +41,12 @@ def without_checkout() -> dict[str, str]:
 
 def start(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command without the checkout on its path."""
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=without_checkout(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return programs.run(*command, check=False, cwd=cwd, env=without_checkout())
 
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of such a command, which must succeed."""
-    done = start(*command, cwd=cwd)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return programs.run(*command, cwd=cwd, env=without_checkout()).stdout
 
 
 def build(project: Path, to: Path, kind: str = "wheel") -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,15 @@ from lisa.cli.bench.command import MEASURES
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.run import Run
 from lisa.cli.main import main
+from tests.programs import python
 from tests.servers import ROOT
 
 
 def run(*module: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     # A prefix that no role accepts: benchmarks use default settings.
-    own = {"PYTHONPATH": str(ROOT), "LISA_PREFIX": "{}"}
-    return subprocess.run(
-        [sys.executable, "-m", *module],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=cwd,
-        env={n: value for n, value in os.environ.items() if not n.startswith("LISA_")} | own,
-    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+    env = clean | {"PYTHONPATH": str(ROOT), "LISA_PREFIX": "{}"}
+    return python("-m", *module, check=False, cwd=cwd, env=env)
 
 
 @pytest.mark.full

