@@ -53,11 +53,10 @@ SIZES = [
 ]
 
 
-def body_of(number: int, size: int) -> bytes:
-    return (b"%d:" % number + bytes(range(256)) * (size // 256 + 1))[:size]
-
-
-BODIES = {f"m{number:04}": body_of(number, size) for number, size in enumerate(SIZES)}
+BODIES = {
+    f"m{number:04}": (b"%d:" % number + bytes(range(256)) * (size // 256 + 1))[:size]
+    for number, size in enumerate(SIZES)
+}
 """Bodies by id, in the order of sending."""
 
 OUTGOING = [Outgoing(body, id=one) for one, body in BODIES.items()]
@@ -131,9 +130,7 @@ def promote(cast: Cast) -> int:
     ("kind", "way"),
     [("sync", "send"), ("async", "send_many"), ("sync", "stream"), ("async", "later")],
 )
-def test_producers_send_them_and_handlers_receive_them(
-    meter: Meter, cast: Cast, kind: str, way: str
-) -> None:
+def test_handlers_receive_what_is_sent(meter: Meter, cast: Cast, kind: str, way: str) -> None:
     producer, expected = Either(kind, meter.url), BODIES
     if way == "send":
         expected = dict(list(BODIES.items())[:12])
