@@ -1,4 +1,4 @@
-"""Addresses of servers: which one is used, and what a mistake or a server's error is told as."""
+"""Addresses of servers: which is used, how a mistake or an error is told, and pauses after it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from redis import exceptions
 
 from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.cli.options import Chosen
 from lisa.core.daemon.status import StatusServer
 from lisa.core.model.addresses import listen_address
+from lisa.core.model.backoff import MOVING_S, Backoff, longest_after
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.exchange import is_usable_after
+from lisa.core.redis.patience import Patience
 from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
 
@@ -224,3 +227,28 @@ def test_refused_writes(frame: str) -> None:
         is_full = words.startswith("OOM")
         assert (errors.is_full(error), errors.passes(error)) == (is_full, not is_full)
         assert is_usable_after(error) is not words.startswith("READONLY")
+
+
+def test_pauses_double_up_to_a_limit_and_reset_after_a_success() -> None:
+    backoff = Backoff(1, 60)
+    assert [backoff.take(3) for _ in range(4)] == [1, 2, 3, 3]
+    assert [backoff.take() for _ in range(5)] == [6, 12, 24, 48, 60]
+    backoff.reset()
+    assert backoff.take() == 1
+    backoff.lengthen(3)
+    assert backoff.pause_s == 3
+
+
+def test_the_end_of_a_slot_s_move_is_noticed_sooner_than_a_server_that_returns() -> None:
+    for error, longest_s in (
+        (exceptions.TryAgainError("TRYAGAIN Multiple keys request during rehashing of slot"), 0.1),
+        (exceptions.ResponseError("TRYAGAIN keys are on two nodes"), 0.1),
+        (exceptions.ConnectionError("refused"), 0.5),
+        (exceptions.ResponseError("WRONGTYPE not a stream"), 5.0),
+    ):
+        assert longest_after(errors.translated(error, "redis")) == longest_s
+    patience = Patience(100)
+    pauses = [patience.next_pause(MOVING_S) for _ in range(10)]
+    assert all(pause is not None and pause <= MOVING_S for pause in pauses)
+    others = [patience.next_pause() for _ in range(10)]
+    assert max(pause for pause in others if pause) > MOVING_S
