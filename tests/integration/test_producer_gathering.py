@@ -33,8 +33,10 @@ async def producer(redis_url: str) -> AsyncIterator[AsyncProducer]:
 
 def script_calls(client: redis.Redis) -> int:
     """The script calls that the server got since the last time."""
-    stats: Any = client.info("commandstats")
-    client.config_resetstat()
+    both = client.pipeline()  # at once, so that no call is missed
+    both.info("commandstats")
+    both.config_resetstat()
+    stats: Any = both.execute()[0]
     return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
 
 
