@@ -37,19 +37,14 @@ LATER = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
-def url(valkey_server: EmbeddedServer) -> str:
-    return valkey_server.url
-
-
-@pytest.fixture(scope="module")
-def gateway(url: str) -> Iterator[Gateway]:
-    with Gateway(url) as running:
+def gateway(valkey_server: EmbeddedServer) -> Iterator[Gateway]:
+    with Gateway(valkey_server.url) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def producer(url: str) -> Iterator[Producer]:
-    with Producer(url) as made:
+def producer(valkey_server: EmbeddedServer) -> Iterator[Producer]:
+    with Producer(valkey_server.url) as made:
         yield made
 
 
@@ -89,8 +84,8 @@ class TopicBench(Cast):
 
 
 @pytest.fixture
-def bench(url: str) -> Iterator[TopicBench]:
-    with closing(TopicBench(url)) as made:
+def bench(valkey_server: EmbeddedServer) -> Iterator[TopicBench]:
+    with closing(TopicBench(valkey_server.url)) as made:
         yield made
 
 
@@ -138,9 +133,9 @@ any_id = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), 
 @example(ids=LOOKALIKES)
 @example(ids=SCRIPTS)
 def test_any_id_can_be_in_every_state(
-    url: str, producer: Producer, gateway: Gateway, ids: list[str]
+    valkey_server: EmbeddedServer, producer: Producer, gateway: Gateway, ids: list[str]
 ) -> None:
-    bench = TopicBench(url)
+    bench = TopicBench(valkey_server.url)
     topic, store = bench.topic, bench.store
     last = f"/v1/topics/{topic}/messages/{quote(ids[-1], safe='')}"
     # Send each by `send`, find it, and cancel all but the last by the producer.
