@@ -8,11 +8,10 @@ import math
 import random
 import re
 import shutil
-import subprocess
-import types
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import yaml
@@ -26,6 +25,7 @@ from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.request_metrics import Meter
 from tests.exposition import Exposed
 from tests.generators import generator
+from tests.programs import run
 from tests.promql import family_of, labels_in, metrics_in
 from tests.servers import ROOT
 
@@ -48,9 +48,9 @@ ADDED = {"environment", "instance", "job", "le", "alertname"}
 COUNTED = re.compile(r"count\((?:'([\w:]+)'|(\w+))[^\n]*?(, group)?\)(?: end)?$", re.MULTILINE)
 
 
-def counters_of_scripts() -> dict[str, bool]:
-    """Counters by name in `stats`, and whether they belong to a group."""
-    found = {}
+def test_every_counter_of_the_scripts_is_exported() -> None:
+    """By name in `stats`, and whether it belongs to a group."""
+    counters: dict[str, bool] = {}
     for script in (ROOT / "lua").rglob("*.lua"):
         source = script.read_text(encoding="utf-8")
         calls = re.findall(r"(?m)^(?!local function).*\bcount\(.*", source)
@@ -59,17 +59,12 @@ def counters_of_scripts() -> dict[str, bool]:
         for name, variable, group in (one.groups() for one in matches):
             # One name is computed, the final state of acks: acked is counted separately.
             assert name or (script.stem, variable) == ("ack", "state"), (script.name, variable)
-            found[name or "expired"] = bool(group)
-        found |= dict.fromkeys(re.findall(r"'HINCRBY', STATS, '(\w+)'", source), False)
-    return found
-
-
-def test_every_counter_of_the_scripts_is_exported() -> None:
-    found = counters_of_scripts()
-    assert found.pop("late:") is True, "lateness is a histogram"
-    assert len(found) > 15
+            counters[name or "expired"] = bool(group)
+        counters |= dict.fromkeys(re.findall(r"'HINCRBY', STATS, '(\w+)'", source), False)
+    assert counters.pop("late:") is True, "lateness is a histogram"
+    assert len(counters) > 15
     for own, exported in ((False, TOPIC_COUNTERS), (True, GROUP_COUNTERS)):
-        assert {name for name, of_group in found.items() if of_group is own} == {*exported}
+        assert {name for name, of_group in counters.items() if of_group is own} == {*exported}
 
 
 def test_names_follow_prometheus_customs() -> None:
@@ -98,7 +93,13 @@ def expressions() -> list[str]:
     return [*SHOWN, *defined, *told, *(rule["expr"] for rule in ALERTS)]
 
 
-def test_expressions_name_what_is_exported() -> None:
+ONCE = re.compile(
+    r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
+    r"((rate|increase|deriv|max_over_time)\()?$"
+)
+
+
+def test_expressions_name_what_is_exported_and_count_it_once() -> None:
     assert metrics_in('rate(lisa_a_bucket{group=~"x lisa_no"}[5m]) > 1') == {"lisa_a_bucket"}
     for expression in expressions():
         named = metrics_in(expression)
@@ -110,18 +111,10 @@ def test_expressions_name_what_is_exported() -> None:
                 assert name.endswith(("_bucket", "_sum", "_count")), f"{name} is a histogram"
         labels = ADDED.union(*(FAMILIES[name].labels for name in known))
         assert labels_in(expression) <= labels, expression
-
-
-def test_values_reported_by_several_roles_count_once() -> None:
-    """Managers and gateways export the same topic values, so selectors must be in a `max by`."""
-    once = re.compile(
-        r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
-        r"((rate|increase|deriv|max_over_time)\()?$"
-    )
-    for expression in expressions():
+        # Managers and gateways export the same topic values, so selectors must be in a `max by`.
         for found in re.finditer(r"lisa_(topic|managers|server)_\w+", expression):
             if not expression.startswith("label_values"):
-                assert once.search(expression[: found.start()]), expression
+                assert ONCE.search(expression[: found.start()]), expression
 
 
 def test_rules_and_the_dashboard_keep_environments_apart() -> None:
@@ -195,11 +188,7 @@ PROMTOOL = shutil.which("promtool")
     ],
 )
 def test_promtool(command: str, path: Path, tmp_path: Path) -> None:
-    line = [str(PROMTOOL), *command.split(), str(path)]
-    done = subprocess.run(
-        line, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(str(PROMTOOL), *command.split(), path, cwd=tmp_path)
 
 
 SECONDS = "lisa_consumer_handler_seconds"
@@ -223,29 +212,16 @@ def test_a_page_is_as_prometheus_wants_it() -> None:
 
 
 def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:
-    limits = ("max_requests", "max_buffered_bytes", "max_body_bytes")
-    bounds = types.SimpleNamespace(**dict.fromkeys(limits, 9), request_timeout=timedelta(seconds=9))
-    hub: Any = types.SimpleNamespace(
-        settings=types.SimpleNamespace(gateway_server=bounds),
-        meter=Meter(),
-        **dict.fromkeys(("active", "held", "stalled", "buffered"), 0),
-        token=lambda _connection, *, compat: EVERYTHING,
-        access=types.SimpleNamespace(is_open=False),
-    )
-    sent: list[Any] = []
-
-    async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
-        raise ZeroDivisionError
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
+    limits = dict.fromkeys(("max_requests", "max_buffered_bytes", "max_body_bytes"), 9)
+    hub = Mock(meter=Meter(), active=0, held=0, stalled=0, buffered=0)
+    hub.settings.gateway_server = Mock(**limits, request_timeout=timedelta(seconds=9))
+    hub.token.return_value, hub.access.is_open = EVERYTHING, False
+    broken, send = AsyncMock(side_effect=ZeroDivisionError), AsyncMock()
+    receive = AsyncMock(return_value={"type": "http.request", "body": b""})
     scope = {"type": "http", "method": "GET", "path": "/v1/topics", "headers": []}
     asyncio.run(LimitsMiddleware(broken, hub)(scope, receive, send))
-    assert sent[0]["status"] == 500
-    assert (b"x-frame-options", b"DENY") in sent[0]["headers"]
+    answer = send.await_args_list[0].args[0]
+    assert answer["status"] == 500
+    assert (b"x-frame-options", b"DENY") in answer["headers"]
     assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
     assert hub.active == hub.buffered == 0
