@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +13,17 @@ import pytest
 from lisa import Manager, Producer
 from tests.gateways import Gateway, state
 from tests.generators import generator
+from tests.programs import python, run
 from tests.servers import ROOT, Processes, connect, wait_until
 
 DEMOS = ROOT / "demos"
 
 
-def run(*command: str | Path, cwd: Path = ROOT, check: bool = True, **variables: str) -> Any:
-    """Run a program to its end, with further variables in its environment."""
-    return subprocess.run(
-        [sys.executable, *command],
-        check=check,
-        capture_output=True,
-        text=True,
-        env=os.environ | variables,
-        cwd=cwd,
-        timeout=300,
-    )
+@pytest.fixture(autouse=True)
+def environment(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demos use the tests' server, and Django a database of its own."""
+    monkeypatch.setenv("LISA_REDIS_URL", redis_url)
+    monkeypatch.setenv("SHOP_DATABASE", str(tmp_path / "shop.sqlite3"))
 
 
 def test_every_demo_has_a_readme_and_is_listed() -> None:
@@ -49,15 +41,15 @@ def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> 
     command = ("-m", "lisa.cli.consumer", "--config", "consumer.yml", "handlers")
     consumer = processes.start(*command, env=env, cwd=DEMOS / "consumer")
     for arguments in (["hello"], ["later", "--delay", "1"]):
-        run(DEMOS / "producer" / "produce.py", *arguments, LISA_REDIS_URL=redis_url)
+        python(DEMOS / "producer" / "produce.py", *arguments)
         consumer.wait_for(f"mystream: {arguments[0]!r}")
 
 
 @pytest.mark.full
-def test_programs_in_one_process(redis_url: str) -> None:
-    said = run(DEMOS / "producer_and_manager" / "main.py", LISA_REDIS_URL=redis_url).stdout
+def test_programs_in_one_process() -> None:
+    said = python(DEMOS / "producer_and_manager" / "main.py").stdout
     assert [line.split()[1] for line in said.splitlines()] == ["ready"] * 3
-    said = run(DEMOS / "order_timeout" / "main.py").stdout
+    said = python(DEMOS / "order_timeout" / "main.py").stdout
     cancelled = re.findall(r"order (\d): not paid", said)
     assert (sorted(cancelled), cancelled[-1]) == (["1", "3", "5"], "5")
     assert "order 2: paid, time-out cancelled" in said
@@ -66,7 +58,7 @@ def test_programs_in_one_process(redis_url: str) -> None:
 
 def test_lisa_demo_counts_what_the_handlers_saw() -> None:
     options = ("--messages", "2000", "--seconds", "2", "--json")
-    figures = json.loads(run("-m", "lisa.cli.main", "demo", *options).stdout)
+    figures = json.loads(python("-m", "lisa.cli.main", "demo", *options).stdout)
     assert figures["sent"] == 2000
     assert figures["early"] == figures["lost"] == figures["handled_after_cancel"] == 0
     assert figures["handled"] + figures["cancelled"] + figures["garbage"] == 2000
@@ -76,8 +68,7 @@ def test_lisa_demo_counts_what_the_handlers_saw() -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_a_tour_of_the_http_api(redis_url: str) -> None:
     with Manager(redis_url), Gateway(redis_url) as gateway:
-        command = [str(DEMOS / "http" / "tour.sh"), gateway.url]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        done = run(DEMOS / "http" / "tour.sh", gateway.url)
     codes = "201 200 200 200 200 200 200 200 200 201 200 400 200"
     assert re.findall(r"\((\d+)\)", done.stdout) == codes.split()
     outcomes = "accepted duplicate rescheduled retrying acked accepted cancelled"
@@ -93,13 +84,6 @@ def place_and_pay(client: Any) -> None:
     assert [one["timeout"] for one in said] == ["accepted", "duplicate", "cancelled", "cancelled"]
 
 
-@pytest.fixture
-def at_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demos use the tests' server."""
-    monkeypatch.setenv("LISA_REDIS_URL", redis_url)
-
-
-@pytest.mark.usefixtures("at_redis")
 def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
     testing = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
     monkeypatch.setattr("httpx.Response.get_json", lambda said: said.json(), raising=False)
@@ -107,7 +91,6 @@ def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
         place_and_pay(client)
 
 
-@pytest.mark.usefixtures("at_redis")
 def test_flask() -> None:
     pytest.importorskip("flask", reason="flask is not installed")
     shop = generator("shop", DEMOS / "flask")
@@ -115,41 +98,27 @@ def test_flask() -> None:
         place_and_pay(shop.app.test_client())
 
 
-class Shop:
-    """The Django project, with a database of its own."""
-
-    folder = DEMOS / "django"
-
-    def __init__(self, url: str, directory: Path) -> None:
-        self.env = {"LISA_REDIS_URL": url, "SHOP_DATABASE": str(directory / "shop.sqlite3")}
-
-    def manage(self, *words: str, check: bool = True) -> Any:
-        """Run a command of the project to its end."""
-        return run("manage.py", *words, cwd=self.folder, check=check, **self.env)
-
-    def shell(self, code: str) -> str:
-        """Run a line of Python in the project; its last line of output."""
-        code = f"from shop.models import Order; from shop import tasks; {code}"
-        said: str = self.manage("shell", "-v", "0", "-c", code).stdout
-        return said.splitlines()[-1]
+def manage(*words: str, check: bool = True) -> Any:
+    """Run a command of the Django project to its end."""
+    return python("manage.py", *words, cwd=DEMOS / "django", check=check)
 
 
-@pytest.fixture
-def shop(redis_url: str, tmp_path: Path) -> Shop:
-    pytest.importorskip("django", reason="django is not installed")
-    return Shop(redis_url, tmp_path)
+def shell(code: str) -> str:
+    """Run a line of Python in the project; its last line of output."""
+    code = f"from shop.models import Order; from shop import tasks; {code}"
+    said: str = manage("shell", "-v", "0", "-c", code).stdout
+    return said.splitlines()[-1]
 
 
-def test_django_runs_handlers_of_apps_and_tasks(
-    shop: Shop, redis_url: str, processes: Processes, tmp_path: Path
-) -> None:
+def test_django_handlers_and_tasks(redis_url: str, processes: Processes, tmp_path: Path) -> None:
     """The project is found from any directory, as by a service whose unit names none."""
-    shop.manage("migrate", "--run-syncdb", "-v", "0")
+    pytest.importorskip("django", reason="django is not installed")
+    manage("migrate", "--run-syncdb", "-v", "0")
     with Manager(redis_url), Producer(redis_url) as producer, connect(redis_url) as raw:
         bad = producer.send("tasks.default", {"task": "os.getcwd", "args": [], "kwargs": {}})
-        consume = (str(shop.folder / "manage.py"), "lisa_consumer", "--", "--processes", "2")
-        processes.start(*consume, env=shop.env, cwd=tmp_path)
-        unpaid, paid, later, *said = shop.shell(
+        consume = (str(DEMOS / "django" / "manage.py"), "lisa_consumer", "--", "--processes", "2")
+        processes.start(*consume, env={"LISA_REDIS_URL": redis_url}, cwd=tmp_path)
+        unpaid, paid, later, *said = shell(
             "a = Order.place(minutes=0.05); b = Order.place(minutes=600); b.pay();"
             "from datetime import timedelta; from django.utils import timezone;"
             "task = tasks.send_apology.using(run_after=timezone.now() + timedelta(days=1));"
@@ -160,7 +129,7 @@ def test_django_runs_handlers_of_apps_and_tasks(
         assert state(producer, "tasks.default", later) == "cancelled"
         wait_until(lambda: raw.hget("lisa:{tasks.default}:stats", "acked@lisa"))
         states = f"print([Order.objects.get(pk=pk).state for pk in ({unpaid}, {paid})])"
-        assert shop.shell(states) == "['apology', 'paid']", "handler, then the task it enqueued"
+        assert shell(states) == "['apology', 'paid']", "handler, then the task it enqueued"
         assert state(producer, "order-timeouts", f"order-{paid}") == "cancelled"
         wait_until(lambda: state(producer, "tasks.default", bad) == "garbage")
         found = producer.get("tasks.default", bad)
@@ -169,25 +138,27 @@ def test_django_runs_handlers_of_apps_and_tasks(
 
 
 @pytest.mark.full
-def test_django_names_mistakes(shop: Shop, tmp_path: Path) -> None:
+def test_django_names_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("django", reason="django is not installed")
     for options, error in (
         (["--", "--nosuch"], "No such option"),
         (["shop"], "unexpected extra argument (shop)"),
     ):
-        failed = shop.manage("lisa_consumer", *options, check=False)
+        failed = manage("lisa_consumer", *options, check=False)
         assert failed.returncode == 2
         assert failed.stderr.startswith("Usage: lisa-consumer [OPTIONS] [TARGET]\n")
         assert error in failed.stderr
     # Without names of queues, Django accepts tasks for any, which no consumer would read.
     backend = "from lisa.django.tasks import *; LisaBackend('default', {'QUEUES': []})"
-    failed = shop.manage("shell", "-v", "0", "-c", backend, check=False)
+    failed = manage("shell", "-v", "0", "-c", backend, check=False)
     assert "TASKS['default']: QUEUES is empty; name the queues" in failed.stderr
-    shop.env |= {"DJANGO_SETTINGS_MODULE": "wrong", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "wrong")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     for setting, words in (
         ("{'sever': 'redis://db'}", "the setting LISA has no key 'sever'; its keys are server,"),
         ("'redis://db:6379/0'", "the setting LISA is a dict, as in {'server': "),
     ):
         (tmp_path / "wrong.py").write_text(f"from shop.settings import *\nLISA = {setting}\n")
         place = "from shop.models import Order; Order.place(minutes=1)"
-        failed = shop.manage("shell", "-v", "0", "-c", place, check=False)
+        failed = manage("shell", "-v", "0", "-c", place, check=False)
         assert words in failed.stderr.splitlines()[-1]

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import click
 import pytest
 
 import lisa
+from tests.programs import python
 from tests.servers import connect, no_clock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +23,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted([*(ROOT / "clients").glob("*/README.md"), *(ROOT / "docs").rglob("*.md")])
 TESTING = ROOT / "docs" / "how-to" / "testing.md"
 DEFAULT_URL = "redis://localhost:6379/0"
-Completed = subprocess.CompletedProcess[str]
 
 
 def name_of(page: Path) -> str:
@@ -34,22 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def python(*arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Completed:
-    """Run Python, which must succeed."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=cwd,
-        env=os.environ | (env or {}),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def run(program: str, url: str) -> Completed:
+def run(program: str, url: str) -> subprocess.CompletedProcess[str]:
     """Run a page's program, not as __main__: `consumer.run()` would run until it is stopped."""
     program = program.replace(DEFAULT_URL, url)
     return python("-c", f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})")
@@ -71,7 +55,7 @@ def test_the_programs_of_the_readme(redis_url: str) -> None:
 
 
 WITH_PROGRAMS = [
-    pytest.param(page, marks=[pytest.mark.full] * (page.stem not in ("producer", "consumer")))
+    pytest.param(page, marks=() if page.stem in ("producer", "consumer") else pytest.mark.full)
     for page in PAGES
     if page.name not in ("README.md", TESTING.name) and blocks(page, "python")
 ]
@@ -92,7 +76,7 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(application)
     (tmp_path / "test_shop.py").write_text("\n".join(tests))
     plugins = ("-p", "lisa.testing.plugin", "-p", "asyncio")
-    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     done = python("-m", "pytest", "-q", *plugins, "test_shop.py", cwd=tmp_path, env=env)
     count = sum(one.count("def test_") for one in tests)
     assert f"{count} passed" in done.stdout
@@ -137,7 +121,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation site, which builds without a warning."""
     made = tmp_path_factory.mktemp("site")
     options = ("--strict", "--quiet", "--site-dir", str(made))
-    python("-m", "mkdocs", "build", *options, env={"NO_MKDOCS_2_WARNING": "1"})
+    python("-m", "mkdocs", "build", *options, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     return made
 
 
@@ -167,24 +151,15 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_search_finds_words_newcomers_use(site: Path) -> None:
+def test_search_llms_txt_and_alerts_lead_to_pages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
     texts = " ".join(entry["title"] + " " + entry["text"] for entry in index["docs"]).lower()
     words = ("dead letter", "visibility timeout", "idempotent", "debounce", "back-off", "celery")
-    assert [word for word in words if word not in texts] == []
-
-
-@pytest.mark.full
-def test_llms_txt_names_every_page_and_its_source(site: Path) -> None:
-    text = (site / "llms.txt").read_text()
-    names = re.findall(r"\]\(([^)]+)\)", text)
+    assert [word for word in words if word not in texts] == [], "newcomers use them"
+    names = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
     assert {f"{page.relative_to(ROOT / 'docs')}" for page in ROOT.glob("docs/**/*.md")} < set(names)
     for name in names:
         assert (site / name).read_text().startswith("# "), name
-
-
-@pytest.mark.full
-def test_runbook_addresses_of_alerts_lead_to_sections(site: Path) -> None:
     rules = (ROOT / "configs" / "alerts.yml").read_text()
     found = re.findall(r"runbook_url: https://docs\.example/lisa/(\S+)#(\w+)", rules)
     assert len(found) == rules.count("- alert:")

@@ -8,7 +8,6 @@ import pwd
 import re
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded.server import free_port
 from tests.deploy.manifests import MAINS, SETTINGS
+from tests.programs import run
 from tests.roles import Cast
 from tests.servers import connect
 
@@ -103,7 +103,7 @@ def test_known_ids_and_ids_like_options() -> None:
 def test_settings_from_the_environment_or_a_file(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(*command: str, **environment: str | None) -> Result:
+    def invoke(*command: str, **environment: str | None) -> Result:
         return CliRunner(env=environment).invoke(main, command)
 
     path, pauses = tmp_path / "lisa.yml", list[float]()
@@ -116,19 +116,19 @@ def test_settings_from_the_environment_or_a_file(
         {"LISA_CONFIG": str(path)},
     ):
         for command in (["send", "orders", "42"], ["cancel", "orders", "a"]):
-            result = run(*command, "--redis", redis_url, **environment)
+            result = invoke(*command, "--redis", redis_url, **environment)
             assert result.exit_code == 3, result.output  # the test's server has no replica
             assert "replica" in result.output
-        result = run("get", "orders", "a", "--redis", away, **environment)
+        result = invoke("get", "orders", "a", "--redis", away, **environment)
         assert (result.exit_code, pauses) == (3, [])
-    result = run("get", "orders", "a", LISA_PATIENCE="5")
+    result = invoke("get", "orders", "a", LISA_PATIENCE="5")
     assert (result.exit_code, "patience" in result.output) == (2, True)
     path.write_text(
         f"lisa-delay-queue:\n  prefix: conf\n  redis: {{url: '{redis_url}'}}\n  zone: '+01:00'\n"
     )
     sent = ("--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00")
-    one = run(*sent, LISA_REDIS_URL=None).stdout.strip()
-    found = run("get", "orders", one, "--json", LISA_CONFIG=str(path))
+    one = invoke(*sent, LISA_REDIS_URL=None).stdout.strip()
+    found = invoke("get", "orders", one, "--json", LISA_CONFIG=str(path))
     assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"
     assert "waiting" in lisa("--prefix", "conf", "get", "orders", one).stdout
     assert "waiting" in lisa("get", "orders", one, "--prefix=conf").stdout
@@ -504,6 +504,4 @@ def test_the_units_of_init_start_the_roles_in_the_folder(tmp_path: Path) -> None
         with MAINS[Path(program).name].make_context(program, arguments) as context:
             assert (folder / context.params["path"]).is_file()
         if shutil.which("systemd-analyze"):
-            verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
-            done = subprocess.run(verify, capture_output=True, text=True, check=False)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert run("systemd-analyze", "verify", "--man=no", unit).stderr == ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +25,7 @@ from lisa.core.settings import (
 from lisa.core.settings.names import fields, kebab, sections
 from lisa.core.settings.schedules import ScheduleSettings
 from tests.generators import DOCS, generator
+from tests.programs import python
 from tests.servers import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -298,8 +297,7 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
         "import sys; from lisa.core.settings import ManagerSettings; ManagerSettings.load();"
         "print(sorted({'redis', 'apscheduler', 'rich'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    assert python("-c", check).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
