@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import quote
 
 import pytest
@@ -104,13 +105,10 @@ def test_a_forked_child_repeats_a_hanging_registration(monkeypatch: pytest.Monke
 def test_a_call_that_is_interrupted_leaves_no_reply_to_a_later_one(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     for call in (connection.execute, lambda one: connection.execute_many([one])):
         assert connection.execute(("ECHO", "before")) == b"before"
         with monkeypatch.context() as patched:
-            patched.setattr(redis.Connection, "read_response", interrupt)
+            patched.setattr(redis.Connection, "read_response", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 call(("ECHO", "interrupted"))
         assert connection.execute(("ECHO", "after")) == b"after"
@@ -176,8 +174,7 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def fail(*_: Any) -> None:
-        raise RuntimeError("got Future attached to a different loop")
+    fail = AsyncMock(side_effect=RuntimeError("got Future attached to a different loop"))
 
     async def call() -> None:
         ping, both = ("PING",), [("PING",), ("TIME",)]
@@ -228,12 +225,7 @@ def tls_url(tls: Certificates) -> Iterator[str]:
 def test_tls_connections_share_a_context_until_a_file_changes(
     tls_url: str, tls: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[ssl.SSLContext] = []
-    make = ssl.create_default_context
-
-    def counted(*arguments: Any, **keywords: Any) -> ssl.SSLContext:
-        made.append(make(*arguments, **keywords))
-        return made[-1]
+    made = Mock(wraps=ssl.create_default_context)
 
     def send(url: str = tls_url, patience: str = "10s") -> None:
         with Producer(url, patience=patience) as producer:
@@ -244,21 +236,21 @@ def test_tls_connections_share_a_context_until_a_file_changes(
             async with AsyncProducer(tls_url) as producer:
                 await producer.send("t", "x")
 
-    monkeypatch.setattr(ssl, "create_default_context", counted)
+    monkeypatch.setattr(ssl, "create_default_context", made)
     for _ in range(5):
         send()
-    assert len(made) == 1
+    assert made.call_count == 1
     asyncio.run(send_in_tasks())
-    assert len(made) <= 2, "asyncio's connections may have other defaults, but share them"
-    before = len(made)
+    assert made.call_count <= 2, "asyncio's connections may have other defaults, but share them"
+    before = made.call_count
     changed = tls.authority.stat().st_mtime_ns + 1
     os.utime(tls.authority, ns=(changed, changed))
     send()
-    assert len(made) == before + 1
+    assert made.call_count == before + 1
     unknown = certificates.make(tmp_path / "other").authority
     with pytest.raises(Exception, match="CERTIF"):
         send(tls_url.replace(quote(str(tls.authority)), quote(str(unknown))), patience="200ms")
-    assert len(made) == before + 2
+    assert made.call_count == before + 2
 
 
 def test_session_tickets_are_no_reply(tls_url: str) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -21,7 +22,6 @@ import lisa
 from lisa.core.model.clock import OLDEST_DUE_MS, ms_datetime
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
-from lisa.core.redis.flow import Command
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.retry import Fail, Failure
@@ -114,14 +114,8 @@ def test_l18_every_key_of_a_call_is_declared_and_in_one_slot(
     """The original's keys had no hash tag, and the body's key was an argument: CROSSSLOT."""
     topic.declare("g1", "g2")
     earlier = set(topic.store.ask("KEYS", "lisa:{orders}:reply:*"))
-    calls: list[Command] = []
-    execute = producer._store.connection.execute
-
-    def noted(command: Command) -> Any:
-        calls.append(command)
-        return execute(command)
-
-    monkeypatch.setattr(producer._store.connection, "execute", noted)
+    execute = Mock(wraps=producer._store.connection.execute)
+    monkeypatch.setattr(producer._store.connection, "execute", execute)
     producer.send("orders", 1, id="a", delay=HOUR, ttl=HOUR, retry="1s")
     producer.send_many("orders", [Outgoing(n, id=f"n{n}") for n in range(3)])
     producer.get("orders", "a")
@@ -130,7 +124,8 @@ def test_l18_every_key_of_a_call_is_declared_and_in_one_slot(
     producer.send("orders", 1, id="b", delay=HOUR)
     producer.cancel_many("orders", ["a", "b", "n0"])
     declared: set[object] = set()
-    scripts = [command for command in calls if command[0] == "EVALSHA"]
+    commands = [call.args[0] for call in execute.call_args_list]
+    scripts = [command for command in commands if command[0] == "EVALSHA"]
     assert len(scripts) >= 7
     for command in scripts:
         count = int(command[2])
@@ -394,18 +389,12 @@ def test_functions_of_the_package_share_one_producer(
     for name, value in (("REDIS_URL", redis_url), ("PREFIX", "shop"), ("ZONE", "UTC")):
         monkeypatch.setenv(f"LISA_{name}", value)
     lisa.close()
-    made: list[object] = []
-    from_config = lisa.Producer.from_config
-
-    def counted() -> lisa.Producer:
-        made.append(None)
-        return from_config()
-
-    monkeypatch.setattr(lisa.Producer, "from_config", counted)
+    from_config = Mock(wraps=lisa.Producer.from_config)
+    monkeypatch.setattr(lisa.Producer, "from_config", from_config)
     with ThreadPoolExecutor(8) as pool:
         sends = [pool.submit(lisa.send, "orders", {"n": 1}, delay=HOUR) for _ in range(8)]
     ids = [one.result() for one in sends]
-    assert (len(set(ids)), len(made)) == (8, 1)
+    assert (len(set(ids)), from_config.call_count) == (8, 1)
     assert client.exists("shop:{orders}:waiting")
     seen = lisa.get("orders", ids[0])
     assert seen is not None

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -28,9 +29,7 @@ DUE = datetime(2027, 3, 28, 1, 30, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(*_: object, **__: object) -> None:
-        raise AssertionError("a recording producer opened a connection")
-
+    connect = Mock(side_effect=AssertionError("a recording producer opened a connection"))
     monkeypatch.setattr("socket.socket.connect", connect)
 
 
