@@ -162,18 +162,26 @@ async def test_a_cancelled_close_closes_connections(redis_url: str, client: redi
     assert not store._registration.running
 
 
-def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
-    redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = AsyncConnection(Address.of(redis_url))
+def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Cut each new asyncio connection before its first write; returns those that were cut."""
+    cut: list[Any] = []
     connect: Any = redis.asyncio.Connection._connect
 
     async def connect_and_cut(self: Any) -> None:
         await connect(self)
+        cut.append(self)
         self._writer.transport.abort()
         for _ in range(3):
             await asyncio.sleep(0)
 
+    monkeypatch.setattr(redis.asyncio.Connection, "_connect", connect_and_cut)
+    return cut
+
+
+def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
+    redis_url: str, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = AsyncConnection(Address.of(redis_url))
     fail = AsyncMock(side_effect=RuntimeError("got Future attached to a different loop"))
 
     async def call() -> None:
@@ -185,9 +193,10 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         ):
             await connection.close()
             with monkeypatch.context() as patched:
-                patched.setattr(redis.asyncio.Connection, "_connect", connect_and_cut)
+                cut = cut_while_connecting(patched)
                 with pytest.raises(redis.ConnectionError):
                     await execute()
+                assert cut
             assert await execute()
         with monkeypatch.context() as patched:
             patched.setattr(redis.asyncio.Connection, "_send_packed_command", fail)
