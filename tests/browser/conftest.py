@@ -20,11 +20,11 @@ import httpx
 import pytest
 import redis
 
-from lisa import Consumer, Manager, Producer
+from lisa import Consumer, FoundMessage, Manager, Producer
 from lisa.embedded import EmbeddedServer
 from tests.gateways import NO_TLS, Gateway
 from tests.roles import Cast
-from tests.servers import ROOT, connect, wait_until
+from tests.servers import ROOT, connect
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable")
 PATIENCE_MS = 15_000
@@ -57,13 +57,28 @@ class Site:
     def url(self) -> str:
         return self.gateway.url
 
+    def page(self, path: str, **params: str) -> str:
+        """The text of a page that must exist."""
+        answer = self.gateway.client.get(path, params=params or None)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def option(self, topic: str, name: str, value: str) -> None:
+        self.raw.hset(f"lisa:{{{topic}}}:options", name, value)
+
+    def garbage(self, topic: str) -> list[str]:
+        found: Any = self.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1)
+        return [one.decode() for one in found]
+
+    def message(self, topic: str, message_id: str) -> FoundMessage:
+        """A message that must exist."""
+        found = self.producer.get(topic, message_id)
+        assert found is not None, message_id
+        return found
+
     def kill(self, topic: str, message_id: str, body: object, reason: str) -> None:
         """Send a message without retries, and fail it with a reason."""
         self.producer.send(topic, body, id=message_id, retry=[])
-        self.fail(topic, message_id, reason)
-
-    def fail(self, topic: str, message_id: str, reason: str) -> None:
-        """Pull a message and fail it; without retries left, it moves to garbage."""
         with Consumer(self.server.url) as consumer:
             (delivery,) = consumer.pull(topic, batch=1, wait=timedelta(seconds=10))
             assert delivery.message.id == message_id
@@ -143,6 +158,18 @@ class Tab:
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 
+    def press(self, button: str, leads_to: str = "") -> None:
+        """Press a button, and wait for the address to which it leads."""
+        self.page.get_by_role("button", name=button).click()
+        if leads_to:
+            self.page.wait_for_url(f"**{leads_to}**")
+
+    def follow(self, link: str, leads_to: str = "") -> None:
+        """Follow a link, and wait for its address."""
+        self.page.get_by_role("link", name=link).click()
+        if leads_to:
+            self.page.wait_for_url(f"**{leads_to}**")
+
     def until(self, condition: str, argument: object = None) -> None:
         """Wait until a JavaScript expression is true.
 
@@ -190,17 +217,65 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def waiting(site: Site, topic: str, n: int) -> None:
-    """Wait until the topic has that many waiting messages."""
-    wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == n)
-
-
 def key_in(page: str) -> str:
     found = re.search(r'name="key" value="([0-9a-f]{64})"', page)
     assert found, page
     return found[1]
 
 
-def browser_of(url: str) -> httpx.Client:
+class Visitor(httpx.Client):
     """A client with a cookie jar, which sends forms as a browser does."""
-    return httpx.Client(base_url=url, headers={"Origin": url}, timeout=30.0, verify=NO_TLS)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        headers = {"Origin": url}
+        super().__init__(base_url=url, headers=headers, timeout=30.0, verify=NO_TLS, **options)
+
+    def page(self, path: str, **params: str) -> str:
+        """The text of a page that must exist."""
+        answer = self.get(path, params=params or None)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def key(self, topic: str) -> str:
+        """The key that the forms of this session need."""
+        return key_in(self.get(f"/topics/{topic}").text)
+
+    def act(self, topic: str, do: str = "", /, **fields: str) -> httpx.Response:
+        """Submit a form of a topic's page."""
+        form = {"key": fields.get("key") or self.key(topic), "do": do, **fields}
+        return self.post(f"/topics/{topic}/act", data=form)
+
+    def did(self, topic: str, do: str = "", /, **fields: str) -> str:
+        """Submit a form; returns the address to which a successful action leads."""
+        done = self.act(topic, do, **fields)
+        assert done.status_code == 303, done.text
+        return done.headers["location"]
+
+    def log_in(self, token: str, path: str = "/") -> httpx.Response:
+        return self.post("/login", data={"token": token, "next": path})
+
+
+@pytest.fixture
+def visitor(site: Site) -> Iterator[Visitor]:
+    with Visitor(site.url) as visitor:
+        yield visitor
+
+
+TOKENS = """
+tokens:
+  - {name: all, token: everything-everything, scopes: [produce, consume, operate]}
+  - {name: orders, token: orders-orders-orders, scopes: [produce], topics: ['orders.*']}
+  - {name: sends, token: produce-produce-produce, scopes: [produce]}
+  - {name: operates, token: operate-operate-operate, scopes: [operate]}
+  - {name: reader, token: reader-reader-reader, scopes: [read]}
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with access tokens on the site's server; its page allows actions."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens.yml"
+    file.write_text(TOKENS, encoding="utf-8")
+    arguments = ("--tokens-file", str(file), "--allow-actions")
+    with Gateway(site.server.url, *arguments) as running:
+        yield running

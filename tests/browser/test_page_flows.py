@@ -29,13 +29,18 @@ def sample(client: redis.Redis, ms: int, **counters: int) -> None:
     client.xadd("lisa:{orders}:history", fields, id=f"{ms}-0")
 
 
+def found_history(cast: Cast, now_ms: int = NOW) -> list[Interval]:
+    found = history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=now_ms)
+    return list(cast.store.drive(found))
+
+
 def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -> None:
     first = NOW // MINUTE * MINUTE - 3 * MINUTE
     sample(client, first, sent=10, acked_at_lisa=5)
     sample(client, first + MINUTE, sent=70, acked_at_lisa=65)
     # In a minute without a sample, nothing changed.
     client.hset("lisa:{orders}:stats", mapping={"sent": 100, "acked@lisa": 95, "late:e@lisa": 4})
-    found = cast.store.drive(history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=NOW))
+    found = found_history(cast)
     assert [(one.start_ms, one.counters.get("sent", 0)) for one in found] == [
         (first, 60),
         (first + MINUTE, 0),
@@ -49,17 +54,13 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     assert 1.5 < (found[-1].lateness_ms(0.5) or 0) <= 2
     assert history.best_pace(found, "lisa") == 1.0
     assert history.best_pace(found, "other") is None
-
-
-def test_groups_without_a_sample_have_no_pace(cast: Cast, client: redis.Redis) -> None:
+    # Half a second later in a minute that no manager has sampled yet.
+    client.delete("lisa:{orders}:history", "lisa:{orders}:stats")
     begun = NOW // MINUTE * MINUTE
     sample(client, begun - 2 * MINUTE, acked_at_lisa=0)
     sample(client, begun - MINUTE, acked_at_lisa=60)
-    # The minute is half a second old, and no manager has sampled it yet.
     client.hset("lisa:{orders}:stats", mapping={"acked@lisa": 121})
-    found = cast.store.drive(
-        history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=begun + 500)
-    )
+    found = found_history(cast, begun + 500)
     assert [one.seconds for one in found] == [60, 60.5]
     assert history.best_pace(found, "lisa") == pytest.approx(1.0, abs=0.02)
 
@@ -67,12 +68,10 @@ def test_groups_without_a_sample_have_no_pace(cast: Cast, client: redis.Redis) -
 def test_a_server_that_came_back_empty_makes_no_negative_rates(
     cast: Cast, client: redis.Redis
 ) -> None:
-    day = history.history(cast.store, "orders", HistorySpan.DAY, now_ms=NOW)
-    assert cast.store.drive(day) == []  # before the first sample, nothing is made up
+    assert found_history(cast) == []  # before the first sample, nothing is made up
     sample(client, NOW // MINUTE * MINUTE - MINUTE, sent=1000)
     client.hset("lisa:{orders}:stats", "sent", 3)
-    found = cast.store.drive(history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=NOW))
-    assert all(one.per_s("sent") >= 0 for one in found)
+    assert all(one.per_s("sent") >= 0 for one in found_history(cast))
 
 
 def test_bands_count_each_message_once(cast: Cast, client: redis.Redis) -> None:
@@ -115,30 +114,22 @@ def steps(*counts: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def test_the_outlook_warns_where_more_falls_due_than_was_handled() -> None:
-    seen = forecast.outlook(Due("g", 0, steps(30, 160, 70, 10, 0), 0), 1.0)
+    def outlook(backlog: int, counts: tuple[int, ...], pace: float | None) -> forecast.Outlook:
+        return forecast.outlook(Due("g", backlog, steps(*counts), 0), pace)
+
+    seen = outlook(0, (30, 160, 70, 10, 0), 1.0)
     assert [one.left for one in seen.steps] == [0, 100, 110, 60, 0]
-    assert seen.crossing_ms == MINUTE
-    assert seen.most == 110
-    assert seen.clear_ms == 5 * MINUTE
-
-
-@pytest.mark.parametrize(
-    ("backlog", "counts", "pace"),
-    [(0, (60, 60, 60), 1.0), (0, (65, 0, 0), 1.0), (0, (9, 0), 0.001), (500, (900, 900), None)],
-)
-def test_the_outlook_does_not_cry_wolf(
-    backlog: int, counts: tuple[int, ...], pace: float | None
-) -> None:
-    assert forecast.outlook(Due("g", backlog, steps(*counts), 0), pace).crossing_ms is None
-
-
-def test_the_outlook_covers_a_second_backlog_and_the_present_one() -> None:
-    never = forecast.outlook(Due("g", 1_000, steps(60, 60), 0), 1.0)
+    assert (seen.crossing_ms, seen.most, seen.clear_ms) == (MINUTE, 110, 5 * MINUTE)
+    never = outlook(1_000, (60, 60), 1.0)
     assert (never.crossing_ms, never.most, never.clear_ms) == (0, 1_000, None)
-    again = forecast.outlook(Due("g", 0, steps(100, 0, 1_000, 0), 0), 1.0)
+    again = outlook(0, (100, 0, 1_000, 0), 1.0)
     assert (again.crossing_ms, again.most, again.clear_ms) == (0, 940, None)
-    shrinking = forecast.outlook(Due("g", 10_000, steps(0, 0), 0), 100.0)
+    shrinking = outlook(10_000, (0, 0), 100.0)
     assert (shrinking.crossing_ms, shrinking.most, shrinking.clear_ms) == (0, 10_000, 100_000)
+    assert outlook(0, (60, 60, 60), 1.0).crossing_ms is None
+    assert outlook(0, (65, 0, 0), 1.0).crossing_ms is None
+    assert outlook(0, (9, 0), 0.001).crossing_ms is None
+    assert outlook(500, (900, 900), None).crossing_ms is None
 
 
 def test_a_burst_of_a_moment_is_no_pace() -> None:

@@ -9,9 +9,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -26,34 +24,16 @@ from lisa.embedded import EmbeddedServer
 from lisa.gateway.access import Access, Scope, Token
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import link
-from tests.browser.conftest import Site, browser_of, key_in
+from tests.browser.conftest import Site, Visitor, key_in, now_ms
 from tests.gateways import NO_TLS, Gateway, declared_topic, new_topic
 from tests.servers import connect, wait_until
 
-TOKENS = """
-tokens:
-  - {name: all, token: everything-everything, scopes: [produce, consume, operate]}
-  - {name: orders, token: orders-orders-orders, scopes: [produce], topics: ['orders.*']}
-"""
-
-
-@pytest.fixture(scope="module")
-def guarded(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway with access tokens on the same server."""
-    directory: Path = tmp_path_factory.mktemp("tokens")
-    (directory / "tokens.yml").write_text(TOKENS, encoding="utf-8")
-    arguments = ("--tokens-file", str(directory / "tokens.yml"), "--allow-actions")
-    with Gateway(site.server.url, *arguments) as running:
-        yield running
-
-
-def log_in(client: httpx.Client, token: str, path: str = "/") -> httpx.Response:
-    return client.post("/login", data={"token": token, "next": path})
+HOUR = timedelta(hours=1)
 
 
 def test_pages_hold_no_foreign_content_and_no_inline_script(site: Site) -> None:
     topic = new_topic()
-    site.producer.send(topic, {"a": 1}, delay=timedelta(hours=1))
+    site.producer.send(topic, {"a": 1}, delay=HOUR)
     paths = ("/", "/consumers", "/topics/none-such", "/search?q=x")
     for path in (*paths, f"/topics/{topic}", f"/topics/{topic}/garbage"):
         answer = site.gateway.client.get(path)
@@ -90,94 +70,81 @@ def test_files_are_kept_for_good_and_have_their_types(site: Site) -> None:
 
 
 def test_unchanged_content_is_not_sent_again(site: Site) -> None:
-    first = site.gateway.client.get("/search")
-    tag = first.headers["etag"]
-    again = site.gateway.client.get("/search", headers={"If-None-Match": tag})
+    client = site.gateway.client
+    tag = {"If-None-Match": client.get("/search").headers["etag"]}
+    again = client.get("/search", headers=tag)
     assert (again.status_code, again.content) == (304, b"")
-    other = site.gateway.client.get("/search?q=none-such", headers={"If-None-Match": tag})
-    assert other.status_code == 200
+    assert client.get("/search?q=none-such", headers=tag).status_code == 200
 
 
 def test_without_actions_the_page_only_shows(site: Site) -> None:
     topic = new_topic()
-    message_id = site.producer.send(topic, 1, delay=timedelta(hours=1))
-    with Gateway(site.server.url) as plain, browser_of(plain.url) as client:
-        page = client.get(f"/topics/{topic}/messages/{message_id}")
-        assert page.status_code == 200
-        assert 'method="post"' not in page.text
+    message_id = site.producer.send(topic, 1, delay=HOUR)
+    with Gateway(site.server.url) as plain, Visitor(plain.url) as client:
+        assert 'method="post"' not in client.page(f"/topics/{topic}/messages/{message_id}")
         assert not client.cookies
-        edit = client.get(f"/topics/{topic}/schedule/edit?name=daily")
-        assert "--allow-actions" in edit.text
-        answer = client.post(f"/topics/{topic}/act", data={"do": "cancel", "id": message_id})
+        assert "--allow-actions" in client.get(f"/topics/{topic}/schedule/edit?name=daily").text
+        answer = client.act(topic, "cancel", id=message_id, key="0" * 64)
         assert answer.status_code == 403
         assert "--allow-actions" in answer.text
-    found = site.producer.get(topic, message_id)
-    assert found is not None
-    assert found.state == "waiting"
+    assert site.message(topic, message_id).state == "waiting"
 
 
-def test_a_form_needs_the_key_of_its_own_session(site: Site) -> None:
+def test_a_form_needs_the_key_of_its_own_session(site: Site, visitor: Visitor) -> None:
     topic = new_topic()
-    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    site.producer.send(topic, 1, delay=HOUR)
     act, path = f"/topics/{topic}/act", f"/topics/{topic}"
-    with browser_of(site.url) as mine, browser_of(site.url) as other:
-        key = key_in(mine.get(path).text)
-        foreign = key_in(other.get(path).text)
+    with Visitor(site.url) as other, Visitor(site.url) as stranger:
+        key, foreign = visitor.key(topic), other.key(topic)
         assert key != foreign
         for wrong in ({}, {"key": ""}, {"key": foreign}, {"key": "0" * 64}, {"key": "é"}):
-            assert mine.post(act, data={"do": "pause", **wrong}).status_code == 403
-        with browser_of(site.url) as stranger:
-            assert stranger.post(act, data={"do": "pause", "key": key}).status_code == 403
-        assert mine.get(act).status_code == 405
-        evil = mine.post(act, data={"do": "pause", "key": key}, headers={"Origin": "http://evil"})
-        assert evil.status_code == 403
-        assert site.raw.hget(f"lisa:{{{topic}}}:options", "paused") is None
-        done = mine.post(act, data={"do": "pause", "key": key, "back": path})
-        assert (done.status_code, done.headers["location"]) == (303, f"{path}?did=paused")
+            assert visitor.post(act, data={"do": "pause", **wrong}).status_code == 403
+        assert stranger.act(topic, "pause", key=key).status_code == 403
+    assert visitor.get(act).status_code == 405
+    form = {"do": "pause", "key": key, "back": path}
+    evil = visitor.post(act, data=form, headers={"Origin": "http://evil"})
+    assert evil.status_code == 403
+    assert site.raw.hget(f"lisa:{{{topic}}}:options", "paused") is None
+    assert visitor.did(topic, "pause", **form) == f"{path}?did=paused"
     assert site.raw.hget(f"lisa:{{{topic}}}:options", "paused") == b"1"
 
 
-def test_invalid_forms_are_distinguished_from_faults(site: Site) -> None:
+def test_invalid_forms_are_distinguished_from_faults(site: Site, visitor: Visitor) -> None:
     topic = new_topic()
-    message_id = site.producer.send(topic, 1, delay=timedelta(hours=1))
-    act = f"/topics/{topic}/act"
-    with browser_of(site.url) as client:
-        key = key_in(client.get(f"/topics/{topic}").text)
-        for data in (
-            {"do": "explode"},
-            {"do": ""},
-            {"do": "requeue", "pick": "no-slash"},
-            {"do": "cancel", "id": "", "sure": "yes"},
-            {"do": "requeue", "pick": "lisa/"},
-            {"do": "reschedule", "id": message_id, "delay": "soon"},
-            {"do": "reschedule", "id": message_id, "delay": "", "at_local": ""},
-            {"do": "reschedule", "id": message_id, "at_local": "noon", "tz": "UTC"},
-            {"do": "reschedule", "id": message_id, "at_local": "2030-12-24T09:00"},
-            {"do": "purge_all", "older": "-"},
-            {"do": "requeue", "pick": "no-group/x"},
-        ):
-            answer = client.post(act, data={"key": key, **data})
-            assert 400 <= answer.status_code < 500, (data, answer.status_code)
-        raw = client.post(act, content=b"key=%ff\xff", headers={"Origin": site.url})
-        assert raw.status_code in (400, 403)
+    message_id = site.producer.send(topic, 1, delay=HOUR)
+    key = visitor.key(topic)
+    for data in (
+        {"do": "explode"},
+        {"do": ""},
+        {"do": "requeue", "pick": "no-slash"},
+        {"do": "cancel", "id": "", "sure": "yes"},
+        {"do": "requeue", "pick": "lisa/"},
+        {"do": "reschedule", "id": message_id, "delay": "soon"},
+        {"do": "reschedule", "id": message_id, "delay": "", "at_local": ""},
+        {"do": "reschedule", "id": message_id, "at_local": "noon", "tz": "UTC"},
+        {"do": "reschedule", "id": message_id, "at_local": "2030-12-24T09:00"},
+        {"do": "purge_all", "older": "-"},
+        {"do": "requeue", "pick": "no-group/x"},
+    ):
+        answer = visitor.act(topic, **{"key": key, **data})
+        assert 400 <= answer.status_code < 500, (data, answer.status_code)
+    raw = visitor.post(f"/topics/{topic}/act", content=b"key=%ff\xff")
+    assert raw.status_code in (400, 403)
 
 
-def test_a_confirmation_applies_to_the_counted_messages(site: Site) -> None:
+def test_a_confirmation_applies_to_the_counted_messages(site: Site, visitor: Visitor) -> None:
     topic = new_topic("asked")
-    act = f"/topics/{topic}/act"
     site.kill(topic, "before", 1, "no")
-    with browser_of(site.url) as client:
-        key = key_in(client.get(f"/topics/{topic}/garbage").text)
-        none = client.post(act, data={"do": "purge", "key": key})
-        assert "Purge 0 messages?" in none.text
-        assert "disabled" in none.text
-        asked = client.post(act, data={"do": "purge_all", "key": key}).text
-        assert "Purge 1 message?" in asked
-        fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
-        site.kill(topic, "meanwhile", 1, "no")
-        done = client.post(act, data=fields)
-        assert done.headers["location"] == "/?did=purged&n=1"
-    assert site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1) == [b"meanwhile"]
+    key = visitor.key(topic)
+    none = visitor.act(topic, "purge", key=key)
+    assert "Purge 0 messages?" in none.text
+    assert "disabled" in none.text
+    asked = visitor.act(topic, "purge_all", key=key).text
+    assert "Purge 1 message?" in asked
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
+    site.kill(topic, "meanwhile", 1, "no")
+    assert visitor.did(topic, **fields) == "/?did=purged&n=1"
+    assert site.garbage(topic) == ["meanwhile"]
 
 
 def test_one_hostile_body_does_not_hide_the_rest(site: Site) -> None:
@@ -186,29 +153,24 @@ def test_one_hostile_body_does_not_hide_the_rest(site: Site) -> None:
     site.producer.send(topic, msgspec.Raw(b"[" * 1_900 + b"]" * 1_900), id="deep")
     with Consumer(site.server.url) as consumer:  # which cannot read it
         assert consumer.pull(topic, wait=timedelta(seconds=1)) == []
-    assert site.raw.zcard(f"lisa:{{{topic}}}:g:lisa:garbage") == 2
-    garbage = site.gateway.client.get(f"/topics/{topic}/garbage")
-    assert garbage.status_code == 200
-    assert "easy to read" in garbage.text
-    page = site.gateway.client.get(f"/topics/{topic}/messages/deep")
-    assert page.status_code == 200
-    assert "[" * 1_900 in page.text
+    assert len(site.garbage(topic)) == 2
+    assert "easy to read" in site.page(f"/topics/{topic}/garbage")
+    assert "[" * 1_900 in site.page(f"/topics/{topic}/messages/deep")
 
 
 def test_a_topic_shows_its_ramp_and_a_skipped_message_its_state(site: Site) -> None:
     client, topic = site.gateway.client, declared_topic(site.gateway.client)
     options = {"late": "skip after 1h", "ramp": "1/h"}
     assert client.patch(f"/v1/topics/{topic}/options", json=options).status_code == 200
-    now_ms = int(time.time() * 1000)
     for n in range(4):
-        site.producer.send(topic, 1, id=f"backlog{n}", at_ms=now_ms - 60_000)
-    site.producer.send(topic, 1, id="old", at_ms=now_ms - 7_200_000)
+        site.producer.send(topic, 1, id=f"backlog{n}", at_ms=now_ms() - 60_000)
+    site.producer.send(topic, 1, id="old", at_ms=now_ms() - 7_200_000)
     wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == 3)
-    page = client.get(f"/topics/{topic}").text
+    page = site.page(f"/topics/{topic}")
     (tile,) = re.findall(r"On the ramp.{,200}", page, re.DOTALL)
     assert "<dd>3 <small>ends in 3\xa0h<" in tile
     assert "skip after 1h" in page
-    assert "skipped" in client.get(f"/topics/{topic}/messages/old").text
+    assert "skipped" in site.page(f"/topics/{topic}/messages/old")
 
 
 def test_a_filter_reads_a_limited_number_per_request(site: Site) -> None:
@@ -220,21 +182,21 @@ def test_a_filter_reads_a_limited_number_per_request(site: Site) -> None:
     site.raw.zadd(head + "garbage", {one: 10**13 + i for i, one in enumerate(ids)})
     site.raw.mset({f"lisa:{{{topic}}}:body:{one}": body for one in ids})
     site.raw.hset(head + "reasons", ids[0], "the one")
-    page = site.gateway.client.get(f"/topics/{topic}/garbage?reason=the+one").text
+    page = site.page(f"/topics/{topic}/garbage", reason="the one")
     assert "more messages follow" in page
     (address,) = re.findall(r'href="([^"]+)">Next', page)
-    assert ids[0] in site.gateway.client.get(html.unescape(address)).text
+    assert ids[0] in site.page(html.unescape(address))
 
 
 def test_foreign_data_hides_no_page(site: Site) -> None:
     topic = new_topic("broken")
-    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    site.producer.send(topic, 1, delay=HOUR)
     try:
         site.raw.hset(f"lisa:{{{topic}}}:stats", "foreign", "text")
         site.raw.zadd("lisa:topics", {"not a {topic}": 1})
-        wait_until(lambda: topic in site.gateway.client.get("/").text)
-        for path in ("/", f"/topics/{topic}", "/consumers", "/managers"):
-            assert site.gateway.client.get(path).status_code == 200, path
+        wait_until(lambda: topic in site.page("/"))
+        for path in (f"/topics/{topic}", "/consumers", "/managers"):
+            assert site.page(path)
     finally:
         site.raw.zrem("lisa:topics", "not a {topic}")
         site.raw.hdel(f"lisa:{{{topic}}}:stats", "foreign")
@@ -286,7 +248,7 @@ def test_crafted_positions_and_filters_are_refused(site: Site) -> None:
             search = {"q": "x", "in": "text", "topic": topic, "cursor": place}
             assert client.get("/search", params=search).status_code == 400
     site.raw.hset(f"lisa:{{{topic}}}:options", "journal", "1")
-    site.producer.send(topic, 1, id="m", delay=timedelta(hours=1))
+    site.producer.send(topic, 1, id="m", delay=HOUR)
     for position in ("0", "0-0", "18446744073709551616-0", "x", "1-1/x"):
         path = f"/topics/{topic}/messages/m"
         assert client.get(path, params={"before": position}).status_code == 400
@@ -299,29 +261,37 @@ def test_crafted_positions_and_filters_are_refused(site: Site) -> None:
 
 
 def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
-    with browser_of(guarded.url) as client:
+    with Visitor(guarded.url) as client:
         asked = client.get("/consumers?topic=a")
         assert asked.status_code == 303
         assert asked.headers["location"] == "/login?next=%2Fconsumers%3Ftopic%3Da"
-        assert log_in(client, "wrong-wrong-wrong-wrong").status_code == 403
-        entered = log_in(client, "everything-everything", "/consumers")
+        assert client.log_in("wrong-wrong-wrong-wrong").status_code == 403
+        entered = client.log_in("everything-everything", "/consumers")
         assert (entered.status_code, entered.headers["location"]) == (303, "/consumers")
         cookie = entered.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         assert "everything" not in cookie
-        assert client.get("/").status_code == 200
-        assert "redis://" in client.get("/managers").text
+        assert "redis://" in client.page("/managers")
         assert client.post("/logout").status_code == 303
         assert client.get("/").status_code == 303
+        # A login leads back to any id, and to no other site.
+        path = link("topics", "t", "messages", "50%25 a?b#c")
+        asked = client.get(path)
+        back = parse_qs(urlsplit(asked.headers["location"]).query)["next"][0]
+        assert client.log_in("everything-everything", back).headers["location"] == path
+        for foreign in ("//evil.example", "/\\evil.example", "https://evil.example", "x"):
+            entered = client.log_in("everything-everything", foreign)
+            assert entered.headers["location"] == "/"
 
 
 def test_a_logout_ends_the_session_at_every_gateway(guarded: Gateway, site: Site) -> None:
-    with browser_of(guarded.url) as client:
-        log_in(client, "everything-everything")
-        stolen = {"Cookie": f"{sessions.COOKIE}={client.cookies[sessions.COOKIE]}"}
-        log_in(client, "everything-everything")
-        other = {"Cookie": f"{sessions.COOKIE}={client.cookies[sessions.COOKIE]}"}
+    def cookie(client: Visitor) -> dict[str, str]:
+        client.log_in("everything-everything")
+        return {"Cookie": f"{sessions.COOKIE}={client.cookies[sessions.COOKIE]}"}
+
+    with Visitor(guarded.url) as client:
+        stolen, other = cookie(client), cookie(client)
         client.cookies.clear()
         assert client.get("/", headers=stolen).status_code == 200
         assert client.post("/logout", headers=stolen).status_code == 303
@@ -333,27 +303,14 @@ def test_a_logout_ends_the_session_at_every_gateway(guarded: Gateway, site: Site
         assert all(0 < site.raw.pttl(key) <= sessions.LASTS_S * 1000 for key in ended)
 
 
-def test_a_login_leads_back_to_any_id_and_nowhere_else(guarded: Gateway) -> None:
-    path = link("topics", "t", "messages", "50%25 a?b#c")
-    with browser_of(guarded.url) as client:
-        asked = client.get(path).headers["location"]
-        back = parse_qs(urlsplit(asked).query)["next"][0]
-        assert log_in(client, "everything-everything", back).headers["location"] == path
-        for foreign in ("//evil.example", "/\\evil.example", "https://evil.example", "x"):
-            entered = log_in(client, "everything-everything", foreign)
-            assert entered.headers["location"] == "/"
-
-
 def test_actions_and_refused_logins_are_audited(guarded: Gateway, site: Site) -> None:
     topic, since = new_topic("orders"), len(guarded.said)
     site.producer.send(topic, 1, delay="1h")
-    with browser_of(guarded.url) as client:
+    with Visitor(guarded.url) as client:
         for _ in range(3):
-            log_in(client, "wrong-wrong-wrong-wrong")
-        log_in(client, "everything-everything")
-        page = client.get(f"/topics/{topic}").text
-        form = {"key": key_in(page), "do": "pause", "back": "/"}
-        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
+            client.log_in("wrong-wrong-wrong-wrong")
+        client.log_in("everything-everything")
+        client.did(topic, "pause", back="/")
 
     def audited(text: str) -> list[str]:
         said = [one for one in guarded.said[since:] if "lisa.gateway.audit" in one]
@@ -369,22 +326,13 @@ def test_actions_and_refused_logins_are_audited(guarded: Gateway, site: Site) ->
 
 
 def test_a_cookie_cannot_be_forged(guarded: Gateway) -> None:
-    with browser_of(guarded.url) as client:
-        log_in(client, "orders-orders-orders")
-        good = client.cookies[sessions.COOKIE]
-        payload, _, signature = good.partition(".")
+    with Visitor(guarded.url) as client:
+        client.log_in("orders-orders-orders")
+        payload, _, signature = client.cookies[sessions.COOKIE].partition(".")
         name = base64.urlsafe_b64encode(b'["all",9999999999,"x"]').decode().rstrip("=")
-        forged = (
-            f"{name}.{signature}",
-            f"{payload}.{'0' * 64}",
-            payload,
-            "",
-            ".",
-            "a.b",
-            "x" * 5000,
-        )
+        forged = (f"{name}.{signature}", f"{payload}.{'0' * 64}", payload, "", ".", "a.b")
         client.cookies.clear()
-        for value in forged:
+        for value in (*forged, "x" * 5000):
             answer = client.get("/", headers={"Cookie": f"{sessions.COOKIE}={value}"})
             assert answer.status_code == 303, value
 
@@ -406,26 +354,27 @@ def test_a_session_ends_with_its_time_and_with_its_token(monkeypatch: pytest.Mon
 def test_a_token_sees_and_touches_its_own_topics_only(guarded: Gateway, site: Site) -> None:
     mine, other = new_topic("orders.a"), new_topic("mail")
     for topic in (mine, other):
-        site.producer.send(topic, {"a": 1}, id=f"in-{topic}", delay=timedelta(hours=1))
-    with browser_of(guarded.url) as client:
-        log_in(client, "orders-orders-orders")
-        wait_until(lambda: mine in client.get("/").text)
-        assert other not in client.get("/").text
+        site.producer.send(topic, {"a": f"text of {topic}"}, id=f"in-{topic}", delay=HOUR)
+    with Visitor(guarded.url) as client:
+        client.log_in("orders-orders-orders")
+        wait_until(lambda: mine in client.page("/"))
+        assert other not in client.page("/")
         for path in ("", "/garbage", "/messages", f"/messages/in-{other}"):
             assert client.get(f"/topics/{other}{path}").status_code == 403
         assert client.get(f"/consumers?topic={other}&name=x").status_code == 403
-        assert "redis://" not in client.get("/managers").text
-        assert f"in-{other}" not in client.get(f"/search?q=in-{mine}").text
-        assert "No topic has a message" in client.get(f"/search?q=in-{other}").text
-        page = client.get(f"/topics/{mine}/messages/in-{mine}").text
+        assert "redis://" not in client.page("/managers")
+        assert "No topic has a message" in client.page("/search", q=f"in-{other}")
+        for query in ({"q": "in-"}, {"q": "text of", "in": "text"}):
+            found = client.page("/search", **query)
+            assert f"in-{mine}" in found
+            assert f"in-{other}" not in found
+            assert f"in-{other}" not in client.get("/search", params={**query, "topic": other}).text
+        page = client.page(f"/topics/{mine}/messages/in-{mine}")
         assert "Cancel" in page  # the scope produce is enough
-        assert "Pause" not in client.get(f"/topics/{mine}").text
+        assert "Pause" not in client.page(f"/topics/{mine}")
         key = key_in(page)
-        answers = [
-            client.post(f"/topics/{topic}/act", data={"do": verb, "key": key}).status_code
-            for topic, verb in ((mine, "pause"), (mine, "purge_all"), (other, "cancel"))
-        ]
-        assert answers == [403, 403, 403]
+        for topic, verb in ((mine, "pause"), (mine, "purge_all"), (other, "cancel")):
+            assert client.act(topic, verb, key=key).status_code == 403
 
 
 def test_a_crowd_of_viewers_costs_the_server_one_reader(site: Site) -> None:
@@ -434,7 +383,7 @@ def test_a_crowd_of_viewers_costs_the_server_one_reader(site: Site) -> None:
         return int(stats["cmdstat_zcard"]["calls"])
 
     for i in range(5):
-        site.producer.send(new_topic(f"crowd-{i}"), 1, delay=timedelta(hours=1))
+        site.producer.send(new_topic(f"crowd-{i}"), 1, delay=HOUR)
     topics = site.raw.zcard("lisa:topics")
     site.gateway.client.get("/")
     per_look = topics * 4  # one ZCARD of waiting and at most three of groups, for each topic
@@ -465,54 +414,44 @@ def test_without_visitors_nothing_is_read_and_without_topics_there_is_help() -> 
 
 def test_a_group_that_falls_behind_is_warned_of(site: Site) -> None:
     topic = new_topic("behind")
-    head, minute = f"lisa:{{{topic}}}:", int(time.time()) // 60 * 60_000
-    for i in (3, 2):
-        fields: dict[Any, Any] = {
-            "sent": 600,
-            "acked@slow": 60 * (4 - i),
-            "acked@fast": 10**6 * (4 - i),
-        }
-        site.raw.xadd(f"{head}history", fields, id=f"{minute - i * 60_000}-0")
-    site.raw.hset(
-        f"{head}stats", mapping={"sent": "600", "acked@slow": "120", "acked@fast": "2000000"}
-    )
+    head, minute = f"lisa:{{{topic}}}:", now_ms() // 60_000 * 60_000
+    for ago, n in ((3, 1), (2, 2)):
+        fields: dict[Any, Any] = {"sent": 600, "acked@slow": 60 * n, "acked@fast": 10**6 * n}
+        site.raw.xadd(f"{head}history", fields, id=f"{minute - ago * 60_000}-0")
+    site.raw.hset(f"{head}stats", mapping=fields)
     with site.raw.pipeline() as pipe:
         for group in ("fast", "slow"):
             pipe.hset(f"{head}groups", group, "1")
             pipe.xgroup_create(f"{head}g:{group}:ready", group, id="0", mkstream=True)
         pipe.execute()
     site.producer.send_many(topic, range(3_000), delay=timedelta(minutes=20))
-    page = site.gateway.client.get(f"/topics/{topic}?ahead=minutes").text
+    page = site.page(f"/topics/{topic}", ahead="minutes")
     assert "group slow" in page  # the one that has most before it
     assert "More messages fall due than were ever handled" in page
     assert "not cleared within these 60 minutes" in page or "cleared at about" in page
-    other = site.gateway.client.get(f"/topics/{topic}?ahead=minutes&group=fast").text
-    assert "group fast" in other
+    assert "group fast" in site.page(f"/topics/{topic}", ahead="minutes", group="fast")
 
 
 def test_an_id_from_the_future_hides_no_event(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic("future")
-    site.raw.hset(f"lisa:{{{topic}}}:options", "journal", "1")
-    born_ms = time.time_ns() // 1_000_000 + 3_600_000
+    site.option(topic, "journal", "1")
+    born_ms = now_ms() + 3_600_000
     made = uuid.UUID(int=(born_ms << 80) | (7 << 76) | (2 << 62) | 1)
     monkeypatch.setattr(uuid_utils, "uuid7", lambda: made)
     message_id = new_id()
     assert id_time_ms(message_id) == born_ms
-    site.producer.send(topic, 1, id=message_id, delay=timedelta(hours=1))
-    page = site.gateway.client.get(f"/topics/{topic}/messages/{message_id}").text
-    assert 'class="state sent"' in page
+    site.producer.send(topic, 1, id=message_id, delay=HOUR)
+    assert 'class="state sent"' in site.page(f"/topics/{topic}/messages/{message_id}")
 
 
 def test_more_than_one_topic_may_know_an_id(site: Site) -> None:
     first, second = new_topic("one"), new_topic("two")
     shared = f"shared-{first}"
     for topic in (first, second):
-        site.producer.send(topic, 1, id=shared, delay=timedelta(hours=1))
-    wait_until(lambda: second in site.gateway.client.get("/search", params={"q": shared}).text)
-    found = site.gateway.client.get("/search", params={"q": shared})
-    assert f"/topics/{first}/messages/{shared}" in found.text
-    only = site.gateway.client.get("/search", params={"q": shared, "topic": first})
-    assert (only.status_code, only.headers["location"]) == (
-        303,
-        f"/topics/{first}/messages/{shared}",
-    )
+        site.producer.send(topic, 1, id=shared, delay=HOUR)
+    search = site.gateway.client
+    wait_until(lambda: second in search.get("/search", params={"q": shared}).text)
+    path = f"/topics/{first}/messages/{shared}"
+    assert path in site.page("/search", q=shared)
+    only = search.get("/search", params={"q": shared, "topic": first})
+    assert (only.status_code, only.headers["location"]) == (303, path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +13,7 @@ from lisa import ScheduleInfo
 from lisa.core.model.recurring.define import define
 from lisa.gateway.page.schedule_forms import exact_duration, fields_of, options_of
 from lisa.gateway.page.schedules import PER_PAGE
-from tests.browser.conftest import Site, browser_of, key_in
+from tests.browser.conftest import Site, Visitor
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
 
@@ -31,29 +29,27 @@ def topic(site: Site) -> str:
     return name
 
 
-@pytest.fixture
-def client(site: Site) -> Iterator[httpx.Client]:
-    with browser_of(site.url) as client:
-        yield client
-
-
 def stored(site: Site, topic: str, name: str = "daily") -> ScheduleInfo:
     found = site.producer.get_schedule(topic, name)
     assert found is not None
     return found
 
 
-def act(client: httpx.Client, topic: str, verb: str, **fields: str) -> httpx.Response:
+def act(visitor: Visitor, topic: str, verb: str, **fields: str) -> httpx.Response:
     """Post a form of the schedule `daily`, and follow the redirect."""
     back = f"/topics/{topic}/schedule?name=daily"
-    key = key_in(client.get(f"/topics/{topic}").text)
-    data = {"key": key, "back": back, "schedule": "daily", "do": verb, **fields}
-    return client.post(f"/topics/{topic}/act", data=data, follow_redirects=True)
+    done = visitor.act(topic, verb, **{"schedule": "daily", "back": back, **fields})
+    return visitor.get(done.headers["location"]) if done.status_code == 303 else done
 
 
-def form_of(client: httpx.Client, path: str) -> dict[str, str]:
+def refused(answer: httpx.Response, code: int, words: str) -> None:
+    """Assert that an action was refused for this reason."""
+    assert (answer.status_code, words in answer.text) == (code, True), answer.text
+
+
+def form_of(visitor: Visitor, path: str) -> dict[str, str]:
     """The fields of a page's form for schedules, as a browser submits them."""
-    page = client.get(path).text
+    page = visitor.page(path)
     form = page[page.index('<form class="fields"') :]
     fields = {}
     for tag in re.findall(r"<input [^>]*>", form):
@@ -67,33 +63,29 @@ def form_of(client: httpx.Client, path: str) -> dict[str, str]:
     return fields
 
 
-def test_the_list_shows_rule_zone_and_next_tick(
-    site: Site, client: httpx.Client, topic: str
-) -> None:
+def test_the_list_shows_rule_zone_and_next_tick(site: Site, visitor: Visitor, topic: str) -> None:
     site.producer.schedule("every", topic=topic, body=1, every="90m")
     site.producer.pause_schedule(topic, "every")
-    page = client.get(f"/topics/{topic}/schedules").text
-    rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)[1:]
-    assert [re.search(r">([\w-]+)</a>", row)[1] for row in rows] == ["daily", "every"]  # type: ignore[index]
-    assert "0 9 * * 1-5" in rows[0]
-    assert "Europe/Berlin" in rows[0]
-    assert re.search(r"<time>\d{4}-\d\d-\d\d 0[78]:00:00</time> <small>in ", rows[0])
-    assert "every 1h 30m" in rows[1]
-    assert "paused" in rows[1]
-    assert f"/topics/{topic}/schedules" in client.get(f"/topics/{topic}").text
+    page = visitor.page(f"/topics/{topic}/schedules")
+    first, second = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)[1:]
+    assert re.search(r">daily</a>", first)
+    assert "0 9 * * 1-5" in first
+    assert "Europe/Berlin" in first
+    assert re.search(r"<time>\d{4}-\d\d-\d\d 0[78]:00:00</time> <small>in ", first)
+    assert re.search(r">every</a>", second)
+    assert "every 1h 30m" in second
+    assert "paused" in second
+    assert f"/topics/{topic}/schedules" in visitor.page(f"/topics/{topic}")
+    # Without schedules, and with an unknown one.
+    other = new_topic()
+    site.producer.send(other, 1, delay="1h")
+    assert "No schedules." in visitor.page(f"/topics/{other}/schedules")
+    assert visitor.get("/topics/none-such/schedules").status_code == 404
+    refused(visitor.get(f"/topics/{other}/schedule?name=none"), 404, "has no schedule")
+    assert visitor.get(f"/topics/{other}/schedule").status_code == 400
 
 
-def test_a_topic_without_schedules_and_an_unknown_one(site: Site, client: httpx.Client) -> None:
-    topic = new_topic()
-    site.producer.send(topic, 1, delay="1h")
-    assert "No schedules." in client.get(f"/topics/{topic}/schedules").text
-    assert client.get("/topics/none-such/schedules").status_code == 404
-    unknown = client.get(f"/topics/{topic}/schedule?name=none")
-    assert (unknown.status_code, "has no schedule" in unknown.text) == (404, True)
-    assert client.get(f"/topics/{topic}/schedule").status_code == 400
-
-
-def test_many_schedules_are_shown_page_by_page(site: Site, client: httpx.Client) -> None:
+def test_many_schedules_are_shown_page_by_page(site: Site, visitor: Visitor) -> None:
     topic = new_topic()
     site.producer.schedule("s0", topic=topic, body="x" * 100, **DAILY)
     head = f"lisa:{{{topic}}}:"
@@ -103,7 +95,7 @@ def test_many_schedules_are_shown_page_by_page(site: Site, client: httpx.Client)
     seen: set[str] = set()
     path = f"/topics/{topic}/schedules"
     while path:
-        page = client.get(path).text
+        page = visitor.page(path)
         shown = re.findall(r'schedule\?name=(\w+)"', page)
         assert 0 < len(shown) < 2 * PER_PAGE
         seen.update(shown)
@@ -113,96 +105,88 @@ def test_many_schedules_are_shown_page_by_page(site: Site, client: httpx.Client)
 
 
 def test_a_schedule_shows_its_next_ticks_and_the_outcome_of_the_latest(
-    site: Site, client: httpx.Client
+    site: Site, visitor: Visitor
 ) -> None:
     topic = new_topic()
     site.producer.schedule("s", topic=topic, body={"a": "${count}"}, every="1s", template=True)
+    path = f"/topics/{topic}/schedule?name=s"
 
     def latest() -> list[str]:
-        page = client.get(f"/topics/{topic}/schedule?name=s").text
-        table = page[page.index("Latest ticks") :]
+        table = visitor.page(path).partition("Latest ticks")[2]
         return re.findall(r'class="state \w+" href="/topics/[^"]*/s%40\d+">([a-z ]+)<', table)
 
-    path = f"/topics/{topic}/schedule?name=s"
     wait_until(lambda: latest()[:2] == ["waiting"] * 2)  # there is no group
-    page = client.get(path).text
+    page = visitor.page(path)
     ticks = page[page.index("Next ticks") : page.index("Latest ticks")]
     assert len(re.findall(r"<tr><th scope=.row.", ticks)) == 10
     assert "${count}" in page
     site.producer.pause_schedule(topic, "s")
-    page = client.get(path).text
-    assert "The schedule is paused." in page
-    listed = client.get(f"/topics/{topic}/schedules").text
-    assert re.search(r'class="name wide"><time>\d{4}', listed)
+    assert "The schedule is paused." in visitor.page(path)
+    listed = visitor.page(f"/topics/{topic}/schedules")
+    assert re.search(r'class="name wide"><time>\d{4}', listed)  # its last tick
 
 
 def test_a_schedule_is_paused_resumed_run_and_removed(
-    site: Site, client: httpx.Client, topic: str
+    site: Site, visitor: Visitor, topic: str
 ) -> None:
-    assert "is paused" in act(client, topic, "schedule_pause").text
+    assert "is paused" in act(visitor, topic, "schedule_pause").text
     assert stored(site, topic).is_paused
-    page = act(client, topic, "schedule_resume").text
-    assert "continues with its next tick" in page
+    assert "continues with its next tick" in act(visitor, topic, "schedule_resume").text
     assert not stored(site, topic).is_paused
-    run = act(client, topic, "schedule_run")
+    run = act(visitor, topic, "schedule_run")
     assert "due now, besides the ticks" in run.text
-    assert re.fullmatch(
-        rf"/topics/{topic}/messages/daily%40\d+", run.url.raw_path.decode().partition("?")[0]
-    )
+    path = run.url.raw_path.decode().partition("?")[0]
+    assert re.fullmatch(rf"/topics/{topic}/messages/daily%40\d+", path)
     for verb in ("schedule_pause", "schedule_run", "schedule_backfill", "schedule_remove"):
-        assert act(client, topic, verb, schedule="none").status_code == 404
-    asked = act(client, topic, "schedule_remove").text
-    assert "Remove schedule daily?" in asked
+        assert act(visitor, topic, verb, schedule="none").status_code == 404
+    assert "Remove schedule daily?" in act(visitor, topic, "schedule_remove").text
     assert stored(site, topic)
-    done = act(client, topic, "schedule_remove", sure="yes")
+    done = act(visitor, topic, "schedule_remove", sure="yes")
     assert "The schedule is removed." in done.text
     assert done.url.path == f"/topics/{topic}/schedules"
     assert site.producer.get_schedule(topic, "daily") is None
 
 
-def test_a_backfill_counts_first_and_then_creates(
-    site: Site, client: httpx.Client, topic: str
-) -> None:
+def test_a_backfill_counts_first_and_then_creates(site: Site, visitor: Visitor, topic: str) -> None:
     span = {"from": "2026-03-26T09:00", "to": "2026-03-30T09:00"}
-    asked = act(client, topic, "schedule_backfill", **span).text
-    assert "Create 3 messages of daily?" in asked  # over a weekend and a change of the clock
-    done = act(client, topic, "schedule_backfill", sure="yes", **span).text
-    assert "Messages created: 3 of 3." in done
-    again = act(client, topic, "schedule_backfill", sure="yes", **span).text
+
+    def backfill(**fields: str) -> httpx.Response:
+        return act(visitor, topic, "schedule_backfill", **{**span, **fields})
+
+    # Over a weekend and a change of the clock.
+    assert "Create 3 messages of daily?" in backfill().text
+    assert "Messages created: 3 of 3." in backfill(sure="yes").text
+    again = backfill(sure="yes").text
     assert "Messages created: 0 of 3. The others existed already." in again
     for no_time in ("then", "0001-01-01T00:00"):
-        bad = act(client, topic, "schedule_backfill", **{**span, "from": no_time})
-        assert (bad.status_code, "is not a time" in bad.text) == (400, True)
-    bad = act(client, topic, "schedule_backfill", **{"from": span["to"], "to": span["from"]})
-    assert (bad.status_code, "ends before it begins" in bad.text) == (400, True)
+        refused(backfill(**{"from": no_time}), 400, "is not a time")
+    refused(backfill(**{"from": span["to"], "to": span["from"]}), 400, "ends before it begins")
     site.producer.schedule("fast", topic=topic, body=1, every="1s", start="2026-01-01T00:00")
-    many = act(client, topic, "schedule_backfill", schedule="fast", **span)
-    assert (many.status_code, "more than 10,000 ticks" in many.text) == (400, True)
+    refused(backfill(schedule="fast"), 400, "more than 10,000 ticks")
 
 
-def test_a_new_schedule_is_created_once(site: Site, client: httpx.Client, topic: str) -> None:
-    fields = form_of(client, f"/topics/{topic}/schedule/edit")
+def test_a_new_schedule_is_created_once(site: Site, visitor: Visitor, topic: str) -> None:
+    fields = form_of(visitor, f"/topics/{topic}/schedule/edit")
     fields |= {"schedule": "new", "every": "10m", "body": '{"a":\r\n 1}', "headers": '{"k": "v"}'}
     fields |= {"catch_up": "all", "max": "7", "retry": "none", "template": "yes"}
-    done = act(client, topic, "schedule_save", **fields)
-    assert (done.status_code, "Saved." in done.text) == (200, True)
+    assert "Saved." in act(visitor, topic, "schedule_save", **fields).text
+    options: Any = {"every": "10m", "headers": {"k": "v"}, "retry": "", "template": True}
+    options["catch_up"] = "all(max=7)"
     made = stored(site, topic, "new").definition
-    assert made == define(
-        {"a": 1},
-        {"every": "10m", "headers": {"k": "v"}, "catch_up": "all(max=7)", "retry": "",
-         "template": True},
-    )  # fmt: skip
-    again = act(client, topic, "schedule_save", **fields)
-    assert again.status_code == 409
-    assert "has version 1, not 0" in again.text
+    assert made == define({"a": 1}, options)
+    refused(act(visitor, topic, "schedule_save", **fields), 409, "has version 1, not 0")
 
 
-def test_a_wrong_form_is_shown_again_with_its_values(
-    site: Site, client: httpx.Client, topic: str
+def test_an_edit_changes_the_version_that_was_shown(
+    site: Site, visitor: Visitor, topic: str
 ) -> None:
-    path = f"/topics/{topic}/schedule/edit?name=daily"
+    """A wrong form is shown again with its values."""
     before = stored(site, topic)
-    good = form_of(client, path)
+    good = form_of(visitor, f"/topics/{topic}/schedule/edit?name=daily")
+
+    def save(**changes: str) -> httpx.Response:
+        return act(visitor, topic, "schedule_save", **{**good, **changes})
+
     for name, value, said in (
         ("cron", "61 * * * *", "minute &#39;61&#39;"),
         ("tz", "Europe/Berlim", "Europe/Berlim"),
@@ -211,38 +195,25 @@ def test_a_wrong_form_is_shown_again_with_its_values(
         ("body", "{", "is not JSON"),
         ("version", "", "reload the page"),
     ):
-        shown = act(client, topic, "schedule_save", **{**good, name: value})
-        assert shown.status_code == 400
+        shown = save(**{name: value})
+        refused(shown, 400, said)
         assert "Nothing was changed" in shown.text
-        assert said in shown.text
         assert f'value="{value}"' in shown.text or value in ("{", "")
+    assert "Nothing was changed" in save().text
     assert stored(site, topic) == before
-
-
-def test_an_edit_changes_the_version_that_was_shown(
-    site: Site, client: httpx.Client, topic: str
-) -> None:
-    path = f"/topics/{topic}/schedule/edit?name=daily"
-    fields = form_of(client, path)
-    same = act(client, topic, "schedule_save", **fields)
-    assert "Nothing was changed" in same.text
-    assert stored(site, topic).version == 1
-    assert "Saved." in act(client, topic, "schedule_save", **{**fields, "cron": "0 8 * * *"}).text
-    assert stored(site, topic).definition.cron == "0 8 * * *"
-    late = act(client, topic, "schedule_save", **{**fields, "cron": "0 7 * * *"})
-    assert late.status_code == 409
-    assert "has version 2, not 1" in late.text
+    assert "Saved." in save(cron="0 8 * * *").text
+    refused(save(cron="0 7 * * *"), 409, "has version 2, not 1")
     assert stored(site, topic).definition.cron == "0 8 * * *"
 
 
-def test_an_edit_keeps_a_body_that_no_form_can_hold(site: Site, client: httpx.Client) -> None:
+def test_an_edit_keeps_a_body_that_no_form_can_hold(site: Site, visitor: Visitor) -> None:
     topic = new_topic()
     for name, body in (("bytes", b"\x00\xff"), ("long", {"a": "x" * 20_000})):
         site.producer.schedule(name, topic=topic, body=body, every="1h")
-        fields = form_of(client, f"/topics/{topic}/schedule/edit?name={name}")
+        fields = form_of(visitor, f"/topics/{topic}/schedule/edit?name={name}")
         assert "body" not in fields
         before = stored(site, topic, name).definition
-        act(client, topic, "schedule_save", **{**fields, "jitter": "1m"})
+        act(visitor, topic, "schedule_save", **{**fields, "jitter": "1m"})
         after = stored(site, topic, name).definition
         assert (after.body, after.kind) == (before.body, before.kind)
         assert after.jitter_ms == MINUTE_MS
@@ -267,31 +238,18 @@ def test_a_form_keeps_every_definition() -> None:
     assert {ms: exact_duration(ms) for ms in durations} == durations
 
 
-TOKENS = """
-tokens:
-  - {name: reader, token: reader-reader-reader, scopes: [read]}
-  - {name: maker, token: maker-maker-maker-1, scopes: [read, produce]}
-"""
-
-
-def test_reading_allows_no_change(site: Site, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "tokens.yml").write_text(TOKENS, encoding="utf-8")
-    arguments = ("--tokens-file", str(tmp_path / "tokens.yml"), "--allow-actions")
-    with Gateway(site.server.url, *arguments) as gateway:
-        for token, may in (("reader-reader-reader", False), ("maker-maker-maker-1", True)):
-            with browser_of(gateway.url) as client:
-                client.post("/login", data={"token": token, "next": "/"})
-                page = client.get(f"/topics/{topic}/schedule?name=daily").text
-                assert ("Remove" in page) == may
-                listed = client.get(f"/topics/{topic}/schedules").text
-                assert ("New schedule" in listed) == may
-                edit = client.get(f"/topics/{topic}/schedule/edit?name=daily")
-                assert edit.status_code == (200 if may else 403)
-                assert ("does not allow scope produce" in edit.text) != may
-                form = client.get(f"/topics/{topic}/schedule?name=daily").text
-                key = key_in(form) if may else "0" * 64
-                data = {"key": key, "do": "schedule_pause", "schedule": "daily", "back": "/"}
-                done = client.post(f"/topics/{topic}/act", data=data)
-                assert done.status_code == (303 if may else 403)
-        assert stored(site, topic).is_paused
-        assert any("schedule='daily'" in one for one in gateway.said)
+def test_reading_allows_no_change(site: Site, guarded: Gateway, topic: str) -> None:
+    for token, may in (("reader-reader-reader", False), ("everything-everything", True)):
+        with Visitor(guarded.url) as visitor:
+            visitor.log_in(token)
+            page = visitor.page(f"/topics/{topic}/schedule?name=daily")
+            assert ("Remove" in page) == may
+            assert ("New schedule" in visitor.page(f"/topics/{topic}/schedules")) == may
+            edit = visitor.get(f"/topics/{topic}/schedule/edit?name=daily")
+            assert edit.status_code == (200 if may else 403)
+            assert ("does not allow scope produce" in edit.text) != may
+            fields = {"schedule": "daily", "back": "/"} | ({} if may else {"key": "0" * 64})
+            done = visitor.act(topic, "schedule_pause", **fields)
+            assert done.status_code == (303 if may else 403)
+    assert stored(site, topic).is_paused
+    assert any("schedule='daily'" in one for one in guarded.said)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from lisa import Consumer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, problems
-from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank
 from lisa.gateway.page.rendering import band, brief
 from lisa.gateway.page.snapshot import Line, ServerFacts, Snapshot
-from tests.browser.conftest import Site, browser_of, key_in
+from tests.browser.conftest import Site, Visitor
 from tests.gateways import Gateway, new_topic
-from tests.servers import connect, wait_until
+from tests.servers import wait_until
 
 NOW = 1_800_000_000_000
+HOUR = timedelta(hours=1)
+DASH = "\N{EN DASH}"
 MANAGER = RolePresence(ManagerPresence(name="m"), 0, alive=True)
 
 
@@ -86,9 +88,7 @@ def test_a_healthy_topic_is_not_reported() -> None:
         line("a", new=15),
     ):
         assert found(snapshot(healthy)) == []
-
-
-def test_a_degraded_consumer_is_linked() -> None:
+    # Only a consumer that is alive is degraded; it is linked.
     record = ConsumerPresence(name="w", topic="a", group="g", state="degraded")
     seen = replace(snapshot(line("a")), consumers=(RolePresence(record, 0, alive=True),))
     (one,) = attention.problems(seen, list(seen.lines.values()))
@@ -98,23 +98,16 @@ def test_a_degraded_consumer_is_linked() -> None:
 
 
 def test_a_missing_manager_is_worse_while_messages_are_overdue() -> None:
-    calm = line("a")
-    overdue = replace(
-        calm, counts=replace(calm.counts, next_due_ms=NOW - 9_000), waits_since_ms=NOW - 9_000
-    )
+    calm, since = line("a"), NOW - 9_000
+    overdue = replace(calm, counts=replace(calm.counts, next_due_ms=since), waits_since_ms=since)
     assert found(snapshot(calm, managed=False)) == [(Rank.MANAGER_GONE, "Managers")]
     assert found(snapshot(overdue, managed=False)) == [(Rank.NO_MANAGER, "Managers")]
     assert found(snapshot(managed=False)) == []
 
 
 def test_problems_of_the_server_are_those_of_the_doctor() -> None:
-    facts = {
-        "role": "master",
-        "aof_enabled": "0",
-        "maxmemory_policy": "allkeys-lru",
-        "maxmemory": "100",
-        "used_memory": "91",
-    }
+    facts = {"role": "master", "aof_enabled": "0", "maxmemory_policy": "allkeys-lru"}
+    facts |= {"maxmemory": "100", "used_memory": "91"}
     assert [(one.name, str(one.verdict)) for one in problems(facts)] == [
         ("maxmemory-policy", "fail"),
         ("persistence", "warn"),
@@ -123,45 +116,44 @@ def test_problems_of_the_server_are_those_of_the_doctor() -> None:
     assert problems({"aof_enabled": "1"}) == []
 
 
+def minute_ago(n: int) -> str:
+    """The id of a sample taken n minutes ago."""
+    return f"{(int(datetime.now(UTC).timestamp()) // 60 - n) * 60_000}-0"
+
+
 def rows(page: str) -> list[str]:
     return re.findall(r'<tr id="t-([^"]+)"', page)
 
 
 def test_the_overview_begins_with_what_needs_attention(site: Site) -> None:
     lost, fine = new_topic("lost"), new_topic("a-fine")
-    site.producer.send(fine, 1, delay=timedelta(hours=1))
+    site.producer.send(fine, 1, delay=HOUR)
     site.kill(lost, "declares-the-group", 1, "no")
     site.producer.send_many(lost, range(3), at=datetime.now(UTC) - timedelta(minutes=12))
-    wait_until(lambda: f"{lost}: No consumer" in site.gateway.client.get("/").text)
-    page = site.gateway.client.get("/").text
+    wait_until(lambda: f"{lost}: No consumer" in site.page("/"))
+    page = site.page("/")
     assert page.index("Needs attention") < page.index('class="tiles"')
-    own = site.gateway.client.get(f"/topics/{lost}").text
+    own = site.page(f"/topics/{lost}")
     assert own.index(f"{lost}: No consumer") < own.index('class="tiles"')
     assert "3 messages are due, the oldest for 12\N{NO-BREAK SPACE}m<" in page
     assert f'href="/topics/{lost}"><strong>' in page
     assert rows(page).index(lost) < rows(page).index(fine)
-    by_name = rows(site.gateway.client.get("/?sort=topic").text)
+    by_name = rows(site.page("/", sort="topic"))
     assert by_name == sorted(by_name)
     with Consumer(site.server.url) as consumer:
         consumer.on(lost)(lambda _message: None)
         consumer.start()
-        wait_until(lambda: f"{lost}: No consumer" not in site.gateway.client.get("/").text)
+        wait_until(lambda: f"{lost}: No consumer" not in site.page("/"))
 
 
 def test_the_last_hour_is_drawn(site: Site) -> None:
     topic = new_topic("drawn")
-    now = datetime.now(UTC).timestamp() // 60
     for minute in range(90, -1, -1):
-        n = 90 - minute
-        site.raw.xadd(
-            f"lisa:{{{topic}}}:history",
-            {"sent": 120 * n, "acked@lisa": 60 * n},
-            id=f"{int(now - minute) * 60_000}-0",
-        )
-    site.producer.send(topic, 1, delay=timedelta(hours=1))
-    wait_until(lambda: topic in site.gateway.client.get("/").text)
-    page = site.gateway.client.get("/").text
-    row = page[page.index(f'id="t-{topic}"') :].partition("</tr>")[0]
+        counters: dict[Any, Any] = {"sent": 120 * (90 - minute), "acked@lisa": 60 * (90 - minute)}
+        site.raw.xadd(f"lisa:{{{topic}}}:history", counters, id=minute_ago(minute))
+    site.producer.send(topic, 1, delay=HOUR)
+    wait_until(lambda: topic in site.page("/"))
+    row = site.page("/").partition(f'id="t-{topic}"')[2].partition("</tr>")[0]
     assert "Last hour: at most 2.0 sent and 1.0 acked per second" in row
     (sent, acked) = re.findall(r'points="([^"]+)"', row)
     # Without the newest point, whose sample may be the manager's.
@@ -185,62 +177,40 @@ def test_bands_and_brief_durations() -> None:
     assert {ms: brief(ms).replace("\N{NO-BREAK SPACE}", " ") for ms in times} == times
 
 
-def test_empty_charts_say_why(site: Site) -> None:
+def test_empty_charts_say_why_and_pauses_are_marked(site: Site, visitor: Visitor) -> None:
     topic = new_topic("empty")
+    path, history = f"/topics/{topic}", f"lisa:{{{topic}}}:history"
     site.producer.send(topic, 1, delay=timedelta(days=20))
-    minute = int(datetime.now(UTC).timestamp()) // 60 * 60_000
     for ago in (3, 2):
-        site.raw.xadd(f"lisa:{{{topic}}}:history", {"sent": 1}, id=f"{minute - ago * 60_000}-0")
-    page = site.gateway.client.get(f"/topics/{topic}").text
+        site.raw.xadd(history, {"sent": 1}, id=minute_ago(ago))
+    page = visitor.page(path)
     assert "No message is due within these 60 minutes." in page
     assert "so there is no lateness." in page
     assert "No message was sent, acked or retried in this period." in page
     assert "No message moved to garbage in this period." in page
     assert 'class="plot"' not in page
-
-
-def test_pauses_are_marked_in_the_charts(site: Site) -> None:
-    topic = new_topic("marks")
-    site.producer.send(topic, 1, delay=timedelta(hours=1))
-    minute = int(datetime.now(UTC).timestamp()) // 60 * 60_000
-    site.raw.xadd(f"lisa:{{{topic}}}:history", {"sent": 1}, id=f"{minute - 120_000}-0")
-    path = f"/topics/{topic}"
-    with browser_of(site.url) as client:
-        form = {"do": "pause", "key": key_in(client.get(path).text)}
-        assert client.post(f"{path}/act", data=form).status_code == 303
-        assert re.search(r'data-marks="[\d.]+ paused;"', client.get(path).text)
-        client.post(f"{path}/act", data={**form, "do": "resume"})
-        assert "resumed;" in client.get(path).text
-
-
-def test_a_topic_without_rates_yet_has_a_page() -> None:
-    with EmbeddedServer() as server, connect(server.url) as raw, Gateway(server.url) as own:
-        raw.hset("lisa:{new}:groups", "g", "1")
-        raw.xgroup_create("lisa:{new}:g:g:ready", "g", id="0", mkstream=True)
-        raw.zadd("lisa:topics", {"new": 1})
-        page = own.client.get("/topics/new")  # the first look: there is none to compare with
-    assert page.status_code == 200
-    assert 'title="g"' in page.text
+    visitor.did(topic, "pause")
+    assert re.search(r'data-marks="[\d.]+ paused;"', visitor.page(path))
+    visitor.did(topic, "resume")
+    assert "resumed;" in visitor.page(path)
 
 
 def test_rates_are_shown_per_group(site: Site) -> None:
+    """A topic without rates yet has a page, too."""
     topic = new_topic("rates")
     head = f"lisa:{{{topic}}}:"
     for group in ("fast", "slow"):
         site.raw.hset(f"{head}groups", group, "1")
         site.raw.xgroup_create(f"{head}g:{group}:ready", group, id="0", mkstream=True)
-    site.producer.send(topic, 1, delay=timedelta(hours=1))
-    path = f"/topics/{topic}"
+    site.raw.zadd("lisa:topics", {topic: 1})
 
     def rates() -> dict[str, str]:
         site.raw.hincrby(f"{head}stats", "acked@fast", 1_000)
-        page = site.gateway.client.get(path).text
-        found = re.findall(
-            r'title="(fast|slow)">.*?<td>([^<]*)</td><td class="wide">[^<]*</td></tr>',
-            page,
-            re.DOTALL,
-        )
-        return dict(found)
+        row = r'title="(fast|slow)">.*?<td>([^<]*)</td><td class="wide">[^<]*</td></tr>'
+        return dict(re.findall(row, site.page(f"/topics/{topic}"), re.DOTALL))
 
-    wait_until(lambda: rates().get("fast", "\N{EN DASH}") not in ("0", "\N{EN DASH}"))
+    # The first look: there is none to compare with.
+    with Gateway(site.server.url) as fresh:
+        assert 'title="fast"' in fresh.client.get(f"/topics/{topic}").text
+    wait_until(lambda: rates().get("fast", DASH) not in ("0", DASH))
     assert rates()["slow"] == "0"
