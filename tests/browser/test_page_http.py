@@ -67,9 +67,7 @@ def test_files_are_kept_for_good_and_have_their_types(site: Site) -> None:
     for path in ("/static/0/../../page/visits.py", "/static/0/none.css", "/static/0/%2e%2e/x"):
         assert site.gateway.client.get(path).status_code == 404
     assert site.gateway.client.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
-
-
-def test_unchanged_content_is_not_sent_again(site: Site) -> None:
+    # An unchanged page is not sent again.
     client = site.gateway.client
     tag = {"If-None-Match": client.get("/search").headers["etag"]}
     again = client.get("/search", headers=tag)
@@ -223,20 +221,6 @@ def test_missing_objects_and_unknown_addresses_get_a_page(site: Site) -> None:
     assert posted.headers["content-type"] == "application/problem+json"
 
 
-def test_other_requests_ask_for_a_token(guarded: Gateway) -> None:
-    """Unknown addresses, live pages of a session that has ended, and programs."""
-    asked = guarded.client.get("/none?x=1", headers={"Accept": "text/html"})
-    assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Fnone%3Fx%3D1")
-    headers = {"HX-Request": "true", "HX-Current-URL": f"{guarded.url}/consumers"}
-    answer = guarded.client.get("/consumers", headers=headers)
-    assert answer.status_code == 401
-    assert answer.headers["hx-redirect"] == "/login?next=%2Fconsumers"
-    good = {"Authorization": "Bearer everything-everything"}
-    assert guarded.client.get("/", headers=good).status_code == 200
-    bad = {"Authorization": "Bearer no-no-no-no-no-no-no"}
-    assert guarded.client.get("/", headers=bad).status_code in (303, 401)
-
-
 def test_crafted_positions_and_filters_are_refused(site: Site) -> None:
     """Redis refuses some of these positions, too, which would look like an outage."""
     client, topic = site.gateway.client, declared_topic(site.gateway.client)
@@ -283,6 +267,19 @@ def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
         for foreign in ("//evil.example", "/\\evil.example", "https://evil.example", "x"):
             entered = client.log_in("everything-everything", foreign)
             assert entered.headers["location"] == "/"
+        client.cookies.clear()
+        # An unknown address, a live page whose session has ended, and programs.
+        asked = client.get("/none?x=1", headers={"Accept": "text/html"})
+        assert asked.headers["location"] == "/login?next=%2Fnone%3Fx%3D1"
+        live = {"HX-Request": "true", "HX-Current-URL": f"{guarded.url}/consumers"}
+        ended = client.get("/consumers", headers=live)
+        assert (ended.status_code, ended.headers["hx-redirect"]) == (
+            401,
+            "/login?next=%2Fconsumers",
+        )
+        for token, codes in (("everything-everything", {200}), ("no" * 10, {303, 401})):
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert client.get("/", headers=bearer).status_code in codes
 
 
 def test_a_logout_ends_the_session_at_every_gateway(guarded: Gateway, site: Site) -> None:
@@ -442,16 +439,3 @@ def test_an_id_from_the_future_hides_no_event(site: Site, monkeypatch: pytest.Mo
     assert id_time_ms(message_id) == born_ms
     site.producer.send(topic, 1, id=message_id, delay=HOUR)
     assert 'class="state sent"' in site.page(f"/topics/{topic}/messages/{message_id}")
-
-
-def test_more_than_one_topic_may_know_an_id(site: Site) -> None:
-    first, second = new_topic("one"), new_topic("two")
-    shared = f"shared-{first}"
-    for topic in (first, second):
-        site.producer.send(topic, 1, id=shared, delay=HOUR)
-    search = site.gateway.client
-    wait_until(lambda: second in search.get("/search", params={"q": shared}).text)
-    path = f"/topics/{first}/messages/{shared}"
-    assert path in site.page("/search", q=shared)
-    only = search.get("/search", params={"q": shared, "topic": first})
-    assert (only.status_code, only.headers["location"]) == (303, path)

@@ -126,7 +126,17 @@ def test_a_search_continues_by_a_link_that_can_be_shared(site: Site) -> None:
     site.producer.send(topic, 1, id=f"{topic}-order-17", delay=HOUR)
     path = f"/topics/{topic}/messages/{topic}-order-17"
     assert f'href="{path}"' in site.page("/search", q=f"{topic}-ord")
-    assert client.get("/search", params={"q": f"{topic}-order-17"}).status_code == 303
+    whole = {"q": f"{topic}-order-17"}
+    assert client.get("/search", params=whole).status_code == 303
+    # More than one topic may know an id.
+    other = new_topic("searched")
+    site.producer.send(other, 1, id=f"{topic}-order-17", delay=HOUR)
+    wait_until(
+        lambda: f'href="/topics/{other}/messages' in client.get("/search", params=whole).text
+    )
+    assert f'href="{path}"' in site.page("/search", **whole)
+    only = client.get("/search", params={**whole, "topic": topic})
+    assert (only.status_code, only.headers["location"]) == (303, path)
 
 
 # Archived messages
