@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -295,45 +296,35 @@ def frame(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_pylist(rows, arrow_schema(EVENT_SCHEMA)))
 
 
-def ms(at: datetime | None) -> int | None:
-    if at is None:
-        return None
-    aware = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-    return round((aware - EPOCH).total_seconds() * 1000)
+def in_ms(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with times in epoch ms."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, datetime):
+            return value
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return round((aware - EPOCH).total_seconds() * 1000)
+
+    return {name: plain(value) for name, value in values.items()}
+
+
+TOLD = ("state", "settled", "policy", "attempts", "reason", "late_us")
+TOLD_TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
 
 
 def told(messages: DataFrame) -> dict[tuple[str, str, str | None], dict[str, Any]]:
     """Rows of MESSAGES_SCHEMA in the shape of `plain_fold`."""
     found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
-    plain = ("state", "settled", "policy", "attempts", "reason", "late_us")
-    times = ("due", "expires", "sent_at", "updated_at", "settled_at")
     # Through Arrow, because a Row's timestamps are naive, in the machine's time zone.
     for one in messages.toArrow().to_pylist():
         key = one["topic"], one["id"], one["token"]
         assert key not in found, f"two rows for {key}"
-        found[key] = {
-            **{name: ms(one[name]) for name in times},
-            **{name: one[name] for name in plain},
-            "groups": {
-                g["group"]: tuple(
-                    sorted(
-                        {
-                            "state": g["state"],
-                            "attempts": g["attempts"],
-                            "due": ms(g["due"]),
-                            "reason": g["reason"],
-                            "at": ms(g["at"]),
-                        }.items()
-                    )
-                )
-                for g in one["groups"]
-            },
-            "content": (
-                one["kind"],
-                dict(one["headers"]) if one["headers"] is not None else None,
-                one["body"],
-            ),
+        groups = {
+            group.pop("group"): tuple(sorted(in_ms(group).items())) for group in one["groups"]
         }
+        headers = dict(one["headers"]) if one["headers"] is not None else None
+        found[key] = in_ms({name: one[name] for name in TOLD + TOLD_TIMES})
+        found[key] |= {"groups": groups, "content": (one["kind"], headers, one["body"])}
     return found
 
 
@@ -341,14 +332,11 @@ def expected(events: Iterable[Event]) -> dict[tuple[str, str, str | None], dict[
     found = plain_fold(events)
     for one in found.values():
         data = one.pop("envelope")
-        try:
-            taken = None if data is None else decode_envelope(data)
-        except InvalidMessage:
-            one["content"] = (None, None, data)
-        else:
-            one["content"] = (
-                (taken.kind, taken.headers, taken.body) if taken else (None, None, None)
-            )
+        one["content"] = (None, None, data)
+        if data is not None:
+            with suppress(InvalidMessage):
+                taken = decode_envelope(data)
+                one["content"] = (taken.kind, taken.headers, taken.body)
     return found
 
 
