@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+import redis
+from click.testing import Result
 from pyspark.sql import SparkSession
 
-from lisa.cli.main import main
 from lisa.pipeline import spark_session
 from tests.databases import JARS
+from tests.spark.jobs import Jobs, run_command
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +43,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs `lisa pipeline` with some words on the suite's session.
-
-    A program of its own takes ten seconds to start; one test of each job runs one.
-    """
+    """Runs commands on the suite's session, which they do not stop."""
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    return lambda *words: CliRunner().invoke(main, ["pipeline", *words])
+    return run_command
+
+
+@pytest.fixture
+def jobs(
+    spark: SparkSession,
+    pipeline: Callable[..., Result],
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+) -> Iterator[Jobs]:
+    """Runs jobs and commands on the suite's session."""
+    with ExitStack() as closing:
+        yield Jobs(spark, pipeline, redis_url, client, tmp_path, closing)
 
 
 IN_MAKE_TEST = (
@@ -55,14 +68,13 @@ IN_MAKE_TEST = (
     "test_audit.py::test_a_message_lost_without_an_end_is_missing",
     "test_journal_stream.py::test_a_run_continues_after_the_previous_one",
     "test_journal_stream.py::test_every_column_of_an_event",
-    "test_report.py::test_a_demand",
     "test_report.py::test_attempts_and_reasons",
     "test_report.py::test_counts_by_topic_and_hour",
     "test_report.py::test_formatting",
     "test_report.py::test_hours_start",
     "test_report.py::test_steps_are",
     "test_report.py::test_the_forecast_finds",
-    "test_restore.py::TestAfterFlushAll::",
+    "test_restore.py::test_after_a_flush",
     "test_schedule.py::test_due_times_and_delays",
     "test_schedule.py::test_every_type_of_body",
     "test_schedule.py::test_ids_ttls_headers_and_policies",
@@ -70,11 +82,11 @@ IN_MAKE_TEST = (
     "test_schedule.py::test_repeating_a_job_adds_nothing",
     "test_schedule.py::test_wrong_columns_are_named",
     "test_schedule_cli.py::test_csv_columns_are_mapped",
-    "test_search.py::TestArchiveAndQueue::test_the_queue_wins_if_both_have_the_same_life",
+    "test_search.py::test_the_queue_wins_if_both_have_the_same_life",
     "test_session.py::test_a_cluster_that_cannot_run_lisa",
     "test_session.py::test_settings_of_local_masters",
     "test_session.py::test_the_choice_of_java",
-    "test_shards_archive.py::test_rows_are_sent_to_all_shards_and_read_as_one_topic",
+    "test_shards.py::test_rows_are_sent_to_all_shards_and_read_as_one_topic",
     "test_snapshot.py::test_rows_of_every_state",
 )
 """At least one test of each job; Spark is slow, so the others belong to `make test-all`."""
@@ -92,11 +104,9 @@ SLOW = (
     "test_archive_removal.py::test_retention_deletes",
     "test_audit.py::test_without_the_server",
     "test_journal_stream.py::test_events_written_during_a_run",
-    "test_report.py::test_only_the_requested_range",
-    "test_restore.py::TestHardCases::test_messages_past_their_ttl",
-    "test_restore.py::TestHardCases::test_restore_under_traffic",
-    "test_shards_archive.py::test_an_archive_without_shard_column",
-    "test_shards_journal.py::TestStartPositions::test_an_archive_that_stopped",
+    "test_restore.py::test_messages_past_their_ttl",
+    "test_restore.py::test_restore_under_traffic",
+    "test_shards.py::TestStartPositions::test_an_archive_that_stopped",
 )
 """Long variants of what the others show, for `make test-slow`."""
 

@@ -65,6 +65,7 @@ class Following:
         self._options = {"url": url, **{name: str(value) for name, value in options.items()}}
         self._checkpoint = str(folder / "checkpoint")
         self.schema: StructType | str | None = None
+        self.after_batch: Callable[[], None] = lambda: None
         self.batches: dict[int, list[Row]] = {}
         self.tasks: dict[int, int] = {}
 
@@ -84,6 +85,7 @@ class Following:
         def take(frame: DataFrame, number: int) -> None:
             self.tasks[number] = frame.rdd.getNumPartitions()
             self.batches[number] = frame.collect()
+            self.after_batch()
 
         while True:
             query = self._start(take)

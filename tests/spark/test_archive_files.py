@@ -1,4 +1,4 @@
-"""The archive in files: commits, cleaning up, compaction, conversion, outside readers."""
+"""The archive in files: commits, folds, cleaning up, compaction, conversion, outside readers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
@@ -30,23 +28,23 @@ from lisa.gateway.page.archived import ArchiveQuery
 from lisa.pipeline.archive import default_name, open_archive, shared_path, writing
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.conversion import convert
-from lisa.pipeline.archive.fold import fold_lives
+from lisa.pipeline.archive.fold import fold, fold_lives, host_of
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, with_gone
+from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, of_lives, with_gone
 from lisa.pipeline.archive.old_layout import OldArchive
 from lisa.pipeline.archive.reading import day_of, with_log_columns
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
-from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.shared_path import hosts_without
 from lisa.pipeline.archive.state import RANDOM_BITS, new_number
 from lisa.pipeline.archive.table import ArchiveTable
 from lisa.pipeline.archive.writing import FileWriter
-from tests.servers import JVM_PATIENCE, Processes, least, wait_until
+from tests.servers import least
+from tests.spark.jobs import Jobs
 from tests.spark.stories import (
     BEGIN_MS,
     Event,
     Stories,
-    check,
     entries,
     envelope,
     event,
@@ -61,34 +59,157 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "sharded"), [(1, True), (2, False)])
+def test_fold_agrees_with_a_plain_python_fold(
+    spark: SparkSession, seed: int, *, sharded: bool
+) -> None:
+    events = [*Stories("orders", seed).extend(400), *Stories("a:b", seed).extend(80)]
+    assert len({one["state"] for one in events}) == 15
+    shuffled = sorted(events, key=lambda one: hash((one["id"], one["number"])))
+    several = frame(spark, [*shuffled, *shuffled[:50]])  # repeated events are harmless
+    made = fold(several) if sharded else fold_lives(lives(several, sharded=False))
+    assert made.schema.simpleString() == MESSAGES_SCHEMA.simpleString()
+    found, wanted = told(made), expected(events)
+    assert found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        assert found[key] == one, key
+    assert {one["state"] for one in found.values()} >= {"waiting", "acked", "cancelled", "lost"}
+    if not sharded:
+        return
+    tagged = with_gone(lives(several))
+    gone = {tuple(row) for row in tagged.where("gone").select("topic", "id", "life").collect()}
+    assert gone == {key for key, one in found.items() if one["settled"]}
+    live = made.where("not settled").select("topic", "id", sf.col("token").alias("life"))
+    kept = of_lives(several, live).select("topic", "id", "life", "at", "seq")
+    expected_events = tagged.where("not gone").select(*kept.columns)
+    assert sorted(map(str, kept.collect())) == sorted(map(str, expected_events.collect()))
+
+
+SENT: dict[str, Any] = {"id": "m", "state": "sent", "due": 9000}
+SENT["envelope"] = envelope("tokentok", {"a": 1})
+FIRST = SENT | {"envelope": envelope("firstfir", {"a": 1}), "shard": "0of2"}
+SECOND = SENT | {"envelope": envelope("secondse", {"a": 2}), "shard": "1of3"}
+END = {"id": "m", "state": "acked", "group": "g", "settled": True}
+
+
+def at(ms: int, number: int, **fields: Any) -> Event:
+    return event("orders", ms, 0, number, **fields)
+
+
+def stood(rows: DataFrame) -> dict[str | None, tuple[str, bool]]:
+    return {row.token: (row.state, row.settled) for row in rows.collect()}
+
+
+def test_damaged_envelopes_restored_messages_and_actors(spark: SparkSession) -> None:
+    damaged = [
+        *(b"", b"1", b"1tokentok-j00", b"1tokentok-jzzzz{}", b"1tokentok-jffff{}"),
+        *(b"1tokentok-x0000{}", b"1tokentok-j0003{}", b"1tokentok-j0002[]{}"),
+        b"2tokentok-j0000{}",  # another version
+    ]
+    token_only = b"1\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8-j0000{}"
+    events = [
+        at(1000 + i, i + 1, **SENT | {"id": f"m{i}", "envelope": data})
+        for i, data in enumerate([*damaged, token_only])
+    ]
+    back = SENT | {"id": "back", "state": "restored", "attempt": 2, "reason": "boom"}
+    for i, one in enumerate(
+        [
+            SENT | {"id": "back"},
+            {"id": "back", "group": "a", "state": "acked", "attempt": 1},
+            {"id": "back", "group": "b", "state": "in_flight", "attempt": 3},
+            back | {"group": "b", "place": "retry"},
+            back | {"group": "c", "place": "garbage", "attempt": 5},
+        ]
+    ):
+        events.append(at(2000 + i, len(events) + 1, **one))
+    found = {row.id: row for row in fold(frame(spark, events)).collect()}
+    assert len(found) == len(damaged) + 2
+    for i, data in enumerate(damaged):
+        row = found[f"m{i}"]
+        assert (row.kind, row.headers, row.body) == (None, None, data)
+    assert row.token == "tokentok"
+    assert found[f"m{len(damaged)}"].kind == "j"
+    restored = found["back"]
+    assert (restored.state, restored.settled, restored.attempts) == ("retry", False, 5)
+    assert [(g.group, g.state, g.attempts) for g in restored.groups] == [
+        *(("a", "acked", 0), ("b", "retry", 2), ("c", "garbage", 5))
+    ]
+    actors = ["manager@a.b:1", "consumer@a:b:9", "gateway/buyer@eu@box:22", "lost", "x@:3", None]
+    rows = spark.createDataFrame([(a,) for a in actors], "actor string").select(host_of())
+    assert [r[0] for r in rows.collect()] == ["a.b", "a:b", "box", None, None, None]
+
+
+def test_lives_of_an_id_that_moved_to_another_shard(spark: SparkSession) -> None:
+    def folded(*events: Event) -> dict[str | None, tuple[str, bool]]:
+        return stood(fold(frame(spark, events)))
+
+    both = {"firstfir": ("acked", True), "secondse": ("waiting", False)}
+    # By the servers' clocks, the second life began before the first one ended.
+    end = at(1052, 2, shard="0of2", **END)
+    assert folded(at(1000, 1, **FIRST), at(1050, 1, **SECOND), end) == both
+    # Without a recorded end.
+    lost = folded(at(1000, 1, **FIRST), at(5000, 1, **SECOND))
+    assert lost == both | {"firstfir": ("lost", True)}
+    # Restored into another shard.
+    back = FIRST | {"shard": "1of3", "state": "restored", "due": 8000}
+    events = [
+        at(1000, 1, **FIRST),
+        at(2000, 2, id="m", shard="0of2", state="in_flight", group="g", attempt=1),
+        at(9000, 1, **back | {"group": "g", "place": "retry", "attempt": 2}),
+    ]
+    assert folded(*events) == {"firstfir": ("retry", False)}
+    assert folded(*events, at(9900, 2, shard="1of3", **END)) == {"firstfir": ("acked", True)}
+
+
+def test_an_end_archived_after_the_next_life(jobs: Jobs) -> None:
+    """Journals of shards are read independently: one may be archived less far than another."""
+    known = [
+        at(1000, 1, **FIRST),
+        at(5000, 1, **SECOND),
+        at(6000, 2, id="m", shard="1of3", state="cancelled", settled=True),
+    ]
+    writer = jobs.writer()
+    for batch, (events, first) in enumerate(
+        ((known, "lost"), ([at(1100, 2, shard="0of2", **END)], "acked"))
+    ):
+        writer.write(jobs.frame(events), batch, "q")
+        writer.fold()
+        assert stood(jobs.opened().messages()) == {
+            "firstfir": (first, True),
+            "secondse": ("cancelled", True),
+        }
+    assert writer.tables.fold.live_events == 0
+    offsets = {"orders~0of2": ("1100-0", 2), "orders~1of3": ("6000-0", 2)}
+    assert jobs.opened().offsets() == offsets
+
+
+def test_batches_folds_and_compactions(jobs: Jobs) -> None:
     """The first version of the table lacks a column; another program compacts it, too."""
-    root = tmp_path / "archive"
-    where, events = str(root), []
+    root, events = Path(jobs.where), []
     older = StructType([one for one in LOG_SCHEMA.fields if one.name != "shard"])
-    ArchiveTable(spark, Folder(spark, where), "message_log", older).adapt()
+    ArchiveTable(jobs.spark, Folder(jobs.spark, jobs.where), "message_log", older).adapt()
     orders, other = Stories("orders"), Stories("a:b", 2, begin_ms=BEGIN_MS + 40_000)
     seen = {"orders": TopicRecord({"journal": "1"}, ("lisa",))}
-    writer = FileWriter(spark, where, keep=timedelta(0), topics=lambda _: seen)
+    writer = jobs.writer(keep=timedelta(0), topics=lambda _: seen)
     for batch in range(4):
         some = [*orders.extend(20), *other.extend(10)]
-        assert writer.write(frame(spark, some), batch, "q")[0] == len(some)
-        assert writer.write(frame(spark, some), batch, "q")[0] == 0  # as after a crash
+        assert writer.write(jobs.frame(some), batch, "q")[0] == len(some)
+        assert writer.write(jobs.frame(some), batch, "q")[0] == 0  # as after a crash
         events += some
         if batch == 1:
-            check(spark, where, events)
+            jobs.check(events)
             writer.fold()
         if batch == 2:
             DeltaTable(root / "message_log").optimize.compact()
     assert "shard" in DeltaTable(root / "message_log").to_pandas().columns
-    check(spark, where, events)
-    assert open_archive(spark, where).topics() == seen
+    jobs.check(events)
+    assert jobs.opened().topics() == seen
     files = writer.file_count()
     writer.fold()
     assert writer.compact(everything=True) > 0
     writer.delete_old()
     assert writer.file_count() < files
-    check(spark, where, events)
+    jobs.check(events)
     assert writer.compact(everything=True) == 0
     on_disk = set(root.glob("me*/day=*/*"))  # also no checksum files
     assert len(on_disk) == writer.file_count()
@@ -112,18 +233,17 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_messages_are_brought_up_to_date_at_intervals(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with few events; a long fold makes the interval longer."""
-    journal = Stories("orders")
-    writer = FileWriter(spark, str(tmp_path))
+    journal, writer = Stories("orders"), jobs.writer()
     assert not writer.wants_fold()
-    writer.write(frame(spark, journal.extend(1)), 0, "q")
+    writer.write(jobs.frame(journal.extend(1)), 0, "q")
     assert writer.wants_fold()
     assert not writer.wants_fold(catching_up=True)
     writer.tidy(last=False, behind=False)
     assert not writer.wants_fold()
-    writer.write(frame(spark, journal.extend(1)), 1, "q")
+    writer.write(jobs.frame(journal.extend(1)), 1, "q")
     assert not writer.wants_fold()
     monkeypatch.setattr(writing, "age_s", lambda _: 61)
     for share, wants in ((0, True), (1e9, False)):
@@ -132,11 +252,11 @@ def test_messages_are_brought_up_to_date_at_intervals(
 
 
 def test_a_batch_that_fails_at_its_commit_is_written_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, journal = str(tmp_path / "archive"), Stories("orders")
+    journal = Stories("orders")
     first, second = journal.extend(20), journal.extend(20)
-    writer = FileWriter(spark, where, keep=timedelta(0))
+    writer = jobs.writer(keep=timedelta(0))
     commit, files = DeltaTable.create_write_transaction, Folder.files
 
     def unanswered(*arguments: Any, **named: Any) -> None:
@@ -146,71 +266,70 @@ def test_a_batch_that_fails_at_its_commit_is_written_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(DeltaTable, "create_write_transaction", unanswered)
-        assert writer.write(frame(spark, first), 0, "q")[0] == len(first)
+        assert writer.write(jobs.frame(first), 0, "q")[0] == len(first)
     for seen in (0, 1):  # executors write to their own disks: the driver finds too few files
         with monkeypatch.context() as patched:
             patched.setattr(Folder, "files", lambda *a, seen=seen: files(*a)[:seen])
             with pytest.raises(LisaError, match=f"wrote {len(second)} rows .* driver sees"):
-                writer.write(frame(spark, second).repartition(2), 1, "q")
+                writer.write(jobs.frame(second).repartition(2), 1, "q")
     with monkeypatch.context() as patched:
         patched.setattr(ArchiveTable, "commit", dies)
         with pytest.raises(KeyboardInterrupt):
-            writer.write(frame(spark, second), 1, "q")
-    check(spark, where, first)
-    writer = FileWriter(spark, where, keep=timedelta(0))
-    assert writer.write(frame(spark, second), 1, "q")[0] == len(second)
-    writer = FileWriter(spark, where, keep=timedelta(0))
-    assert writer.write(frame(spark, second), 1, "q")[0] == 0
+            writer.write(jobs.frame(second), 1, "q")
+    jobs.check(first)
+    for written in (len(second), 0):
+        writer = jobs.writer(keep=timedelta(0))
+        assert writer.write(jobs.frame(second), 1, "q")[0] == written
     # After the loss of its checkpoint, the same events arrive in another batch.
     third = journal.extend(5)
-    assert writer.write(frame(spark, second + third), 0, "another")[0] == len(third)
-    check(spark, where, first + second + third)
+    assert writer.write(jobs.frame(second + third), 0, "another")[0] == len(third)
+    jobs.check(first + second + third)
     writer.delete_old()
-    root = Path(where)
+    root = Path(jobs.where)
     assert len(list(root.glob("message_log/day=*/*.parquet"))) == writer.file_count()
     assert list((root / "_lisa" / "staging").iterdir()) == []
 
 
 def test_a_second_writer_takes_over_and_the_first_is_refused(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restarted container continues immediately; its suspended predecessor commits nothing."""
-    where, journal = str(tmp_path), Stories("orders")
-    first, second, third = journal.extend(10), journal.extend(10), journal.extend(10)
-    suspended = FileWriter(spark, where)
-    suspended.write(frame(spark, first), 0, "q")
-    restarted = FileWriter(spark, where)
-    restarted.write(frame(spark, second), 1, "q")
+    journal = Stories("orders")
+    first, second, third = (jobs.frame(journal.extend(10)) for _ in range(3))
+    suspended = jobs.writer()
+    suspended.write(first, 0, "q")
+    restarted = jobs.writer()
+    restarted.write(second, 1, "q")
     with pytest.raises(ConfigError, match="another process has written to"):
-        suspended.write(frame(spark, second), 1, "q")
+        suspended.write(second, 1, "q")
     # Another process commits between this one's check and its commit.
     commit = ArchiveTable.commit
 
     def late(table: ArchiveTable, *args: Any, **options: Any) -> None:
         monkeypatch.setattr(ArchiveTable, "commit", commit)
-        FileWriter(spark, where).write(frame(spark, third), 2, "q")
+        jobs.writer().write(third, 2, "q")
         commit(table, *args, **options)
 
     monkeypatch.setattr(ArchiveTable, "commit", late)
     with pytest.raises(ConfigError, match="another process has written to"):
-        restarted.write(frame(spark, third), 2, "q")
-    check(spark, where, journal.events)
+        restarted.write(third, 2, "q")
+    jobs.check(journal.events)
 
 
-def test_files_have_bloom_filters_on_the_id(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_have_bloom_filters_on_the_id(jobs: Jobs) -> None:
     """Both the batches by Spark, if they have too many ids for a dictionary, and merged files."""
 
     def has_filter() -> set[bool]:
         found = set()
-        for uri in DeltaTable(tmp_path / "message_log").file_uris():
+        for uri in DeltaTable(f"{jobs.where}/message_log").file_uris():
             footer = pq.read_metadata(uri)
             index = footer.schema.names.index("id")
             found.add(footer.row_group(0).column(index).bloom_filter_offset is not None)
         return found
 
-    one = frame(spark, [event("orders", BEGIN_MS, 0, 1, id="a", state="sent")])
-    many = one.drop("id").crossJoin(spark.range(60_000).selectExpr("uuid() AS id"))
-    writer = FileWriter(spark, str(tmp_path))
+    one = jobs.frame([at(BEGIN_MS, 1, id="a", state="sent")])
+    many = one.drop("id").crossJoin(jobs.spark.range(60_000).selectExpr("uuid() AS id"))
+    writer = jobs.writer()
     for batch in range(2):
         writer.write(many.select(*EVENT_SCHEMA.names).coalesce(1), batch, "q")
     assert has_filter() == {True}
@@ -218,84 +337,46 @@ def test_files_have_bloom_filters_on_the_id(spark: SparkSession, tmp_path: Path)
     assert has_filter() == {True}
 
 
-def test_a_reader_continues_while_the_archive_is_folded_and_compacted(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_readers_see_whole_batches_while_the_archive_is_folded_and_compacted(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Live events are kept for an hour after they were replaced, however old they are."""
-    where = str(tmp_path)
     journal, hours_ms = Stories("orders"), 3 * 3_600_000
-    writer = FileWriter(spark, where, keep=timedelta(hours=1))
-    writer.write(frame(spark, journal.extend(10)), 0, "q")
+    writer = jobs.writer(keep=timedelta(hours=1))
+    writer.write(jobs.frame(journal.extend(10)), 0, "q")
     with monkeypatch.context() as earlier:
         earlier.setattr(writing, "new_number", lambda: new_number() - (hours_ms << RANDOM_BITS))
         writer.fold()
-    writer.write(frame(spark, journal.extend(10)), 1, "q")
-    before = open_archive(spark, where)
+    totals, commit = [len(journal.events)], ArchiveTable.commit
+
+    def others_see() -> None:
+        """What DuckDB and DataFusion read from the log's files."""
+        table = DeltaTable(f"{jobs.where}/message_log")
+        counts = "SELECT count(*), count(DISTINCT number) FROM events"
+        columns = QueryBuilder().register("events", table).execute(counts).read_all().columns
+        rows = duckdb.read_parquet(table.file_uris())
+        [seen] = rows.aggregate("count(*), count(DISTINCT number)").fetchall()
+        assert seen == (totals[-1], totals[-1]) == tuple(one[0].as_py() for one in columns)
+
+    def watched(table: ArchiveTable, *arguments: Any, **named: Any) -> None:
+        others_see()
+        commit(table, *arguments, **named)
+        totals.append(len(journal.events))
+        others_see()
+
+    monkeypatch.setattr(ArchiveTable, "commit", watched)
+    writer.write(jobs.frame(journal.extend(10)), 1, "q")
+    before = jobs.opened()
     log, messages = before.log(), before.messages()
     writer.fold()
     writer.delete_old()
     assert told(messages) == expected(journal.events)
     assert writer.compact(everything=True) > 0
     writer.delete_old()
+    others_see()
+    assert len(totals) == 3
     assert len(entries(log)) == len(journal.events)
     assert told(messages) == expected(journal.events)
-
-
-POLLS = """
-import json, sys
-from pathlib import Path
-import duckdb
-from deltalake import DeltaTable, QueryBuilder
-where = sys.argv[1]
-def duck():
-    files = duckdb.read_parquet(DeltaTable(where + "/message_log").file_uris())
-    return files.aggregate("count(*), count(DISTINCT number)").fetchall()[0]
-def datafusion():
-    events = QueryBuilder().register("events", DeltaTable(where + "/message_log"))
-    counts = "SELECT count(*), count(DISTINCT number) FROM events"
-    return [column[0].as_py() for column in events.execute(counts).read_all().columns]
-print("polling", flush=True)
-while not Path(where, "stop").exists():
-    for poll in (duck, datafusion):
-        print(json.dumps(poll()), flush=True)
-"""
-
-
-def test_outside_readers_see_whole_batches_only(
-    spark: SparkSession, tmp_path: Path, processes: Processes
-) -> None:
-    """The archive writes and compacts meanwhile.
-
-    The readers avoid `to_pandas` and `to_pyarrow_dataset`, which may abort a program at its exit.
-    """
-    journal = Stories("orders")
-    writer = FileWriter(spark, str(tmp_path), keep=timedelta(hours=1))
-    totals = [0]
-
-    def write(batch: int) -> None:
-        some = journal.extend(20)
-        writer.write(frame(spark, some), batch, "q")
-        totals.append(totals[-1] + len(some))
-
-    write(0)
-    reader = processes.start("-c", POLLS, str(tmp_path))
-    reader.wait_for("polling", timeout=JVM_PATIENCE)
-
-    def polls() -> list[list[int]]:
-        return [json.loads(one) for one in reader.output.splitlines() if one.startswith("[")]
-
-    def has_polled(times: int) -> bool:
-        return len(polls()) >= times or not reader.alive
-
-    for batch in range(1, 4):
-        write(batch)
-        if batch % 2:
-            writer.compact(everything=True)
-        wait_until(partial(has_polled, len(polls()) + 4), timeout=JVM_PATIENCE)
-    (tmp_path / "stop").touch()
-    assert reader.wait(timeout=JVM_PATIENCE) == 0
-    assert all(rows == distinct and rows in totals for rows, distinct in polls())
-    assert polls()[-1][0] == totals[-1]
 
 
 def test_a_local_path_with_a_cluster_is_checked(
@@ -321,26 +402,23 @@ def test_a_local_path_with_a_cluster_is_checked(
     assert len(asked) == 1
 
 
-def test_a_year_of_a_hundred_topics_is_planned_within_a_second(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_year_of_a_hundred_topics_is_planned_within_a_second(jobs: Jobs) -> None:
     """A day has one merged file; the current day has the files of its last batches."""
-    where = str(tmp_path)
-    writer = FileWriter(spark, where)
+    writer, root = jobs.writer(), Path(jobs.where)
     topics = [f"t{number:03}" for number in range(100)]
     some = [event(topic, BEGIN_MS, 0, 1, id="a", state="sent") for topic in topics]
-    writer.write(frame(spark, some).coalesce(1), 0, "q")
+    writer.write(jobs.frame(some).coalesce(1), 0, "q")
     writer.fold()
     for name in ("message_log", "messages"):
-        delta = DeltaTable(tmp_path / name)
+        delta = DeltaTable(root / name)
         [one, *_] = delta.file_uris()
         actions: list[AddAction | RemoveAction] = []
         for day in range(365):
             date = (ms_datetime(BEGIN_MS) + timedelta(days=day)).date().isoformat()
             for number in range(3 if day < 364 else 200):
                 path = f"day={date}/year-{number}.parquet"
-                (tmp_path / name / path).parent.mkdir(exist_ok=True)
-                os.link(one, tmp_path / name / path)
+                (root / name / path).parent.mkdir(exist_ok=True)
+                os.link(one, root / name / path)
                 size, stats = Path(one).stat().st_size, json.dumps({"numRecords": 100})
                 actions.append(AddAction(path, size, {"day": date}, BEGIN_MS, True, stats))
         for first in range(0, len(actions), 50):
@@ -348,7 +426,7 @@ def test_a_year_of_a_hundred_topics_is_planned_within_a_second(
             delta.create_write_transaction(some_files, "append", delta.schema(), ["day"])
             delta.update_incremental()
 
-    context: Any = spark.sparkContext
+    context: Any = jobs.spark.sparkContext
     jvm = context._gateway.proc.pid
 
     def cpu_s() -> float:
@@ -359,11 +437,11 @@ def test_a_year_of_a_hundred_topics_is_planned_within_a_second(
 
     def plan(table: str) -> float:
         began = cpu_s()
-        rows = getattr(open_archive(spark, where), table)()
+        rows = getattr(jobs.opened(), table)()
         rows.where("topic = 't001' and id = 'a'")._jdf.queryExecution().executedPlan()
         return cpu_s() - began
 
-    assert len(DeltaTable(tmp_path / "message_log").file_uris()) > 1_200
+    assert len(DeltaTable(root / "message_log").file_uris()) > 1_200
     assert least(lambda: plan("log"), 1) < 1
     assert least(lambda: plan("messages"), 1) < 1
 
@@ -373,13 +451,12 @@ def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None
         check_checkpoint(spark, str(tmp_path), offsets, gaps)
 
     def planned(batch: int, **offset: Any) -> None:
-        (tmp_path / "offsets").mkdir(exist_ok=True)
-        (tmp_path / "offsets" / str(batch)).write_text(
-            f"v1\n{{}}\n{json.dumps({'orders': offset})}"
-        )
+        text = f"v1\n{{}}\n{json.dumps({'orders': offset})}"
+        (tmp_path / "offsets" / str(batch)).write_text(text)
 
     check_({})  # a new archive
     (tmp_path / "commits").mkdir()
+    (tmp_path / "offsets").mkdir()
     for batch, last in enumerate(("5-0", "10-0", "20-0")):
         planned(batch, id=last, n=batch)
         if batch < 2:
@@ -405,67 +482,19 @@ def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None
             check_({})
 
 
-def test_gaps_are_recorded_once(spark: SparkSession, tmp_path: Path) -> None:
-    where, events = str(tmp_path), Stories("orders").extend(10)
-    last, following = events[3], events[6]
-    gap = event(
-        *("orders", last["at"], last["seq"] + 1, last["number"] + 1),
-        id=None,
-        state="gap",
-        reason="events 5 to 6 are gone",
-        actor=None,
-    )
-    writer = FileWriter(spark, where)
-    for query in ("q", "later"):
-        writer.write(frame(spark, [*events[:4], gap, *events[6:]]), 0, query)
-    [found] = open_archive(spark, where).gaps()
-    assert (found.topic, found.reason) == ("orders", "events 5 to 6 are gone")
-    assert (found.after_id, found.after_number) == (f"{last['at']}-{last['seq']}", 4)
-    assert (found.to_id, found.to_number) == (f"{following['at']}-{following['seq']}", 7)
-
-
-def test_an_end_archived_after_the_next_life(spark: SparkSession, tmp_path: Path) -> None:
-    """Journals of shards are read independently: one may be archived less far than another."""
-
-    def at(ms: int, number: int, token: str = "", **fields: Any) -> Event:
-        begun = {"state": "sent", "due": 9000, "envelope": envelope(token, 1)} if token else {}
-        return event("orders", ms, 0, number, **begun, id="m", **fields)
-
-    def stood() -> dict[str | None, str]:
-        rows = open_archive(spark, str(tmp_path)).messages().collect()
-        return {row.token: row.state for row in rows if row.settled}
-
-    late = at(1100, 2, shard="0of2", state="acked", group="g", settled=True)
-    known = [
-        at(1000, 1, "firstfir", shard="0of2"),
-        at(5000, 1, "secondse", shard="1of3"),
-        at(6000, 2, shard="1of3", state="cancelled", settled=True),
-    ]
-    writer = FileWriter(spark, str(tmp_path))
-    for batch, (events, first) in enumerate(((known, "lost"), ([late], "acked"))):
-        writer.write(frame(spark, events), batch, "q")
-        writer.fold()
-        assert stood() == {"firstfir": first, "secondse": "cancelled"}
-    assert writer.tables.fold.live_events == 0
-    assert open_archive(spark, str(tmp_path)).offsets() == {
-        "orders~0of2": ("1100-0", 2),
-        "orders~1of3": ("6000-0", 2),
-    }
-
-
 def test_missing_archives_and_names(spark: SparkSession, tmp_path: Path) -> None:
     for missing in (open_archive, convert):
         with pytest.raises(ConfigError, match="there is no archive in"):
             missing(spark, str(tmp_path / "nothing"))
-    names = {
-        default_name(one) for one in ("/a/b", "/a/b/", "s3a://x/b", "jdbc:postgresql://h/db?u=1")
-    }
+    places = ("/a/b", "/a/b/", "s3a://x/b", "jdbc:postgresql://h/db?u=1")
+    names = {default_name(one) for one in places}
     assert len(names) == 3
     assert all(len(name) <= 64 and name[0] != "~" for name in names)
 
 
 def write_old(spark: SparkSession, where: Path, first: list[Event], later: list[Event]) -> None:
-    """An archive as version 0.1 wrote it: some events folded, later ones not; some files merged.
+    """An archive as version 0.1 wrote it: some events folded, later ones not; some files merged;
+    without the column `shard`.
 
     One day and topic, so that the files' own lists stay short.
     """
@@ -473,7 +502,7 @@ def write_old(spark: SparkSession, where: Path, first: list[Event], later: list[
 
     def files(rows: DataFrame, root: str) -> dict[str, int]:
         before = set(where.rglob("*.parquet"))
-        writer = rows.write.mode("append").partitionBy("day", "topic")
+        writer = rows.drop("shard").write.mode("append").partitionBy("day", "topic")
         writer.parquet(str(where / root))
         new = set(where.rglob("*.parquet")) - before
         return {str(one.relative_to(where)): one.stat().st_size for one in new}
@@ -484,7 +513,7 @@ def write_old(spark: SparkSession, where: Path, first: list[Event], later: list[
     merged = files(with_log_columns(frame(spark, first)), "_lisa/compacted/message_log")
     merged |= files(ended, "messages")
     unfolded = files(with_log_columns(frame(spark, later)), "message_log")
-    live = tagged.where("not gone").drop("gone", *LIFE_SCHEMA_FIELDS)
+    live = tagged.where("not gone").drop("gone", "shard", *LIFE_SCHEMA_FIELDS)
     live = live.withColumn("number", sf.lit(0).cast("long"))
     live.write.parquet(str(where / "_lisa" / "live" / "00000007-aa"))
     live_files = (where / "_lisa" / "live").rglob("*.parquet")
@@ -511,40 +540,34 @@ def write_old(spark: SparkSession, where: Path, first: list[Event], later: list[
     (where / "_lisa" / "00000008.json").write_text(json.dumps(manifest))
 
 
-def test_an_old_archive_is_read_and_converted(
-    spark: SparkSession,
-    tmp_path: Path,
-    pipeline: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_old_archive_is_read_and_converted(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion that was interrupted at any step is repeated."""
-    where, journal = tmp_path / "archive", Stories("orders")
+    where, journal = Path(jobs.where), Stories("orders")
     first, later, new = journal.extend(40), journal.extend(20), journal.extend(10)
-    write_old(spark, where, first, later)
-    old = open_archive(spark, str(where))
+    write_old(jobs.spark, where, first, later)
+    old = jobs.opened()
     assert isinstance(old, OldArchive)
     assert len(entries(old.log())) == len(first + later)
     assert told(old.messages()) == expected(first + later)
     with pytest.raises(ConfigError, match=f"convert it once: lisa pipeline convert {where}"):
-        FileWriter(spark, str(where))
+        jobs.writer()
     (where / "_lisa" / "checkpoint").mkdir()
     for step in ("FileWriter.fold", "remove"):
         with monkeypatch.context() as patched:
             patched.setattr(f"lisa.pipeline.archive.conversion.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
-                convert(spark, str(where))
-        check(spark, str(where), first + later)
-
-    done = pipeline("convert", str(where), "--json")
-    assert done.exit_code == 0, done.output
+                convert(jobs.spark, jobs.where)
+        jobs.check(first + later)
+    done = jobs.command("convert", jobs.where, "--json")
     assert json.loads(done.output.splitlines()[-1])["events"] == len(first + later)
-    assert open_archive(spark, str(where)).topics()["orders"].groups == ("lisa",)
+    assert jobs.opened().topics()["orders"].groups == ("lisa",)
     assert not [one for one in where.rglob("*") if "topic=" in str(one)]
     names = {one.name for one in (where / "_lisa").iterdir()}
     assert names == {"checkpoint", "live", "staging", "state"}
-    again = pipeline("convert", str(where))
+    again = jobs.command("convert", jobs.where)
     assert "has the present layout already" in again.output
-    writer = FileWriter(spark, str(where))
-    assert writer.write(frame(spark, later), 1, "q")[0] == 0  # the last batch before the conversion
-    writer.write(frame(spark, new), 2, "q")
-    check(spark, str(where), first + later + new)
+    writer = jobs.writer()
+    # The last batch before the conversion.
+    assert writer.write(jobs.frame(later), 1, "q")[0] == 0
+    writer.write(jobs.frame(new), 2, "q")
+    jobs.check(first + later + new)

@@ -6,33 +6,28 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from lisa import Producer
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
-from lisa.core.model.keys import Keys
 from lisa.embedded.server import free_port
-from lisa.pipeline.archive import drivers, open_archive
+from lisa.pipeline.archive import Archive, drivers, open_archive
 from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.drivers import jdbc_settings
 from lisa.pipeline.archive.jdbc import JdbcWriter
 from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
-from lisa.pipeline.jobs.archive import archive
 from tests import databases
 from tests.databases import DatabaseServer
+from tests.spark.jobs import KEYS, Jobs
 from tests.spark.stories import (
     BEGIN_MS,
     Event,
@@ -47,7 +42,6 @@ from tests.spark.stories import (
 )
 
 YEAR_9999_MS = 253_402_300_799_999
-"""Points at which a writer is killed: between its steps, and inside and after the transaction."""
 
 
 @pytest.fixture(scope="module", params=databases.KINDS)
@@ -61,57 +55,60 @@ def running(request: pytest.FixtureRequest) -> Iterator[list[DatabaseServer]]:
     servers[-1].stop()
 
 
-@pytest.fixture
-def database(running: list[DatabaseServer], spark: SparkSession) -> DatabaseServer:
-    """A server with an empty database."""
-    server = running[-1]
-    tables = ("lisa_archive", "lisa_archive_topics", "lisa_archive_gaps", "message_log", "messages")
-    views = ("mykit_delay_queue_job", "mykit_delay_queue_job_log")
-    staged = ("lisa_staged_events", "lisa_staged_messages")
-    statements = [f"DROP VIEW IF EXISTS {name}" for name in views]
-    statements += [f"DROP TABLE IF EXISTS {name}" for name in tables + staged]
-    do(spark, server, *statements)
-    return server
+@dataclass
+class Store:
+    """A database for archives, with the writers that a test has opened."""
 
+    spark: SparkSession
+    server: DatabaseServer
+    open_writers: list[JdbcWriter] = field(default_factory=list)
 
-@pytest.fixture
-def writers(spark: SparkSession) -> Iterator[Callable[..., JdbcWriter]]:
-    """Creates writers, and closes them after the test."""
-    made: list[JdbcWriter] = []
-
-    def make(
-        server: DatabaseServer, topics: Mapping[str, TopicRecord] | None = None, **properties: str
+    def writer(
+        self, topics: Mapping[str, TopicRecord] | None = None, **properties: str
     ) -> JdbcWriter:
-        given = server.properties | properties
-        made.append(JdbcWriter(spark, server.url, given, topics=lambda _: topics or {}))
-        return made[-1]
+        given = self.server.properties | properties
+        made = JdbcWriter(self.spark, self.server.url, given, topics=lambda _: topics or {})
+        self.open_writers.append(made)
+        return made
 
-    yield make
-    for one in made:
+    def opened(self, **properties: str) -> Archive:
+        return open_archive(self.spark, self.server.url, self.server.properties | properties)
+
+    def rows(self, events: Iterable[Event]) -> DataFrame:
+        """Events as a batch of the log."""
+        return with_log_columns(frame(self.spark, events)).select(*LOG_SCHEMA.names)
+
+    def connection(self) -> closing[JdbcConnection]:
+        return closing(JdbcConnection(self.spark, Database.of(self.server.url, self.properties)))
+
+    def do(self, *statements: str) -> None:
+        with self.connection() as connection:
+            for text in statements:
+                connection._connection.createStatement().execute(text)
+
+    def ask(self, text: str) -> list[tuple[Any, ...]]:
+        """The rows of a query, as text."""
+        with self.connection() as connection:
+            return connection.ask(text)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self.server.properties
+
+
+@pytest.fixture
+def store(running: list[DatabaseServer], spark: SparkSession) -> Iterator[Store]:
+    """An empty database."""
+    store = Store(spark, running[-1])
+    tables = ("lisa_archive", "lisa_archive_topics", "lisa_archive_gaps", "message_log", "messages")
+    staged = ("lisa_staged_events", "lisa_staged_messages")
+    views = ("mykit_delay_queue_job", "mykit_delay_queue_job_log")
+    store.do(*(f"DROP VIEW IF EXISTS {name}" for name in views))
+    store.do(*(f"DROP TABLE IF EXISTS {name}" for name in tables + staged))
+    yield store
+    for one in store.open_writers:
         with suppress(Exception):  # a test may have stopped its server
             one.close()
-
-
-def do(spark: SparkSession, server: DatabaseServer, *statements: str) -> None:
-    """Run statements."""
-    connection = JdbcConnection(spark, Database.of(server.url, server.properties))
-    for text in statements:
-        connection._connection.createStatement().execute(text)
-    connection.close()
-
-
-def ask(spark: SparkSession, server: DatabaseServer, text: str) -> list[tuple[Any, ...]]:
-    """The rows of a query, as text."""
-    connection = JdbcConnection(spark, Database.of(server.url, server.properties))
-    try:
-        return connection.ask(text)
-    finally:
-        connection.close()
-
-
-def log_rows(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
-    """Events as a batch of the log."""
-    return with_log_columns(frame(spark, events)).select(*LOG_SCHEMA.names)
 
 
 def end(events: list[Event]) -> tuple[str, int]:
@@ -120,51 +117,38 @@ def end(events: list[Event]) -> tuple[str, int]:
     return f"{last['at']}-{last['seq']}", last["number"]
 
 
-def test_batches_of_any_size_yield_the_same_archive(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_batches_of_any_size_yield_the_same_archive(store: Store) -> None:
     stories, others = Stories("orders", seed=3), Stories("payments", seed=4)
     events = stories.extend(80) + others.extend(30)
     # Lives of many messages span several batches.
     events.sort(key=lambda one: (one["at"], one["seq"]))
     thirds = [events[:150], events[150:400], events[400:]]
     record = TopicRecord({"journal": "1", "ack_timeout": "30000"}, ("audit", "lisa"))
-    writer = writers(database, {"orders": record})
+    writer = store.writer({"orders": record})
     for number, part in enumerate(thirds):
-        writer.write(log_rows(spark, part), number)
-    writer.write(log_rows(spark, thirds[0]), 0)  # again, as after a crash
+        writer.write(store.rows(part), number)
+    writer.write(store.rows(thirds[0]), 0)  # again, as after a crash
     writer.close()
     # A query that lost its checkpoint counts from 0 again, with different batches.
-    again = writers(database, {"orders": record})
-    again.write(log_rows(spark, events[400:]), 0)
-    archive = open_archive(spark, database.url, database.properties)
+    store.writer({"orders": record}).write(store.rows(events[400:]), 0)
+    archive = store.opened()
     check_archive(archive, events)
     assert archive.topics() == {"orders": record, "payments": TopicRecord({}, ())}
     assert archive.gaps() == []
 
 
-def test_every_column_round_trips(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_every_column_round_trips(store: Store) -> None:
     odd = "Zoë 漢字 🐘 'q' \"d\" \\ back"
     far = {"due": YEAR_9999_MS, "expires": YEAR_9999_MS, "policy": "0,0,120000~0.2"}
     headers = {"bizkey": odd, "nul": "a\0b", "": ""}
     names = ["case", "CASE", "Case", "space", "space ", "e", "é", odd, "ß", "ss"]
     names += ["x" * 256, "漢" * 85]
     bodies = [{"n": odd}, odd, b"\0\xff\\'", "nul\0text", b"", "", b"\xf0\x28", [1, None, 0.5]]
-    events = [
-        event(
-            "T:a_b-c.1",
-            BEGIN_MS + index,
-            index % 3,
-            index + 1,
-            id=name,
-            state="sent",
-            envelope=envelope(f"tok{index:05}", bodies[index % len(bodies)], headers),
-            **far,
-        )
-        for index, name in enumerate(names)
-    ]
+    events = []
+    for index, name in enumerate(names):
+        data = envelope(f"tok{index:05}", bodies[index % len(bodies)], headers)
+        sent = {"id": name, "state": "sent", "envelope": data, **far}
+        events.append(event("T:a_b-c.1", BEGIN_MS + index, index % 3, index + 1, **sent))
     at, number = BEGIN_MS + 100, len(names)
     group = {"group": "g:1", "due": at, "attempt": 1}
     back = {**group, **far, "envelope": events[1]["envelope"]}
@@ -180,9 +164,9 @@ def test_every_column_round_trips(
         event("T:a_b-c.1", ms, seq, number + index, **fields)
         for index, (ms, seq, fields) in enumerate(more, 1)
     ]
-    writer = writers(database)
-    writer.write(log_rows(spark, events), 0)
-    archive, wanted = writer.archive(), log_rows(spark, events)
+    writer = store.writer()
+    writer.write(store.rows(events), 0)
+    archive, wanted = writer.archive(), store.rows(events)
     for left, right in ((archive.log(), wanted), (wanted, archive.log())):
         assert left.exceptAll(right).collect() == []
     readable = [one for one in events if one["id"] != "unknown"]
@@ -192,7 +176,7 @@ def test_every_column_round_trips(
     assert archive.messages().select("id").distinct().count() == len(names) + 2
     assert archive.log().where(sf.col("id") == odd).count() == 1
     assert archive.messages().where(sf.col("due") == ms_datetime(YEAR_9999_MS)).count() >= 12
-    days = ask(spark, database, "SELECT DISTINCT day FROM message_log")
+    days = store.ask("SELECT DISTINCT day FROM message_log")
     assert days == [(ms_datetime(BEGIN_MS).date().isoformat(),)]
     # A reason is text in the database, so a NUL is replaced; a body of a megabyte is kept.
     large = [envelope("aaaaaaaa", random.Random(index).randbytes(1 << 20)) for index in range(24)]
@@ -202,7 +186,7 @@ def test_every_column_round_trips(
     ]
     dead = {"id": "m0", "state": "garbage", "group": "g", "reason": "bad \0 byte"}
     big.append(event("orders", BEGIN_MS + 99, 0, 25, **dead, attempt=1))
-    writer.write(log_rows(spark, big), 1)
+    writer.write(store.rows(big), 1)
     sums = archive.log().where("topic = 'orders'").select(sf.md5("envelope").alias("sum"))
     assert {row["sum"] for row in sums.collect()} == {
         None,
@@ -212,9 +196,7 @@ def test_every_column_round_trips(
     assert (message["state"], message["reason"]) == ("garbage", "bad \ufffd byte")
 
 
-def test_gaps_are_recorded_once(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_gaps_are_recorded_once(store: Store) -> None:
     at = BEGIN_MS + 7
     events = [
         event("orders", BEGIN_MS, 0, 1, id="m", state="sent", envelope=envelope("aaaaaaaa", "x")),
@@ -228,28 +210,26 @@ def test_gaps_are_recorded_once(
         ArchiveGap("orders", f"{at}-0", 1, f"{at}-1", 9, trimmed, moment),
         ArchiveGap("others", None, None, None, None, "it came back empty", moment),
     ]
-    writer = writers(database)
+    writer = store.writer()
     for _ in range(2):
-        assert writer.write(log_rows(spark, events), 0) == (2, tuple(gaps))
+        assert writer.write(store.rows(events), 0) == (2, tuple(gaps))
     archive = writer.archive()
     assert archive.gaps() == gaps
     assert len(entries(archive.log())) == 4
     assert archive.offsets() == {"orders": (f"{at}-1", 9)}
     # A gap without later events does not change the offsets.
     alone = event("orders", at, 2, 10, id=None, state=GAP_STATE, reason="it came back empty")
-    assert writer.write(log_rows(spark, [alone]), 1)[0] == 0
+    assert writer.write(store.rows([alone]), 1)[0] == 0
     assert archive.offsets() == {"orders": (f"{at}-1", 9)}
-    assert writer.write(log_rows(spark, []), 2) == (0, ())
+    assert writer.write(store.rows([]), 2) == (0, ())
 
 
-def test_retention_and_erasure(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_retention_and_erasure(store: Store) -> None:
     stories, others = Stories("orders", seed=3), Stories("payments", seed=3)
     events = stories.extend(30) + others.extend(10)
-    writer = writers(database)
-    writer.write(log_rows(spark, events), 0)
-    archive = open_archive(spark, database.url, database.properties)
+    writer = store.writer()
+    writer.write(store.rows(events), 0)
+    archive = store.opened()
     cutoff = stories.events[len(stories.events) // 2]["at"]
     lives: dict[tuple[str, str], list[int | None]] = {}
     for (topic, name, _), message in expected(events).items():
@@ -272,9 +252,7 @@ def test_retention_and_erasure(
     assert told(archive.messages()) == expected(left)
 
 
-def test_views_have_the_names_of_mykit_delay(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_views_have_the_names_of_mykit_delay(store: Store) -> None:
     at = BEGIN_MS
     ends = ("acked", "cancelled", "expired", "purged", "lost")
     group_of = {"acked": "g", "purged": "g"}
@@ -284,35 +262,22 @@ def test_views_have_the_names_of_mykit_delay(
         index = len(events)
         events.append(event("orders", at + index, 0, index + 1, id=name, state=state, **fields))
 
-    headers = {"bizkey": "order-7", "subtopic": "eu"}
-    add(
-        "waits",
-        "sent",
-        due=at + 60_000,
-        expires=at + 90_000,
-        envelope=envelope("aaaaaaaa", {"order": 7}, headers),
-    )
+    order = envelope("aaaaaaaa", {"order": 7}, {"bizkey": "order-7", "subtopic": "eu"})
+    add("waits", "sent", due=at + 60_000, expires=at + 90_000, envelope=order)
     for state in (*ends, "ready", "in_flight", "retry", "garbage"):
         add(state, "sent", due=at, envelope=envelope("bbbbbbbb", "text ü", {"bizKey": "B"}))
-        add(
-            state,
-            state,
-            settled=state in ends,
-            attempt=1,
-            group=group_of.get(state, None if state in ends else "g"),
-        )
+        group = group_of.get(state, None if state in ends else "g")
+        add(state, state, settled=state in ends, attempt=1, group=group)
     add("bytes", "sent", due=at, envelope=envelope("cccccccc", b"\xff\0"))
     add("anew", "sent", due=at, envelope=envelope("zzzzzzzz", "old"))
     add("anew", "replaced", due=at, envelope=envelope("aaaaaaaa", "new"))
     add("back", "restored", due=at, envelope=envelope("dddddddd", "x"))
-    writer = writers(database)
-    writer.write(log_rows(spark, events), 0)
+    writer = store.writer()
+    writer.write(store.rows(events), 0)
 
     jobs = {
         one[0]: one[1:]
-        for one in ask(
-            spark,
-            database,
+        for one in store.ask(
             "SELECT id, bizkey, topic, subtopic, delay, create_time, body, status, ttl, "
             "update_time FROM mykit_delay_queue_job",
         )
@@ -332,9 +297,7 @@ def test_views_have_the_names_of_mykit_delay(
     assert (jobs["acked"][0], jobs["acked"][5]) == ("B", "text ü")
     assert jobs["bytes"][5] == "/wA="
     assert jobs["anew"][5] == "new"
-    trail = ask(
-        spark,
-        database,
+    trail = store.ask(
         "SELECT id, status, thread, host, update_time FROM mykit_delay_queue_job_log "
         "WHERE id IN ('acked', 'back', 'anew', 'garbage') ORDER BY update_time",
     )
@@ -345,114 +308,92 @@ def test_views_have_the_names_of_mykit_delay(
     assert {one[2:4] for one in trail} == {("consumer@box.example:7", "box.example")}
 
 
-def test_the_job_archives_the_traffic_of_real_roles(  # noqa: PLR0917  its fixtures
-    spark: SparkSession,
-    database: DatabaseServer,
-    redis_url: str,
-    client: redis.Redis,
-    tmp_path: Path,
-    pipeline: Callable[..., Result],
-) -> None:
-    client.hset(Keys().topic("orders").options, "journal", "1")
-    given: dict[str, Any] = {"url": redis_url, "once": True, "properties": database.properties}
-    given["checkpoint"] = str(tmp_path / "checkpoint")
-    with Producer(redis_url) as producer:
-        first = producer.send("orders", {"order": 1}, delay=timedelta(hours=1))
-        second = producer.send("orders", {"order": 2}, delay=timedelta(hours=1))
-        assert archive(spark, database.url, **given).events == 2
-        producer.cancel("orders", first)
-        assert archive(spark, database.url, **given).events == 1
-    (tmp_path / "password").write_text(f"{databases.PASSWORD}\nits first line")
-    access = ("--user", databases.USER, "--password-file", str(tmp_path / "password"))
-    found = pipeline("search", "--archive", database.url, *access, "--no-live", "--json")
-    assert found.exit_code == 0, found.output
+def test_the_job_archives_the_traffic_of_real_roles(store: Store, jobs: Jobs) -> None:
+    jobs.client.hset(KEYS.options, "journal", "1")
+    url, password = store.server.url, jobs.folder / "password"
+    given: dict[str, Any] = {"properties": store.properties, "checkpoint": jobs.new_path()}
+    hour = timedelta(hours=1)
+    first, second = (jobs.producer.send("orders", {"order": n}, delay=hour) for n in range(2))
+    assert jobs.archive(url, **given).events == 2
+    jobs.producer.cancel("orders", first)
+    assert jobs.archive(url, **given).events == 1
+    password.write_text(f"{databases.PASSWORD}\nits first line")
+    access = ("--user", databases.USER, "--password-file", str(password))
+    found = jobs.command("search", "--archive", url, *access, "--no-live", "--json")
     states = {one["id"]: one["state"] for one in json.loads(found.stdout)["messages"]}
     assert states == {first: "cancelled", second: "waiting"}
 
 
 def test_each_prefix_has_one_writer_and_an_archive_of_its_own(
-    spark: SparkSession,
-    database: DatabaseServer,
-    writers: Callable[..., JdbcWriter],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lisa.pipeline.archive.jdbc.LOCK_SECONDS", 0.5)
     mine, other = Stories("orders", seed=8).extend(5), Stories("orders", seed=9).extend(7)
-    first = writers(database)
+    first = store.writer()
     with pytest.raises(ConfigError, match="another archive process writes to jdbc:"):
-        writers(database)
-    first.write(log_rows(spark, mine), 0)
+        store.writer()
+    first.write(store.rows(mine), 0)
     # At the same time, because another prefix is another archive.
-    writers(database, table_prefix="b_").write(log_rows(spark, other), 0)
-    plain, prefixed = database.properties, database.properties | {"table_prefix": "b_"}
-    check_archive(open_archive(spark, database.url, plain), mine)
-    check_archive(open_archive(spark, database.url, prefixed), other)
+    store.writer(table_prefix="b_").write(store.rows(other), 0)
+    check_archive(store.opened(), mine)
+    check_archive(store.opened(table_prefix="b_"), other)
     first.close()
-    writers(database)
+    store.writer()
     with pytest.raises(ConfigError, match=r"there is no archive in .* with table prefix 'c_'"):
-        open_archive(spark, database.url, database.properties | {"table_prefix": "c_"})
+        store.opened(table_prefix="c_")
     with pytest.raises(ConfigError, match="table_prefix 'x;' is not valid"):
-        JdbcWriter(spark, database.url, {"table_prefix": "x;"})
+        store.writer(table_prefix="x;")
     views = ("VIEW b_mykit_delay_queue_job", "VIEW b_mykit_delay_queue_job_log")
     tables = ("TABLE b_message_log", "TABLE b_messages", "TABLE b_lisa_archive")
-    do(spark, database, *(f"DROP {text}" for text in views + tables))
+    store.do(*(f"DROP {text}" for text in views + tables))
 
 
-def test_an_archive_without_shard_column_continues(
-    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
-) -> None:
+def test_an_archive_without_shard_column_continues(store: Store) -> None:
     """As an earlier version wrote it."""
     events = Stories("orders", seed=2).extend(10)
     more = [one | {"shard": "0of2"} for one in Stories("orders", seed=5).extend(5)]
-    first = writers(database)
-    first.write(log_rows(spark, events), 0)
+    first = store.writer()
+    first.write(store.rows(events), 0)
     first.close()
-    drop = {"postgresql": "DROP CONSTRAINT {}_pkey", "mariadb": "DROP PRIMARY KEY"}[database.kind]
+    is_mariadb = store.server.kind == "mariadb"
+    drop = "DROP PRIMARY KEY" if is_mariadb else "DROP CONSTRAINT {}_pkey"
     for table, columns in (
         ("message_log", 'topic, "at", seq, number'),
         ("lisa_archive_topics", "topic"),
         ("lisa_archive_gaps", 'topic, after_id, "at"'),
     ):
-        do(
-            spark,
-            database,
+        store.do(
             f"ALTER TABLE {table} {drop.format(table)}, ADD PRIMARY KEY ({columns})",
             f"ALTER TABLE {table} DROP COLUMN shard",
         )
-    do(spark, database, "UPDATE lisa_archive SET layout = 1")
-    check_archive(open_archive(spark, database.url, database.properties), events)
-    again = writers(database)
-    again.write(log_rows(spark, more), 1)
+    store.do("UPDATE lisa_archive SET layout = 1")
+    check_archive(store.opened(), events)
+    again = store.writer()
+    again.write(store.rows(more), 1)
     archive = again.archive()
     assert archive.offsets() == {"orders": end(events), "orders~0of2": end(more)}
     assert told(archive.messages()) == expected(events + more)
 
 
-class Dying:
-    """Has `failure` happen at one step of a writer: before or after a statement."""
+def fail_at(step: str, failure: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Call `failure` at one step of a writer: before or after a statement."""
 
-    def __init__(self, step: str, failure: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-        self._step, self._failure = step, failure
-        self._wrap(patch, JdbcConnection, "run", lambda arguments: arguments[0])
-        self._wrap(patch, JdbcConnection, "put", lambda arguments: arguments[0])
-        self._wrap(patch, Database, "insert", lambda arguments: f"insert {arguments[1]}")
-
-    def _wrap(
-        self, patch: pytest.MonkeyPatch, owner: Any, name: str, told: Callable[[Any], str]
-    ) -> None:
+    def wrap(owner: Any, name: str, told: Callable[[Any], str]) -> None:
         done = getattr(owner, name)
 
         def called(one: Any, *arguments: Any, **parts: Any) -> Any:
-            self._reached(f"before {told(arguments)}")
+            if step == f"before {told(arguments)}":
+                failure()
             answer = done(one, *arguments, **parts)
-            self._reached(f"after {told(arguments)}")
+            if step == f"after {told(arguments)}":
+                failure()
             return answer
 
         patch.setattr(owner, name, called)
 
-    def _reached(self, step: str) -> None:
-        if step == self._step:
-            self._failure()
+    wrap(JdbcConnection, "run", lambda arguments: arguments[0])
+    wrap(JdbcConnection, "put", lambda arguments: arguments[0])
+    wrap(Database, "insert", lambda arguments: f"insert {arguments[1]}")
 
 
 @pytest.mark.parametrize(
@@ -473,71 +414,58 @@ class Dying:
     ],
 )
 def test_killed_between_steps_then_written_again(
-    spark: SparkSession,
-    database: DatabaseServer,
-    writers: Callable[..., JdbcWriter],
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The database sees a process that is killed as a connection that is gone."""
     events = Stories("orders", seed=11).extend(30)
-    before, batch = log_rows(spark, events[:60]), log_rows(spark, events[60:])
+    before, batch = store.rows(events[:60]), store.rows(events[60:])
     records = {"orders": TopicRecord({"journal": "1"}, ("lisa",))}
-    writer = writers(database, records)
+    writer = store.writer(records)
     writer.write(before, 6)
 
     def die() -> None:
-        jvm: Any = spark._jvm
+        jvm: Any = store.spark._jvm
         writer._connection._connection.abort(jvm.java.util.concurrent.ForkJoinPool.commonPool())
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        Dying(step, die, patched)
+        fail_at(step, die, patched)
         # The connection closes in another thread: before the writer's rollback, or after it.
         with pytest.raises((KeyboardInterrupt, ServerUnavailable)):
             writer.write(batch, 7)
     # Readers see the whole batch or nothing of it.
     known = events if step == "before clear" else events[:60]
-    archive = open_archive(spark, database.url, database.properties)
+    archive = store.opened()
     assert archive.log().count() == len(known)
     assert archive.offsets() == {"orders": end(known)}
-    writers(database, records).write(batch, 7)
+    store.writer(records).write(batch, 7)
     check_archive(archive, events)
     assert archive.topics() == records
     staged = "SELECT count(*) FROM information_schema.tables WHERE table_name LIKE 'lisa_staged%'"
-    assert ask(spark, database, staged) == [("0",)]
+    assert store.ask(staged) == [("0",)]
 
 
 def test_a_database_killed_during_a_batch_recovers(
-    spark: SparkSession,
-    database: DatabaseServer,
-    running: list[DatabaseServer],
-    writers: Callable[..., JdbcWriter],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, running: list[DatabaseServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Stories("orders", seed=12).extend(50)
-    writer = writers(database)
-    writer.write(log_rows(spark, events[:100]), 0)
+    writer = store.writer()
+    writer.write(store.rows(events[:100]), 0)
     with monkeypatch.context() as patched:
-        Dying("after add_events", running[-1].crash, patched)
+        fail_at("after add_events", running[-1].crash, patched)
         with pytest.raises(LisaError):
-            writer.write(log_rows(spark, events[100:]), 1)
+            writer.write(store.rows(events[100:]), 1)
     running.append(running[-1].restart())
-    writer.write(log_rows(spark, events[100:]), 1)  # the writer reconnects
+    writer.write(store.rows(events[100:]), 1)  # the writer reconnects
     check_archive(writer.archive(), events)
 
 
-def test_errors_are_one_line(
-    spark: SparkSession,
-    database: DatabaseServer,
-    writers: Callable[..., JdbcWriter],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    url, good = database.url, database.properties
+def test_errors_are_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, good = store.server.url, store.properties
 
     def refused(where: str, properties: dict[str, str], kind: type[LisaError]) -> str:
         with pytest.raises(kind) as raised:
-            JdbcWriter(spark, where, properties)
+            JdbcWriter(store.spark, where, properties)
         text = str(raised.value)
         assert "\n" not in text
         assert databases.PASSWORD not in text
@@ -549,36 +477,36 @@ def test_errors_are_one_line(
     secret = f"{url}?user=lisa&password={databases.PASSWORD}x"
     assert refused(secret, {}, ConfigError).startswith(url)
     refused(url.replace("/archive", "/nowhere"), good, ConfigError)
-    if database.kind == "postgresql":  # a user without privileges
-        do(spark, database, "DROP ROLE IF EXISTS guest")
-        do(spark, database, f"CREATE ROLE guest LOGIN PASSWORD '{databases.PASSWORD}'")
+    if store.server.kind == "postgresql":  # a user without privileges
+        store.do("DROP ROLE IF EXISTS guest")
+        store.do(f"CREATE ROLE guest LOGIN PASSWORD '{databases.PASSWORD}'")
         said = refused(url, good | {"user": "guest"}, ConfigError)
         assert "permission denied for schema public" in said
     else:
         assert "denied" in refused(url.replace("/archive", "/mysql"), good, ConfigError)
-    closed = url.replace(str(database.port), str(free_port()))
+    closed = url.replace(str(store.server.port), str(free_port()))
     assert "does not answer" in refused(closed, good, ServerUnavailable)
     with pytest.raises(ConfigError, match="there is no archive in"):
-        open_archive(spark, url, good)
+        open_archive(store.spark, url, good)
     with pytest.raises(ServerUnavailable):
-        open_archive(spark, closed, good)
+        open_archive(store.spark, closed, good)
     wrong = ("jdbc:oracle:thin:me/secret@h/d", "jdbc:mysql://me:secret@h/d", "postgresql://h/d")
     for where in wrong:
         said = refused(where, good, ConfigError)
         assert "is not jdbc:postgresql://HOST/DATABASE or jdbc:mariadb://" in said
         assert "secret" not in said
-    writers(database)
-    do(spark, database, "UPDATE lisa_archive SET layout = 9")
-    do(spark, database, "INSERT INTO lisa_archive VALUES (9, 0, 0)")
+    store.writer()
+    store.do("UPDATE lisa_archive SET layout = 9")
+    store.do("INSERT INTO lisa_archive VALUES (9, 0, 0)")
     with pytest.raises(ConfigError, match="has layout 9; this version of Lisa reads"):
-        open_archive(spark, url, good)
+        open_archive(store.spark, url, good)
     # A missing driver.
     with pytest.raises(ConfigError, match=r"driver file /nowhere\.jar does not exist"):
         jdbc_settings(url, "/nowhere.jar")
-    jar = databases.JARS[database.kind]
+    jar = databases.JARS[store.server.kind]
     assert jdbc_settings(url) == jdbc_settings(url, jar) == {"spark.jars": str(jar.resolve())}
-    kind = replace(drivers.KINDS[database.kind], driver="org.none.Driver")
-    monkeypatch.setitem(drivers.KINDS, database.kind, kind)
+    kind = replace(drivers.KINDS[store.server.kind], driver="org.none.Driver")
+    monkeypatch.setitem(drivers.KINDS, store.server.kind, kind)
     said = refused(url, good, ConfigError)
-    assert said.startswith(f"Spark has no driver for {database.kind} (org.none.Driver)")
+    assert said.startswith(f"Spark has no driver for {store.server.kind} (org.none.Driver)")
     assert "--driver-jar FILE" in said

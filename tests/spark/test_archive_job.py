@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,22 @@ from unittest.mock import Mock
 
 import pytest
 import redis
-from click.testing import Result
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from lisa import Consumer, Manager, Producer
+from lisa import Consumer, Manager
 from lisa.cli.pipeline.archive import _print_result
 from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
-from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
-from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.jobs import archive_run
-from lisa.pipeline.jobs.archive import ArchiveResult, archive
+from lisa.pipeline.jobs.archive import ArchiveResult
 from lisa.pipeline.jobs.archive_run import Progress
+from tests.gateways import state
 from tests.servers import JVM_PATIENCE, Processes, wait_until
-from tests.spark.stories import Event, Stories, check, entry
+from tests.spark.jobs import KEYS, Jobs
+from tests.spark.stories import Event, Stories, entry
 
 
 def journal(client: redis.Redis, events: list[Event]) -> None:
@@ -55,47 +50,39 @@ def journal(client: redis.Redis, events: list[Event]) -> None:
     pipe.execute()
 
 
-def recorded(client: redis.Redis, topic: str) -> dict[str, list[str]]:
+def recorded(client: redis.Redis) -> dict[str, list[str]]:
     """Archive name -> recorded entry id and number."""
-    found: dict[bytes, bytes] = dict(client.hgetall(Keys().topic(topic).archived))  # type: ignore[arg-type]
+    found: dict[bytes, bytes] = dict(client.hgetall(KEYS.archived))  # type: ignore[arg-type]
     return {name.decode(): value.decode().split()[:2] for name, value in found.items()}
 
 
 def test_once_archives_everything_and_a_second_run_nothing(
-    spark: SparkSession,
-    redis_url: str,
-    client: redis.Redis,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = str(tmp_path / "archive")
     orders, other = Stories("orders"), Stories("a:b", 2)
     events = [*orders.extend(40), *other.extend(20)]
-    journal(client, events)
+    journal(jobs.client, events)
     # Executors write to their own disks: the job fails, and the journal keeps its events.
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "files", lambda *_: [])
         with pytest.raises(LisaError, match="driver sees 0 there"):
-            archive(spark, where, url=redis_url, once=True, max_events=200, name="mine")
-    assert recorded(client, "orders") == {}
+            jobs.archive(max_events=200, name="mine")
+    assert recorded(jobs.client) == {}
     told: list[Progress] = []
-    done = archive(
-        spark, where, url=redis_url, once=True, max_events=200, progress=told.append, name="mine"
-    )
+    done = jobs.archive(max_events=200, progress=told.append, name="mine")
     assert done.events == len(events) == sum(one.events for one in told)
     assert done.batches >= 2
     more = orders.extend(10)
-    journal(client, more)
-    done = archive(spark, where, url=redis_url, once=True, name="mine")
-    assert done.events == len(more)
-    check(spark, where, events + more)
+    journal(jobs.client, more)
+    assert jobs.archive(name="mine").events == len(more)
+    jobs.check(events + more)
     last = orders.events[-1]
-    assert recorded(client, "orders") == {"mine": [entry(last)[0], str(last["number"])]}
-    assert open_archive(spark, where).topics()["a:b"].groups == ("lisa",)
+    assert recorded(jobs.client) == {"mine": [entry(last)[0], str(last["number"])]}
+    assert jobs.opened().topics()["a:b"].groups == ("lisa",)
     # Without new events, nothing is written.
-    before = sorted((tmp_path / "archive").glob("*/_delta_log/*.json"))
-    assert archive(spark, where, url=redis_url, once=True, name="mine").events == 0
-    assert sorted((tmp_path / "archive").glob("*/_delta_log/*.json")) == before
+    before = sorted(Path(jobs.where).glob("*/_delta_log/*.json"))
+    assert jobs.archive(name="mine").events == 0
+    assert sorted(Path(jobs.where).glob("*/_delta_log/*.json")) == before
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -126,9 +113,8 @@ def test_an_idle_archive_is_kept_up_to_date(
 
 def test_a_query_whose_python_was_slow_to_start_is_started_again() -> None:
     """The next test has Spark itself say so."""
-    late = Mock(isActive=False)
+    late, good = Mock(isActive=False), Mock(isActive=False)
     late.exception.return_value = Exception("... Python worker failed to connect back ...")
-    good = Mock(isActive=False)
     good.exception.return_value = None
     run = archive_run.ArchiveRun(Mock(), Mock(), lambda _: None, threading.Event(), 9)
     queries = iter([late, late, good])
@@ -138,14 +124,10 @@ def test_a_query_whose_python_was_slow_to_start_is_started_again() -> None:
 
 @pytest.mark.slow
 def test_a_slow_start_of_python_does_not_end_the_job(
-    spark: SparkSession,
-    redis_url: str,
-    client: redis.Redis,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that plans the batches needs longer than the ten seconds that Spark allows."""
-    slow, first = tmp_path / "python", tmp_path / "first"
+    slow, first = jobs.folder / "python", jobs.folder / "first"
     slow.write_text(
         f"""#!/bin/sh
 case "$*" in *streaming_source_runner*) mkdir '{first}' 2>/dev/null && sleep 15 ;; esac
@@ -153,137 +135,101 @@ exec '{sys.executable}' "$@"
 """
     )
     slow.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(slow))
-    orders = Stories("orders")
-    journal(client, orders.extend(10))
-    where = str(tmp_path / "archive")
-    done = archive(spark, where, url=redis_url, once=True)
-    assert done.events == len(orders.events)
+    monkeypatch.setattr(jobs.spark.sparkContext, "pythonExec", str(slow))
+    events = Stories("orders").extend(10)
+    journal(jobs.client, events)
+    assert jobs.archive().events == len(events)
     assert first.exists()
-    check(spark, where, orders.events)
+    jobs.check(events)
 
 
-def test_an_archive_without_its_checkpoint_and_from_a_backup(
-    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
-) -> None:
+def test_an_archive_without_its_checkpoint_and_from_a_backup(jobs: Jobs) -> None:
     """Events that the archive lacks are not skipped, although Spark has committed them."""
-    orders, folder = Stories("orders"), tmp_path / "archive"
-    where, notes = str(folder), str(tmp_path / "notes")
+    orders, notes, backup = Stories("orders"), jobs.new_path(), jobs.new_path()
 
     def follow(where: str, checkpoint: str) -> int:
-        return archive(
-            spark, where, url=redis_url, once=True, checkpoint=checkpoint, name="mine"
-        ).events
+        return jobs.archive(where, checkpoint=checkpoint, name="mine").events
 
     first = orders.extend(10)
-    journal(client, first)
-    follow(where, notes)
-    shutil.copytree(folder, tmp_path / "backup")
-    journal(client, orders.extend(10))
-    follow(where, notes)
-    shutil.rmtree(folder)
-    (tmp_path / "backup").rename(folder)
+    journal(jobs.client, first)
+    follow(jobs.where, notes)
+    shutil.copytree(jobs.where, backup)
+    journal(jobs.client, orders.extend(10))
+    follow(jobs.where, notes)
+    shutil.rmtree(jobs.where)
+    Path(backup).rename(jobs.where)
     with pytest.raises(ConfigError, match="ahead of the archive: for topic 'orders'"):
-        follow(where, notes)
-    check(spark, where, first)
-    assert follow(where, f"{notes}-new") == len(orders.events) - len(first)
-    check(spark, where, orders.events)
+        follow(jobs.where, notes)
+    jobs.check(first)
+    assert follow(jobs.where, f"{notes}-new") == len(orders.events) - len(first)
+    jobs.check(orders.events)
     # A new archive of the same name starts at the first event.
-    assert follow(str(tmp_path / "new"), str(tmp_path / "other")) == len(orders.events)
+    assert follow(jobs.new_path(), jobs.new_path()) == len(orders.events)
 
 
-def test_a_trimmed_journal(
-    spark: SparkSession,
-    redis_url: str,
-    client: redis.Redis,
-    tmp_path: Path,
-    pipeline: Callable[..., Result],
-) -> None:
-    where = str(tmp_path / "archive")
+def test_a_trimmed_journal(jobs: Jobs) -> None:
     orders = Stories("orders")
     first, gone, rest = orders.extend(10), orders.extend(10), orders.extend(10)
-    journal(client, first)
-    words = ("archive", "--redis", redis_url, "--to", where)
-    assert pipeline(*words, "--once").exit_code == 0
-    journal(client, gone)
-    journal(client, rest)
-    client.xtrim(Keys().topic("orders").events, minid=entry(rest[0])[0], approximate=False)
+    journal(jobs.client, first)
+    words = ("archive", "--redis", jobs.url, "--to", jobs.where)
+    jobs.command(*words, "--once")
+    journal(jobs.client, [*gone, *rest])
+    jobs.client.xtrim(KEYS.events, minid=entry(rest[0])[0], approximate=False)
     numbers = f"{gone[0]['number']} to {gone[-1]['number']}"
-    failed = pipeline(*words, "--once")
-    assert failed.exit_code == 1
-    said = failed.output.strip().splitlines()[-1]
+    said = jobs.command(*words, "--once", code=1).output.strip().splitlines()[-1]
     assert f"the journal of topic 'orders' lacks events {numbers}" in said
     assert "--on-gap record" in said
     assert "fail_on_gap" not in said
-    check(spark, where, first)
-    done = archive(spark, where, url=redis_url, once=True, on_gap="record")
-    assert done.events == len(rest)
-    [gap] = open_archive(spark, where).gaps()
+    jobs.check(first)
+    assert jobs.archive(on_gap="record").events == len(rest)
+    [gap] = jobs.opened().gaps()
     assert (gap.after_number, gap.to_number) == (first[-1]["number"], rest[0]["number"])
     assert numbers in gap.reason
-    log = open_archive(spark, where).log().where("state != 'gap'")
+    log = jobs.opened().log().where("state != 'gap'")
     assert sorted(row.number for row in log.collect()) == [one["number"] for one in (*first, *rest)]
-    compacted = pipeline(*words, "--compact", "--json")
-    assert compacted.exit_code == 0
+    compacted = jobs.command(*words, "--compact", "--json")
     assert json.loads(compacted.output.strip().splitlines()[-1])["files"] > 0
 
 
-def test_the_archive_agrees_with_get_after_real_traffic(
-    spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_the_archive_agrees_with_get_after_real_traffic(jobs: Jobs) -> None:
     """With real producer, manager and consumer, the archive agrees with `get` for each message."""
-    store = SyncStore(Connection(Address(redis_url)), Keys())
     # `get` reads tombstones at the end, and archiving takes long on a busy machine.
-    store.call(Configure("orders", {"journal": "1", "retention": "3600000"}))
-    store.close()
-    with Producer(redis_url) as producer:
-        later = producer.send("orders", {"n": 1}, delay=timedelta(hours=1), headers={"a": "ü"})
-        producer.send("orders", "replaced", id="again", delay=timedelta(hours=1))
-        two = timedelta(hours=2)
-        producer.send("orders", "anew", id="again", delay=two, on_duplicate="replace")
-        gone = producer.send("orders", b"gone", delay=timedelta(hours=1))
-        producer.cancel("orders", gone)
-        seen: list[str] = []
-        # Its ttl ends after the year 9999.
-        producer.send("orders", "x", id="never", at=ms_datetime(MAX_DUE_MS), ttl="365d")
-        consumer = Consumer(redis_url, group="lisa")
+    jobs.store.call(Configure("orders", {"journal": "1", "retention": "3600000"}))
+    producer, hour = jobs.producer, timedelta(hours=1)
+    later = producer.send("orders", {"n": 1}, delay=hour, headers={"a": "ü"})
+    producer.send("orders", "replaced", id="again", delay=hour)
+    producer.send("orders", "anew", id="again", delay=2 * hour, on_duplicate="replace")
+    gone = producer.send("orders", b"gone", delay=hour)
+    producer.cancel("orders", gone)
+    # Its ttl ends after the year 9999.
+    producer.send("orders", "x", id="never", at=ms_datetime(MAX_DUE_MS), ttl="365d")
+    consumer = Consumer(jobs.url, group="lisa")
 
-        @consumer.on("orders")
-        def handle(message: Any) -> None:
-            seen.append(message.id)
-            if message.body == "bad":
-                raise ValueError("no good")
+    @consumer.on("orders")
+    def handle(message: Any) -> None:
+        if message.body == "bad":
+            raise ValueError("no good")
 
-        def state(name: str) -> str | None:
-            found = producer.get("orders", name)
-            return None if found is None else found.state
-
-        with Manager(redis_url, topics={"orders": {"retry_delays": []}}), consumer:
-            good = producer.send("orders", "good")
-            bad = producer.send("orders", "bad")
-            wait_until(lambda: state(good) == "acked")
-            wait_until(lambda: state(bad) == "garbage")
-        archive(spark, str(tmp_path), url=redis_url, once=True)
-        messages = open_archive(spark, str(tmp_path)).messages()
-        messages = messages.withColumn("due_ms", sf.unix_millis("due"))
-        messages = messages.withColumn("expires_ms", sf.unix_millis("expires"))
-        rows = {(row.id, row.settled): row for row in messages.collect()}
-        assert len(rows) == 7
-        assert rows["never", False].expires_ms == MAX_DUE_MS
-        for name, settled in ((later, False), (gone, True), (good, True), (bad, False)):
-            found = producer.get("orders", name)
-            assert found is not None
-            assert rows[name, settled].state == found.state
-        found = producer.get("orders", "again")
-        assert found is not None
-        again = rows["again", False]
-        assert (again.state, again.due_ms) == (found.state, found.due_ms)
-        assert rows["again", True].state == "cancelled"
-        assert rows["again", True].reason.startswith("replaced")
-        assert bytes(rows["again", False].body) == b"anew"
-        assert rows[later, False].headers == {"a": "ü"}
-        assert rows[good, True].late_us >= 0
-        assert "no good" in rows[bad, False].groups[0].reason
+    with Manager(jobs.url, topics={"orders": {"retry_delays": []}}), consumer:
+        good, bad = producer.send("orders", "good"), producer.send("orders", "bad")
+        wait_until(lambda: state(producer, "orders", good) == "acked")
+        wait_until(lambda: state(producer, "orders", bad) == "garbage")
+    jobs.archive()
+    messages = jobs.opened().messages().withColumn("due_ms", sf.unix_millis("due"))
+    messages = messages.withColumn("expires_ms", sf.unix_millis("expires"))
+    rows = {(row.id, row.settled): row for row in messages.collect()}
+    assert len(rows) == 7
+    assert rows["never", False].expires_ms == MAX_DUE_MS
+    for name, settled in ((later, False), (gone, True), (good, True), (bad, False)):
+        assert rows[name, settled].state == jobs.message(name).state
+    found, again = jobs.message("again"), rows["again", False]
+    assert (again.state, again.due_ms) == (found.state, found.due_ms)
+    assert bytes(again.body) == b"anew"
+    assert rows["again", True].state == "cancelled"
+    assert rows["again", True].reason.startswith("replaced")
+    assert rows[later, False].headers == {"a": "ü"}
+    assert rows[good, True].late_us >= 0
+    assert "no good" in rows[bad, False].groups[0].reason
 
 
 DRIVER = """
@@ -330,68 +276,52 @@ job.archive(spark, where, url=url, once=True, max_events=400)
         ),
     ],
 )
-def test_kill_at_steps(  # noqa: PLR0917  its fixtures
-    points: tuple[str, ...],
-    spark: SparkSession,
-    redis_url: str,
-    client: redis.Redis,
-    tmp_path: Path,
-    processes: Processes,
-) -> None:
-    where, orders = str(tmp_path / "archive"), Stories("orders")
+def test_kill_at_steps(points: tuple[str, ...], jobs: Jobs, processes: Processes) -> None:
+    orders = Stories("orders")
     for point in points:
-        journal(client, orders.extend(100))
-        killed = processes.start("-c", DRIVER, redis_url, where, point)
+        journal(jobs.client, orders.extend(100))
+        killed = processes.start("-c", DRIVER, jobs.url, jobs.where, point)
         killed.wait_for("dies", timeout=JVM_PATIENCE)
         killed.wait(timeout=JVM_PATIENCE)
-    journal(client, orders.extend(20))
-    archive(spark, where, url=redis_url, once=True, max_events=400)
-    check(spark, where, orders.events)
+    journal(jobs.client, orders.extend(20))
+    jobs.archive(max_events=400)
+    jobs.check(orders.events)
 
 
 @pytest.mark.slow
-def test_kill_at_random_times_under_traffic(
-    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
-) -> None:
-    where, orders, dice = str(tmp_path / "archive"), Stories("orders"), random.Random(time.time())
-    words = ("--redis", redis_url, "--to", where, "--master", "local[2]", "--interval", "300ms")
-    command = ("-m", "lisa.cli.main", "pipeline", "archive", *words)
+def test_kill_at_random_times_under_traffic(jobs: Jobs, processes: Processes) -> None:
+    orders, dice = Stories("orders"), random.Random(time.time())
+    words = ("--redis", jobs.url, "--to", jobs.where, "--master", "local[2]")
+    command = ("-m", "lisa.cli.main", "pipeline", "archive", *words, "--interval", "300ms")
     for _ in range(3):
         running = processes.start(*command, "--max-events", "300")
-        journal(client, orders.extend(50))
+        journal(jobs.client, orders.extend(50))
         running.wait_for("batch", timeout=JVM_PATIENCE)
         until = time.monotonic() + dice.uniform(0.5, 3)
         while time.monotonic() < until:
-            journal(client, orders.extend(10))
+            journal(jobs.client, orders.extend(10))
             time.sleep(0.05)
         running.kill()
     running = processes.start(*command, "--json")
     other = orders.extend(20)
-    journal(client, other)
+    journal(jobs.client, other)
     end = entry(other[-1])[0]
-    name = next(iter(recorded(client, "orders")))
-    wait_until(lambda: recorded(client, "orders")[name][0] == end, timeout=JVM_PATIENCE)
+    name = next(iter(recorded(jobs.client)))
+    wait_until(lambda: recorded(jobs.client)[name][0] == end, timeout=JVM_PATIENCE)
     assert running.stop(timeout=JVM_PATIENCE) == 0
     final = json.loads(running.output.strip().splitlines()[-1])
     assert final["offsets"]["orders"] == [end, other[-1]["number"]]
-    check(spark, where, orders.events)
+    jobs.check(orders.events)
 
 
-def test_exit_codes_and_output(
-    spark: SparkSession,
-    redis_url: str,
-    tmp_path: Path,
-    pipeline: Callable[..., Result],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    where = str(tmp_path / "archive")
-    unreachable = pipeline("archive", "--redis", "redis://127.0.0.1:1", "--to", where, "--once")
-    assert unreachable.exit_code == 3
+def test_exit_codes_and_output(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    away = ("--redis", "redis://127.0.0.1:1", "--to", jobs.where, "--once")
+    unreachable = jobs.command("archive", *away, code=3)
     assert "127.0.0.1:1" in unreachable.output.strip().splitlines()[-1]
     with pytest.raises(ConfigError, match="on_gap"):
-        archive(spark, str(tmp_path), url=redis_url, once=True, on_gap="ignore")
+        jobs.archive(on_gap="ignore")
     with pytest.raises(ConfigError, match="checkpoint"):
-        archive(spark, "jdbc:postgresql://127.0.0.1/none", url=redis_url, once=True)
+        jobs.archive("jdbc:postgresql://127.0.0.1/none")
     where = "jdbc:postgresql://db/archive?user=lisa&password=secret"
     for as_json in (False, True):
         _print_result(ArchiveResult("db", where, 3, 1, 0.5), as_json=as_json)

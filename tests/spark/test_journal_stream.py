@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa.core.model.envelope import encode_envelope
-from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, GAP_STATE
 from lisa.pipeline.source.journal import JournalReader
-from lisa.producer import Producer
-from tests.roles import Cast, Services
-from tests.servers import connect
 from tests.spark.journals import Following, Journal, numbers, slow_commands
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,13 +26,22 @@ def journal(client: redis.Redis) -> Journal:
     return Journal(client)
 
 
+Follow = Callable[..., Following]
+
+
 @pytest.fixture
-def following(spark: SparkSession, redis_url: str, tmp_path: Path) -> Following:
-    return Following(spark, redis_url, tmp_path)
+def follow(spark: SparkSession, redis_url: str, tmp_path: Path) -> Follow:
+    """Creates streaming queries: follow("checkpoint", topic="a")."""
+
+    def make(checkpoint: str, **options: Any) -> Following:
+        return Following(spark, redis_url, tmp_path / checkpoint, **options)
+
+    return make
 
 
-def gaps(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row.state == GAP_STATE]
+@pytest.fixture
+def following(follow: Follow) -> Following:
+    return follow("first")
 
 
 def test_every_column_of_an_event(journal: Journal, following: Following) -> None:
@@ -117,12 +122,9 @@ def test_a_run_continues_after_the_previous_one(journal: Journal, following: Fol
     assert rows[0].__fields__ == ["id", "number"]
 
 
-def test_listed_topics_all_topics_and_new_topics(
-    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_listed_topics_all_topics_and_new_topics(client: redis.Redis, follow: Follow) -> None:
     first, second, third = (Journal(client, name) for name in ("a", "b", "c"))
-    listed = Following(spark, redis_url, tmp_path / "listed", topic="a, c")
-    everything = Following(spark, redis_url, tmp_path / "all", starting="latest")
+    listed, everything = follow("listed", topic="a, c"), follow("all", starting="latest")
     first.write(2)
     second.write(3)
     assert {(row.topic, row.number) for row in listed.run()} == {("a", 1), ("a", 2)}
@@ -134,15 +136,13 @@ def test_listed_topics_all_topics_and_new_topics(
     assert sorted((row.topic, row.number) for row in listed.run()) == found[1:]
 
 
-def test_batches_keep_their_limit_over_all_topics(
-    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_batches_keep_their_limit_over_all_topics(client: redis.Redis, follow: Follow) -> None:
     large, small = Journal(client, "large"), Journal(client, "small")
     large.write(500)
     time.sleep(0.05)
     large.write(3_500)
     small.write(30)
-    following = Following(spark, redis_url, tmp_path, max_events_per_batch=1_000)
+    following = follow("first", max_events_per_batch=1_000)
     rows = following.run()
     sizes = [len(batch) for batch in following.batches.values()]
     assert max(sizes) <= 1_000
@@ -151,55 +151,38 @@ def test_batches_keep_their_limit_over_all_topics(
     assert numbers(row for row in rows if row.topic == "large") == list(range(1, 4_001))
 
 
-def test_the_number_of_tasks(
-    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_the_number_of_tasks(client: redis.Redis, follow: Follow) -> None:
     """One task per journal would take seconds for a hundred topics."""
     Journal(client).write(20_000)
-    following = Following(spark, redis_url, tmp_path / "large", partitions=4)
+    following = follow("large", partitions=4)
     assert numbers(following.run()) == list(range(1, 20_001))
     assert following.tasks[0] == 4
-    for number in range(60):
-        Journal(client, f"topic{number}").write(3)
-    names = ",".join(f"topic{number}" for number in range(60))
-    following = Following(spark, redis_url, tmp_path / "small", partitions=2, topic=names)
+    names = [f"topic{number}" for number in range(60)]
+    for name in names:
+        Journal(client, name).write(3)
+    following = follow("small", partitions=2, topic=",".join(names))
     assert numbers(following.run()) == sorted([1, 2, 3] * 60)
     assert following.tasks[0] <= 2
 
 
 def test_events_written_during_a_run_are_read_by_the_next_one(
-    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+    journal: Journal, follow: Follow
 ) -> None:
     journal.write(1_000)
-    following = Following(spark, redis_url, tmp_path, max_events_per_batch=300)
-    stop = threading.Event()
-
-    def write() -> None:
-        with connect(redis_url) as client:
-            other = Journal(client)
-            while not stop.is_set():
-                other.write(5)
-                time.sleep(0.05)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        first = following.run()
-    finally:
-        stop.set()
-        writer.join()
+    following = follow("first", max_events_per_batch=300)
+    following.after_batch = lambda: journal.write(5)
+    first = following.run()
+    following.after_batch = lambda: None
     total = int(journal.client.hget(journal.keys.stats, "journaled") or 0)
     assert 1_000 <= len(first) < total  # the query ended
     assert numbers(first + following.run()) == list(range(1, total + 1))
 
 
 def test_progress_is_recorded_under_the_archive_name_and_used_as_start(
-    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+    journal: Journal, follow: Follow
 ) -> None:
     journal.write(10)
-    following = Following(
-        spark, redis_url, tmp_path / "a", archive="cold.1", max_events_per_batch=4
-    )
+    following = follow("a", archive="cold.1", max_events_per_batch=4)
     assert numbers(following.run()) == list(range(1, 11))
     # Spark commits a batch to the source when the next one starts.
     following.run()
@@ -210,41 +193,8 @@ def test_progress_is_recorded_under_the_archive_name_and_used_as_start(
     assert int(number) >= 10
     assert abs(int(at) - time.time() * 1000) < 60_000
     assert journal.client.xrange(journal.keys.events, entry, entry)
-    anew = Following(spark, redis_url, tmp_path / "b", archive="cold.1")
+    anew = follow("b", archive="cold.1")
     assert numbers(anew.run()) == list(range(int(number) + 1, 12))
-
-
-def test_events_written_by_real_roles(redis_url: str, spark: SparkSession, tmp_path: Path) -> None:
-    cast = Cast(redis_url).declare(journal="1", retry_delays="0,0")
-    with Producer(redis_url) as producer:
-        producer.send("orders", {"order": 1}, id="done", headers={"a": "b"})
-        producer.send("orders", "x", id="gone", delay=timedelta(hours=1), ttl=timedelta(hours=2))
-        producer.cancel("orders", "gone")
-    entries = cast.take()
-    cast.store.call(Fail("orders", "g", [Failure("done", entries[0].entry, "broken")]))
-    Services(cast).promoter.step(["orders"])
-    cast.ack(cast.take()[0])
-    following = Following(spark, redis_url, tmp_path)
-    rows = sorted(following.run(), key=lambda row: row.number)
-    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
-    told = [(row.state, row.group, row.attempt, row.settled) for row in rows if row.id == "done"]
-    assert told == [
-        ("sent", None, 0, False),
-        ("ready", "g", 1, False),
-        ("in_flight", "g", 1, False),
-        ("retry", "g", 1, False),
-        ("ready", "g", 2, False),
-        ("in_flight", "g", 2, False),
-        ("acked", "g", 2, True),
-    ]
-    assert [row.reason for row in rows if row.state == "retry"] == ["broken"]
-    sent, cancelled = (row for row in rows if row.id == "gone")
-    assert (sent.state, cancelled.state, cancelled.settled) == ("sent", "cancelled", True)
-    assert sent.expires - sent.due == timedelta(hours=2)
-    assert bytes(sent.body) == b"x"
-    assert rows[0].actor.startswith("producer@")
-    assert rows[0].headers == {"a": "b"}
-    assert [row.late_us is not None for row in rows if row.state == "in_flight"] == [True, False]
 
 
 class TestGaps:
@@ -300,7 +250,7 @@ class TestGaps:
             ("gap", 11),
             *(("ready", number) for number in range(1, 5)),
         ]
-        (gap,) = gaps(rows)
+        (gap,) = (row for row in rows if row.state == GAP_STATE)
         assert all(row.at >= gap.at for row in rows)
         journal.write(2)
         assert numbers(following.run()) == [5, 6]
@@ -337,16 +287,14 @@ class TestGaps:
         assert numbers(following.run()) == [8, 9, 10]
 
 
-def test_each_page_is_read_in_bounded_time(
-    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_each_page_is_read_in_bounded_time(journal: Journal, follow: Follow) -> None:
     envelope = encode_envelope("tokentok", b"x" * (1 << 20))
     journal.write(20, state="sent", envelope=envelope)
     journal.write(1_000)
     runs = iter(range(9))
 
     def read() -> None:
-        following = Following(spark, redis_url, tmp_path / str(next(runs)), partitions=1)
+        following = follow(str(next(runs)), partitions=1)
         following.schema = "number bigint, envelope binary"
         rows = following.run()
         assert numbers(rows) == list(range(1, 1_021))

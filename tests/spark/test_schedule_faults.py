@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import Keys
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.source import register
 from tests.servers import JVM_PATIENCE, Processes, wait_until
+from tests.spark.jobs import KEYS, TOPIC, Jobs
 
-TOPIC = "orders"
-KEYS = Keys().topic(TOPIC)
 BATCH_SIZE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -37,16 +34,16 @@ def broken(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("ids", [True, False])
-def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(
-    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, *, ids: bool
-) -> None:
-    report = tmp_path / "report.json"
+def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(jobs: Jobs, *, ids: bool) -> None:
+    spark, report = jobs.spark, jobs.folder / "report.json"
     columns = ["concat('body ', id % 1000) AS body", "4102444800000 AS due"]
-    df = spark.range(0, 2000, 1, 2).selectExpr(*columns, *["cast(id AS string) AS id"][: int(ids)])
+    if ids:
+        columns.append("cast(id AS string) AS id")
+    df = spark.range(0, 2000, 1, 2).selectExpr(*columns)
     rows = spark.createDataFrame(df.rdd.mapPartitions(broken), df.schema)
-    given = {"url": redis_url, "topic": TOPIC, "report": str(report)} | (
-        {} if ids else {"job": "j"}
-    )
+    given = {"url": jobs.url, "topic": TOPIC, "report": str(report)}
+    if not ids:
+        given["job"] = "j"
     spark.conf.set(BATCH_SIZE, "250")
     try:
         rows.write.format("lisa").options(**given).mode("append").save()
@@ -55,8 +52,8 @@ def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(
     told = json.loads(report.read_text("utf-8"))
     # Each row gets the answer of the first attempt, although that attempt never reported.
     assert (told["accepted"], told["duplicate"]) == (2000, 0)
-    assert client.zcard(KEYS.waiting) == 2000
-    assert client.hget(KEYS.stats, "sent") == b"2000"
+    assert jobs.client.zcard(KEYS.waiting) == 2000
+    assert jobs.client.hget(KEYS.stats, "sent") == b"2000"
 
 
 @pytest.fixture
@@ -87,30 +84,29 @@ def follow(df: DataFrame, url: str, checkpoint: Path, **options: str) -> None:
         query.stop()
 
 
-def test_a_streams_batch_that_is_repeated_adds_nothing(
-    spark: SparkSession, client: redis.Redis, redis_url: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_streams_batch_that_is_repeated_adds_nothing(jobs: Jobs, source: Path) -> None:
     """Equal rows, in one batch or several, are separate messages."""
-    checkpoint, report = tmp_path / "checkpoint", tmp_path / "report"
-    follow(stream(spark, source), redis_url, checkpoint, report=str(report))
-    assert client.zcard(KEYS.waiting) == 1500
+    checkpoint, report = jobs.folder / "checkpoint", jobs.folder / "report"
+    rows = stream(jobs.spark, source)
 
     def told(batch: int) -> tuple[int, int]:
         found = json.loads((report / f"batch-{batch}.json").read_text("utf-8"))
         return found["accepted"], found["duplicate"]
 
+    follow(rows, jobs.url, checkpoint, report=str(report))
+    assert jobs.client.zcard(KEYS.waiting) == 1500
     assert [told(batch) for batch in range(3)] == [(500, 0)] * 3
     # As if the driver had been killed before committing the last batch.
     shutil.rmtree(report)
     for name in ("2", ".2.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
-    follow(stream(spark, source), redis_url, checkpoint, report=str(report))
+    follow(rows, jobs.url, checkpoint, report=str(report))
     assert told(2) == (500, 0)  # same answers as the first time
-    assert client.zcard(KEYS.waiting) == 1500
-    assert client.hget(KEYS.stats, "sent") == b"1500"
-    wrong = stream(spark, source).withColumn("due", F.lit("tomorrow"))
+    assert jobs.client.zcard(KEYS.waiting) == 1500
+    assert jobs.client.hget(KEYS.stats, "sent") == b"1500"
+    wrong = rows.withColumn("due", F.lit("tomorrow"))
     with pytest.raises(ConfigError, match="column 'due' has type string"):
-        follow(wrong, redis_url, tmp_path / "other")
+        follow(wrong, jobs.url, jobs.folder / "other")
 
 
 STREAM = """
@@ -129,18 +125,14 @@ query.awaitTermination()
 
 
 def test_a_driver_killed_during_a_batch_sends_every_row_once(
-    spark: SparkSession,
-    processes: Processes,
-    redis_url: str,
-    client: redis.Redis,
-    source: Path,
+    processes: Processes, jobs: Jobs, source: Path
 ) -> None:
-    checkpoint = source.parent / "checkpoint"
-    run = processes.start("-c", STREAM, redis_url, str(source), str(checkpoint))
+    checkpoint, client = jobs.folder / "checkpoint", jobs.client
+    run = processes.start("-c", STREAM, jobs.url, str(source), str(checkpoint))
     wait_until(lambda: not run.alive or client.zcard(KEYS.waiting) >= 600, timeout=JVM_PATIENCE)
     run.kill()
     run.end()  # its JVM, too
     assert 600 <= client.zcard(KEYS.waiting) < 1500, run.output
-    follow(stream(spark, source), redis_url, checkpoint)
+    follow(stream(jobs.spark, source), jobs.url, checkpoint)
     assert client.zcard(KEYS.waiting) == 1500
     assert client.hget(KEYS.stats, "sent") == b"1500"

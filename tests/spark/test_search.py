@@ -35,9 +35,6 @@ class Setup:
     def __init__(self, spark: SparkSession, server: Server, archive: Any) -> None:
         self.spark, self.server, self.archive = spark, server, archive
 
-    def find(self, *, live: bool = True, archived: bool = True, **query: Any) -> list[Any]:
-        return self.rows(live=live, archived=archived, **query).collect()
-
     def rows(self, *, live: bool = True, archived: bool = True, **query: Any) -> DataFrame:
         return search(
             self.spark,
@@ -47,7 +44,7 @@ class Setup:
         )
 
     def ids(self, **query: Any) -> set[str]:
-        return {row.id for row in self.find(**query)}
+        return {row.id for row in self.rows(**query).collect()}
 
 
 @pytest.fixture(scope="module")
@@ -92,179 +89,145 @@ def setup(
         store.ask("FLUSHALL")
 
 
-class TestArchiveAndQueue:
-    """Which side has a message, and which side wins."""
-
-    def test_the_queue_wins_if_both_have_the_same_life(self, setup: Setup) -> None:
-        found = setup.find()
-        assert [row.due for row in found] == sorted(row.due for row in found)
-        rows = {(row.id, row.source): row for row in found}
-        assert {
-            source: {one for one, of in rows if of == source}
-            for source in ("archive", "live", "both")
-        } == {
-            "archive": {"b", "twice"},
-            "live": {"new", "twice"},
-            "both": {"a", "c", "text", "bytes", "acked", "flying", "unjournaled"},
-        }
-        moved = rows["a", "both"]
-        assert (moved.state, moved.due) == ("waiting", naive(NOON + timedelta(days=1)))
-        assert moved.sent_at is not None
-        flying = rows["flying", "both"]
-        assert (flying.state, flying.attempts) == ("in_flight", 1)
-        assert {one.group: (one.state, one.reason) for one in flying.groups} == {
-            "lisa": ("retry", "no luck with flying"),
-            "mail": ("in_flight", None),
-        }
-        assert rows["twice", "live"].body_text == '{"order":2}'
-        assert rows["twice", "archive"].body_text == '{"order":1}'
-        assert rows["b", "archive"].state == "cancelled"
-        assert rows["c", "both"].headers == {"shop": "c"}
-        assert bytes(rows["bytes", "both"].body) == b'{"order": 42}'
-        # The archive has neither its body nor its token.
-        assert rows["unjournaled", "both"].body_text == "no journal"
-
-    def test_archive_only_and_queue_only(self, setup: Setup) -> None:
-        both = {"a", "c", "text", "bytes", "acked", "flying", "twice", "unjournaled"}
-        assert setup.ids(archived=False) == both | {"new"}
-        assert setup.ids(live=False) == both | {"b"}
-        with pytest.raises(ConfigError, match="an archive, a server, or both"):
-            setup.find(live=False, archived=False)
+def test_the_queue_wins_if_both_have_the_same_life(setup: Setup) -> None:
+    found = setup.rows().collect()
+    assert [row.due for row in found] == sorted(row.due for row in found)
+    rows = {(row.id, row.source): row for row in found}
+    assert {
+        source: {one for one, of in rows if of == source} for source in ("archive", "live", "both")
+    } == {
+        "archive": {"b", "twice"},
+        "live": {"new", "twice"},
+        "both": {"a", "c", "text", "bytes", "acked", "flying", "unjournaled"},
+    }
+    moved = rows["a", "both"]
+    assert (moved.state, moved.due) == ("waiting", naive(NOON + timedelta(days=1)))
+    assert moved.sent_at is not None
+    flying = rows["flying", "both"]
+    assert (flying.state, flying.attempts) == ("in_flight", 1)
+    assert {one.group: (one.state, one.reason) for one in flying.groups} == {
+        "lisa": ("retry", "no luck with flying"),
+        "mail": ("in_flight", None),
+    }
+    assert rows["twice", "live"].body_text == '{"order":2}'
+    assert rows["twice", "archive"].body_text == '{"order":1}'
+    assert rows["b", "archive"].state == "cancelled"
+    assert rows["c", "both"].headers == {"shop": "c"}
+    assert bytes(rows["bytes", "both"].body) == b'{"order": 42}'
+    # The archive has neither its body nor its token.
+    assert rows["unjournaled", "both"].body_text == "no journal"
 
 
-class TestConditions:
-    """Each condition alone, and all combined."""
-
-    def test_by_id_topic_state_and_due(self, setup: Setup) -> None:
-        assert setup.ids(ids=["a", "new", "none"]) == {"a", "new"}
-        assert setup.ids(topics=["other"]) == set()
-        assert setup.ids(states=["cancelled", "in_flight"]) == {"b", "flying", "acked"}
-        within = {"due_after": NOON, "due_before": NOON + timedelta(hours=3)}
-        assert setup.ids(**within) == {"b", "c", "twice", "new"}
-        assert setup.ids(states=["waiting"], due_after=NOON + timedelta(hours=4)) == {"a", "bytes"}
-
-    def test_by_a_field_of_the_body(self, setup: Setup) -> None:
-        wanted: dict[str, set[str]] = {
-            "$.order=42": {"a", "c"},
-            "$.order = 42.0": {"a", "c"},
-            "$.order!=42": {"b", "twice", "new", "acked", "flying"},
-            "$.order>42": {"b", "acked", "flying"},
-            "$.order<=7": {"twice", "new"},
-            "$.name~^[Aa]nna": {"a", "c"},
-            "$.name=Anna": {"a"},
-            "$.items[0].price>=12.5": {"a"},
-            "$.deep.er=true": {"c"},
-            "$['a b']=1": {"a"},
-            "$.nothing!=1": set(),
-            "$.long=90071992547409931": {"a"},
-            "$.long!=90071992547409931": {"c"},
-            "$.order=4_2": set(),
-        }
-        json_text = sf.when(sf.col("kind") == "j", sf.col("body_text"))
-        tests = [FieldTest.parse(one).holds(json_text).alias(one) for one in wanted]
-        rows = setup.rows().select("id", *tests).collect()
-        assert {one: {row.id for row in rows if row[one]} for one in wanted} == wanted
-
-    def test_by_sql(self, setup: Setup) -> None:
-        where = "try_variant_get(body_json, '$.order', 'int') = 42 and headers['shop'] = 'a'"
-        assert setup.ids(where=where) == {"a"}
-        assert setup.ids(where="body_text like '%words%' and source = 'both'") == {"text"}
-        for wrong in ("nothing = 1", "order by", "id"):
-            with pytest.raises(ConfigError, match="cannot be used"):
-                setup.find(where=wrong)
-
-        both = [FieldTest.parse("$.order=42"), FieldTest.parse("$.name~nn")]
-        assert setup.ids(fields=both, where="attempts = 0", states=["waiting"]) == {"a", "c"}
-        for wrong in ("order=42", "$.order", "$.order 42", "$.a~(", "$..a=1"):
-            with pytest.raises(ConfigError):
-                FieldTest.parse(wrong)
+def test_archive_only_and_queue_only(setup: Setup) -> None:
+    both = {"a", "c", "text", "bytes", "acked", "flying", "twice", "unjournaled"}
+    assert setup.ids(archived=False) == both | {"new"}
+    assert setup.ids(live=False) == both | {"b"}
+    with pytest.raises(ConfigError, match="an archive, a server, or both"):
+        setup.rows(live=False, archived=False)
 
 
-@pytest.fixture
-def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Sets the time zone of this process."""
+def test_by_id_topic_state_and_due(setup: Setup) -> None:
+    assert setup.ids(ids=["a", "new", "none"]) == {"a", "new"}
+    assert setup.ids(topics=["other"]) == set()
+    assert setup.ids(states=["cancelled", "in_flight"]) == {"b", "flying", "acked"}
+    within = {"due_after": NOON, "due_before": NOON + timedelta(hours=3)}
+    assert setup.ids(**within) == {"b", "c", "twice", "new"}
+    assert setup.ids(states=["waiting"], due_after=NOON + timedelta(hours=4)) == {"a", "bytes"}
 
-    def use(name: str) -> None:
-        monkeypatch.setenv("TZ", name)
+
+def test_by_a_field_of_the_body(setup: Setup) -> None:
+    wanted: dict[str, set[str]] = {
+        "$.order=42": {"a", "c"},
+        "$.order = 42.0": {"a", "c"},
+        "$.order!=42": {"b", "twice", "new", "acked", "flying"},
+        "$.order>42": {"b", "acked", "flying"},
+        "$.order<=7": {"twice", "new"},
+        "$.name~^[Aa]nna": {"a", "c"},
+        "$.name=Anna": {"a"},
+        "$.items[0].price>=12.5": {"a"},
+        "$.deep.er=true": {"c"},
+        "$['a b']=1": {"a"},
+        "$.nothing!=1": set(),
+        "$.long=90071992547409931": {"a"},
+        "$.long!=90071992547409931": {"c"},
+        "$.order=4_2": set(),
+    }
+    json_text = sf.when(sf.col("kind") == "j", sf.col("body_text"))
+    tests = [FieldTest.parse(one).holds(json_text).alias(one) for one in wanted]
+    rows = setup.rows().select("id", *tests).collect()
+    assert {one: {row.id for row in rows if row[one]} for one in wanted} == wanted
+
+
+def test_by_sql(setup: Setup) -> None:
+    where = "try_variant_get(body_json, '$.order', 'int') = 42 and headers['shop'] = 'a'"
+    assert setup.ids(where=where) == {"a"}
+    assert setup.ids(where="body_text like '%words%' and source = 'both'") == {"text"}
+    for wrong in ("nothing = 1", "order by", "id"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            setup.rows(where=wrong)
+
+    both = [FieldTest.parse("$.order=42"), FieldTest.parse("$.name~nn")]
+    assert setup.ids(fields=both, where="attempts = 0", states=["waiting"]) == {"a", "c"}
+    for wrong in ("order=42", "$.order", "$.order 42", "$.a~(", "$..a=1"):
+        with pytest.raises(ConfigError):
+            FieldTest.parse(wrong)
+
+
+def test_output_and_files_of_the_command(
+    spark: SparkSession, setup: Setup, pipeline: Callable[..., Result], tmp_path: Path
+) -> None:
+    archive(spark, f"{tmp_path}/archive", url=setup.server.url, once=True)
+    command = ("search", "--archive", f"{tmp_path}/archive", "--redis", setup.server.url)
+    words = ("--field", "$.order=42", "--topic", "orders", "--limit", "1", "--json")
+    found = pipeline(*command, *words, "--out", f"{tmp_path}/out", "--format", "csv")
+    (line,) = [one for one in found.output.splitlines() if one.startswith("{")]
+    document = json.loads(line)
+    assert [(one["id"], one["body"]["name"]) for one in document["messages"]] == [("c", "annabel")]
+    assert document["more"] is True
+    csv = "".join(one.read_text("utf-8") for one in (tmp_path / "out").glob("*.csv"))
+    assert [name in csv for name in ("annabel", "Anna", "Bert")] == [True, True, False]
+    assert "nothing found" in pipeline(*command, "--where", "attempts > 7", code=1).output
+    [message] = json.loads(pipeline(*command, "--id", "bytes", "--json").stdout)["messages"]
+    assert (message["body"], message["body_encoding"]) == ("eyJvcmRlciI6IDQyfQ==", "base64")
+    assert (message["due"], message["source"]) == ("2040-05-01T16:00:00.000Z", "both")
+
+
+def test_wrong_conditions_and_usage(
+    setup: Setup, pipeline: Callable[..., Result], processes: Processes
+) -> None:
+    """Spark finds some of these only while it reads rows."""
+    with Producer(setup.server.url) as producer:
+        producer.send("odd", "x", id="odd", delay="1h")
+    odd = ("--redis", setup.server.url, "--topic", "odd", "--where")
+    wrong: dict[tuple[str, ...], str] = {
+        ("--no-live",): "nothing to search",
+        ("--due-after", "2026-01-01T00:00:00"): "has no time zone",
+        ("--state", "nowhere"): "no state 'nowhere'",
+        (*odd, "1 / attempts > 1"): "lisa: ",
+        (*odd, "date(id) > '2026-01-01'"): "lisa: ",
+    }
+    for words, said in wrong.items():
+        assert said in pipeline("search", *words, code=2).output.strip().splitlines()[-1]
+    # In a program of its own: Spark's log has no trace of it.
+    command = ("search", "--redis", setup.server.url, "--where", "prio > 1")
+    refused = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL)
+    assert refused.wait(timeout=JVM_PATIENCE) == 2, refused.output
+    assert refused.output.strip().splitlines()[-1].startswith("lisa: condition 'prio > 1'")
+    assert "org.apache.spark" not in refused.output
+
+
+def test_a_time_that_is_in_the_year_10000_in_the_local_zone(
+    setup: Setup, pipeline: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(setup.server.url) as producer:
+        producer.send("never", "x", id="never", at=ms_datetime(MAX_DUE_MS))
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Asia/Tokyo")
         time.tzset()
-
-    yield use
-    monkeypatch.undo()
-    time.tzset()
-
-
-class TestCommand:
-    """`lisa pipeline search`, from an archive that the archive job wrote."""
-
-    def test_output_and_files_of_the_command(
-        self,
-        spark: SparkSession,
-        setup: Setup,
-        pipeline: Callable[..., Result],
-        tmp_path: Path,
-    ) -> None:
-        archive(spark, f"{tmp_path}/archive", url=setup.server.url, once=True)
-        command = ("search", "--archive", f"{tmp_path}/archive", "--redis", setup.server.url)
-        words = ("--field", "$.order=42", "--topic", "orders", "--limit", "1", "--json")
-        found = pipeline(*command, *words, "--out", f"{tmp_path}/out", "--format", "csv")
-        assert found.exit_code == 0, found.output
-        (line,) = [one for one in found.output.splitlines() if one.startswith("{")]
-        document = json.loads(line)
-        assert [one["id"] for one in document["messages"]] == ["c"]
-        assert document["messages"][0]["body"]["name"] == "annabel"
-        assert document["more"] is True
-        csv = "".join(one.read_text("utf-8") for one in (tmp_path / "out").glob("*.csv"))
-        assert "annabel" in csv
-        assert "Anna" in csv
-        assert "Bert" not in csv
-        nothing = pipeline(*command, "--where", "attempts > 7")
-        assert nothing.exit_code == 1, nothing.output
-        assert "nothing found" in nothing.output
-        bytes_ = pipeline(*command, "--id", "bytes", "--json")
-        [message] = json.loads(bytes_.stdout)["messages"]
-        assert (message["body"], message["body_encoding"]) == ("eyJvcmRlciI6IDQyfQ==", "base64")
-        assert (message["due"], message["source"]) == ("2040-05-01T16:00:00.000Z", "both")
-
-    def test_a_condition_that_spark_refuses_is_one_line(
-        self, setup: Setup, processes: Processes
-    ) -> None:
-        command = ("search", "--redis", setup.server.url, "--where", "prio > 1")
-        refused = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL)
-        assert refused.wait(timeout=JVM_PATIENCE) == 2, refused.output
-        assert refused.output.strip().splitlines()[-1].startswith("lisa: condition 'prio > 1'")
-        assert "org.apache.spark" not in refused.output
-
-    def test_a_condition_that_fails_on_a_row_is_wrong_input(
-        self, setup: Setup, pipeline: Callable[..., Result]
-    ) -> None:
-        with Producer(setup.server.url) as producer:
-            producer.send("odd", "x", id="odd", delay="1h")
-        for condition in ("1 / attempts > 1", "id = 5", "date(id) > '2026-01-01'"):
-            words = ("--redis", setup.server.url, "--topic", "odd", "--where", condition)
-            found = pipeline("search", *words)
-            assert found.exit_code == 2, found.output
-            assert found.output.strip().splitlines()[-1].startswith("lisa: ")
-
-    def test_a_time_that_is_in_the_year_10000_in_the_local_zone(
-        self, setup: Setup, pipeline: Callable[..., Result], local_zone: Callable[[str], None]
-    ) -> None:
-        with Producer(setup.server.url) as producer:
-            producer.send("never", "x", id="never", at=ms_datetime(MAX_DUE_MS))
-        local_zone("Asia/Tokyo")
         found = pipeline("search", "--redis", setup.server.url, "--topic", "never", "--json")
-        assert found.exit_code == 0, found.output
-        (message,) = json.loads(found.stdout)["messages"]
-        assert message["due"] == "9999-12-31T23:59:59.999Z"
-
-    def test_usage(self, pipeline: Callable[..., Result]) -> None:
-        for wrong, said in (
-            (("--no-live",), "nothing to search"),
-            (("--due-after", "2026-01-01T00:00:00"), "has no time zone"),
-            (("--state", "nowhere"), "no state 'nowhere'"),
-        ):
-            refused = pipeline("search", *wrong)
-            assert refused.exit_code == 2, refused.output
-            assert said in refused.output
+    time.tzset()
+    (message,) = json.loads(found.stdout)["messages"]
+    assert message["due"] == "9999-12-31T23:59:59.999Z"
 
 
 def naive(moment: datetime) -> datetime:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import redis
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from lisa.admin.reading import sorted_page
 from lisa.core.model.envelope import encode_envelope
-from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Command, drive
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.source.read_columns import LIVE_SCHEMA
-from lisa.producer import Producer
-from tests.roles import Cast, Services
+from tests.roles import Cast
+from tests.spark.jobs import Jobs
 from tests.spark.journals import slow_commands
 
 WAITING = 100_000
@@ -31,9 +29,9 @@ def cast(redis_url: str) -> Cast:
     return Cast(redis_url).declare(retry_delays="600000")
 
 
-def live(spark: SparkSession, url: str, **options: Any) -> DataFrame:
-    given = {name: str(value) for name, value in options.items()}
-    return spark.read.format("lisa").option("url", url).options(**given).schema(LIVE_SCHEMA).load()
+def live(jobs: Jobs, **options: str) -> DataFrame:
+    reading = jobs.spark.read.format("lisa").option("url", jobs.url).options(**options)
+    return reading.schema(LIVE_SCHEMA).load()
 
 
 def at(milliseconds: int) -> Any:
@@ -50,67 +48,63 @@ def fill(client: redis.Redis, cast: Cast, count: int, body: object = "x") -> Non
     cast.store.drive(cast.store.register([cast.topic]))
 
 
-def test_rows_of_every_state(cast: Cast, spark: SparkSession, redis_url: str) -> None:
-    with Producer(redis_url) as producer:
-        for name in ("w", "r", "f", "t", "g"):
-            later = 600_000 if name == "w" else 0
-            cast.send({"is": name}, delay_ms=later, message_id=name, ttl_ms=700_000)
-        text = producer.send("orders", "héllo", headers={"a": "b"}, delay=None, id="text")
+def test_rows_of_every_state(cast: Cast, jobs: Jobs) -> None:
+    for name in ("w", "r", "f", "t", "g"):
+        later = 600_000 if name == "w" else 0
+        cast.send({"is": name}, delay_ms=later, message_id=name, ttl_ms=700_000)
+    jobs.producer.send("orders", "héllo", headers={"a": "b"}, id="text")
     due = {entry.id: entry.due_ms for entry in cast.take(2)}  # w waits, so r and f come first
     assert set(due) == {"r", "f"}
-    entries: dict[str, Entry] = {entry.id: entry for entry in cast.take(3)}
+    entries = {entry.id: entry for entry in cast.take(3)}
     failures = [
         Failure("t", entries["t"].entry, "broken — ü", 600_000),
         Failure("g", entries["g"].entry, "no", "discard"),
     ]
     cast.store.call(Fail("orders", "g", failures))
-    ready = cast.send(b"\x00\xff", message_id="last")
-    rows = {row.id: row for row in live(spark, redis_url).collect()}
+    cast.send(b"\x00\xff", message_id="last")
+    rows = {row.id: row for row in live(jobs).collect()}
     assert {name: row.state for name, row in rows.items()} == {
         "w": "waiting",
-        "r": "in_flight",
-        "f": "in_flight",
+        **dict.fromkeys(("r", "f", "text"), "in_flight"),
         "t": "retry",
         "g": "garbage",
-        text: "in_flight",
-        ready: "ready",
+        "last": "ready",
     }
-    assert rows["w"].group is None
-    assert {row.group for name, row in rows.items() if name != "w"} == {"g"}
+    assert {name: row.group for name, row in rows.items()} == {
+        **dict.fromkeys(rows, "g"),
+        "w": None,
+    }
     assert bytes(rows["w"].body) == b'{"is":"w"}'
-    assert (rows[text].headers, rows[text].kind) == ({"a": "b"}, "s")
-    assert bytes(rows[text].body).decode() == "héllo"
-    assert (bytes(rows[ready].body), rows[ready].kind, rows[ready].headers) == (b"\0\xff", "b", {})
+    assert (rows["text"].headers, rows["text"].kind) == ({"a": "b"}, "s")
+    assert bytes(rows["text"].body).decode() == "héllo"
+    last = rows["last"]
+    assert (bytes(last.body), last.kind, last.headers) == (b"\0\xff", "b", {})
     assert (rows["r"].consumer, rows["r"].attempts, rows["w"].consumer) == ("c1", 0, None)
     assert (rows["t"].reason, rows["t"].attempts) == ("broken — ü", 1)
     assert (rows["g"].reason, rows["g"].attempts) == ("no", 1)
     assert rows["w"].expires - rows["w"].due == rows["f"].expires - rows["f"].due
     assert rows["g"].expires is None
-    epoch_ms = {
-        row.id: row.at
-        for row in live(spark, redis_url).select("id", f.unix_millis("due").alias("at")).collect()
-    }
+    dues = live(jobs).select("id", f.unix_millis("due").alias("at")).collect()
+    epoch_ms = {row.id: row.at for row in dues}
     assert epoch_ms["f"] == due["f"]
     assert epoch_ms["w"] == cast.look("w").waiting_due_ms
     assert epoch_ms["t"] == cast.look("t").group_states[0].due_ms
 
 
-def test_groups_topics_and_states(
-    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
-) -> None:
+def test_groups_topics_and_states(cast: Cast, jobs: Jobs) -> None:
     """Each group has its own row."""
     other, second = cast.on("other").declare(), cast.on("orders", "h").declare()
     for one in (cast, other):
         one.send(message_id="now")
         one.send(message_id="later", delay_ms=600_000)
     second.take()
-    rows = live(spark, redis_url, topic="orders").where("id = 'now'").collect()
+    rows = live(jobs, topic="orders").where("id = 'now'").collect()
     assert {(row.group, row.state) for row in rows} == {("g", "ready"), ("h", "in_flight")}
-    found = live(spark, redis_url, topic="other, none", state="waiting, garbage").collect()
+    found = live(jobs, topic="other, none", state="waiting, garbage").collect()
     assert [(row.topic, row.id) for row in found] == [("other", "later")]
-    assert live(spark, redis_url).count() == 5
-    client.set(other.keys.body("later"), b"2 from the future")
-    (row,) = live(spark, redis_url, topic="other", state="waiting").collect()
+    assert live(jobs).count() == 5
+    jobs.client.set(other.keys.body("later"), b"2 from the future")
+    (row,) = live(jobs, topic="other", state="waiting").collect()
     assert (row.kind, row.headers, bytes(row.body)) == (None, None, b"2 from the future")
     for name, value, named in (
         ("state", "lost", "'lost' is not one of waiting, ready"),
@@ -120,20 +114,15 @@ def test_groups_topics_and_states(
         ("url", "redis://127.0.0.1:1/0", "does not answer"),
     ):
         with pytest.raises(Exception, match=named):
-            spark.read.format("lisa").options(**{"url": redis_url, name: value}).load().collect()
+            live(jobs, **{name: value}).collect()
 
 
-def test_pushed_down_filters_are_evaluated_by_the_server(
-    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
-) -> None:
+def test_pushed_down_filters_are_evaluated_by_the_server(cast: Cast, jobs: Jobs) -> None:
+    client = jobs.client
     fill(client, cast, 30_000)
     for name in ("a", "b"):
         cast.send(message_id=name)
-    frame, waiting, due = (
-        live(spark, redis_url),
-        live(spark, redis_url, state="waiting"),
-        f.col("due"),
-    )
+    frame, waiting, due = live(jobs), live(jobs, state="waiting"), f.col("due")
 
     def asked(rows: DataFrame) -> tuple[set[str], int]:
         """The ids of the result, and the numbers of pages and bodies read from the server."""
@@ -169,39 +158,10 @@ def test_pushed_down_filters_are_evaluated_by_the_server(
     for rows, wanted_rows in counts:
         assert rows.count() == wanted_rows
     client.config_resetstat()
-    reading = spark.read.format("lisa").option("url", redis_url).schema("id string, group string")
-    assert reading.load().where("group is null").count() == 30_000
+    reading = jobs.spark.read.format("lisa").option("url", jobs.url)
+    ids_only = reading.schema("id string, group string").load()
+    assert ids_only.where("group is null").count() == 30_000
     assert "cmdstat_mget" not in client.info("commandstats"), "a count needs no bodies"
-
-
-def test_unmoved_messages_are_read_once_while_others_move(
-    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
-) -> None:
-    fill(client, cast, 20_000)
-    stop = threading.Event()
-    moved = {f"m{n:07d}" for n in range(0, 20_000, 3)}
-
-    def move() -> None:
-        """Remove messages before and after those being read, and add others."""
-        mover = Cast(redis_url)
-        names = iter(sorted(moved))
-        for number, name in enumerate(names):
-            if stop.is_set():
-                return
-            score = FAR_MS + (number * 7) % 40
-            with mover.store.connection._redis.pipeline(transaction=True) as pipe:
-                pipe.execute_command("ZADD", mover.keys.waiting, score, name)
-                pipe.execute()
-
-    thread = threading.Thread(target=move)
-    thread.start()
-    try:
-        rows = [row.id for row in live(spark, redis_url, partitions=3).select("id").collect()]
-    finally:
-        stop.set()
-        thread.join()
-    still = [one for one in rows if one not in moved]
-    assert sorted(still) == sorted({f"m{n:07d}" for n in range(20_000)} - moved)
 
 
 def test_pages_are_complete_while_earlier_members_change(cast: Cast, client: redis.Redis) -> None:
@@ -237,48 +197,19 @@ def test_pages_are_complete_while_earlier_members_change(cast: Cast, client: red
     assert len(found) == len(set(found))
 
 
-def test_messages_promoted_during_the_read(cast: Cast, spark: SparkSession, redis_url: str) -> None:
-    """The head of the set leaves continuously; messages after it must not be missed."""
-    for number in range(3_000):
-        cast.send(delay_ms=600_000 + number, message_id=f"later{number}")
-    services = Services(cast)
-    stop = threading.Event()
-
-    def promote() -> None:
-        for number in range(100_000):
-            if stop.is_set():
-                return
-            cast.on("orders").send_due(message_id=f"now{number}")
-            services.promoter.step(["orders"])
-
-    thread = threading.Thread(target=promote)
-    thread.start()
-    try:
-        rows = [row.id for row in live(spark, redis_url, state="waiting").collect()]
-    finally:
-        stop.set()
-        thread.join()
-    assert sorted(one for one in rows if one.startswith("later")) == sorted(
-        f"later{number}" for number in range(3_000)
-    )
-
-
-def test_every_command_runs_in_bounded_time(
-    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
-) -> None:
-    fill(client, cast, WAITING)
+def test_every_command_runs_in_bounded_time(cast: Cast, jobs: Jobs) -> None:
+    fill(jobs.client, cast, WAITING)
     big = encode_envelope("tokentok", b"x" * (1 << 20))
-    client.mset({cast.keys.body(f"m{n:07d}"): big for n in range(50_000, 50_030)})
+    jobs.client.mset({cast.keys.body(f"m{n:07d}"): big for n in range(50_000, 50_030)})
     for number in range(2_000):
         cast.send(message_id=f"ready{number}")
     cast.take(500)
-    reading = live(spark, redis_url).select(
-        f.count("id"), f.count_distinct("id"), f.sum(f.length("body"))
-    )
+    counts = (f.count("id"), f.count_distinct("id"), f.sum(f.length("body")))
+    reading = live(jobs).select(*counts)
 
     def read() -> None:
         (row,) = reading.collect()
         assert row[0] == row[1] == WAITING + 2_000
         assert row[2] == WAITING - 30 + 2_000 + 30 * (1 << 20)
 
-    assert slow_commands(client, read) == []
+    assert slow_commands(jobs.client, read) == []

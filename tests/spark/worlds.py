@@ -95,18 +95,12 @@ class World:
         self.groups = groups
         self.producer = Producer(url)
         self._taken: dict[str, Entry] = {}
-        store.drive(
-            set_options(
-                store,
-                topic,
-                {
-                    "journal": True,
-                    "ack_timeout": timedelta(milliseconds=ACK_TIMEOUT_MS),
-                    "retry_delays": "1h,1h,1h",
-                    "max_ready": 1_000_000,
-                    "retention": timedelta(minutes=30),  # longer than a test on a busy machine
-                },
-            )
+        self.configure(
+            journal=True,
+            ack_timeout=timedelta(milliseconds=ACK_TIMEOUT_MS),
+            retry_delays="1h,1h,1h",
+            max_ready=1_000_000,
+            retention=timedelta(minutes=30),  # longer than a test on a busy machine
         )
         for group in groups:
             store.call(Declare(topic, group))
@@ -114,6 +108,9 @@ class World:
 
     def close(self) -> None:
         self.producer.close()
+
+    def configure(self, **options: Any) -> None:
+        self.store.drive(set_options(self.store, self.topic, options))
 
     def at(self, shard_name: str) -> World:
         """A World for one shard of the topic."""
