@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +15,8 @@ from starlette.requests import Request
 
 from lisa import Manager
 from lisa.admin import live
+from lisa.admin.roles import consumers
+from lisa.admin.topics import counts
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import GroupRemoved, ServerUnavailable
 from lisa.core.model.sharding import Topic
@@ -28,6 +30,7 @@ from lisa.embedded import EmbeddedServer
 from lisa.gateway import pull_presence, pull_queue, waiter
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
+from lisa.gateway.page.snapshot_cache import SnapshotCache
 from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
@@ -61,8 +64,9 @@ async def topic(hub: GatewayContext) -> str:
     return name
 
 
-def begin(pull: Coroutine[Any, Any, list[HandedOut]]) -> asyncio.Task[list[HandedOut]]:
-    return asyncio.create_task(pull)
+def begin(hub: GatewayContext, topic: str, **wanted: Any) -> asyncio.Task[list[HandedOut]]:
+    """A pull that waits."""
+    return asyncio.create_task(hub.broker.pull(topic, wait_s=LONG_S, **wanted))
 
 
 async def standing(hub: GatewayContext, count: int) -> None:
@@ -70,9 +74,8 @@ async def standing(hub: GatewayContext, count: int) -> None:
     async with asyncio.timeout(SOON_S):
         while True:
             lines = hub.broker._queues.values()
-            if sum(len(pull_queue._waiters) for pull_queue in lines) == count and all(
-                pull_queue._watcher is not None for pull_queue in lines
-            ):
+            watched = all(line._watcher is not None for line in lines)
+            if watched and sum(len(line._waiters) for line in lines) == count:
                 return
             await asyncio.sleep(0.002)
 
@@ -81,39 +84,39 @@ async def soon(task: asyncio.Task[list[HandedOut]]) -> list[HandedOut]:
     return await asyncio.wait_for(task, SOON_S)
 
 
-async def gone_from(hub: GatewayContext, topic: str, state: str) -> None:
-    """Wait until no message of the topic is in the state."""
-    from lisa.admin.topics import counts
-
+async def none_in_flight(hub: GatewayContext, topic: str) -> None:
+    """Wait until no message of the topic is in flight."""
     async with asyncio.timeout(SOON_S):
         while True:
             (found,) = await hub.store.drive(counts(hub.store, [topic]))
-            if sum(getattr(group, state) for group in found.groups) == 0:
+            if not any(group.in_flight for group in found.groups):
                 return
             await asyncio.sleep(0.002)
+
+
+async def send(hub: GatewayContext, topic: str) -> str:
+    """Send a message; returns its id."""
+    return (await hub.sender.offer(topic, Outgoing("x"))).id
+
+
+async def check_first_attempt(hub: GatewayContext, topic: str, sent: str) -> None:
+    """The message is delivered to the next pull as if to the first."""
+    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
+    assert (found.message.id, found.message.attempt) == (sent, 1)
 
 
 async def test_a_message_wakes_one_pull_and_the_others_keep_waiting(
     hub: GatewayContext, topic: str
 ) -> None:
-    pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for _ in range(5)]
-    await standing(hub, 5)
+    """Pulls are served in order, each with the number that it wants."""
+    first, *others = (begin(hub, topic, most=most) for most in (5, 2, 3, 1))
+    await standing(hub, 4)
     sent = await hub.sender.offer(topic, Outgoing("hello"))
-    (first,) = await soon(pulls[0])
-    assert (first.message.id, first.message.body, first.message.attempt) == (sent.id, "hello", 1)
-    assert not any(pull.done() for pull in pulls[1:])
-    for pull in pulls[1:]:
-        pull.cancel()
-
-
-async def test_pulls_are_served_in_order_with_the_number_they_want(
-    hub: GatewayContext, topic: str
-) -> None:
-    wants = [2, 3, 1]
-    pulls = [begin(hub.broker.pull(topic, most=most, wait_s=LONG_S)) for most in wants]
-    await standing(hub, 3)
+    (found,) = await soon(first)
+    assert (found.message.id, found.message.body, found.message.attempt) == (sent.id, "hello", 1)
+    assert not any(pull.done() for pull in others)
     await hub.sender.send_many(topic, list(range(6)))
-    bodies = [[one.message.body for one in await soon(pull)] for pull in pulls]
+    bodies = [[one.message.body for one in await soon(pull)] for pull in others]
     assert bodies == [[0, 1], [2, 3, 4], [5]]
 
 
@@ -132,23 +135,22 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
         return found
 
     monkeypatch.setattr(pull_queue.PullQueue, "_open", slow)
-    sent = await hub.sender.offer(topic, Outgoing("x"))
-    first = begin(hub.broker.pull(topic, wait_s=LONG_S))
-    second = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    sent = await send(hub, topic)
+    first, second = begin(hub, topic), begin(hub, topic)
     await taken
     first.cancel()
     (found,) = await soon(second)
-    assert (found.message.id, found.message.attempt) == (sent.id, 1)
-    third = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    assert (found.message.id, found.message.attempt) == (sent, 1)
+    third = begin(hub, topic)
     hub.broker.give_back([found])
     (found,) = await soon(third)
-    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+    assert (found.message.id, found.message.attempt) == (sent, 1)
 
 
 async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    pull = begin(hub, topic)
     await standing(hub, 1)
     original = waiter.Waiter.answer
 
@@ -157,22 +159,20 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
         pull.cancel()
 
     monkeypatch.setattr(waiter.Waiter, "answer", answer_and_end)
-    sent = await hub.sender.offer(topic, Outgoing("x"))
+    sent = await send(hub, topic)
     await asyncio.wait([pull])
     assert pull.cancelled()
     monkeypatch.undo()
-    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
-    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+    await check_first_attempt(hub, topic, sent)
 
 
 async def test_a_pull_gets_as_many_as_it_wants_in_several_calls(
     hub: GatewayContext, topic: str
 ) -> None:
     await hub.sender.send_many(topic, range(600))
-    found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
-    assert [one.message.body for one in found] == list(range(500))
-    found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
-    assert [one.message.body for one in found] == list(range(500, 600))
+    for expected in (range(500), range(500, 600)):
+        found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+        assert [one.message.body for one in found] == list(expected)
 
 
 async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
@@ -187,7 +187,7 @@ async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
 
     monkeypatch.setattr(pull_queue.PullQueue, "_hand_out", cancel_after)
     await hub.sender.send_many(topic, range(400))
-    pull = begin(hub.broker.pull(topic, most=500, wait_s=LONG_S))
+    pull = begin(hub, topic, most=500)
     await asyncio.wait([pull])
     assert pull.cancelled()
     monkeypatch.undo()
@@ -201,15 +201,14 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
     hub: GatewayContext, topic: str
 ) -> None:
     """A stopping gateway cancels requests after its grace time."""
-    asked = asyncio.Queue[dict[str, Any]]()
-    request = Request({"type": "http"}, asked.get)
-    sent = await hub.sender.offer(topic, Outgoing("x"))
-    (delivery,) = await hub.broker.pull(topic)
+    request = Request({"type": "http"}, asyncio.Queue[dict[str, Any]]().get)
+    sent = await send(hub, topic)
+    delivered = await hub.broker.pull(topic)
     came = asyncio.Event()
 
     async def pull() -> list[HandedOut]:
         await came.wait()
-        return [delivery]
+        return delivered
 
     holding = asyncio.create_task(hold(hub, request, pull(), lambda _: b""))
     await asyncio.sleep(0)
@@ -219,8 +218,7 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
-    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
-    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+    await check_first_attempt(hub, topic, sent)
 
 
 async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
@@ -237,24 +235,23 @@ async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
         return pulled
 
     monkeypatch.setattr(GroupSource, "_pull", pull)
-    await hub.sender.offer(topic, Outgoing("x"))
+    sent = await send(hub, topic)
     with pytest.raises(ServerUnavailable, match="the reply is lost"):
         await hub.broker.pull(topic)
-    await gone_from(hub, topic, "in_flight")
-    (one,) = await hub.broker.pull(topic, wait_s=SOON_S)
-    assert one.message.attempt == 1
+    await none_in_flight(hub, topic)
+    await check_first_attempt(hub, topic, sent)
 
 
 async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
     redis_url: str, hub: GatewayContext
 ) -> None:
     topic = new_topic()
-    sent = await hub.sender.offer(topic, Outgoing("x"))
+    sent = await send(hub, topic)
     assert await hub.broker.pull(topic) == []
-    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    pull = begin(hub, topic)
     with Manager(redis_url):
         (found,) = await soon(pull)
-    assert (found.message.id, found.message.group) == (sent.id, "lisa")
+    assert (found.message.id, found.message.group) == (sent, "lisa")
 
 
 async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
@@ -263,7 +260,7 @@ async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
     beat_s = 0.5
     monkeypatch.setattr(pull_queue, "BEAT_S", beat_s)
     await hub.store.call(Declare(topic, "other"))
-    named = begin(hub.broker.pull(topic, group="other", wait_s=LONG_S))
+    named = begin(hub, topic, group="other")
     await standing(hub, 1)
     await hub.store.call(Undeclare(topic, "other"))
     await hub.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
@@ -292,23 +289,21 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
     """Also those of other groups, and after an outage that outlasts the records."""
     for module in (pull_queue, pull_presence):
         monkeypatch.setattr(module, "BEAT_S", 0.3)
-    topic, groups = new_topic(), ["g", "h"]
+    topic = new_topic()
     with EmbeddedServer() as server, Manager(server.url):
         async with hub_on(server.url, patience="200ms") as hub:
             pulls = []
-            for group in groups:
-                asked = hub.broker.pull(topic, group=group, wait_s=LONG_S)
-                pulls.append(begin(asked))
+            for group in ("g", "h"):
+                pulls.append(begin(hub, topic, group=group))
                 await standing(hub, len(pulls))
             server.kill()
             await asyncio.sleep(2 * pull_presence.BEAT_S)
             server.restart()
             await asyncio.sleep(4 * pull_presence.BEAT_S)
-            assert [one for one in pulls if one.done()] == []
+            assert not any(pull.done() for pull in pulls)
             await standing(hub, len(pulls))
-            await hub.sender.offer(topic, Outgoing("x"))
-            found = await asyncio.wait_for(asyncio.gather(*pulls), SOON_S)
-            assert [len(one) for one in found] == [1, 1]
+            await send(hub, topic)
+            assert [len(await soon(pull)) for pull in pulls] == [1, 1]
 
 
 async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
@@ -328,10 +323,9 @@ async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
 async def test_expired_and_undecodable_messages_are_not_handed_out(
     hub: GatewayContext, topic: str
 ) -> None:
-    store = hub.store
+    store, keys = hub.store, hub.store.keys.topic(topic)
     await hub.sender.offer(topic, Outgoing("old", id="old", ttl=timedelta(milliseconds=1)))
     await hub.sender.offer(topic, Outgoing("broken", id="broken"))
-    keys = store.keys.topic(topic)
     await store.drive(store.command("SETRANGE", keys.body("broken"), 10, "?"))
     await asyncio.sleep(0.01)
     assert await hub.broker.pull(topic, most=10) == []
@@ -343,18 +337,16 @@ async def test_expired_and_undecodable_messages_are_not_handed_out(
 async def test_a_pull_skips_entries_whose_messages_are_gone(
     hub: GatewayContext, topic: str
 ) -> None:
-    sent = [(await hub.sender.offer(topic, Outgoing("x"))).id for _ in range(5)]
+    sent = [await send(hub, topic) for _ in range(5)]
     body = hub.store.keys.topic(topic).body
-    await hub.store.drive(hub.store.command("DEL", *[body(one) for one in sent[:4]]))
+    await hub.store.drive(hub.store.command("DEL", *map(body, sent[:4])))
     found = await hub.broker.pull(topic, most=2)
-    assert [one.message.id for one in found] == [sent[4]]
+    assert [one.message.id for one in found] == sent[4:]
 
 
 async def test_the_gateway_is_a_consumer_while_clients_pull(
     redis_url: str, topic: str, hub: GatewayContext
 ) -> None:
-    from lisa.admin.roles import consumers
-
     await hub.broker.pull(topic)
     (seen,) = await hub.store.drive(consumers(hub.store, [topic]))
     assert seen.alive
@@ -368,8 +360,6 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
     topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the web page reports a group without consumers."""
-    from lisa.gateway.page.snapshot_cache import SnapshotCache
-
     await hub.store.call(Declare(topic, "audit"))
 
     async def seen_after_pull(group: str) -> dict[str, int]:
@@ -387,8 +377,6 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
 async def test_the_web_page_has_rates_after_the_clock_was_set_back(
     topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lisa.gateway.page.snapshot_cache import SnapshotCache
-
     look, ahead_us = live.look, 3_600_000_000
 
     def shifted(store: Any, *topics: Any) -> Any:
@@ -425,7 +413,7 @@ async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
                 assert await asyncio.gather(*acks) == ["acked"] * 10
             left = await hub.broker.pull(topic, most=50)
             hub.broker.give_back(left)
-            await gone_from(hub, topic, "in_flight")
+            await none_in_flight(hub, topic)
             assert len(await hub.broker.pull(topic, most=50)) == 10
             with pytest.raises(ServerUnavailable):
                 await hub.broker.pull(topic, group="another")
