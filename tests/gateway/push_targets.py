@@ -11,8 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
+
+import httpx
+
+from lisa import Producer
+from tests.gateways import new_topic, state
+from tests.servers import connect, wait_until
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Target:
 
     @property
     def ids(self) -> list[str]:
-        return [one.id for one in self.received]
+        return [request.id for request in self.received]
 
     def reply_to(self, request: Received) -> Reply:
         with self._lock:
@@ -81,19 +86,10 @@ class Target:
         self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._thread.is_alive():
-            self.stop()
 
 
 class _Server(ThreadingHTTPServer):
@@ -138,3 +134,47 @@ def is_signed(request: Received, secret: str) -> bool:
     wanted = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
     given = request.headers["webhook-signature"].split(" ")
     return f"v1,{wanted}" in given
+
+
+class PushTopic:
+    """A topic with two short retries, whose messages gateways push."""
+
+    def __init__(self, redis_url: str, producer: Producer, **options: str) -> None:
+        self.name = new_topic("push")
+        self.path = f"/v1/topics/{self.name}/push"
+        self._redis_url = redis_url
+        self._producer = producer
+        self.set(**{"retry_delays": "50,50", **options})
+
+    def another(self) -> PushTopic:
+        """Another topic on the same server."""
+        return PushTopic(self._redis_url, self._producer)
+
+    def set(self, **options: str) -> None:
+        """Write options of the topic to Redis."""
+        with connect(self._redis_url) as client:
+            client.hset(f"lisa:{{{self.name}}}:options", mapping=options)
+
+    def push_to(self, client: httpx.Client, url: str, **more: Any) -> str:
+        """Set the push target; returns the secret if it is new."""
+        answer = client.put(self.path, json={"url": url, **more})
+        assert answer.is_success, answer.text
+        secret: str = answer.json().get("secret", "")
+        return secret
+
+    def send(self, body: object = 1, **more: Any) -> str:
+        """Send a message; returns its id."""
+        return self._producer.send(self.name, body, **more)
+
+    def state(self, message_id: str) -> str | None:
+        """The state of a message."""
+        return state(self._producer, self.name, message_id)
+
+    def wait_for(self, wanted: str, *ids: str) -> None:
+        """Wait until all these messages are in a state."""
+        wait_until(lambda: all(self.state(message_id) == wanted for message_id in ids))
+
+    def reason(self, message_id: str) -> str:
+        """Why the last attempt failed; empty if none did."""
+        found = self._producer.get(self.name, message_id)
+        return (found and found.reason) or ""
