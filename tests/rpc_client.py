@@ -6,16 +6,19 @@ import queue
 import re
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import pytest
 
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
+from lisa.gateway.rpc.methods import SERVICE
 from tests.gateways import Gateway
 from tests.servers import wait_until
 
+Metadata = Sequence[tuple[str, str]]
+TIMEOUT_S = 30
 _ADDRESS = re.compile(r"lisa-gateway: grpc://(\S+)")
 
 
@@ -35,6 +38,29 @@ def problem(error: grpc.RpcError) -> Any:
     return pb.Problem.FromString(dict(error.trailing_metadata())["lisa-problem-bin"])
 
 
+class Rpc:
+    """Calls of the service by name, with the fields of their requests."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.stub: Any = LisaStub(channel)
+
+    def __call__(self, method: str, *, metadata: Metadata = (), **fields: Any) -> Any:
+        """Make a call, once the server serves."""
+        options = {"timeout": TIMEOUT_S, "wait_for_ready": True, "metadata": metadata}
+        return getattr(self.stub, method)(request(method, **fields), **options)
+
+    def error(self, method: str, *, metadata: Metadata = (), **fields: Any) -> Any:
+        """The error of a call that fails."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self(method, metadata=metadata, **fields)
+        return caught.value
+
+
+def request(method: str, **fields: Any) -> Any:
+    """The request of a method."""
+    return getattr(pb, SERVICE.methods_by_name[method].input_type.name)(**fields)
+
+
 class Stream:
     """A `Consume` stream. A thread collects deliveries, settlements and the end of the stream."""
 
@@ -43,7 +69,7 @@ class Stream:
         channel: grpc.Channel,
         topic: str,
         *,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Metadata = (),
         first: pb.ConsumeRequest | None = None,
         **first_fields: Any,
     ) -> None:
@@ -61,12 +87,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
         self._thread.join(20)
 
@@ -92,6 +113,11 @@ class Stream:
         """Break the stream."""
         self.call.cancel()
         self._requests.put(None)
+
+    def wait_for_end(self) -> grpc.StatusCode | None:
+        """The status of a stream that the server ends."""
+        wait_until(lambda: self.status is not None)
+        return self.status
 
     def wait_for(self, count: int) -> list[Any]:
         """Wait for this many deliveries and return all."""

@@ -14,11 +14,9 @@ import pytest
 import redis
 
 from lisa.embedded import EmbeddedServer
-from lisa.gateway.rpc import lisa_pb2 as pb
-from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from tests.gateway.push_targets import Target
 from tests.gateways import NO_TLS, Gateway, new_topic
-from tests.rpc_client import address
+from tests.rpc_client import Rpc, address
 from tests.servers import connect, wait_until
 
 PREFIX = new_topic("audit")
@@ -69,51 +67,41 @@ def check_audited(gateway: Gateway, since: int, *expected: str) -> None:
 SHOP, OPS = "token 'shop' from 127.0.0.1:", "token 'ops' from 127.0.0.1:"
 
 
-def test_deletions_and_health_changes_of_camellia(gateway: Gateway) -> None:
-    topic, since = new_topic(), len(gateway.said)
+def test_deletions_and_health_changes_of_camellia_and_delay_queue(gateway: Gateway) -> None:
+    topic, since, queue = new_topic(), len(gateway.said), "/camellia/delayQueue"
     form = {"topic": topic, "msg": "x", "delayMillis": 60_000, "msgId": "m"}
-    queue = "/camellia/delayQueue"
     call(gateway, "shop", "POST", f"{queue}/sendMsg", data=form)
-    call(gateway, "shop", "POST", f"{queue}/deleteMsg", data={"topic": topic, "msgId": "m"})
-    call(gateway, "shop", "POST", f"{queue}/deleteMsg", data={"topic": topic, "msgId": "m"})
+    for _ in range(2):
+        call(gateway, "shop", "POST", f"{queue}/deleteMsg", data={"topic": topic, "msgId": "m"})
     call(gateway, "ops", "POST", "/camellia/health/online")
+    job = {"topic": topic, "message": "x", "ttrTime": 30, "delayTime": "4102444800000"}
+    message_id = call(gateway, "shop", "POST", "/delay-queue/push", data=job)["id"]
+    for deleted, outcome in ((message_id, 0), ("7", 1)):
+        answer = call(gateway, "shop", "POST", "/delay-queue/delete", data={"id": deleted})
+        assert answer["code"] == outcome
     check_audited(
         gateway,
         since,
         f"{SHOP} camellia.deleteMsg topic={topic!r} id='m'",
         f"{OPS} camellia.online",
+        f"{SHOP} delay-queue.delete topic={topic!r} id={message_id!r}",
     )
-
-
-def test_deletions_of_delay_queue(gateway: Gateway) -> None:
-    topic, since = new_topic(), len(gateway.said)
-    job = {"topic": topic, "message": "x", "ttrTime": 30, "delayTime": "4102444800000"}
-    message_id = call(gateway, "shop", "POST", "/delay-queue/push", data=job)["id"]
-    call(gateway, "shop", "POST", "/delay-queue/delete", data={"id": message_id})
-    refused = call(gateway, "shop", "POST", "/delay-queue/delete", data={"id": "7"})
-    assert refused["code"] == 1
-    check_audited(gateway, since, f"{SHOP} delay-queue.delete topic={topic!r} id={message_id!r}")
 
 
 def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
     topic, since = new_topic(), len(gateway.said)
-    call(gateway, "ops", "POST", f"/v1/topics/{topic}/groups", json={"group": "g"})
+    path = f"/v1/topics/{topic}"
+    call(gateway, "ops", "POST", f"{path}/groups", json={"group": "g"})
+    later, first, second = {"delay": 60_000}, {"createTime": 0}, {"createTime": 1}
     deleted, broken, kept, finished = (
-        call(gateway, "shop", "POST", "/mykit/push", json=job)["data"]
-        for job in (
-            {"topic": topic, "delay": 60_000},
-            {"topic": topic, "createTime": 0},
-            {"topic": topic, "delay": 60_000},
-            {"topic": topic, "createTime": 1},
-        )
+        call(gateway, "shop", "POST", "/mykit/push", json={"topic": topic, **job})["data"]
+        for job in (later, first, later, second)
     )
     call(gateway, "shop", "GET", f"/mykit/delete?jobId={deleted}")
-    pulled = call(
-        gateway, "ops", "POST", f"/v1/topics/{topic}/pull", json={"max": 2, "wait_ms": 9_000}
-    )
+    pulled = call(gateway, "ops", "POST", f"{path}/pull", json={"max": 2, "wait_ms": 9_000})
     receipts = {one["id"]: one["receipt"] for one in pulled["deliveries"]}
     discard = {"receipt": receipts[broken], "discard": True}
-    call(gateway, "shop", "POST", f"/v1/topics/{topic}/messages/{broken}/retry", json=discard)
+    call(gateway, "shop", "POST", f"{path}/messages/{broken}/retry", json=discard)
     call(gateway, "shop", "GET", f"/mykit/finish?jobId={finished}")
     assert call(gateway, "ops", "GET", f"/mykit/reStoreJob?jobId={broken}")["success"]
     assert call(gateway, "ops", "GET", f"/mykit/reStoreJob?jobId={kept}")["success"]  # no garbage
@@ -134,17 +122,13 @@ def test_refused_bearer_tokens_are_logged_at_a_bounded_rate(redis_url: str, by: 
     secret = "Bearer guessed-0123456789"
     with Gateway(redis_url, "--grpc-port", "0", env=env) as gateway:
         assert gateway.client.get("/v1/topics").status_code == 401  # without a token: not logged
-        if by == "http":
+        with grpc.insecure_channel(address(gateway)) as channel:
             for _ in range(5):
-                answer = gateway.client.get("/v1/topics", headers={"Authorization": secret})
-                assert answer.status_code == 401
-        else:
-            with grpc.insecure_channel(address(gateway)) as channel:
-                for _ in range(5):
-                    with pytest.raises(grpc.RpcError):
-                        LisaStub(channel).ListTopics(
-                            pb.ListTopicsRequest(), metadata=(("authorization", secret),)
-                        )
+                if by == "http":
+                    answer = gateway.client.get("/v1/topics", headers={"Authorization": secret})
+                    assert answer.status_code == 401
+                else:
+                    Rpc(channel).error("ListTopics", metadata=(("authorization", secret),))
         refused = "bearer token from 127.0.0.1 refused: the token is unknown"
         wait_until(lambda: any(refused in line for line in gateway.said))
         assert gateway.stop() == 0
@@ -152,35 +136,37 @@ def test_refused_bearer_tokens_are_logged_at_a_bounded_rate(redis_url: str, by: 
         assert "guessed" not in "\n".join(gateway.said)
 
 
+def cancel_form(page: str, message_id: str) -> dict[str, str]:
+    """The form of a message's page that cancels the message."""
+    key = re.search(r'name="key" value="([0-9a-f]{64})"', page)
+    assert key is not None
+    return {"do": "cancel", "id": message_id, "sure": "yes", "key": key[1], "back": "/"}
+
+
 def test_an_operation_that_fails_is_recorded_and_a_refused_one_is_not(
     own_server: EmbeddedServer,
 ) -> None:
     env = {"LISA_GATEWAY_SERVER__PATIENCE": "500ms"}
     with Gateway(own_server.url, "--allow-actions", env=env) as gateway:
-        since, topic = len(gateway.said), new_topic()
+        client, since, topic = gateway.client, len(gateway.said), new_topic()
         path, page = f"/v1/topics/{topic}", f"/topics/{topic}"
-        assert gateway.client.post(f"{path}/groups", json={"group": "a b"}).status_code == 400
+        assert client.post(f"{path}/groups", json={"group": "a b"}).status_code == 400
         later = {"id": "one", "body": 1, "delay_ms": 60_000}
-        assert gateway.client.post(f"{path}/messages", json=later).status_code == 201
-        key = re.search(
-            r'name="key" value="([0-9a-f]{64})"', gateway.client.get(f"{page}/messages/one").text
-        )
-        assert key is not None
+        assert client.post(f"{path}/messages", json=later).status_code == 201
+        form = cancel_form(client.get(f"{page}/messages/one").text, "one")
         own_server.kill()
-        form = {"do": "cancel", "id": "one", "sure": "yes", "key": key[1], "back": "/"}
         headers = {"Origin": gateway.url}
-        assert gateway.client.post(f"{page}/act", data=form, headers=headers).status_code == 503
-        assert gateway.client.post(f"{path}/groups", json={"group": "g"}).status_code == 503
+        assert client.post(f"{page}/act", data=form, headers=headers).status_code == 503
+        assert client.post(f"{path}/groups", json={"group": "g"}).status_code == 503
         session = re.compile(r"session='[\w-]+'")
         wait_until(lambda: any(map(session.search, gateway.said[since:])))
         (shown,) = {found[0] for one in gateway.said[since:] if (found := session.search(one))}
+        who = "token 'everyone' from 127.0.0.1:"
         check_audited(
             gateway,
             since,
-            f"token 'everyone' from 127.0.0.1: cancel topic={topic!r} id='one' {shown} "
-            "result='failed'",
-            f"token 'everyone' from 127.0.0.1: addGroup topic={topic!r} group='g' given='group' "
-            "result='failed'",
+            f"{who} cancel topic={topic!r} id='one' {shown} result='failed'",
+            f"{who} addGroup topic={topic!r} group='g' given='group' result='failed'",
         )
 
 
@@ -271,16 +257,10 @@ def test_the_journal_names_the_token_of_other_calls(gateway: Gateway, journal: J
     ) as browser:
         browser.post("/login", data={"token": "ops-0123456789abcdef", "next": "/"})
         page = browser.get(f"/topics/{journal.topic}/messages/page").text
-        key = re.search(r'name="key" value="([0-9a-f]{64})"', page)
-        assert key is not None
-        data = {"do": "cancel", "id": "page", "sure": "yes", "key": key[1], "back": "/"}
-        done = browser.post(f"/topics/{journal.topic}/act", data=data)
+        done = browser.post(f"/topics/{journal.topic}/act", data=cancel_form(page, "page"))
         assert done.status_code == 303, done.text
-    assert journal.actors("cancelled") == {
-        "cancelled": "gateway/buyer@eu",
-        "batch": "gateway/shop",
-        "page": "gateway/ops",
-    }
+    actors = {"cancelled": "gateway/buyer@eu", "batch": "gateway/shop", "page": "gateway/ops"}
+    assert journal.actors("cancelled") == actors
 
 
 def test_the_journal_names_no_token_for_pushes(gateway: Gateway, journal: Journal) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,21 @@ import httpx
 import msgspec
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from grpc_tools import protoc
 
 from lisa import Manager
-from lisa.embedded import EmbeddedServer
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.rpc import lisa_pb2 as pb
-from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
 from tests import certificates
 from tests.gateways import NO_TLS, Gateway, new_topic
-from tests.rpc_client import Stream, address, code, problem
+from tests.rpc_client import TIMEOUT_S, Metadata, Rpc, Stream, address, code, problem, request
 from tests.servers import ROOT, wait_until
 
 STATUS = grpc.StatusCode
-TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -51,32 +47,19 @@ def channel(gateway: Gateway) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture(scope="module")
-def stub(channel: grpc.Channel) -> LisaStub:
-    return LisaStub(channel)
+def rpc(channel: grpc.Channel) -> Rpc:
+    return Rpc(channel)
 
 
-def refusal(call: Any, request: Any, **options: Any) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        call(request, timeout=TIMEOUT_S, **options)
-    return caught.value
-
-
-def topic_with_group(stub: Any) -> str:
+@pytest.fixture
+def topic(rpc: Rpc) -> str:
     """A new topic with the group `g`."""
-    topic = new_topic()
-    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
-    return topic
+    name = new_topic()
+    assert rpc("AddGroup", topic=name, group="g").new
+    return name
 
 
 # The description ----------------------------------------------------------------------------------
-
-
-def test_every_operation_is_a_method() -> None:
-    methods = {one.name for one in SERVICE.methods}
-    assert methods - {CONSUME} == {method_of(one) for one in OPERATIONS}
-    for one in OPERATIONS:
-        is_stream = one.media_type != "application/json"
-        assert SERVICE.methods_by_name[method_of(one)].server_streaming is is_stream, one.name
 
 
 def names_of(struct: type[msgspec.Struct] | None) -> set[str]:
@@ -96,17 +79,19 @@ def fields(message: Any) -> set[str]:
     return names | (fields(inner.message_type) if inner else set())
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-def test_a_method_has_the_fields_of_its_operation(operation: Any) -> None:
-    method = SERVICE.methods_by_name[method_of(operation)]
-    given = names_of(operation.query) | names_of(operation.body) | set(operation.parameters)
-    returned = names_of(operation.reply)
-    if operation.name == "setOptions":
-        given = {"topic", "options", "reset"}
-    if operation.name in ("getOptions", "setOptions"):
-        returned = {"options"}
-    assert fields(method.input_type) == renamed(given)
-    assert fields(method.output_type) == renamed(returned)
+def test_every_operation_is_a_method_with_its_fields() -> None:
+    assert set(SERVICE.methods_by_name) - {CONSUME} == {method_of(one) for one in OPERATIONS}
+    for operation in OPERATIONS:
+        method = SERVICE.methods_by_name[method_of(operation)]
+        assert method.server_streaming is (operation.media_type != "application/json")
+        given = names_of(operation.query) | names_of(operation.body) | set(operation.parameters)
+        returned = names_of(operation.reply)
+        if operation.name == "setOptions":
+            given = {"topic", "options", "reset"}
+        if operation.name in ("getOptions", "setOptions"):
+            returned = {"options"}
+        assert fields(method.input_type) == renamed(given), operation.name
+        assert fields(method.output_type) == renamed(returned), operation.name
 
 
 def test_the_generated_code_is_current(tmp_path: Path) -> None:
@@ -126,187 +111,175 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
 # Operations ---------------------------------------------------------------------------------------
 
 
-def test_a_message_from_its_send_to_its_ack(stub: Any) -> None:
-    topic, big = new_topic(), "123456789012345678901234567890"
-    assert stub.AddGroup(pb.GroupRequest(topic=topic, group="g")).new
+LATER = {"delay_ms": 3_600_000}
+
+
+def test_a_message_from_its_send_to_its_ack(rpc: Rpc, topic: str) -> None:
+    def pull(**wanted: Any) -> Any:
+        (found,) = rpc("Pull", topic=topic, wait_ms=10_000, **wanted).deliveries
+        return found
+
+    big = "123456789012345678901234567890"
+    parent = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     message = {"id": "a", "body_json": f' {{"n": {big}}} ', "headers": {"h": "v"}, "retry": "0"}
     message["late"] = "skip after 10m"
-    trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-    request = pb.SendMessageRequest(topic=topic, message=message)
-    sent = stub.SendMessage(request, metadata=[trace])
+    sent = rpc("SendMessage", topic=topic, message=message, metadata=[parent])
     assert (sent.id, sent.outcome) == ("a", "accepted")
-    (one,) = stub.Pull(
-        pb.PullRequest(topic=topic, wait_ms=10_000, ack_timeout_ms=60_000)
-    ).deliveries
-    assert (one.id, one.attempt, dict(one.headers)) == ("a", 1, dict([("h", "v"), trace]))
-    assert one.body_json == f'{{"n":{big}}}'
-    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    first = pull(ack_timeout_ms=60_000)
+    assert (first.id, first.attempt) == ("a", 1)
+    assert dict(first.headers) == dict([("h", "v"), parent])
+    assert first.body_json == f'{{"n":{big}}}'
+    found = rpc("GetMessage", topic=topic, id="a")
     assert (found.state, found.groups["g"].state) == ("in_flight", "in_flight")
-    held = {"topic": topic, "id": "a", "receipt": one.receipt}
-    assert stub.ExtendMessage(pb.ExtendMessageRequest(**held, ack_timeout_ms=90_000)).held
-    retried = stub.RetryMessage(pb.RetryMessageRequest(**held, reason="why"))
+    held = {"topic": topic, "id": "a", "receipt": first.receipt}
+    assert rpc("ExtendMessage", **held, ack_timeout_ms=90_000).held
+    retried = rpc("RetryMessage", **held, reason="why")
     assert (retried.outcome, retried.attempts) == ("retrying", 1)
-    (two,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000)).deliveries
-    assert two.attempt == 2
-    again = {"topic": topic, "id": "a", "receipt": two.receipt}
-    assert stub.ReleaseMessage(pb.ReleaseMessageRequest(**again)).held
-    (three,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000, max=5)).deliveries
-    assert three.attempt == 2
-    stale = refusal(stub.ExtendMessage, pb.ExtendMessageRequest(**held))
-    assert code(stale) is STATUS.FAILED_PRECONDITION
+    second = pull()
+    assert second.attempt == 2
+    assert rpc("ReleaseMessage", topic=topic, id="a", receipt=second.receipt).held
+    third = pull(max=5)
+    assert third.attempt == 2
+    stale = rpc.error("ExtendMessage", **held)
+    assert stale.code() is STATUS.FAILED_PRECONDITION
     assert (problem(stale).state, problem(stale).held) == ("in_flight", False)
-    request = pb.AckMessageRequest(topic=topic, id="a", receipt=three.receipt)
-    assert stub.AckMessage(request).outcome == "acked"
-    assert stub.AckMessage(request).outcome == "repeated"
+    for outcome in ("acked", "repeated"):
+        assert rpc("AckMessage", topic=topic, id="a", receipt=third.receipt).outcome == outcome
 
 
-def test_waiting_messages(stub: Any) -> None:
+def test_waiting_messages(rpc: Rpc) -> None:
     topic = new_topic()
-    later = {"delay_ms": 3_600_000}
-    batch = stub.SendMessages(
-        pb.SendMessagesRequest(
-            topic=topic,
-            messages=[
-                {"id": "a", "body_bytes": b"\x00\xff", **later},
-                {"id": "b", "body_json": "null", **later},
-                {"body_json": "1", "delay_ms": -1},
-                {"body_json": '1, "id": "x"'},
-                {"id": "c", "body_json": "2", **later},
-            ],
-        )
-    )
-    outcomes = [one.outcome for one in batch.results]
+    messages = [
+        {"id": "a", "body_bytes": b"\x00\xff", **LATER},
+        {"id": "b", "body_json": "null", **LATER},
+        {"body_json": "1", "delay_ms": -1},
+        {"body_json": '1, "id": "x"'},
+        {"id": "c", "body_json": "2", **LATER},
+    ]
+    batch = rpc("SendMessages", topic=topic, messages=messages)
+    outcomes = [result.outcome for result in batch.results]
     assert outcomes == ["accepted", "accepted", "", "", "accepted"]
     assert (batch.accepted, batch.failed) == (3, 2)
     assert batch.results[2].problem.type == "urn:lisa:problem:invalid"
     assert "not valid UTF-8 JSON" in batch.results[3].problem.detail
-    page = stub.ListMessages(pb.ListMessagesRequest(topic=topic, limit=1))
-    assert [(one.id, one.state) for one in page.messages] == [("a", "waiting")]
-    rest = stub.ListMessages(pb.ListMessagesRequest(topic=topic, cursor=page.cursor))
-    assert [one.id for one in rest.messages] == ["b", "c"]
+    page = rpc("ListMessages", topic=topic, limit=1)
+    assert [(row.id, row.state) for row in page.messages] == [("a", "waiting")]
+    rest = rpc("ListMessages", topic=topic, cursor=page.cursor)
+    assert [row.id for row in rest.messages] == ["b", "c"]
     assert not rest.HasField("cursor")
-    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    found = rpc("GetMessage", topic=topic, id="a")
     assert (found.WhichOneof("content"), found.body_bytes) == ("body_bytes", b"\x00\xff")
-    assert stub.GetMessage(pb.MessageRequest(topic=topic, id="b")).body_json == "null"
-    due = found.due_ms + 5
-    moved = pb.RescheduleMessageRequest(topic=topic, id="a", due_ms=due)
-    assert stub.RescheduleMessage(moved).outcome == "rescheduled"
-    assert stub.GetMessage(pb.MessageRequest(topic=topic, id="a")).due_ms == due
-    assert stub.FireMessage(pb.MessageRequest(topic=topic, id="a")).outcome == "rescheduled"
-    assert stub.CancelMessage(pb.MessageRequest(topic=topic, id="b")).outcome == "cancelled"
+    assert rpc("GetMessage", topic=topic, id="b").body_json == "null"
+    due_ms = found.due_ms + 5
+    moved = rpc("RescheduleMessage", topic=topic, id="a", due_ms=due_ms)
+    assert moved.outcome == "rescheduled"
+    assert rpc("GetMessage", topic=topic, id="a").due_ms == due_ms
+    assert rpc("FireMessage", topic=topic, id="a").outcome == "rescheduled"
+    assert rpc("CancelMessage", topic=topic, id="b").outcome == "cancelled"
 
 
-def test_an_idempotency_key_recognises_a_repeated_send(stub: Any) -> None:
-    topic = new_topic()
+def test_an_idempotency_key_recognises_a_repeated_send(rpc: Rpc) -> None:
+    topic, key = new_topic(), [("idempotency-key", "k")]
     headers = {f"h{n}": str(n) for n in range(20)}
-    message = {"body_json": "1", "headers": headers, "delay_ms": 3_600_000}
-    request = pb.SendMessageRequest(topic=topic, message=message)
-    key = (("idempotency-key", "k"),)
-    first = stub.SendMessage(request, metadata=key)
-    reversed_headers = dict(reversed(headers.items()))
-    message = {**message, "headers": reversed_headers}
-    again = pb.SendMessageRequest(topic=topic, message=message)
-    assert stub.SendMessage(again, metadata=key) == first
-    other = pb.SendMessageRequest(topic=topic, message={"body_json": "2"})
-    error = refusal(stub.SendMessage, other, metadata=key)
-    assert (code(error), problem(error).status) == (STATUS.INVALID_ARGUMENT, 422)
+    first, again = (
+        rpc(
+            "SendMessage",
+            topic=topic,
+            message={"body_json": "1", "headers": given, **LATER},
+            metadata=key,
+        )
+        for given in (headers, dict(reversed(headers.items())))
+    )
+    assert first == again
+    error = rpc.error("SendMessage", topic=topic, message={"body_json": "2"}, metadata=key)
+    assert (error.code(), problem(error).status) == (STATUS.INVALID_ARGUMENT, 422)
 
 
-def test_topics(stub: Any) -> None:
-    topic = topic_with_group(stub)
+def test_topics(rpc: Rpc, topic: str) -> None:
     changed = {"ack_timeout": "30s", "journal": "true", "capacity": "5", "retry_delays": "0s,2m"}
-    options = stub.SetOptions(pb.SetOptionsRequest(topic=topic, options=changed)).options
+    options = rpc("SetOptions", topic=topic, options=changed).options
     assert {name: options[name] for name in changed} == changed
-    options = stub.SetOptions(pb.SetOptionsRequest(topic=topic, reset=["capacity"])).options
+    options = rpc("SetOptions", topic=topic, reset=["capacity"]).options
     assert options["capacity"] == "unlimited"
-    assert stub.GetOptions(pb.TopicRequest(topic=topic)).options == options
-    paused = stub.PauseTopic(pb.TopicRequest(topic=topic))
+    assert rpc("GetOptions", topic=topic).options == options
+    paused = rpc("PauseTopic", topic=topic)
     assert (paused.paused, paused.changed) == (True, True)
-    found = stub.GetTopic(pb.TopicRequest(topic=topic))
+    found = rpc("GetTopic", topic=topic)
     assert (found.paused, found.options["paused"], found.counters["sent"]) == (True, "true", 0)
-    assert not stub.ResumeTopic(pb.TopicRequest(topic=topic)).paused
-    assert [one.name for one in stub.ListGroups(pb.TopicRequest(topic=topic)).groups] == ["g"]
-    before = pb.ListTopicsRequest(cursor=topic[:-1], limit=500)
-    assert topic in [one.topic for one in stub.ListTopics(before).topics]
-    assert stub.RemoveGroup(pb.GroupRequest(topic=topic, group="g")).group == "g"
+    assert not rpc("ResumeTopic", topic=topic).paused
+    assert [group.name for group in rpc("ListGroups", topic=topic).groups] == ["g"]
+    listed = rpc("ListTopics", cursor=topic[:-1], limit=500).topics
+    assert topic in [row.topic for row in listed]
+    assert rpc("RemoveGroup", topic=topic, group="g").group == "g"
     for name in ("x", "topic", "reset"):  # never taken for the field of that name
-        wrong = pb.SetOptionsRequest(topic=topic, options={name: "other"}, reset=["capacity"])
-        error = refusal(stub.SetOptions, wrong)
-        assert (code(error), f"`{name}`" in error.details()) == (STATUS.INVALID_ARGUMENT, True)
+        error = rpc.error("SetOptions", topic=topic, options={name: "other"}, reset=["capacity"])
+        assert (error.code(), f"`{name}`" in error.details()) == (STATUS.INVALID_ARGUMENT, True)
 
 
-def test_a_topic_is_watched(stub: Any) -> None:
-    topic = topic_with_group(stub)
-    events = stub.WatchTopic(pb.TopicRequest(topic=topic), timeout=TIMEOUT_S)
+def test_a_topic_is_watched(rpc: Rpc, topic: str) -> None:
+    events = rpc("WatchTopic", topic=topic)
     assert next(events).waiting == 0
-    message = {"body_json": "1", "delay_ms": 3_600_000}
-    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
-    assert next(one for one in events if one.waiting).topic == topic
+    rpc("SendMessage", topic=topic, message={"body_json": "1", **LATER})
+    assert next(event for event in events if event.waiting).topic == topic
     events.cancel()
 
 
 # Errors, access and limits ------------------------------------------------------------------------
 
 
-def test_errors_have_a_status_and_a_problem(stub: Any) -> None:
+def test_errors_have_a_status_and_a_problem(rpc: Rpc) -> None:
     topic = new_topic()
-    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000, "on_duplicate": "reject"}
-    send = pb.SendMessageRequest(topic=topic, message=message)
-    stub.SendMessage(send)
-    error = refusal(stub.SendMessage, send)
-    assert (code(error), problem(error).id) == (STATUS.ALREADY_EXISTS, "a")
-    error = refusal(stub.GetMessage, pb.MessageRequest(topic=topic, id="x"))
-    assert (code(error), problem(error).status) == (STATUS.NOT_FOUND, 404)
-    stub.SetOptions(pb.SetOptionsRequest(topic=topic, options={"capacity": "1"}))
-    full = pb.SendMessageRequest(topic=topic, message={"body_json": "1"})
-    error = refusal(stub.SendMessage, full)
-    assert code(error) is STATUS.RESOURCE_EXHAUSTED
+    message = {"id": "a", "body_json": "1", "on_duplicate": "reject", **LATER}
+    rpc("SendMessage", topic=topic, message=message)
+    error = rpc.error("SendMessage", topic=topic, message=message)
+    assert (error.code(), problem(error).id) == (STATUS.ALREADY_EXISTS, "a")
+    error = rpc.error("GetMessage", topic=topic, id="x")
+    assert (error.code(), problem(error).status) == (STATUS.NOT_FOUND, 404)
+    rpc("SetOptions", topic=topic, options={"capacity": "1"})
+    error = rpc.error("SendMessage", topic=topic, message={"body_json": "1"})
+    assert error.code() is STATUS.RESOURCE_EXHAUSTED
     assert dict(error.trailing_metadata())["retry-after"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("method", "request_"),
-    [
-        ("SendMessage", pb.SendMessageRequest(topic="t", message={"body_json": '1, "id": "x"'})),
-        ("SendMessage", pb.SendMessageRequest(topic="t", message={"body_json": "{"})),
-        ("SendMessage", pb.SendMessageRequest(topic="t")),
-        ("SendMessage", pb.SendMessageRequest(message={"body_json": "1"})),
-        ("Pull", pb.PullRequest(topic="t", max=0)),
-        ("SetOptions", pb.SetOptionsRequest(topic="t", options={"window": ""}, reset=["window"])),
-        ("ListMessages", pb.ListMessagesRequest(topic="t", state="nowhere")),
-        ("GetTopic", pb.TopicRequest(topic="no spaces")),
-        ("GetTopic", pb.TopicRequest(topic="\N{EURO SIGN}" * 10_000)),  # a long detail
-    ],
-)
-def test_invalid_requests(stub: Any, method: str, request_: Any) -> None:
-    error = refusal(getattr(stub, method), request_)
-    assert (code(error), problem(error).status) == (STATUS.INVALID_ARGUMENT, 400)
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    ("SendMessage", {"topic": "t", "message": {"body_json": '1, "id": "x"'}}),
+    ("SendMessage", {"topic": "t", "message": {"body_json": "{"}}),
+    ("SendMessage", {"topic": "t"}),
+    ("SendMessage", {"message": {"body_json": "1"}}),
+    ("Pull", {"topic": "t", "max": 0}),
+    ("SetOptions", {"topic": "t", "options": {"window": ""}, "reset": ["window"]}),
+    ("ListMessages", {"topic": "t", "state": "nowhere"}),
+    ("GetTopic", {"topic": "no spaces"}),
+    ("GetTopic", {"topic": "\N{EURO SIGN}" * 10_000}),  # a long detail
+]
 
 
-def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
-    error = refusal(channel.unary_unary("/lisa.v1.Lisa/GetTopic"), b"\xff\xff")
-    assert (code(error), "TopicRequest" in error.details()) == (STATUS.INVALID_ARGUMENT, True)
-    nothing = channel.stream_unary("/lisa.v1.Lisa/GetTopic")
+def test_invalid_requests(rpc: Rpc, channel: grpc.Channel) -> None:
+    for method, given in INVALID:
+        error = rpc.error(method, **given)
+        assert (error.code(), problem(error).status) == (STATUS.INVALID_ARGUMENT, 400), given
+    with pytest.raises(grpc.RpcError, match="TopicRequest") as caught:
+        channel.unary_unary("/lisa.v1.Lisa/GetTopic")(b"\xff\xff", timeout=TIMEOUT_S)
+    assert code(caught.value) is STATUS.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as caught:
-        nothing(iter([]), timeout=TIMEOUT_S)
+        channel.stream_unary("/lisa.v1.Lisa/GetTopic")(iter([]), timeout=TIMEOUT_S)
     assert code(caught.value) is STATUS.INVALID_ARGUMENT
 
 
-def test_a_cancelled_pull_releases_its_messages(gateway: Gateway, stub: Any) -> None:
-    topic = topic_with_group(stub)
-    pulled = stub.Pull.future(pb.PullRequest(topic=topic, wait_ms=30_000, ack_timeout_ms=60_000))
+def test_a_cancelled_pull_releases_its_messages(gateway: Gateway, rpc: Rpc, topic: str) -> None:
+    wanted = request("Pull", topic=topic, wait_ms=30_000, ack_timeout_ms=60_000)
+    pulled = rpc.stub.Pull.future(wanted)
     wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] >= 1)
     pulled.cancel()
     wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] == 0)
-    stub.SendMessage(pb.SendMessageRequest(topic=topic, message={"body_json": "1"}))
-    (one,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=20_000)).deliveries
-    assert one.attempt == 1
+    rpc("SendMessage", topic=topic, message={"body_json": "1"})
+    (delivery,) = rpc("Pull", topic=topic, wait_ms=20_000).deliveries
+    assert delivery.attempt == 1
 
 
-def test_an_open_gateway_refuses_calls_that_a_proxy_passes_on(stub: Any) -> None:
-    metadata = (("x-forwarded-for", "10.0.0.1"),)
-    error = refusal(stub.ListTopics, pb.ListTopicsRequest(), metadata=metadata)
-    assert code(error) is STATUS.PERMISSION_DENIED
+def test_an_open_gateway_refuses_calls_that_a_proxy_passes_on(rpc: Rpc) -> None:
+    error = rpc.error("ListTopics", metadata=[("x-forwarded-for", "10.0.0.1")])
+    assert error.code() is STATUS.PERMISSION_DENIED
 
 
 TOKENS = """\
@@ -340,84 +313,58 @@ lisa-delay-queue:
         yield running, opened
 
 
-def bearer(name: str) -> dict[str, Any]:
-    return {"metadata": (("authorization", f"Bearer {name}-0123456789abcdef"),)}
+def bearer(name: str) -> Metadata:
+    return [("authorization", f"Bearer {name}-0123456789abcdef")]
 
 
 def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
     gateway, channel = secured
-    stub: Any = LisaStub(channel)
-    own, other = new_topic("shop."), new_topic()
-    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000}
-    send = pb.SendMessageRequest(topic=own, message=message)
-    # Calls wait until the workers serve.
-    assert code(refusal(stub.SendMessage, send, wait_for_ready=True)) is STATUS.UNAUTHENTICATED
-    assert code(refusal(stub.SendMessage, send, **bearer("nobody"))) is STATUS.UNAUTHENTICATED
-    assert stub.SendMessage(send, **bearer("shop")).outcome == "accepted"
-    get = pb.MessageRequest(topic=own, id="a")
-    assert code(refusal(stub.GetMessage, get, **bearer("shop"))) is STATUS.PERMISSION_DENIED
-    elsewhere = pb.SendMessageRequest(topic=other, message=message)
-    assert code(refusal(stub.SendMessage, elsewhere, **bearer("shop"))) is STATUS.PERMISSION_DENIED
-    with Stream(channel, own, **bearer("shop")) as stream:
-        wait_until(lambda: stream.status is not None)
-        assert stream.status is STATUS.PERMISSION_DENIED
-    with Stream(channel, own, credit=1, **bearer("work")) as stream:  # must not declare groups
-        wait_until(lambda: stream.status is not None)
-        assert stream.status is STATUS.NOT_FOUND
-    assert stub.PauseTopic(pb.TopicRequest(topic=own), **bearer("all")).changed
-    wait_until(lambda: any("pauseTopic topic=" in line for line in gateway.said))
-    assert any("token 'all' from 127.0.0.1: pauseTopic" in line for line in gateway.said)
+    rpc, topic = Rpc(channel), new_topic("shop.")
 
+    def status(token: str | None, method: str = "SendMessage", **fields: Any) -> Any:
+        given = {"topic": topic, **fields}
+        return rpc.error(method, metadata=bearer(token) if token else (), **given).code()
 
-def test_large_requests_are_refused(secured: tuple[Gateway, grpc.Channel]) -> None:
-    stub: Any = LisaStub(secured[1])
-    for size, token, status in (
-        (70_000, "all", None),
-        (70_000, "nobody", STATUS.RESOURCE_EXHAUSTED),  # 64 KiB without a token
-        (110_000, "all", STATUS.RESOURCE_EXHAUSTED),
+    message = {"id": "a", "body_json": "1", **LATER}
+    assert status(None, message=message) is STATUS.UNAUTHENTICATED
+    assert status("nobody", message=message) is STATUS.UNAUTHENTICATED
+    sent = rpc("SendMessage", topic=topic, message=message, metadata=bearer("shop"))
+    assert sent.outcome == "accepted"
+    assert status("shop", "GetMessage", id="a") is STATUS.PERMISSION_DENIED
+    assert status("shop", topic=new_topic(), message=message) is STATUS.PERMISSION_DENIED
+    with Stream(channel, topic, metadata=bearer("shop")) as stream:
+        assert stream.wait_for_end() is STATUS.PERMISSION_DENIED
+    with Stream(channel, topic, credit=1, metadata=bearer("work")) as stream:
+        assert stream.wait_for_end() is STATUS.NOT_FOUND  # must not declare groups
+    assert rpc("PauseTopic", topic=topic, metadata=bearer("all")).changed
+    audited = "token 'all' from 127.0.0.1: pauseTopic topic="
+    wait_until(lambda: any(audited in line for line in gateway.said))
+    # Requests are limited to 64 KiB without a token.
+    for size, token, limited in (
+        (70_000, "all", False),
+        (70_000, "nobody", True),
+        (110_000, "all", True),
     ):
-        message = {"body_bytes": b"x" * size, "delay_ms": 3_600_000}
-        request = pb.SendMessageRequest(topic=new_topic(), message=message)
-        if status is None:
-            stub.SendMessage(request, **bearer(token), wait_for_ready=True)
+        message = {"body_bytes": b"x" * size, **LATER}
+        if limited:
+            assert status(token, message=message) is STATUS.RESOURCE_EXHAUSTED
         else:
-            assert code(refusal(stub.SendMessage, request, **bearer(token))) is status
+            rpc("SendMessage", topic=topic, message=message, metadata=bearer(token))
 
 
 def test_messages_that_are_too_large_when_decompressed_are_not_logged(
     gateway: Gateway, channel: grpc.Channel
 ) -> None:
     large = pb.ConsumeRequest(started=["x" * 6_000_000])
-    stub: Any = LisaStub(channel)
+    consume = Rpc(channel).stub.Consume
     for _ in range(20):
         with pytest.raises(grpc.RpcError) as caught:
-            next(stub.Consume(iter([large]), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S))
+            next(consume(iter([large]), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S))
         assert code(caught.value) is STATUS.RESOURCE_EXHAUSTED
     assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
 
 
 # Standard services, start -------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_health_follows_redis(tmp_path: Path) -> None:
-    config = "lisa-delay-queue: {gateway-server: {patience: 500ms}, grpc: {port: 0}}"
-    with (
-        EmbeddedServer() as server,
-        Gateway(server.url, config=config, directory=tmp_path) as gateway,
-        grpc.insecure_channel(address(gateway)) as opened,
-    ):
-        stub = health_pb2_grpc.HealthStub(opened)
-
-        def status() -> Any:
-            request = health_pb2.HealthCheckRequest(service="lisa.v1.Lisa")
-            return stub.Check(request, wait_for_ready=True, timeout=TIMEOUT_S).status
-
-        wait_until(lambda: status() == health_pb2.HealthCheckResponse.SERVING)
-        server.kill()
-        wait_until(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
-        server.restart()
-        wait_until(lambda: status() == health_pb2.HealthCheckResponse.SERVING)
 
 
 def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
@@ -450,12 +397,9 @@ def test_idle_connections_leave_files_for_http(redis_url: str) -> None:
         stack.close()
 
         def is_answered() -> bool:
-            with grpc.insecure_channel(address(gateway)) as channel:
-                try:
-                    LisaStub(channel).ListTopics(pb.ListTopicsRequest(), timeout=TIMEOUT_S)
-                except grpc.RpcError:
-                    return False
-            return True
+            with grpc.insecure_channel(address(gateway)) as channel, suppress(grpc.RpcError):
+                return bool(Rpc(channel)("ListTopics"))
+            return False
 
         wait_until(is_answered)
 
@@ -468,42 +412,36 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def run(redis_url: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def check_refused(redis_url: str, reason: str, *arguments: str, path: str = "") -> None:
+    """Check that a gateway does not start."""
     command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
-    return subprocess.run(
+    ended = subprocess.run(
         [*command, *arguments],
         check=False,
         cwd=ROOT,
-        env=env,
+        env={"PYTHONPATH": f"{path}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=60,
     )
+    assert (ended.returncode, reason in ended.stderr) == (2, True), ended.stderr
 
 
-def test_a_missing_extra_is_named(redis_url: str, tmp_path: Path) -> None:
+def test_a_start_that_is_impossible_is_refused_with_the_reason(
+    redis_url: str, gateway: Gateway, tmp_path: Path
+) -> None:
+    port = address(gateway).rpartition(":")[2]
+    taken = f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    check_refused(redis_url, taken, "--grpc-port", port)
+    file = tmp_path / "gateway.yml"
+    tls = f"{{port: 0, tls-cert-file: {file}, tls-key-file: {file}}}"
+    file.write_text(f"lisa-delay-queue: {{grpc: {tls}}}")
+    unusable = f"lisa-gateway: grpc.tls-cert-file {file} and tls-key-file"
+    check_refused(redis_url, unusable, "--config", str(file))
     absent = "raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n"
     (tmp_path / "grpc.py").write_text(absent)
-    ended = run(redis_url, "--grpc-port", "0", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert ended.returncode == 2
-    assert "grpc is not installed: pip install 'lisa-delay-queue[gateway,grpc]'" in ended.stderr
-
-
-def test_a_port_in_use_is_refused(redis_url: str, gateway: Gateway) -> None:
-    port = address(gateway).rpartition(":")[2]
-    ended = run(redis_url, "--grpc-port", port, PYTHONPATH=str(ROOT))
-    assert ended.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
-
-
-def test_a_certificate_that_cannot_be_used_is_refused(redis_url: str, tmp_path: Path) -> None:
-    file = tmp_path / "gateway.yml"
-    file.write_text(
-        f"lisa-delay-queue: {{grpc: {{port: 0, tls-cert-file: {file}, tls-key-file: {file}}}}}"
-    )
-    ended = run(redis_url, "--config", str(file), PYTHONPATH=str(ROOT))
-    assert ended.returncode == 2
-    assert f"lisa-gateway: grpc.tls-cert-file {file} and tls-key-file" in ended.stderr
+    advice = "grpc is not installed: pip install 'lisa-delay-queue[gateway,grpc]'"
+    check_refused(redis_url, advice, "--grpc-port", "0", path=str(tmp_path))
 
 
 def test_a_gateway_without_grpc_does_not_import_it() -> None:
