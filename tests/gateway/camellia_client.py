@@ -1,9 +1,4 @@
-"""Clients for camellia's wire format: plain calls, and a double of its Java SDK.
-
-The double behaves like that SDK, including its flaws: form POSTs with a charset and no other
-header, timeouts of 5 s (for a poll, twice its wait), any HTTP status but 200 is an error, no call
-is repeated, and a failed server is skipped until no other is left.
-"""
+"""Calls in camellia's wire format."""
 
 from __future__ import annotations
 

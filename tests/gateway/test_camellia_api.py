@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -141,18 +142,18 @@ def test_only_the_original_methods(client: httpx.Client) -> None:
     assert client.post(f"{QUEUE}/getTopicInfo", data={"topic": "t"}).status_code == 405
 
 
-@pytest.mark.parametrize("end", ["acked", "deleted", "garbage"])
-def test_the_id_of_an_ended_message_is_sent_anew(queue: Queue, end: str) -> None:
-    queue.send("first", delay_ms=HOUR_MS if end == "deleted" else 0, msgId="order-1", maxRetry=0)
-    if end == "deleted":
-        assert queue.delete("order-1") == 200
-    else:
-        assert [one["msg"] for one in queue.poll()] == ["first"]
-        assert queue.settle("order-1", ack=end == "acked") == 200
-    assert queue.status("order-1") == {"acked": 4, "deleted": 7, "garbage": 6}[end]
-    assert queue.send("second", msgId="order-1")["status"] == 2
-    (pulled,) = queue.poll()
-    assert (pulled["msg"], pulled["retry"]) == ("second", 1)
+def test_the_id_of_an_ended_message_is_sent_anew(queue: Queue) -> None:
+    for end, status in (("acked", 4), ("garbage", 6), ("deleted", 7)):
+        queue.send("first", delay_ms=HOUR_MS if end == "deleted" else 0, msgId=end, maxRetry=0)
+        if end == "deleted":
+            assert queue.delete(end) == 200
+        else:
+            assert [one["msg"] for one in queue.poll()] == ["first"]
+            assert queue.settle(end, ack=end == "acked") == 200
+        assert queue.status(end) == status
+        assert queue.send("second", msgId=end)["status"] == 2
+        (pulled,) = queue.poll()
+        assert (pulled["msgId"], pulled["msg"], pulled["retry"]) == (end, "second", 1)
 
 
 def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> None:
@@ -197,19 +198,31 @@ def test_camellia_messages_read_and_fired_through_the_native_api(
     assert pulled["expireTime"] == pulled["triggerTime"] + 5000
 
 
-def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+CONFIGURED = new_topic()
+CONFIG = f"""
+lisa-delay-queue:
+  groups: [{{topic: {CONFIGURED}, group: mine}}]
+  camellia: {{retry-delays: "300ms,600ms", max-retry: 3, ttl: 1m, long-polling-timeout: 50ms}}
+"""
+
+
+@pytest.fixture(scope="module")
+def configured(
+    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A client of a gateway with a group and defaults of its own."""
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path_factory.mktemp("own")) as running:
+        yield running.client
+
+
+def test_several_groups(configured: httpx.Client, redis_url: str) -> None:
     """The wire format has one queue: the configured group. Deletes apply to all groups or none."""
-    topic = new_topic()
-    config = f"lisa-delay-queue: {{groups: [{{topic: {topic}, group: mine}}]}}"
-    with (
-        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
-        Consumer(redis_url, group="other") as consumer,
-    ):
-        queue = Queue(gateway.client, topic)
-        assert queue.poll(wait_ms=1) == []
-        assert list(consumer.pull(topic)) == []
+    queue = Queue(configured, CONFIGURED)
+    with Consumer(redis_url, group="other") as consumer:
+        assert queue.post("longPollingMsg") == {"code": 200, "delayMsgList": []}
+        assert list(consumer.pull(CONFIGURED)) == []
         both, partly = queue.send("both"), queue.send("partly")
-        theirs = {one.message.body: one for one in consumer.pull(topic, batch=2)}
+        theirs = {one.message.body: one for one in consumer.pull(CONFIGURED, batch=2)}
         assert len(theirs) == len(queue.pull(batch=2)) == 2
         theirs["partly"].ack()
         assert queue.delete(both["msgId"]) == 200  # in flight in both
@@ -228,27 +241,6 @@ def test_pulls_name_the_reason_if_a_topic_has_several_groups(client: httpx.Clien
     for pull in ("pullMsg", "longPollingMsg"):
         answer = Queue(client, topic).post(pull)
         assert (answer["code"], answer["msg"]) == (500, reason)
-
-
-@pytest.mark.full
-def test_configured_defaults_and_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """Retry delays (the last one repeats), and a topic with two groups."""
-    topic = new_topic()
-    config = f"""
-lisa-delay-queue:
-  groups: [{{topic: {topic}, group: mine}}]
-  camellia: {{retry-delays: "0,400ms", max-retry: 3, ttl: 1m, long-polling-timeout: 50ms}}
-"""
-    with (
-        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
-        connect(redis_url) as redis,
-    ):
-        queue = Queue(gateway.client, topic)
-        assert queue.post("longPollingMsg") == {"code": 200, "delayMsgList": []}
-        assert redis.hkeys(f"lisa:{{{topic}}}:groups") == [b"mine"]
-        sent = queue.send()
-        assert sent["expireTime"] == sent["triggerTime"] + 60_000
-        assert redis.hget(f"lisa:{{{topic}}}:policy", sent["msgId"]) == b"0,400,400"
 
 
 # Defects of Camellia by number --------------------------------------------------------------------
@@ -457,14 +449,14 @@ def test_c10_dead_messages_are_kept(queue: Queue, producer: Producer, redis_url:
         assert client.ttl(body_key(queue.topic, dead)) == -1
 
 
-def test_c11_retries_can_have_delays(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """All retries were used up within milliseconds."""
-    config = "lisa-delay-queue: {camellia: {retry-delays: '300ms,600ms'}}"
-    with (
-        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
-        connect(redis_url) as client,
-    ):
-        queue = Queue(gateway.client, new_topic())
+def test_c11_retries_can_have_delays(configured: httpx.Client, redis_url: str) -> None:
+    """All retries were used up within milliseconds. The last delay repeats."""
+    queue = Queue(configured, new_topic())
+    with connect(redis_url) as client:
+        defaults = queue.send(delay_ms=HOUR_MS)
+        assert defaults["expireTime"] == defaults["triggerTime"] + 60_000
+        policy = client.hget(f"lisa:{{{queue.topic}}}:policy", defaults["msgId"])
+        assert policy == b"300,600,600"
         one = queue.send(maxRetry=2)["msgId"]
         for pause_ms in (300, 600):
             assert queue.poll()
