@@ -399,38 +399,28 @@ def test_one_clients_arriving_requests_take_half_of_the_slots(
         wait_until(lambda: not is_refused())
 
 
-def test_in_an_outage_requests_get_503_and_polls_keep_waiting(tmp_path: Path) -> None:
+def test_polls_outlast_an_outage(tmp_path: Path) -> None:
     topic = new_topic()
     with (
-        EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server,
+        EmbeddedServer(directory=tmp_path, appendonly=True) as server,
         Manager(server.url, groups={topic: ["lisa"]}),
         Gateway(server.url, env={"LISA_GATEWAY_SERVER__PATIENCE": "500ms"}) as gateway,
         ThreadPoolExecutor(1) as threads,
     ):
         client = gateway.client
-        path, waiting = f"/v1/topics/{topic}/messages", {"wait_ms": 25_000}
         send(client, topic, body="before")
         (found,) = pull(client, topic)
         assert settle(client, topic, found, "ack").status_code == 200
-        held = threads.submit(client.post, f"/v1/topics/{topic}/pull", json=waiting)
+        held = threads.submit(pull, client, topic, wait_ms=25_000)
         wait_until(lambda: client.get("/healthz").json()["pulls"] == 1)
         server.kill()
-        for method, asked, body in (
-            ("POST", path, {"body": "during"}),
-            ("GET", f"{path}/x", None),
-            ("DELETE", f"{path}/x", None),
-            ("POST", f"/v1/topics/{topic}/pull", {"wait_ms": 0}),
-            ("GET", "/v1/topics", None),
-        ):
-            answer = client.request(method, asked, json=body)
-            assert answer.status_code == 503, f"{method} {asked}: {answer.text}"
-            assert int(answer.headers["retry-after"]) >= 1
-            assert server.url not in answer.text
+        path, after = f"/v1/topics/{topic}/messages", {"body": "after", "id": "after"}
+        answer = client.post(path, json={"body": "during", "id": "during"})
+        assert (answer.status_code, server.url in answer.text) == (503, False)
         assert not held.done()
         server.restart()
-        after = {"body": "after", "id": "after"}
         wait_until(lambda: client.post(path, json=after).is_success)
-        (found,) = held.result().json()["deliveries"]
+        (found,) = held.result()
         assert found["body"] in ("during", "after")
 
 
