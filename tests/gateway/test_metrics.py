@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.exposition import Exposed
+from tests.gateway.native_client import pull, send
 from tests.gateways import NO_TLS, Gateway, RawPull, new_topic
 from tests.servers import Processes, connect, wait_until
 
@@ -30,15 +32,10 @@ def page_of(client: httpx.Client, **headers: str) -> Exposed:
     return Exposed(answer.text)
 
 
-def fresh(gateway: Gateway) -> Exposed:
+def fresh(url: str) -> Exposed:
     """Metrics read over a new connection: with several workers, any may respond."""
-    with httpx.Client(base_url=gateway.url, timeout=30, verify=NO_TLS) as client:
+    with httpx.Client(base_url=url, timeout=30, verify=NO_TLS) as client:
         return page_of(client)
-
-
-def send(client: httpx.Client, topic: str, **more: object) -> None:
-    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1, **more})
-    assert answer.status_code == 201, answer.text
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +43,17 @@ def live(
     redis_url: str, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Exposed]]:
     """The metrics of each role after all roles have worked on one topic."""
-    topic = new_topic("live")
+    topic, http = new_topic("live"), f"127.0.0.1:{free_port()}"
     directory = tmp_path_factory.mktemp("live")
     (directory / "shop.py").write_text(
         "from lisa import Consumer\nconsumer = Consumer(group='g')\n"
         f"@consumer.on('{topic}')\ndef handle(message): pass\n"
     )
-    processes, port = Processes(directory), free_port()
-    processes.start(
-        "-m", "lisa.cli.consumer", "--redis", redis_url, "--http", f"127.0.0.1:{port}", "shop"
-    )
+    processes, pages = Processes(directory), dict[str, Exposed]()
+    options = {topic: {"group": "g", "capacity": 1000, "ramp": "9/s"}}
+    processes.start("-m", "lisa.cli.consumer", "--redis", redis_url, "--http", http, "shop")
     try:
-        with (
-            Manager(
-                redis_url,
-                topics={topic: {"group": "g", "capacity": 1000, "ramp": "9/s"}},
-                http="127.0.0.1:0",
-            ) as manager,
-            httpx.Client(
-                base_url=f"http://127.0.0.1:{manager.status_port}", verify=NO_TLS
-            ) as managers,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as consumers,
-        ):
+        with Manager(redis_url, topics=options, http="127.0.0.1:0") as manager:
             now_ms = time.time_ns() // 1_000_000
             send(gateway.client, topic, due_ms=now_ms - 5_000)  # so that its lateness is kept
             send(gateway.client, topic, delay_ms=60_000)
@@ -75,13 +61,12 @@ def live(
                 client.hset(Keys().topic(topic).archived, "a", f"1-0 1 {now_ms}")
             push = {"url": "https://hooks.example/", "group": "pushed"}
             gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)
-            clients = {"manager": managers, "gateway": gateway.client, "consumer": consumers}
-
-            pages: dict[str, Exposed] = {}
+            urls = {"manager": f"http://127.0.0.1:{manager.status_port}", "gateway": gateway.url}
+            urls["consumer"] = f"http://{http}"
 
             def are_settled() -> bool:
                 try:
-                    pages.update({role: page_of(client) for role, client in clients.items()})
+                    pages.update({role: fresh(url) for role, url in urls.items()})
                 except httpx.TransportError:  # the consumer has not started yet
                     return False
                 handled = pages["consumer"].value(
@@ -102,9 +87,8 @@ def live(
 
 @pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
 def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], role: str) -> None:
-    listed = {
-        family.name for section in SECTIONS if role in section.roles for family in section.families
-    }
+    sections = [section for section in SECTIONS if role in section.roles]
+    listed = {family.name for section in sections for family in section.families}
     page = live[role]
     assert page.families.keys() == listed
     for name, family in page.families.items():
@@ -117,37 +101,33 @@ def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
 @pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
 def test_promtool_finds_no_fault_in_a_page(live: dict[str, Exposed], role: str) -> None:
+    command = [str(PROMTOOL), "check", "metrics"]
     done = subprocess.run(
-        [str(PROMTOOL), "check", "metrics"],
-        input=live[role].text,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        command, input=live[role].text, check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_requests_and_deliveries_are_counted(gateway: Gateway, client: httpx.Client) -> None:
-    topic = new_topic()
-    before = page_of(client)
+def test_requests_and_deliveries_are_counted(client: httpx.Client) -> None:
+    topic, before = new_topic(), page_of(client)
     send(client, topic)
     send(client, topic)
-    assert client.get(f"/v1/topics/{topic}/messages/nosuch").status_code == 404
-    assert client.get("/camellia/health/status").status_code == 200
-    assert client.get("/nosuch").status_code == 404
-    answer = client.post(f"/v1/topics/{topic}/pull", json={"max": 2, "wait_ms": 5000})
-    assert len(answer.json()["deliveries"]) >= 1
+    for path, status in (
+        (f"/v1/topics/{topic}/messages/nosuch", 404),
+        ("/camellia/health/status", 200),
+        ("/nosuch", 404),
+    ):
+        assert client.get(path).status_code == status
+    handed_out = len(pull(client, topic, max=2))
+    assert handed_out >= 1
     after = page_of(client)
 
     def more(name: str, **labels: str) -> float:
         return after.total(name, **labels) - before.total(name, **labels)
 
     assert more(REQUESTS, **SENT) == 2
-    assert more(REQUESTS, face="native", method="GET", code="404") == 1
-    assert more(REQUESTS, face="camellia", method="GET", code="200") == 1
-    assert more(REQUESTS, face="page", method="GET", code="404") == 1
-    handed_out = len(answer.json()["deliveries"])
+    for face, code in (("native", "404"), ("camellia", "200"), ("page", "404")):
+        assert more(REQUESTS, face=face, method="GET", code=code) == 1
     assert more("lisa_gateway_deliveries_total", outcome="handed_out") == handed_out
     # The pull is counted, but not timed.
     assert more(REQUESTS, face="native") == 4
@@ -157,17 +137,16 @@ def test_requests_and_deliveries_are_counted(gateway: Gateway, client: httpx.Cli
 
 
 def test_waiting_pulls_and_disconnected_clients_are_counted(gateway: Gateway) -> None:
-    topic = new_topic()
+    def waiting_and_gone() -> tuple[float | None, float]:
+        page = page_of(gateway.client)
+        gone = page.total(REQUESTS, face="native", code="499")
+        return page.value("lisa_gateway_pulls_waiting"), gone
 
-    def gone() -> float:
-        return page_of(gateway.client).total(REQUESTS, face="native", code="499")
-
-    before = gone()
-    poll = RawPull(gateway, topic)
-    wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 1)
+    _, before = waiting_and_gone()
+    poll = RawPull(gateway, new_topic())
+    wait_until(lambda: waiting_and_gone() == (1, before))
     poll.close(hard=False)
-    wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 0)
-    wait_until(lambda: gone() == before + 1)
+    wait_until(lambda: waiting_and_gone() == (0, before + 1))
 
 
 def test_openmetrics_is_used_if_accepted(client: httpx.Client) -> None:
@@ -179,28 +158,22 @@ def test_openmetrics_is_used_if_accepted(client: httpx.Client) -> None:
     assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_metrics_need_the_scope_operate(
-    redis_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    tokens = tmp_path_factory.mktemp("tokens") / "tokens.yml"
+def test_metrics_need_the_scope_operate(redis_url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yml"
     tokens.write_text(
         "tokens:\n"
         "  - {name: a, token: produces-and-nothing-else, scopes: [produce]}\n"
         "  - {name: b, token: operates-some-topics, scopes: [operate], topics: [orders]}\n"
         "  - {name: c, token: operates-all-topics, scopes: [operate]}\n"
     )
+    secrets = ("produces-and-nothing-else", "operates-some-topics", "operates-all-topics")
     with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
-        codes = [
-            gateway.client.get("/metrics", headers=headers).status_code
-            for headers in (
-                {},
-                {"authorization": "Bearer produces-and-nothing-else"},
-                {"authorization": "Bearer operates-some-topics"},
-                {"authorization": "Bearer operates-all-topics"},
-            )
-        ]
-        assert codes == [401, 403, 403, 200]
-        page = page_of(gateway.client, authorization="Bearer operates-all-topics")
+        client = gateway.client
+        assert client.get("/metrics").status_code == 401
+        headers = [{"authorization": f"Bearer {secret}"} for secret in secrets]
+        codes = [client.get("/metrics", headers=one).status_code for one in headers]
+        assert codes == [403, 403, 200]
+        page = page_of(client, **headers[2])
         assert page.value(REQUESTS, face="metrics", method="GET", code="401") == 1
         assert page.value(REQUESTS, face="metrics", method="GET", code="403") == 2
 
@@ -209,29 +182,35 @@ def test_metrics_need_the_scope_operate(
 def test_any_worker_returns_the_metrics_of_all(redis_url: str, manager: Manager) -> None:
     topic = new_topic()
     with Gateway(redis_url, "--workers", "3") as gateway:
-        wait_until(lambda: fresh(gateway).value("lisa_processes") == 3)
-        for _ in range(10):
+
+        def sent() -> float:
+            return fresh(gateway.url).value(REQUESTS, **SENT) or 0.0
+
+        def send_anew() -> None:
             with httpx.Client(base_url=gateway.url, verify=NO_TLS) as client:
                 send(client, topic)
-        wait_until(lambda: fresh(gateway).value(REQUESTS, **SENT) == 10)
-        assert [fresh(gateway).value(REQUESTS, **SENT) for _ in range(6)] == [10] * 6
+
+        wait_until(lambda: fresh(gateway.url).value("lisa_processes") == 3)
+        for _ in range(10):
+            send_anew()
+        wait_until(lambda: sent() == 10)
+        assert [sent() for _ in range(6)] == [10] * 6
         seen: list[float] = []
 
         def all_are_seen() -> bool:
             """The workers save theirs each second."""
-            with httpx.Client(base_url=gateway.url, verify=NO_TLS) as client:
-                send(client, topic)
-            seen.append(fresh(gateway).value(REQUESTS, **SENT) or 0.0)
+            send_anew()
+            seen.append(sent())
             return seen[-1] >= 20
 
         wait_until(all_are_seen)
         assert seen == sorted(seen), "a counter went back from one scrape to the next"
-        wait_until(
-            lambda: fresh(gateway).value("lisa_topic_sent_total", topic=topic) == 10 + len(seen)
-        )
+        total = 10 + len(seen)
+        name = "lisa_topic_sent_total"
+        wait_until(lambda: fresh(gateway.url).value(name, topic=topic) == total)
     # A single process saves nothing, and reports the same.
     with Gateway(redis_url) as gateway:
-        assert fresh(gateway).value("lisa_processes") == 1
+        assert fresh(gateway.url).value("lisa_processes") == 1
 
 
 @pytest.mark.full
@@ -240,17 +219,19 @@ def test_in_an_outage_the_gateways_own_metrics_remain() -> None:
         EmbeddedServer() as server,
         Gateway(server.url, env={"LISA_GATEWAY_SERVER__PATIENCE": "100ms"}) as gateway,
     ):
+
+        def value(name: str, **labels: str) -> float | None:
+            return page_of(gateway.client).value(name, **labels)
+
         send(gateway.client, "orders")
-        wait_until(lambda: fresh(gateway).value("lisa_topic_sent_total", topic="orders") == 1)
+        wait_until(lambda: value("lisa_topic_sent_total", topic="orders") == 1)
         server.kill()
-        wait_until(lambda: fresh(gateway).value("lisa_up") == 0)
-        page = fresh(gateway)
-        assert "lisa_topic_sent_total" not in page.families
-        assert page.value(REQUESTS, **SENT) == 1
-        refused = page.value("lisa_gateway_refused_total", reason="server")
+        wait_until(lambda: value("lisa_up") == 0)
+        assert "lisa_topic_sent_total" not in page_of(gateway.client).families
+        assert value(REQUESTS, **SENT) == 1
+        refused = value("lisa_gateway_refused_total", reason="server") or 0
         answer = gateway.client.post("/v1/topics/orders/messages", json={"body": 1})
         assert answer.status_code == 503
-        assert refused is not None
-        assert fresh(gateway).value("lisa_gateway_refused_total", reason="server") == refused + 1
+        assert value("lisa_gateway_refused_total", reason="server") == refused + 1
         server.restart()
-        wait_until(lambda: fresh(gateway).value("lisa_up") == 1)
+        wait_until(lambda: value("lisa_up") == 1)
