@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
 
-from lisa import Producer
+from lisa import FoundMessage, Producer
 from tests.servers import PATIENCE, ROOT, wait_until
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -32,6 +32,13 @@ _ADDRESS = re.compile(r"lisa-gateway: (http://\S+/)")
 def new_topic(stem: str = "t") -> str:
     """A topic that no other test uses: gateways outlive single tests."""
     return f"{stem}-{secrets.token_hex(4)}"
+
+
+def stored(producer: Producer, topic: str, message_id: str) -> FoundMessage:
+    """A message that must be known."""
+    found = producer.get(topic, message_id)
+    assert found is not None, message_id
+    return found
 
 
 def state(producer: Producer, topic: str, message_id: str) -> str | None:
@@ -100,47 +107,34 @@ class Gateway:
 
     def __enter__(self) -> Self:
         try:
-            self._wait_until_up()
+            wait_until(self._is_up)
         except BaseException:
             self.end()
             raise
         return self
 
-    def _wait_until_up(self) -> None:
-        def is_up() -> bool:
-            assert self.process.poll() is None, "\n".join(self.said)
-            return any(_ADDRESS.search(line) for line in self.said)
-
-        wait_until(is_up)
+    def _is_up(self) -> bool:
+        assert self.process.poll() is None, "\n".join(self.said)
+        if not any(_ADDRESS.search(line) for line in self.said):
+            return False
+        self.client.close()
         self.client = httpx.Client(
             base_url=self.url, headers=self._headers, timeout=30.0, verify=NO_TLS
         )
-
-        def answers() -> bool:
-            assert self.process.poll() is None, "\n".join(self.said)
-            try:
-                return self.client.get("/healthz").status_code in (200, 503)
-            except httpx.TransportError:
-                return False
-
-        wait_until(answers)
+        with suppress(httpx.TransportError):
+            return self.client.get("/healthz").status_code in (200, 503)
+        return False
 
     def stop(self) -> int:
         """Send SIGTERM; returns the exit code."""
         self.process.terminate()
         try:
-            code = self.process.wait(PATIENCE.total_seconds())
+            return self.process.wait(PATIENCE.total_seconds())
         except subprocess.TimeoutExpired as error:
             said = "\n".join(self.said[-20:])
             raise AssertionError(f"the gateway does not stop: {said}") from error
-        return code
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:

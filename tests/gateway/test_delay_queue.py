@@ -18,7 +18,7 @@ import pytest
 
 from lisa import Producer
 from lisa.gateway.compat.delay_queue import id_of, may_be_of
-from tests.gateways import Gateway, new_topic, state
+from tests.gateways import Gateway, new_topic, state, stored
 from tests.servers import connect, wait_until
 
 OK = {"code": 0, "msg": "操作成功！"}  # noqa: RUF001  the original's very text
@@ -238,8 +238,7 @@ def test_d10_dates_are_in_the_configured_time_zone(
     with Gateway(redis_url, config=text, directory=tmp_path) as gateway:
         topic = new_topic()
         message_id = push(gateway.client, topic, delayTime="2031-01-31 10:00:00")
-    found = producer.get(topic, message_id)
-    assert found is not None
+    found = stored(producer, topic, message_id)
     zone = timezone(timedelta(hours=1 if config else 8))
     assert found.due == datetime(2031, 1, 31, 10, tzinfo=zone).astimezone(UTC)
 
@@ -267,8 +266,7 @@ def test_an_invalid_ttr_time_header_is_ignored(
     topic = new_topic()
     message_id = producer.send(topic, "x", headers={"ttrTime": ttr})
     assert popped(client, topic)["id"] == message_id
-    found = producer.get(topic, message_id)
-    assert found is not None
+    found = stored(producer, topic, message_id)
     assert (found.state, found.attempts) == ("in_flight", 1)
     with connect(redis_url) as server:
         assert not server.keys(f"lisa:{{{topic}}}:g:*:leases")

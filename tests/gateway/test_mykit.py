@@ -20,7 +20,7 @@ import pytest
 
 from lisa import Consumer, Producer
 from lisa.embedded import EmbeddedServer
-from tests.gateways import Gateway, new_topic, state
+from tests.gateways import Gateway, new_topic, state, stored
 from tests.servers import connect, wait_until
 
 FIELDS = {"success", "data", "message", "code", "includes", "excludes", "onlyData", "callback"}
@@ -65,8 +65,7 @@ def test_a_job_is_pushed_handed_out_and_finished(client: httpx.Client, producer:
     job |= {"topic": topic, "body": '{"单": 1}', "createTime": created}
     message_id = push(client, **job, status=0)
     assert message_id.startswith(f"{topic}:order-42:")
-    found = producer.get(topic, message_id)
-    assert found is not None
+    found = stored(producer, topic, message_id)
     assert found.due_ms == created + 100
     assert (found.headers["bizKey"], found.headers["subtopic"]) == ("order-42", "sub")
     assert get(client, topic) == job | {"id": message_id, "status": 2, "buckedName": None}
@@ -263,8 +262,7 @@ def test_m8_without_create_time_the_server_clock_is_used(
         before, micros_before = server.time()
         message_id = push(client, topic, delay=60_000)
         after, micros_after = server.time()
-    found = producer.get(topic, message_id)
-    assert found is not None
+    found = stored(producer, topic, message_id)
     pushed_ms = (found.due_ms or 0) - 60_000
     assert before * 1000 + micros_before // 1000 <= pushed_ms
     assert pushed_ms <= after * 1000 + micros_after // 1000 + 1
@@ -357,6 +355,5 @@ def test_jobs_of_an_emptied_server_are_restored(own_server: EmbeddedServer, tmp_
         with Producer(url) as producer:
             assert [state(producer, topic, one) for one in jobs] == [None, "waiting", None]
             assert "恢复 1 行数据" in ok(client.get("/mykit/reStore"))
-            found = producer.get(topic, jobs[2])
-        assert found is not None
+            found = stored(producer, topic, jobs[2])
         assert (found.state, found.body, found.headers["bizKey"]) == ("waiting", "2", "k2")

@@ -84,26 +84,6 @@ def test_a_batch_is_retried_extended_and_released(client: httpx.Client) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "content"),
-    [
-        ("messages:batch-ack", {"deliveries": []}),
-        ("messages:batch-ack", {"deliveries": [{"receipt": "x"}] * 1_001}),
-        ("messages:batch-ack", {"deliveries": [{}]}),
-        ("messages:batch-ack", {"deliveries": ["x"]}),
-        ("messages:batch-ack", {"deliveries": {}}),
-        ("pull", {"max": 501}),
-        ("pull", {"wait_ms": 60_001}),
-        ("pull", {"ack_timeout_ms": 99}),
-        ("pull", {"group": "a b"}),
-        ("pull", []),
-    ],
-)
-def test_an_invalid_request_is_rejected(client: httpx.Client, path: str, content: Any) -> None:
-    answer = client.post(f"/v1/topics/{new_topic()}/{path}", json=content)
-    assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
-
-
 def test_a_delivery_has_all_fields(client: httpx.Client) -> None:
     topic = new_topic()
     shown = {"id": "x", "body": {"a": 1}, "headers": {"h": "v"}, "due_ms": OLDEST_DUE_MS + DAY_MS}

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.native_client import answer_in_turns
+from tests.gateway.native_client import answer_in_turns, pull
 from tests.gateways import declared_topic, new_topic
 from tests.servers import connect
 
@@ -59,14 +59,10 @@ def test_an_unreadable_schedule_is_removed(client: httpx.Client, redis_url: str)
 def test_an_interval_is_a_duration_and_its_messages_arrive(client: httpx.Client) -> None:
     topic = declared_topic(client)
     put(client, topic, "often", every_ms="1s", body="tick", headers={"h": "v"})
-    (one,) = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": "20s"}).json()["deliveries"]
-    assert one["body"] == "tick"
-    assert one["headers"] | {"lisa-tick": ""} == {
-        "h": "v",
-        "lisa-schedule": "often",
-        "lisa-tick": "",
-    }
-    assert one["id"] == f"often@{one['headers']['lisa-tick']}"
+    (delivery,) = pull(client, topic, wait_ms="20s")
+    tick = delivery["id"].removeprefix("often@")
+    assert delivery["body"] == "tick"
+    assert delivery["headers"] == {"h": "v", "lisa-schedule": "often", "lisa-tick": tick}
     assert client.delete(f"/v1/topics/{topic}/schedules/often").status_code == 200
 
 
@@ -78,9 +74,6 @@ def test_occurrences_have_the_late_policy_of_their_schedule(
     assert client.get(f"/v1/topics/{topic}/schedules/daily").json()["late"] == "collapse after 10m"
     with connect(redis_url) as redis:
         assert redis.hvals(f"lisa:{{{topic}}}:policy") == [b"*;600000,collapse"]
-    refused = put(client, topic, "daily", **DAILY, late="drop after 10m")
-    assert refused.status_code == 400
-    assert "then is one of run, skip, garbage, collapse" in refused.json()["detail"]
 
 
 def test_a_version_protects_against_concurrent_edits(client: httpx.Client) -> None:
@@ -97,8 +90,7 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     topic = new_topic()
     put(client, topic, "hourly", cron="@hourly", body=None)
     path = f"/v1/topics/{topic}/schedules/hourly"
-    assert client.post(f"{path}/pause").json()["changed"]
-    assert not client.post(f"{path}/pause").json()["changed"]
+    assert [client.post(f"{path}/pause").json()["changed"] for _ in range(2)] == [True, False]
     assert (client.get(path).json()["paused"], waiting(client, topic)) == (True, [])
     assert client.post(f"{path}/resume").json()["changed"]
     assert len(waiting(client, topic)) == 1
@@ -106,11 +98,11 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     assert client.get(f"/v1/topics/{topic}/message", params={"id": made}).json()["state"]
     now_ms = int(time.time() * 1000)
     past = {"from_ms": now_ms - 5 * HOUR_MS, "to_ms": now_ms - HOUR_MS}
-    assert client.post(f"{path}/backfill", json=past).json()["created"] in (4, 5)
-    again = client.post(f"{path}/backfill", json=past).json()
-    assert (again["created"], again["known"]) == (0, again["known"])
     never = dict.fromkeys(past, 253_402_300_799_999)
-    assert client.post(f"{path}/backfill", json=never).json()["created"] == 0
+    first, again, none = (
+        client.post(f"{path}/backfill", json=span).json()["created"] for span in (past, past, never)
+    )
+    assert (first in (4, 5), again, none) == (True, 0, 0)
     swapped = {"from_ms": now_ms, "to_ms": now_ms - 1}
     refused = client.post(f"{path}/backfill", json=swapped)
     assert (refused.status_code, "ends before it begins" in refused.text) == (400, True)
@@ -120,26 +112,18 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
 
 @pytest.mark.full
 def test_a_request_backfills_a_limited_number_of_occurrences(client: httpx.Client) -> None:
-    topic = new_topic()
-    put(client, topic, "fast", cron="* * * * * *", body=None)
-    path = f"/v1/topics/{topic}/schedules/fast"
-    now_ms = int(time.time() * 1000)
-    refused = client.post(f"{path}/backfill", json={"from_ms": 0, "to_ms": now_ms})
-    assert (refused.status_code, "more than 10,000 ticks" in refused.text) == (400, True)
-    assert client.get(f"/v1/topics/{topic}").json()["counters"]["sent"] < 100
-    last_ms = now_ms // 1000 * 1000 - 1000
-    largest = {"from_ms": last_ms - 9_999_000, "to_ms": last_ms}
-    assert client.post(f"{path}/backfill", json=largest).json()["created"] == 10_000
-
-
-@pytest.mark.full
-def test_other_requests_have_their_turn_while_ticks_are_computed(client: httpx.Client) -> None:
+    """Other requests have their turn meanwhile."""
     topic = new_topic()
     put(client, topic, "fast", cron="* * * * * *", tz="Europe/Berlin", body=None)
     path = f"/v1/topics/{topic}/schedules/fast"
     assert answer_in_turns(client, "GET", f"{path}/next?count=1000").status_code == 200
     ages = {"from_ms": 0, "to_ms": 1_760_000_000_000}
-    assert answer_in_turns(client, "POST", f"{path}/backfill", json=ages).status_code == 400
+    refused = answer_in_turns(client, "POST", f"{path}/backfill", json=ages)
+    assert (refused.status_code, "more than 10,000 ticks" in refused.text) == (400, True)
+    assert client.get(f"/v1/topics/{topic}").json()["counters"]["sent"] < 100
+    last_ms = int(time.time()) * 1000 - 1000
+    largest = {"from_ms": last_ms - 9_999_000, "to_ms": last_ms}
+    assert client.post(f"{path}/backfill", json=largest).json()["created"] == 10_000
 
 
 def test_schedules_are_listed(client: httpx.Client) -> None:
@@ -150,38 +134,3 @@ def test_schedules_are_listed(client: httpx.Client) -> None:
     page = client.get(f"/v1/topics/{topic}/schedules").json()
     assert page["cursor"] is None
     assert sorted(one["name"] for one in page["schedules"]) == ["a", "b/c", "d e"]
-    for unknown in ("x", str(1 << 64)):
-        refused = client.get(f"/v1/topics/{topic}/schedules", params={"cursor": unknown})
-        assert refused.status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("definition", "said"),
-    [
-        ({"body": 1}, "exactly one of cron and every_ms"),
-        ({"body": 1, "cron": "@daily", "every_ms": "1h"}, "exactly one of cron and every_ms"),
-        ({"body": 1, "cron": "@daily", "tz": "Mars/Olympus"}, "Mars/Olympus"),
-        ({"body": 1, "every_ms": "10ms"}, "every_ms=10ms is too short"),
-        ({"cron": "@daily"}, "body is missing"),
-        ({"body": 1, "cron": "@daily", "overlap": "perhaps"}, "overlap"),
-        ({"body": "$x", "cron": "@daily", "template": True}, "template"),
-        ({"body": 1, "cron": "@daily", "start": "tomorrow"}, "ISO 8601"),
-        ({"body": 1, "cron": "@daily", "count": 1 << 64}, "count"),
-    ],
-)
-def test_an_invalid_schedule_is_rejected_with_the_reason(
-    client: httpx.Client, definition: dict[str, Any], said: str
-) -> None:
-    topic = new_topic()
-    answer = put(client, topic, "s", **definition)
-    assert (answer.status_code, said in answer.json()["detail"]) == (400, True), answer.text
-    assert client.get(f"/v1/topics/{topic}").status_code == 404
-
-
-@pytest.mark.parametrize("verb", ["", "/pause", "/resume", "/run", "/backfill", "/next"])
-def test_an_unknown_schedule_is_not_found(client: httpx.Client, verb: str) -> None:
-    path = f"/v1/topics/{declared_topic(client)}/schedules/nobody{verb}"
-    content = {"from_ms": 1_760_000_000_000, "to_ms": 1_760_000_000_000}
-    method = "GET" if verb in ("", "/next") else "POST"
-    answer = client.request(method, path, json=content if verb == "/backfill" else None)
-    assert (answer.status_code, answer.json()["type"]) == (404, "urn:lisa:problem:unknown-schedule")

@@ -143,26 +143,6 @@ def test_the_models_have_all_topic_options() -> None:
     assert OptionsRequest.__struct_fields__ == OptionsAnswer.__struct_fields__ == names
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"ack_timeout": "1ms"}, "ack_timeout"),
-        ({"capacity": 0}, "capacity"),
-        ({"retention": "5s"}, "retention"),
-        ({"max_ready": 5, "journal_max": -1}, "-1"),
-        ({"capacity": None, "ack_timeout": "soon"}, "ack_timeout"),
-        ([], "object"),
-    ],
-)
-def test_invalid_options_are_rejected(client: httpx.Client, content: Any, said: str) -> None:
-    path = f"/v1/topics/{new_topic()}/options"
-    before = client.get(path).json()
-    answer = client.patch(path, json=content)
-    assert answer.status_code == 400, answer.text
-    assert said in answer.json()["detail"]
-    assert client.get(path).json() == before
-
-
 def test_a_paused_topic_delivers_nothing(client: httpx.Client) -> None:
     topic = declared_topic(client)
     path = f"/v1/topics/{topic}"
@@ -211,26 +191,6 @@ def test_garbage_is_found_by_reason_and_time(client: httpx.Client) -> None:
         answer = client.post(f"{path}:{verb}", json={"all": True, **filter_})
         assert answer.json()["done"] == done
     assert garbage(client, topic) == ["c"]
-
-
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        ({}, 400),
-        ({"all": True, "ids": ["a"]}, 400),
-        ({"ids": ["a\x00"]}, 400),
-        ({"ids": ["a"] * 1_001}, 400),
-        ({"ids": ["a"], "reason": "x"}, 400),
-        ({"all": True, "group": "nobody"}, 404),
-    ],
-)
-def test_invalid_garbage_requests_are_rejected(
-    client: httpx.Client, content: Any, status: int
-) -> None:
-    topic = declared_topic(client)
-    for verb in ("requeue", "purge"):
-        answer = client.post(f"/v1/topics/{topic}/garbage:{verb}", json=content)
-        assert answer.status_code == status, answer.text
 
 
 def test_consumers_and_managers_are_listed(client: httpx.Client, manager: Manager) -> None:

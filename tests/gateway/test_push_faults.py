@@ -23,7 +23,7 @@ from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher
 from lisa.gateway.request_metrics import Meter
 from tests.gateway.push_targets import PushTopic, Received, Reply, Target
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, new_topic, stored
 from tests.servers import connect, open_store, wait_until
 
 CONFIG = """
@@ -114,8 +114,7 @@ def test_pushes_unanswered_after_the_grace_period_are_released(
     wait_until(lambda: target.received)
     assert gateway.stop() == 0
     go.set()
-    found = producer.get(topic.name, sent)
-    assert found is not None
+    found = stored(producer, topic.name, sent)
     assert (found.state, found.attempts) == ("ready", 0)
 
 
