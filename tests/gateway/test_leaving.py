@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +18,7 @@ from lisa import Manager
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import Producer
+from tests.gateway.native_client import pull
 from tests.gateways import ACK_TIMEOUT_MS, Gateway, RawPull, new_topic
 from tests.servers import wait_until
 
@@ -30,39 +30,27 @@ def pulls(gateway: Gateway) -> int:
     return waiting
 
 
-def next_one(gateway: Gateway, topic: str, wait_ms: int = 10_000) -> dict[str, Any]:
-    answer = gateway.client.post(
-        f"/v1/topics/{topic}/pull", json={"wait_ms": wait_ms, "group": "lisa"}
-    )
-    assert answer.status_code == 200, answer.text
-    (found,) = answer.json()["deliveries"]
-    result: dict[str, Any] = found
-    return result
+def check_first_attempt(gateway: Gateway, topic: str, message_id: str) -> None:
+    """The next pull gets the message as its first attempt."""
+    (found,) = pull(gateway.client, topic, wait_ms=10_000, group="lisa")
+    assert (found["id"], found["attempt"]) == (message_id, 1)
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
 def test_a_waiting_client_that_disconnects_takes_no_message(
     gateway: Gateway, producer: Producer, *, hard: bool
 ) -> None:
-    topic = new_topic()
-    before = pulls(gateway)
+    """If it disconnects before the response, it costs no attempt: then, a message arrives and the
+    client disconnects while the gateway is suspended.
+    """
+    topic, before = new_topic(), pulls(gateway)
     polls = [RawPull(gateway, topic) for _ in range(20)]
     wait_until(lambda: pulls(gateway) == before + 20)
     for poll in polls:
         poll.close(hard=hard)
     wait_until(lambda: pulls(gateway) == before)
-    sent = producer.send(topic, "x")
-    found = next_one(gateway, topic)
-    assert (found["id"], found["attempt"]) == (sent, 1)
+    check_first_attempt(gateway, topic, producer.send(topic, "x"))
 
-
-@pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
-def test_a_client_that_disconnects_before_the_response_costs_no_attempt(
-    gateway: Gateway, producer: Producer, *, hard: bool
-) -> None:
-    """A message arrives and the client disconnects while the gateway is suspended."""
-    topic = new_topic()
-    before = pulls(gateway)
     poll = RawPull(gateway, topic)
     wait_until(lambda: pulls(gateway) == before + 1)
     os.kill(gateway.process.pid, signal.SIGSTOP)
@@ -72,8 +60,7 @@ def test_a_client_that_disconnects_before_the_response_costs_no_attempt(
     finally:
         os.kill(gateway.process.pid, signal.SIGCONT)
     begun = time.monotonic()
-    found = next_one(gateway, topic)
-    assert (found["id"], found["attempt"]) == (sent, 1)
+    check_first_attempt(gateway, topic, sent)
     assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000
 
 
@@ -93,21 +80,16 @@ def test_a_stopping_gateway_answers_polls_and_releases_messages(
         assert b'"deliveries":[]' in answer
         poll.close(hard=False)
         assert ending.process.wait(20) == 0
-        sent = producer.send(topic, "x")
-        found = next_one(other, topic)
-        assert (found["id"], found["attempt"]) == (sent, 1)
+        check_first_attempt(other, topic, producer.send(topic, "x"))
 
 
-def test_a_gateway_stops_in_time_during_an_outage(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_a_gateway_stops_in_time_during_an_outage(own_server: EmbeddedServer) -> None:
     """Even with many topics: the gateway does not wait for each of them."""
     patience_s, topics = 2.0, 15
-    config = f"lisa-delay-queue: {{gateway-server: {{patience: {patience_s}s}}}}"
-    with Gateway(own_server.url, config=config, directory=tmp_path) as ending:
+    env = {"LISA_GATEWAY_SERVER__PATIENCE": f"{patience_s}s"}
+    with Gateway(own_server.url, env=env) as ending:
         for number in range(topics):
-            path = f"/v1/topics/t{number}/pull"
-            assert ending.client.post(path, json={"group": "g"}).status_code == 200
+            pull(ending.client, f"t{number}", group="g", wait_ms=0)
         own_server.kill()
         began = time.monotonic()
         assert ending.stop() == 0
@@ -157,16 +139,3 @@ def test_a_start_without_the_server_is_logged() -> None:
     said = "\n".join(gateway.said)
     assert "starting without the server, trying again: redis://127.0.0.1:1/0" in said
     assert "connected to" not in said
-
-
-def test_health_reports_an_outage_without_the_server_address(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
-    """No token is required."""
-    config = "lisa-delay-queue: {gateway-server: {patience: 500ms}}"
-    with Gateway(own_server.url, config=config, directory=tmp_path) as gateway:
-        own_server.kill()
-        answer = gateway.client.get("/healthz")
-    assert answer.status_code == 503
-    assert answer.json()["status"] == "failing"
-    assert "127.0.0.1" not in answer.text
