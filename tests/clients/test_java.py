@@ -32,6 +32,7 @@ from tests.servers import JVM_PATIENCE, wait_until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 PROJECT = Path(__file__).parent / "java"
+CLASS_PATH_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 
 _UNREACHABLE = re.compile(
@@ -48,8 +49,9 @@ def build(directory: Path) -> str:
     for tool in ("mvn", "javac", "java"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on PATH (Debian: apt-get install maven default-jdk)")
+    options = [f"-Dbuild.to={directory}", f"-Dmdep.outputFile={directory / 'classpath'}"]
     done = subprocess.run(
-        ["mvn", "-B", "-q", f"-Dbuild.to={directory}", "compile"],
+        ["mvn", "-B", "-q", *options, "compile", f"{CLASS_PATH_PLUGIN}:build-classpath"],
         cwd=PROJECT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
