@@ -9,23 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from lisa import (
-    Consumer,
-    Delivery,
-    Discard,
-    DuplicateMessage,
-    FoundInGroup,
-    InvalidMessage,
-    LisaError,
-    Message,
-    Outgoing,
-    Producer,
-    Retry,
-    TopicFull,
-)
+import lisa
 from tests.clients.conformance import STEP_S, StepFailed
 
-KINDS = {DuplicateMessage: "duplicate", TopicFull: "topic-full", InvalidMessage: "invalid"}
+KINDS: dict[type[Exception], str] = {lisa.TopicFull: "topic-full", lisa.InvalidMessage: "invalid"}
+KINDS |= {lisa.DuplicateMessage: "duplicate"}
 
 
 def milliseconds(count: int | None) -> timedelta | None:
@@ -38,9 +26,9 @@ class PythonRunner:
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
         self._threads = ThreadPoolExecutor()
-        self._producer = Producer(redis_url)
-        self._pullers: dict[str | None, Consumer] = {}
-        self._deliveries: dict[str, Delivery] = {}
+        self._producer = lisa.Producer(redis_url)
+        self._pullers: dict[str | None, lisa.Consumer] = {}
+        self._deliveries: dict[str, lisa.Delivery] = {}
         self._worker: Worker | None = None
 
     def perform(self, name: str, topic: str, given: Any) -> Future[Any]:
@@ -50,7 +38,7 @@ class PythonRunner:
             try:
                 # As from another process: enums become text.
                 return json.loads(json.dumps(getattr(self, name)(topic, given)))
-            except LisaError as error:
+            except lisa.LisaError as error:
                 raise StepFailed(KINDS.get(type(error), repr(error))) from error
 
         return self._threads.submit(call)
@@ -68,11 +56,11 @@ class PythonRunner:
         message = options_of(given)
         outcome = self._producer.send_one(topic, message.pop("body"), **message)
         if outcome.outcome == "rejected":
-            raise DuplicateMessage
+            raise lisa.DuplicateMessage
         return outcome._asdict()
 
     def send_batch(self, topic: str, given: list[dict[str, Any]]) -> Any:
-        messages = [Outgoing(**options_of(one)) for one in given]
+        messages = [lisa.Outgoing(**options_of(one)) for one in given]
         return [one._asdict() for one in self._producer.send_many(topic, messages)]
 
     def get(self, topic: str, given: str) -> Any:
@@ -94,7 +82,7 @@ class PythonRunner:
 
     def pull(self, topic: str, given: dict[str, Any]) -> Any:
         group = given.get("group")
-        puller = self._pullers.setdefault(group, Consumer(self._url, group=group))
+        puller = self._pullers.setdefault(group, lisa.Consumer(self._url, group=group))
         pulled = puller.pull(
             topic,
             batch=given.get("max", 1),
@@ -153,11 +141,11 @@ class Worker:
         self._most = 0
         self._finish = threading.Event()
         group, concurrency = given.get("group"), given["concurrency"]
-        self.consumer = Consumer(redis_url, group=group, concurrency=concurrency)
+        self.consumer = lisa.Consumer(redis_url, group=group, concurrency=concurrency)
         self.consumer.on(topic)(self._handle)
         self.consumer.start()
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: lisa.Message) -> None:
         name, body = f"{message.id}/{message.attempt}", message.body
         with self._lock:
             self._started.append(name)
@@ -170,9 +158,9 @@ class Worker:
             return
         match body.get("with"):
             case "discard":
-                raise Discard("no such order")
+                raise lisa.Discard("no such order")
             case "retry":
-                raise Retry("closed", delay=milliseconds(body.get("delay_ms")))
+                raise lisa.Retry("closed", delay=milliseconds(body.get("delay_ms")))
             case "panic":
                 raise SystemExit
         raise RuntimeError("broken")
@@ -204,13 +192,8 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def state_of(found: FoundInGroup) -> dict[str, Any]:
-    return {
-        "state": found.state,
-        "due_ms": found.due_ms,
-        "attempts": found.attempts,
-        "reason": found.reason,
-    }
+def state_of(found: lisa.FoundInGroup) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in ("state", "due_ms", "attempts", "reason")}
 
 
 def shown(body: Any) -> dict[str, Any]:
