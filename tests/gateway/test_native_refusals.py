@@ -24,9 +24,7 @@ def topic(gateway: Gateway) -> str:
 def seen(client: httpx.Client, topic: str) -> list[Any]:
     """What a request might have changed."""
     parts = ("", "/options", "/groups", "/messages", "/schedules")
-    found = [client.get(f"/v1/topics/{topic}{part}").json() for part in parts]
-    found[0].pop("latency", None)
-    return found
+    return [client.get(f"/v1/topics/{topic}{part}").json() for part in parts]
 
 
 def ask(client: httpx.Client, topic: str, call: str, content: Any) -> httpx.Response:
