@@ -57,7 +57,8 @@ def declared_topic(client: httpx.Client) -> str:
 class Gateway:
     """`lisa-gateway` on a free port; `client` is an httpx client for it.
 
-    `config` is YAML text; `arguments` go to the command line, `ulimit` to the shell's command.
+    `config` and `tokens` are YAML texts, for files in `directory` or a temporary one; `arguments`
+    go to the command line, `ulimit` to the shell's command.
     """
 
     def __init__(
@@ -65,17 +66,20 @@ class Gateway:
         redis_url: str,
         *arguments: str,
         config: str = "",
+        tokens: str = "",
         directory: Path | None = None,
         env: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         ulimit: str = "",
     ) -> None:
         command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
-        if config:
-            assert directory is not None, "a configuration needs a directory to stand in"
-            file = directory / f"gateway-{secrets.token_hex(3)}.yml"
-            file.write_text(config, encoding="utf-8")
-            command += ["--config", str(file)]
+        self._directory = tempfile.TemporaryDirectory()
+        for option, text in (("--config", config), ("--tokens-file", tokens)):
+            if text:
+                name = f"gateway{option}-{secrets.token_hex(3)}.yml"
+                file = (directory or Path(self._directory.name)) / name
+                file.write_text(text, encoding="utf-8")
+                command += [option, str(file)]
         limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._headers = dict(headers or {})
         self.client = httpx.Client(verify=NO_TLS)
@@ -149,6 +153,7 @@ class Gateway:
                 raise
         self._ended = self.said
         self._output.close()
+        self._directory.cleanup()
 
 
 ACK_TIMEOUT_MS = 60_000

@@ -192,11 +192,8 @@ def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def guarded(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    path = tmp_path_factory.mktemp("tokens") / "tokens.yml"
-    path.write_text(TOKENS, encoding="utf-8")
-    env = {"TOKEN_OF_ROOT": ROOT}
-    with Gateway(redis_url, "--tokens-file", str(path), env=env) as running:
+def guarded(redis_url: str) -> Iterator[Gateway]:
+    with Gateway(redis_url, tokens=TOKENS, env={"TOKEN_OF_ROOT": ROOT}) as running:
         yield running
 
 

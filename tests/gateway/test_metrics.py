@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -158,16 +157,15 @@ def test_openmetrics_is_used_if_accepted(client: httpx.Client) -> None:
     assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_metrics_need_the_scope_operate(redis_url: str, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.yml"
-    tokens.write_text(
+def test_metrics_need_the_scope_operate(redis_url: str) -> None:
+    tokens = (
         "tokens:\n"
         "  - {name: a, token: produces-and-nothing-else, scopes: [produce]}\n"
         "  - {name: b, token: operates-some-topics, scopes: [operate], topics: [orders]}\n"
         "  - {name: c, token: operates-all-topics, scopes: [operate]}\n"
     )
     secrets = ("produces-and-nothing-else", "operates-some-topics", "operates-all-topics")
-    with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
+    with Gateway(redis_url, tokens=tokens) as gateway:
         client = gateway.client
         assert client.get("/metrics").status_code == 401
         headers = [{"authorization": f"Bearer {secret}"} for secret in secrets]

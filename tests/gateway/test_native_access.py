@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,14 +27,9 @@ NAMES = [one.name for one in OPERATIONS]
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    redis_url: str, manager: object, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gateway]:
-    file = tmp_path_factory.mktemp("tokens") / "tokens.yml"
-    file.write_text(TOKENS)
+def guarded(redis_url: str, manager: object) -> Iterator[Gateway]:
     env = {"LISA_GATEWAY_SERVER__PRODUCERS_READ": "false"}
-    options = ("--tokens-file", str(file))
-    with Gateway(redis_url, *options, headers=bearer("all"), env=env) as running:
+    with Gateway(redis_url, tokens=TOKENS, headers=bearer("all"), env=env) as running:
         yield running
 
 
@@ -218,11 +212,9 @@ def test_without_tokens_a_warning_says_so_at_the_start(redis_url: str) -> None:
 
 @pytest.mark.full
 def test_until_it_is_switched_off_producers_read_and_a_warning_says_so(
-    redis_url: str, tmp_path: Path
+    redis_url: str,
 ) -> None:
-    file = tmp_path / "tokens.yml"
-    file.write_text(TOKENS)
-    with Gateway(redis_url, "--tokens-file", str(file), "--workers", "2") as gateway:
+    with Gateway(redis_url, "--workers", "2", tokens=TOKENS) as gateway:
         assert ask(gateway, "GET", "/v1/topics", "produce").status_code == 200
         warnings = [one for one in gateway.said if "scope produce alone" in one]
     assert len(warnings) == 1

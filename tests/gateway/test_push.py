@@ -35,11 +35,8 @@ TRACE = {
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gateway]:
-    directory = tmp_path_factory.mktemp("push")
-    with Gateway(redis_url, config=CONFIG, directory=directory) as running:
+def gateway(redis_url: str, manager: Manager) -> Iterator[Gateway]:
+    with Gateway(redis_url, config=CONFIG) as running:
         yield running
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,10 +43,10 @@ def topic(redis_url: str, manager: Manager, producer: Producer) -> Iterator[Push
 
 
 @pytest.fixture
-def start(redis_url: str, target: Target, tmp_path: Path) -> Iterator[Start]:
+def start(redis_url: str, target: Target) -> Iterator[Start]:
     """Starts a gateway that ends with the test."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(Gateway(redis_url, config=CONFIG, directory=tmp_path))
+        yield lambda: stack.enter_context(Gateway(redis_url, config=CONFIG))
 
 
 @pytest.fixture
@@ -119,13 +118,13 @@ def test_pushes_unanswered_after_the_grace_period_are_released(
 
 
 def test_a_push_that_succeeds_in_an_outage_is_settled_afterwards(
-    own_server: EmbeddedServer, target: Target, go: threading.Event, tmp_path: Path
+    own_server: EmbeddedServer, target: Target, go: threading.Event
 ) -> None:
     url = own_server.url
     with (
         Manager(url),
         Producer(url) as producer,
-        Gateway(url, config=CONFIG, directory=tmp_path) as gateway,
+        Gateway(url, config=CONFIG) as gateway,
     ):
         topic = PushTopic(url, producer, ack_timeout="60000")
         topic.push_to(gateway.client, target.url)
@@ -142,11 +141,11 @@ def test_a_push_that_succeeds_in_an_outage_is_settled_afterwards(
 
 @pytest.mark.full
 def test_pushes_outlive_the_patience_of_the_request_that_set_their_target(
-    topic: PushTopic, target: Target, redis_url: str, tmp_path: Path
+    topic: PushTopic, target: Target, redis_url: str
 ) -> None:
     """Otherwise each settlement would occupy one of two places for `SETTLE_WITHIN_S`."""
     config = CONFIG.replace("push-timeout", "patience: 500ms, push-timeout")
-    with Gateway(redis_url, config=config, directory=tmp_path) as gateway:
+    with Gateway(redis_url, config=config) as gateway:
         topic.push_to(gateway.client, target.url)
         sent = [topic.send(delay="1500ms") for _ in range(4)]
         wait_until(

@@ -295,19 +295,15 @@ def secured(
     redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Gateway, grpc.Channel]]:
     """A gateway with TLS, tokens and two workers, and a channel to it."""
-    directory = tmp_path_factory.mktemp("secured")
-    made = certificates.make(directory)
-    tokens = directory / "tokens.yml"
-    tokens.write_text(TOKENS)
+    made = certificates.make(tmp_path_factory.mktemp("secured"))
     config = f"""\
 lisa-delay-queue:
-  gateway-server:
-    {{tokens-file: {tokens}, workers: 2, producers-read: false, max-body-bytes: 100000}}
+  gateway-server: {{workers: 2, producers-read: false, max-body-bytes: 100000}}
   grpc: {{port: 0, tls-cert-file: {made.certificate}, tls-key-file: {made.key}}}
 """
     credentials = grpc.ssl_channel_credentials(made.authority.read_bytes())
     with (
-        Gateway(redis_url, config=config, directory=directory) as running,
+        Gateway(redis_url, config=config, tokens=TOKENS) as running,
         grpc.secure_channel(address(running), credentials) as opened,
     ):
         yield running, opened

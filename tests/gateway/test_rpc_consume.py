@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -89,14 +88,12 @@ def started(delivery: Any) -> pb.ConsumeRequest:
 
 
 @contextmanager
-def own_gateway(
-    redis_url: str, directory: Path, **server: str
-) -> Iterator[tuple[Gateway, grpc.Channel]]:
+def own_gateway(redis_url: str, **server: str) -> Iterator[tuple[Gateway, grpc.Channel]]:
     """A gateway with settings of its own, and a channel to it."""
     settings = {"grpc": {"port": 0}, "gateway-server": server}
     config = json.dumps({"lisa-delay-queue": settings})
     with (
-        Gateway(redis_url, config=config, directory=directory) as running,
+        Gateway(redis_url, config=config) as running,
         grpc.insecure_channel(address(running)) as opened,
     ):
         yield running, opened
@@ -175,12 +172,12 @@ def test_what_was_read_before_the_break_is_settled(
 
 @pytest.mark.full
 def test_a_client_that_neither_sends_nor_reads_is_cut_off(
-    redis_url: str, client: httpx.Client, tmp_path: Path
+    redis_url: str, client: httpx.Client
 ) -> None:
     topic = Topic(client)
     topic.send_large(20)
     limits = {"request-timeout": "500ms"}
-    with own_gateway(redis_url, tmp_path, **limits) as (_, opened):
+    with own_gateway(redis_url, **limits) as (_, opened):
         ended = threading.Event()
         method = opened.stream_stream("/lisa.v1.Lisa/Consume", pb.ConsumeRequest.SerializeToString)
         with pytest.raises(grpc.RpcError) as caught:
@@ -256,8 +253,8 @@ def test_streams_that_cannot_open(channel: grpc.Channel) -> None:
 
 
 @pytest.mark.full
-def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path) -> None:
-    with own_gateway(redis_url, tmp_path, **{"max-polls": "1"}) as (gateway, opened):
+def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str) -> None:
+    with own_gateway(redis_url, **{"max-polls": "1"}) as (gateway, opened):
         topic = Topic(gateway.client, 1).name
         with Stream(opened, topic) as first:  # without credit
             wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] == 1)
@@ -269,12 +266,10 @@ def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path)
 
 
 @pytest.mark.full
-def test_a_stream_and_the_health_service_outlast_an_outage(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_a_stream_and_the_health_service_outlast_an_outage(own_server: EmbeddedServer) -> None:
     with (
         Manager(own_server.url),
-        own_gateway(own_server.url, tmp_path, patience="500ms") as (gateway, opened),
+        own_gateway(own_server.url, patience="500ms") as (gateway, opened),
     ):
         health = health_pb2_grpc.HealthStub(opened)
 
@@ -316,12 +311,10 @@ def test_the_consumer_of_the_page_handles_a_message(gateway: Gateway, client: ht
 # Stop ---------------------------------------------------------------------------------------------
 
 
-def test_a_gateway_that_stops_ends_its_streams(
-    redis_url: str, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_a_gateway_that_stops_ends_its_streams(redis_url: str, client: httpx.Client) -> None:
     topic = Topic(client, 3)
     with (
-        own_gateway(redis_url, tmp_path) as (gateway, opened),
+        own_gateway(redis_url) as (gateway, opened),
         Stream(opened, topic.name, credit=3) as stream,
     ):
         watch = health_pb2_grpc.HealthStub(opened).Watch(health_pb2.HealthCheckRequest())
@@ -342,12 +335,10 @@ def test_a_gateway_that_stops_ends_its_streams(
 
 
 @pytest.mark.full
-def test_a_stop_does_not_wait_longer_than_grace(
-    redis_url: str, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_a_stop_does_not_wait_longer_than_grace(redis_url: str, client: httpx.Client) -> None:
     topic = Topic(client, 2)
     with (
-        own_gateway(redis_url, tmp_path, grace="2s") as (gateway, opened),
+        own_gateway(redis_url, grace="2s") as (gateway, opened),
         Stream(opened, topic.name, credit=2) as stream,
     ):
         running, _ = stream.wait_for(2)
