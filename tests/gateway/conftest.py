@@ -9,18 +9,27 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from redis import Redis
 
 from lisa import Manager, Producer
 from lisa.embedded import EmbeddedServer
 from tests.gateway.camellia_client import Queue, queue_with_group
 from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
+from tests.servers import connect
 
 
 @pytest.fixture(scope="module")
 def redis_url(valkey_server: EmbeddedServer) -> str:
     """URL of the embedded Valkey; not emptied between tests."""
     return valkey_server.url
+
+
+@pytest.fixture(scope="module")
+def server(redis_url: str) -> Iterator[Redis]:
+    """A client of that server."""
+    with connect(redis_url) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import redis
+from redis import Redis
 
 from lisa.embedded import EmbeddedServer
 from tests.gateway.push_targets import Target
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import Rpc, address
-from tests.servers import connect, wait_until
+from tests.servers import wait_until
 
 PREFIX = new_topic("audit")
 TOKENS = """
@@ -29,17 +29,14 @@ tokens:
 
 
 @pytest.fixture(scope="module")
-def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def gateway(redis_url: str) -> Iterator[Gateway]:
     """A gateway with tokens and a prefix of its own, since clearAll clears all topics."""
-    tokens = tmp_path_factory.mktemp("tokens") / "tokens.yml"
-    tokens.write_text(TOKENS)
     env = {
         "LISA_PREFIX": PREFIX,
         "LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true",
         "LISA_GATEWAY_SERVER__PUSH_ALLOW": "127.0.0.0/8",
     }
-    options = ("--tokens-file", str(tokens), "--allow-actions")
-    with Gateway(redis_url, *options, env=env) as running:
+    with Gateway(redis_url, "--allow-actions", tokens=TOKENS, env=env) as running:
         yield running
 
 
@@ -173,7 +170,7 @@ def test_an_operation_that_fails_is_recorded_and_a_refused_one_is_not(
 class Journal:
     """The events of a topic with a group `g`, and the actors that they name."""
 
-    def __init__(self, gateway: Gateway, client: redis.Redis, prefix: str = PREFIX) -> None:
+    def __init__(self, gateway: Gateway, client: Redis, prefix: str = PREFIX) -> None:
         self.topic = new_topic("journal")
         self._process = f"@{socket.gethostname()}:{gateway.process.pid}"
         self._client, self._key = client, f"{prefix}:{{{self.topic}}}"
@@ -193,14 +190,8 @@ class Journal:
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
-
-
-@pytest.fixture
-def journal(gateway: Gateway, raw: redis.Redis) -> Journal:
-    found = Journal(gateway, raw)
+def journal(gateway: Gateway, server: Redis) -> Journal:
+    found = Journal(gateway, server)
     call(gateway, "ops", "POST", f"{found.path}/groups", json={"group": "g"})
     return found
 
@@ -274,9 +265,9 @@ def test_the_journal_names_no_token_for_pushes(gateway: Gateway, journal: Journa
     assert journal.actors("acked") == journal.actors("in_flight") == {"m": "gateway"}
 
 
-def test_without_tokens_the_journal_names_the_gateway(redis_url: str, raw: redis.Redis) -> None:
+def test_without_tokens_the_journal_names_the_gateway(redis_url: str, server: Redis) -> None:
     with Gateway(redis_url) as gateway:
-        journal = Journal(gateway, raw, "lisa")
+        journal = Journal(gateway, server, "lisa")
         body = {"id": "m", "body": 1, "delay_ms": 60_000}
         assert gateway.client.post(f"{journal.path}/messages", json=body).is_success
         assert journal.actors("sent") == {"m": "gateway"}

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from lisa import Producer
 from lisa.gateway.compat.delay_queue import id_of, may_be_of
@@ -182,7 +182,7 @@ def test_d1_a_job_popped_by_a_dead_client_is_redelivered(client: httpx.Client, b
 
 
 def test_d2_a_finished_job_is_not_redelivered(
-    client: httpx.Client, redis_url: str, brief: str
+    client: httpx.Client, server: Redis, brief: str
 ) -> None:
     """There `finish` between the steps of `pop` brought the job back to life."""
     ids = [push(client, brief, ttrTime="1") for _ in range(20)]
@@ -190,17 +190,14 @@ def test_d2_a_finished_job_is_not_redelivered(
         finished = pool.map(lambda _: finish(client, popped(client, brief)["id"]), ids)
         assert list(finished) == [OK] * 20
     assert pop(client, brief) is None
-    with connect(redis_url) as server:
-        assert not list(server.scan_iter(f"lisa:{{{brief}}}:body:*"))
+    assert not list(server.scan_iter(f"lisa:{{{brief}}}:body:*"))
 
 
-def test_d4_attempts_are_limited(client: httpx.Client, redis_url: str) -> None:
+def test_d4_attempts_are_limited(client: httpx.Client, server: Redis) -> None:
     """There a job was redelivered without limit; the pauses are those planned in its docs."""
     topic = new_topic()
     message_id = push(client, topic)
-    with connect(redis_url) as server:
-        policy = server.hget(f"lisa:{{{topic}}}:policy", message_id)
-    assert policy is not None
+    policy: Any = server.hget(f"lisa:{{{topic}}}:policy", message_id)
     numbers = policy.decode().replace(";", ",").split(",")
     minutes = [0, 0, 2, 10, 10, 60, 120, 360, 900]
     assert [one * 60_000 for one in minutes] == [int(one) for one in numbers if one.isdigit()]
@@ -231,11 +228,11 @@ def test_d8_ids_are_unique_without_numbered_machines() -> None:
     "config", ["", pytest.param("delay-queue-zone: Europe/Berlin", marks=pytest.mark.full)]
 )
 def test_d10_dates_are_in_the_configured_time_zone(
-    redis_url: str, tmp_path: Path, producer: Producer, config: str
+    redis_url: str, producer: Producer, config: str
 ) -> None:
     """There the annotation had GMT-8 and the file GMT+8; China's time was meant."""
     text = f"lisa-delay-queue: {{gateway-server: {{{config}}}}}"
-    with Gateway(redis_url, config=text, directory=tmp_path) as gateway:
+    with Gateway(redis_url, config=text) as gateway:
         topic = new_topic()
         message_id = push(gateway.client, topic, delayTime="2031-01-31 10:00:00")
     found = stored(producer, topic, message_id)
@@ -260,7 +257,7 @@ def test_messages_from_other_apis_are_not_jobs_before_they_are_popped(
 
 @pytest.mark.parametrize("ttr", ["0", "999999999"])
 def test_an_invalid_ttr_time_header_is_ignored(
-    client: httpx.Client, producer: Producer, redis_url: str, ttr: str
+    client: httpx.Client, producer: Producer, server: Redis, ttr: str
 ) -> None:
     """A sender may write any header through another API."""
     topic = new_topic()
@@ -268,8 +265,7 @@ def test_an_invalid_ttr_time_header_is_ignored(
     assert popped(client, topic)["id"] == message_id
     found = stored(producer, topic, message_id)
     assert (found.state, found.attempts) == ("in_flight", 1)
-    with connect(redis_url) as server:
-        assert not server.keys(f"lisa:{{{topic}}}:g:*:leases")
+    assert not server.keys(f"lisa:{{{topic}}}:g:*:leases")
 
 
 def test_head_and_cross_site_requests_pop_no_job(client: httpx.Client) -> None:

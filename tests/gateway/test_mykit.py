@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from lisa import Consumer, Producer
 from lisa.embedded import EmbeddedServer
@@ -181,12 +182,12 @@ def test_m1_deleting_a_job_keeps_the_others(client: httpx.Client, producer: Prod
 
 
 def test_m2_an_unfinished_job_is_redelivered(
-    client: httpx.Client, producer: Producer, redis_url: str
+    client: httpx.Client, producer: Producer, server: Redis
 ) -> None:
     """There it was marked as finished when the delivery failed."""
-    topic, options = new_topic(), {"ack_timeout": "300", "retry_delays": "0"}
-    with connect(redis_url) as server:
-        server.hset(f"lisa:{{{topic}}}:options", mapping=options)
+    topic = new_topic()
+    mapping: Any = {"ack_timeout": "300", "retry_delays": "0"}
+    server.hset(f"lisa:{{{topic}}}:options", mapping=mapping)
     message_id = push(client, topic)
     for _ in range(2):
         assert get(client, topic)["id"] == message_id
@@ -229,17 +230,16 @@ def test_m6_cross_site_requests_are_rejected(client: httpx.Client) -> None:
 
 
 def test_m6_restore_and_clear_all_need_the_scope_operate(
-    redis_url: str, tmp_path: Path, producer: Producer
+    redis_url: str, producer: Producer
 ) -> None:
-    tokens = tmp_path / "tokens.yml"
-    tokens.write_text(
+    tokens = (
         "tokens:\n"
         "  - {name: ops, token: ops-0123456789abcdef}\n"
         "  - {name: app, token: app-0123456789abcdef, scopes: [produce, consume]}\n"
     )
     env = {"LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true"}
     ops, app = ({"authorization": f"Bearer {name}-0123456789abcdef"} for name in ("ops", "app"))
-    with Gateway(redis_url, "--tokens-file", str(tokens), env=env) as gateway:
+    with Gateway(redis_url, tokens=tokens, env=env) as gateway:
         client, topic = gateway.client, new_topic()
         for path in ("clearAll", "reStore", "reStoreJob?jobId=a:b"):
             refused(client.get(f"/mykit/{path}"), "token", 401, 401)
@@ -254,14 +254,13 @@ def test_m6_restore_and_clear_all_need_the_scope_operate(
 
 
 def test_m8_without_create_time_the_server_clock_is_used(
-    client: httpx.Client, producer: Producer, redis_url: str
+    client: httpx.Client, producer: Producer, server: Redis
 ) -> None:
     """There the client's clock decided; here it does so only with `createTime`."""
     topic = new_topic()
-    with connect(redis_url) as server:
-        before, micros_before = server.time()
-        message_id = push(client, topic, delay=60_000)
-        after, micros_after = server.time()
+    before, micros_before = server.time()
+    message_id = push(client, topic, delay=60_000)
+    after, micros_after = server.time()
     found = stored(producer, topic, message_id)
     pushed_ms = (found.due_ms or 0) - 60_000
     assert before * 1000 + micros_before // 1000 <= pushed_ms

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from tests.gateway.native_client import answer_in_turns, pull
 from tests.gateways import declared_topic, new_topic
-from tests.servers import connect
 
 DAILY = {"body": {"kind": "daily"}, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
 HOUR_MS = 3_600_000
@@ -47,10 +47,9 @@ def test_a_schedule_is_created_changed_and_removed(client: httpx.Client) -> None
     assert client.get(path).status_code == 404
 
 
-def test_an_unreadable_schedule_is_removed(client: httpx.Client, redis_url: str) -> None:
+def test_an_unreadable_schedule_is_removed(client: httpx.Client, server: Redis) -> None:
     topic = declared_topic(client)
-    with connect(redis_url) as redis:
-        redis.hset(f"lisa:{{{topic}}}:schedules", "bad", "junk")
+    server.hset(f"lisa:{{{topic}}}:schedules", "bad", "junk")
     path = f"/v1/topics/{topic}/schedules/bad"
     assert client.delete(path).json() == {"name": "bad", "changed": True}
     assert client.delete(path).status_code == 404
@@ -67,13 +66,12 @@ def test_an_interval_is_a_duration_and_its_messages_arrive(client: httpx.Client)
 
 
 def test_occurrences_have_the_late_policy_of_their_schedule(
-    client: httpx.Client, redis_url: str
+    client: httpx.Client, server: Redis
 ) -> None:
     topic = new_topic()
     put(client, topic, "daily", **DAILY, late="collapse after 10m")
     assert client.get(f"/v1/topics/{topic}/schedules/daily").json()["late"] == "collapse after 10m"
-    with connect(redis_url) as redis:
-        assert redis.hvals(f"lisa:{{{topic}}}:policy") == [b"*;600000,collapse"]
+    assert server.hvals(f"lisa:{{{topic}}}:policy") == [b"*;600000,collapse"]
 
 
 def test_a_version_protects_against_concurrent_edits(client: httpx.Client) -> None:

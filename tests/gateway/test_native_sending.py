@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from lisa import Producer
 from lisa.core.model.envelope import decode_body
@@ -20,7 +21,6 @@ from lisa.gateway.api.idempotency import Idempotency
 from lisa.gateway.trace_context import trace_context, with_trace
 from tests.gateway.native_client import answer_in_turns, pull
 from tests.gateways import new_topic, stored
-from tests.servers import connect
 
 DAY_MS = 86_400_000
 
@@ -63,7 +63,7 @@ def test_a_message_is_due_by_a_local_time_in_a_window(
 
 
 def test_a_message_is_sent_with_all_fields(
-    client: httpx.Client, producer: Producer, redis_url: str
+    client: httpx.Client, producer: Producer, server: Redis
 ) -> None:
     topic, shown = new_topic(), {"body": {"order": 42}, "headers": {"trace": "abc"}}
     policy = {"retry": [0, 120_000], "late": {"after": "10m", "then": "skip"}}
@@ -72,9 +72,8 @@ def test_a_message_is_sent_with_all_fields(
     assert (sent.status_code, sent.json()) == (201, {"id": "o-42", "outcome": "accepted"})
     found = stored(producer, topic, "o-42")
     assert {"body": found.body, "headers": found.headers} == shown
-    with connect(redis_url) as redis:
-        assert redis.hget(f"lisa:{{{topic}}}:policy", "o-42") == b"0,120000;600000,skip"
-        assert redis.zscore(f"lisa:{{{topic}}}:expiry", "o-42") == (found.due_ms or 0) + 5_000
+    assert server.hget(f"lisa:{{{topic}}}:policy", "o-42") == b"0,120000;600000,skip"
+    assert server.zscore(f"lisa:{{{topic}}}:expiry", "o-42") == (found.due_ms or 0) + 5_000
 
 
 NUMBERS = [0, -1, 2**53 + 1, 2**64 + 1, -(2**80), 0.1, 1e308, 1e-320, 5e-324]
@@ -360,18 +359,17 @@ def test_a_body_nested_too_deeply_to_decode_is_an_invalid_message() -> None:
 
 
 def test_messages_of_a_batch_that_treat_duplicates_alike_are_sent_together(
-    client: httpx.Client, redis_url: str
+    client: httpx.Client, server: Redis
 ) -> None:
     topic, modes = new_topic(), ("keep", "replace", "reject")
     messages = [
         {"id": str(n), "body": n, "delay_ms": DAY_MS, "on_duplicate": modes[n % 3]}
         for n in range(900)
     ]
-    with connect(redis_url) as redis:
-        send(client, topic, body=0)  # loads the script
-        before = redis.info("commandstats")["cmdstat_evalsha"]["calls"]
-        sent = batch(client, topic, messages).json()
-        assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 100
+    send(client, topic, body=0)  # loads the script
+    before = server.info("commandstats")["cmdstat_evalsha"]["calls"]
+    sent = batch(client, topic, messages).json()
+    assert server.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 100
     assert [one["id"] for one in sent["results"]] == [str(n) for n in range(900)]
     assert sent["accepted"] == 900
 

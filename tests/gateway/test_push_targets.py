@@ -18,6 +18,7 @@ import httpcore
 import httpx
 import pytest
 from click.testing import CliRunner, Result
+from redis import Redis
 
 from lisa import Producer
 from lisa.admin import push as admin
@@ -202,29 +203,29 @@ def test_the_command_line_does_the_same(
 
 
 def test_options_and_damaged_targets_do_not_disturb_a_target(
-    store: SyncStore, redis_url: str, topic: str
+    store: SyncStore, server: Redis, topic: str
 ) -> None:
     """Leases are renewed by any ack timeout, even one that cannot be read."""
     store.drive(admin.set_target(store, topic, URL, timeout=timedelta(seconds=1)))
     options, field = f"lisa:{{{topic}}}:options", admin.FIELD + DEFAULT_GROUP
-    with connect(redis_url) as client:
-        assert TopicOptions.from_hash(pairs(client.hgetall(options))) == TopicOptions()
-        for ack_timeout, read_as in (
-            ("9" * 30, 10_000),
-            ("x", 10_000),
-            ("0", 100),
-            ("2500", 2_500),
-        ):
-            client.hset(options, "ack_timeout", ack_timeout)
-            (target,) = store.drive(admin.targets(store, topic))
-            assert target.ack_timeout_ms == read_as
-        evil = '{"url":"file:///x","secret":"whsec_x"}'
-        client.hset(options, mapping={"push:broken": "{", "push:evil": evil})
-        assert [one.group for one in store.drive(admin.targets(store, topic))] == ["lisa"]
-        stored = json.loads(client.hget(options, field) or b"")
-        for bound in ({"concurrency": -3}, {"concurrency": 10**9}, {"timeout_ms": -5}):
-            client.hset(options, field, json.dumps({**stored, **bound}))
-            assert store.drive(admin.targets(store, topic)) == []
+    written: Any = server.hgetall(options)
+    assert TopicOptions.from_hash(pairs(written)) == TopicOptions()
+    for ack_timeout, read_as in (
+        ("9" * 30, 10_000),
+        ("x", 10_000),
+        ("0", 100),
+        ("2500", 2_500),
+    ):
+        server.hset(options, "ack_timeout", ack_timeout)
+        (target,) = store.drive(admin.targets(store, topic))
+        assert target.ack_timeout_ms == read_as
+    evil = '{"url":"file:///x","secret":"whsec_x"}'
+    server.hset(options, mapping={"push:broken": "{", "push:evil": evil})
+    assert [one.group for one in store.drive(admin.targets(store, topic))] == ["lisa"]
+    stored = json.loads(server.hget(options, field) or b"")
+    for bound in ({"concurrency": -3}, {"concurrency": 10**9}, {"timeout_ms": -5}):
+        server.hset(options, field, json.dumps({**stored, **bound}))
+        assert store.drive(admin.targets(store, topic)) == []
     assert sorted(store.drive(admin.remove(store, topic))) == ["broken", "evil", "lisa"]
 
 
@@ -241,7 +242,7 @@ def test_the_group_s_interrupted_removal_is_finished_first(store: SyncStore, top
     assert old.tombstone.state == "purged"
 
 
-def test_many_topics_are_read_in_parts(store: SyncStore, redis_url: str) -> None:
+def test_many_topics_are_read_in_parts(store: SyncStore, server: Redis) -> None:
     stem = new_topic("many")
     names = {f"{stem}-{n}" for n in range(3_000)}
     store.drive(store.register(names))
@@ -253,8 +254,7 @@ def test_many_topics_are_read_in_parts(store: SyncStore, redis_url: str) -> None
         parts += 1
     assert names <= found
     assert parts > 1
-    with connect(redis_url) as client:
-        client.zrem("lisa:topics", *names)
+    server.zrem("lisa:topics", *names)
 
 
 def test_archives_hold_no_secrets(store: SyncStore, redis_url: str, topic: str) -> None:
