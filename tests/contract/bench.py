@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
-from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.envelope import encode_envelope, fence_of
 from lisa.core.model.stream import Entry
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Settlement
@@ -62,12 +62,13 @@ class Receipts(ABC):
         message_id: str,
         *,
         group: str = "lisa",
+        entry: str | None = None,
         fence: str = "AAAAAAAA-",
         due: int = 0,
         attempt: int = 1,
         lateness: str = "c",
     ) -> Settlement:
-        entry = self.entry(message_id, group)
+        entry = entry or self.entry(message_id, group)
         return Settlement(message_id, entry, fence, due, attempt, lateness)
 
 
@@ -79,6 +80,7 @@ class Bench(Receipts):
         self.keys = store.keys.topic(TOPIC)
         self.start = self.clock()
         self.now = Near(self)
+        self._parts: dict[str, Any] = {}
 
     def clock(self) -> int:
         seconds, micros = self.store.ask("TIME")
@@ -90,6 +92,7 @@ class Bench(Receipts):
     def put(self, **parts: Any) -> None:
         """Write a state (see `state.topic`)."""
         states.put(self.store, TOPIC, states.topic(**parts))
+        self._parts |= parts
 
     def state(self) -> states.State:
         return states.read(self.store, TOPIC)
@@ -97,6 +100,14 @@ class Bench(Receipts):
     def check(self, **parts: Any) -> None:
         """Assert that the whole key space equals this state."""
         assert self.state() == states.expected(**parts)
+        self._parts = parts
+
+    def check_change(self, **parts: Any) -> None:
+        """Assert that only these parts differ from the state written or checked before."""
+        self.check(**(self._parts | parts))
+
+    def check_unchanged(self) -> None:
+        self.check_change()
 
     def entry(self, message_id: str, group: str = "lisa") -> str:
         found: bytes = self.store.ask("HGET", self.keys.group(group).entries, message_id)
@@ -105,17 +116,17 @@ class Bench(Receipts):
     def send(
         self,
         *items: Item,
-        sender: str = "A",
         on_duplicate: OnDuplicate = OnDuplicate.KEEP,
         are_ids_new: bool = False,
     ) -> list[Sent]:
-        call = enqueue(TOPIC, sender * 8, items, on_duplicate, are_ids_new=are_ids_new)
-        return self.call(call)
+        """Send with the first item's token."""
+        token = fence_of(items[0].envelope)[:8]
+        return self.call(enqueue(TOPIC, token, items, on_duplicate, are_ids_new=are_ids_new))
 
 
 def item(
     message_id: str,
-    due: str,
+    due: str | int,
     body: str = "",
     *,
     sender: str = "A",
@@ -123,4 +134,4 @@ def item(
     policy: str | None = None,
 ) -> Item:
     """One message of a call; its send token is the letter `sender` eight times."""
-    return Item(message_id, due, encode_envelope(sender * 8, body), ttl_ms, policy)
+    return Item(message_id, str(due), encode_envelope(sender * 8, body), ttl_ms, policy)

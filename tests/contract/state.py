@@ -4,7 +4,8 @@
 `read` reads the entire key space in the same form, so a test says "from this state, this call,
 that state" and notices anything left over.
 
-- a body is `"A-text"`: the send token's letter (eight times), the mark, and the text;
+- a body is `"A-text"`: the send token's letter (eight times), the mark, and the text; `body="ab"`
+  names the ids of bodies that are all `"A-"`;
 - a tombstone is `("A-", state, due or None, attempts, instant)`;
 - a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread;
 - an event of the journal is `(id, state, group, attempt, {further field: value})`, in order;
@@ -23,6 +24,8 @@ from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.keys import GROUP_KEYS, TopicKeys
 from lisa.core.store.store import SyncStore
 
+FAR = 4_000_000_000_000
+LONG = 60_000
 State = dict[str, Any]
 FOREIGN = "(acknowledged by a foreign hand)"
 
@@ -50,44 +53,28 @@ class G:
     entries: Mapping[str, int | None] | None = None
 
 
-def topic(
-    *,
-    waiting: Mapping[str, Any] | None = None,
-    body: Mapping[str, str] | None = None,
-    done: Mapping[str, tuple[Any, ...]] | None = None,
-    policy: Mapping[str, str] | None = None,
-    expiry: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    stats: Mapping[str, int] | None = None,
-    consumers: Mapping[str, str] | None = None,
-    schedules: Mapping[str, str] | None = None,
-    ticks: Mapping[str, int] | None = None,
-    events: Sequence[tuple[Any, ...]] | None = None,
-    declared: Sequence[str] | None = None,
-    **groups: G,
-) -> State:
-    """A state. Declares every given group, unless `declared` names the declared ones."""
-    state: State = {
-        "waiting": waiting,
-        "body": body,
-        "done": done,
-        "policy": policy,
-        "expiry": expiry,
-        "options": options,
-        "stats": stats,
-        "consumers": consumers,
-        "schedules": schedules,
-        "ticks": ticks,
-        "events": events,
-        "groups": sorted(groups if declared is None else declared),
-    }
-    state = {name: value for name, value in state.items() if value}
+ZSETS = ("waiting", "expiry", "ticks")
+HASHES = ("policy", "options", "stats", "consumers", "schedules")
+PARTS = {*ZSETS, *HASHES, "body", "done", "events"}
+
+
+def topic(*, declared: Sequence[str] | None = None, **parts: Any) -> State:
+    """A state; parts that are empty or None do not exist.
+
+    Declares every given group, unless `declared` names the declared ones.
+    """
+    groups = {name: part for name, part in parts.items() if isinstance(part, G)}
+    state: State = {name: part for name, part in parts.items() if part and name not in groups}
+    assert state.keys() <= PARTS, f"no parts of a state: {state.keys() - PARTS}"
+    if not isinstance(state.get("body", {}), Mapping):
+        state["body"] = dict.fromkeys(state["body"], "A-")
+    if groups if declared is None else declared:
+        state["groups"] = sorted(groups if declared is None else declared)
     for name, group in groups.items():
         entries = group.entries
         if entries is None:
             entries = {row.id: number for number, row in enumerate(group.ready)}
-        rows = [tuple(row[:4]) for row in group.ready]
-        state[f"{name}:ready"] = rows
+        state[f"{name}:ready"] = [tuple(row[:4]) for row in group.ready]
         state[f"{name}:idle"] = [row.idle_ms for row in group.ready]
         for kind in GROUP_KEYS[1:]:
             value = entries if kind == "entries" else getattr(group, kind)
@@ -110,9 +97,9 @@ def envelope(short: str) -> bytes:
 def put(store: SyncStore, name: str, state: State) -> None:
     """Write a state with plain commands."""
     keys = store.keys.topic(name)
-    for kind in ("waiting", "expiry", "ticks"):
+    for kind in ZSETS:
         _zset(store, getattr(keys, kind), state.get(kind, {}))
-    for kind in ("policy", "options", "stats", "consumers", "schedules"):
+    for kind in HASHES:
         _hash(store, getattr(keys, kind), state.get(kind, {}))
     _hash(store, keys.groups, dict.fromkeys(state.get("groups", ()), 1))
     for message_id, short in state.get("body", {}).items():
@@ -128,18 +115,16 @@ def _put_group(store: SyncStore, keys: TopicKeys, group: str, state: State) -> N
     its = keys.group(group)
     store.ask("XGROUP", "CREATE", its.ready, group, "0", "MKSTREAM")
     made: list[bytes] = []
-    idles = state[f"{group}:idle"]
-    for (message_id, due, attempt, holder), idle_ms in zip(
-        state[f"{group}:ready"], idles, strict=True
-    ):
+    rows = zip(state[f"{group}:ready"], state[f"{group}:idle"], strict=True)
+    for (message_id, due, attempt, holder), idle_ms in rows:
         more = ("attempt", attempt) if attempt > 1 else ()
         entry = store.ask("XADD", its.ready, "*", "id", message_id, "due", due, *more)
         made.append(entry)
         if holder is not None:
             store.ask("XREADGROUP", "GROUP", group, holder, "COUNT", 1, "STREAMS", its.ready, ">")
-            claim = ("XCLAIM", its.ready, group, holder, 0, entry, "IDLE", idle_ms, "JUSTID")
             if idle_ms:
-                store.ask(*claim)
+                idle = ("IDLE", idle_ms, "JUSTID")
+                store.ask("XCLAIM", its.ready, group, holder, 0, entry, *idle)
             if holder == FOREIGN:
                 store.ask("XACK", its.ready, group, entry)
     index = state.get(f"{group}:entries", {})
@@ -179,7 +164,7 @@ def read(store: SyncStore, name: str) -> State:
         elif (group := keys.group_of(key)) is not None:
             kind = rest.rpartition(":")[2]
             state[f"{group}:{kind}"] = _of_group(store, keys, group, kind)
-        elif rest in ("waiting", "expiry", "ticks"):
+        elif rest in ZSETS:
             state[rest] = _scores(store, key)
         elif rest in ("policy", "options", "consumers", "schedules"):
             found = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}

@@ -308,7 +308,7 @@ def test_a_half_removed_group_does_not_deliver_a_replaced_message(
     (old,) = bench.call(Pull(TOPIC, "lisa", "c1", 1)).entries
     bench.call(Undeclare(TOPIC, "lisa"))
     later = item("m", str(FAR), "new", sender="B")
-    bench.send(later, sender="B", on_duplicate=OnDuplicate.REPLACE)
+    bench.send(later, on_duplicate=OnDuplicate.REPLACE)
     with pytest.raises(RemovalUnfinished):
         bench.call(Declare(TOPIC, "lisa"))
     with pytest.raises(GroupRemoved):
