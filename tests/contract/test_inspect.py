@@ -8,26 +8,26 @@ from lisa.core.transitions.inspect import GroupState, Inspect, Inspection, Tombs
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import G, Row, envelope
 
-FAR = 253_402_300_799_999
+LATEST = 253_402_300_799_999
 
 
 def test_it_reports_every_state_and_changes_nothing(bench: Bench) -> None:
-    state = {
-        "waiting": {"w": FAR},
-        "body": {"w": "A-wait", "a": "A+all", "b": "A-two"},
-        "expiry": {"w": FAR},
-        "done": {"d": ("Ar", "acked", 7, 2, 9)},
-        "lisa": G(
-            ready=[Row("a", 1, 3, "c1", 5000), Row("b", 2)],
-            attempts={"a": 2},
-            reasons={"a": "no"},
-            garbage={"x": 5},
-        ),
-        "audit": G(retry={"a": 4}, garbage={"b": 6}, attempts={"b": 11}, reasons={"b": "bad"}),
-    }
-    bench.put(**state)
+    held_by_c1 = G(
+        ready=[Row("a", 1, 3, "c1", 5000), Row("b", 2)],
+        attempts={"a": 2},
+        reasons={"a": "no"},
+        garbage={"x": 5},
+    )
+    bench.put(
+        waiting={"w": LATEST},
+        body={"w": "A-wait", "a": "A+all", "b": "A-two"},
+        expiry={"w": LATEST},
+        done={"d": ("Ar", "acked", 7, 2, 9)},
+        lisa=held_by_c1,
+        audit=G(retry={"a": 4}, garbage={"b": 6}, attempts={"b": 11}, reasons={"b": "bad"}),
+    )
     w, a, b, d, unknown = bench.call(Inspect(TOPIC, ["w", "a", "b", "d", "?"]))
-    assert w == Inspection(envelope("A-wait"), None, FAR, FAR, [])
+    assert w == Inspection(envelope("A-wait"), None, LATEST, LATEST, [])
     held, retry = sorted(a.group_states)[::-1]
     assert a._replace(group_states=[]) == Inspection(envelope("A+all"), None, None, None, [])
     assert held.idle_ms is not None
@@ -42,7 +42,7 @@ def test_it_reports_every_state_and_changes_nothing(bench: Bench) -> None:
     ]
     assert d == Inspection(b"", Tombstone("AAAAAAAA", "acked", 7, 2, 9), None, None, [])
     assert unknown == Inspection(b"", None, None, None, [])
-    bench.check(**state)
+    bench.check_unchanged()
 
 
 @pytest.mark.parametrize("body", ["", "long enough to be seen"])

@@ -9,18 +9,16 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.prune import Prune, Pruned
 from tests.contract.bench import TOPIC, Bench, item
-from tests.contract.state import G, Row
+from tests.contract.state import FAR, G, Row
 from tests.rows import enqueue
 
-FAR = 4_000_000_000_000
-LONG = 60_000
 ON = {"journal": "1"}
-LIVE = dict.fromkeys("abc", "A-")
+TRIMS = pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
 
 
 def test_the_lateness_of_a_first_delivery_is_journaled_in_microseconds(bench: Bench) -> None:
     due = bench.clock() - 50
-    bench.put(body=LIVE, options=ON, lisa=G(ready=[Row("a", due, 1, "c1")]))
+    bench.put(body="a", options=ON, lisa=G(ready=[Row("a", due, 1, "c1")]))
     opened = bench.call(Open(TOPIC, "lisa", [bench.opening("a")]))
     [(_, _, _, _, more)] = bench.state()["events"]
     assert more == {"due": due, "late": opened.now_us - due * 1000}
@@ -30,7 +28,7 @@ def test_the_lateness_of_a_first_delivery_is_journaled_in_microseconds(bench: Be
 def test_the_actor_names_role_host_and_process(bench: Bench) -> None:
     bench.put(options=ON, lisa=G())
     store = SyncStore(bench.store.connection, Keys(), who="producer")
-    store.call(enqueue(TOPIC, "A" * 8, [item("a", str(FAR))]))
+    store.call(enqueue(TOPIC, "A" * 8, [item("a", FAR)]))
     [[_, flat]] = bench.store.ask("XRANGE", bench.keys.events, "-", "+")
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     assert fields[b"actor"].decode() == store.actor
@@ -40,18 +38,18 @@ def test_the_actor_names_role_host_and_process(bench: Bench) -> None:
 def test_an_unusable_journal_key_stops_nothing(bench: Bench) -> None:
     bench.put(options=ON, lisa=G())
     bench.store.ask("SET", bench.keys.events, "not a stream")
-    bench.call(enqueue(TOPIC, "A" * 8, [item("a", str(FAR))]))
+    bench.call(enqueue(TOPIC, "A" * 8, [item("a", FAR)]))
     assert bench.store.ask("ZRANGE", bench.keys.waiting, 0, -1) == [b"a"]
     stats = bench.store.drive(bench.store.stats(TOPIC))
     assert (stats["journaled"], stats["journal_failed"]) == (1, 1)
 
 
-def fill(bench: Bench, count: int) -> list[str]:
+def fill(bench: Bench, count: int, **options: int) -> list[str]:
     """Write events, one id each. Returns the entries' ids."""
-    bench.put(options=ON)
+    bench.put(options={**ON, **options})
     for start in range(0, count, 500):
         ids = [f"m{i:05}" for i in range(start, min(start + 500, count))]
-        bench.call(enqueue(TOPIC, "A" * 8, [item(m, str(FAR)) for m in ids]))
+        bench.call(enqueue(TOPIC, "A" * 8, [item(m, FAR) for m in ids]))
     return [entry.decode() for entry, _ in bench.store.ask("XRANGE", bench.keys.events, "-", "+")]
 
 
@@ -65,7 +63,7 @@ def numbers(bench: Bench) -> list[int]:
     return [int(flat[flat.index(b"n") + 1]) for _, flat in entries]
 
 
-@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@TRIMS
 def test_the_journal_is_trimmed_to_the_slowest_archive(bench: Bench) -> None:
     entries = fill(bench, 1000)
     record(bench, "quick", entries[899], 900)
@@ -79,7 +77,7 @@ def test_the_journal_is_trimmed_to_the_slowest_archive(bench: Bench) -> None:
     assert done.left == len(left)
 
 
-@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@TRIMS
 def test_an_archive_that_stopped_reporting_does_not_block_trimming(bench: Bench) -> None:
     entries = fill(bench, 1000)
     record(bench, "dead", entries[9], 10, ago_ms=10_000)
@@ -87,10 +85,9 @@ def test_an_archive_that_stopped_reporting_does_not_block_trimming(bench: Bench)
     assert bench.call(Prune(TOPIC, ["dead", "quick"], hold_ms=5_000)).removed > 700
 
 
-@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@TRIMS
 def test_without_an_archive_the_oldest_events_are_removed_and_counted_as_lost(bench: Bench) -> None:
-    fill(bench, 1000)
-    bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
+    fill(bench, 1000, journal_max=300)
     done = bench.call(Prune(TOPIC))
     assert done.lost == done.removed
     assert 600 <= done.removed <= 700
@@ -100,21 +97,19 @@ def test_without_an_archive_the_oldest_events_are_removed_and_counted_as_lost(be
     assert int(trimmed[0]) == done.removed
 
 
-@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@TRIMS
 def test_events_archived_before_an_archive_stopped_are_not_lost(bench: Bench) -> None:
-    entries = fill(bench, 1000)
-    bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
+    entries = fill(bench, 1000, journal_max=300)
     record(bench, "dead", entries[499], 500, ago_ms=10_000)
     done = bench.call(Prune(TOPIC, ["dead"], hold_ms=5_000))
     assert done.lost == done.removed - 500
 
 
-@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@TRIMS
 @pytest.mark.parametrize("archived", [True, False])
 def test_foreign_entries_do_not_stop_trimming(bench: Bench, *, archived: bool) -> None:
     bench.store.ask("XADD", bench.keys.events, "*", "foreign", "1")
-    entries = fill(bench, 1000)
-    bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
+    entries = fill(bench, 1000, journal_max=300)
     if archived:
         record(bench, "nightly", entries[700], 700)
     done = bench.call(Prune(TOPIC, ["nightly"]))

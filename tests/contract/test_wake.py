@@ -17,16 +17,15 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from tests.contract.bench import TOPIC, Bench, item
-from tests.contract.state import G, Row
+from tests.contract.state import FAR, G, Row
 from tests.rows import enqueue
 
-FAR = 4_000_000_000_000
-HEAD: dict[str, Any] = {"waiting": {"h": FAR}, "body": {"h": "A-", "a": "A-"}}
+HEAD: dict[str, Any] = {"waiting": {"h": FAR}, "body": "ha"}
 HELD = Row("a", 1, 1, "c1", 60_000)
 
 
 def send(due: int) -> Callable[[Bench], Transition[Any]]:
-    return lambda _: enqueue(TOPIC, "B" * 8, [item("n", str(due), sender="B")])
+    return lambda _: enqueue(TOPIC, "B" * 8, [item("n", due, sender="B")])
 
 
 def move(due: int) -> Callable[[Bench], Transition[Any]]:
