@@ -17,67 +17,63 @@ from tests.contract.bench import TOPIC, Bench, Receipts
 from tests.contract.samples import SAMPLES
 from tests.rows import Item, enqueue
 
-SCRIPT_OR_PRELUDE = pytest.mark.parametrize("name", [*loader.names(), "prelude"])
+SCRIPT = pytest.mark.parametrize("name", loader.names())
 
 
 def code(name: str) -> str:
-    """A script without its comments."""
+    """A file of a script, or the prelude, without its comments."""
     path = loader.directory() / f"{name}.lua"
-    text = loader.prelude() if name == "prelude" else path.read_text("utf-8")
-    return re.sub(r"--[^\n]*", "", text)
+    return uncommented(loader.prelude() if name == "prelude" else path.read_text("utf-8"))
 
 
-@SCRIPT_OR_PRELUDE
-def test_no_script_searches_for_keys(name: str) -> None:
-    assert not re.search(r"'(KEYS|SCAN|HGETALL|SMEMBERS|FLUSH\w*|EVAL\w*)'|cjson", code(name))
+def composed(name: str) -> str:
+    """A script as the server gets it, without its comments."""
+    return uncommented(loader.load(name).source)
 
 
-@SCRIPT_OR_PRELUDE
-def test_every_key_is_passed_in_keys(name: str) -> None:
-    assert not re.search(r"'(lisa|body|done|waiting|g):", code(name))
+def uncommented(source: str) -> str:
+    return re.sub(r"--[^\n]*", "", source)
 
 
-@SCRIPT_OR_PRELUDE
-def test_every_range_has_a_bound(name: str) -> None:
-    for call in re.findall(r"'(?:ZRANGEBYSCORE|XRANGE|XREADGROUP)'[^\n]*(?:\n[^\n]*)?", code(name)):
+@pytest.mark.parametrize("name", [*loader.names(), "prelude"])
+def test_a_script_reads_only_the_keys_given_to_it_and_bounded_ranges(name: str) -> None:
+    text = code(name)
+    assert not re.search(r"'(KEYS|SCAN|HGETALL|SMEMBERS|FLUSH\w*|EVAL\w*)'|cjson", text)
+    assert not re.search(r"'(lisa|body|done|waiting|g):", text), "a key is not passed in KEYS"
+    for call in re.findall(r"'(?:ZRANGEBYSCORE|XRANGE|XREADGROUP)'[^\n]*(?:\n[^\n]*)?", text):
         one_entry = re.search(r"'XRANGE', group.ready, entry, entry\)", call)
         assert one_entry or re.search(r"'(LIMIT|COUNT)'", call), call
+    assert not re.search(r"^function ", text, re.MULTILINE), "a global is set"
 
 
-@SCRIPT_OR_PRELUDE
-def test_no_global_is_set(name: str) -> None:
-    for line in code(name).splitlines():
-        assert not re.match(r"function ", line), line
-
-
-@pytest.mark.parametrize("name", loader.names())
+@SCRIPT
 def test_the_server_knows_a_script_by_its_sha(bench: Bench, name: str) -> None:
     script = loader.load(name)
     assert script.sha == hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
     assert bench.store.ask("SCRIPT", "LOAD", script.source) == script.sha.encode()
 
 
-@pytest.mark.parametrize("name", loader.names())
+@SCRIPT
 def test_the_defaults_of_a_script_are_the_options_defaults(name: str) -> None:
     defaults = encode({name: one.default for name, one in OPTIONS.items()})
-    source = re.sub(r"--[^\n]*", "", loader.load(name).source)
+    source = composed(name)
     table = dict(re.findall(r"(\w+) = '([^']*)'", source.partition("\n")[0]))
     assert table == {name: defaults[name] for name in re.findall(r"option\('(\w+)'\)", source)}
     assert "DEFAULT." not in source
 
 
 def test_a_default_is_written_into_a_script() -> None:
-    assert "DEFAULT.max_ready" in (loader.directory() / "promote.lua").read_text("utf-8")
-    source = re.sub(r"--[^\n]*", "", loader.load("promote").source)
-    assert f"tonumber(settings[2] or '{TopicOptions().max_ready}')" in source
-    assert "DEFAULT" not in source, "a table would be made at every call"
+    """A table of defaults would be made at every call."""
+    assert "DEFAULT.max_ready" in code("promote")
+    assert f"tonumber(settings[2] or '{TopicOptions().max_ready}')" in composed("promote")
+    assert "DEFAULT" not in composed("promote")
 
 
 def test_a_script_includes_only_the_prelude_functions_it_uses() -> None:
     functions = re.findall(r"^local function (\w+)", code("prelude"), re.MULTILINE)
     used = set()
     for name in loader.names():
-        source = re.sub(r"--[^\n]*", "", loader.load(name).source)
+        source = composed(name)
         given = {one for one in functions if f"local function {one}(" in source}
         assert given == {one for one in functions if re.search(rf"\b{one}\(", source)}, name
         used |= given
@@ -101,9 +97,6 @@ class NoServer(Receipts):
 def sample(name: str, n: int) -> Transition[Any]:
     """The script's sample call for `n` ids."""
     return SAMPLES[name].make(NoServer(), IDS[:n])
-
-
-SCRIPT = pytest.mark.parametrize("name", loader.names())
 
 
 def header(name: str) -> dict[str, str]:
@@ -155,19 +148,16 @@ def test_every_module_has_a_script() -> None:
 
 
 @SCRIPT
-def test_the_module_of_that_name_runs_the_script(name: str) -> None:
-    module = importlib.import_module(f"lisa.core.transitions.{name}")
-    transition = sample(name, 1)
-    assert type(transition).__module__ == module.__name__
-    assert transition.script == name
-
-
-@SCRIPT
-def test_the_header_is_complete(name: str) -> None:
-    parts = header(name)
+def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
+    call, parts = sample(name, 1), header(name)
+    assert (type(call).__module__, call.script) == (f"lisa.core.transitions.{name}", name)
     assert set(parts) == {"purpose", "Guarantee:", "KEYS", "ARGV", "Returns"}
     assert parts["purpose"].startswith(f"{name}: ")
     assert parts["KEYS"].startswith("the prelude's")
+    assert ("the call's record" in parts["KEYS"]) == bool(call.call_id)
+    fixed, each = argument_counts(parts["ARGV"])
+    assert [len(own_arguments(name, n)) for n in (1, 3)] == [fixed + each, fixed + 3 * each]
+    assert parts["ARGV"].startswith("own group's number") == (call.own_group is not None)
     assert "{'OK'" in parts["Returns"]
     knows_groups = "changed_groups()" in loader.load(name).source.rpartition("-- Returns")[2]
     assert ("{'GROUPS', ...}" in parts["Returns"]) == knows_groups
@@ -197,20 +187,6 @@ def test_the_keys_match_the_header(name: str) -> None:
     assert own_keys(name, 1)[:group_keys] == list(keys.group("lisa")[:group_keys])
 
 
-@SCRIPT
-def test_the_header_says_whether_a_call_has_a_record(name: str) -> None:
-    assert ("the call's record" in header(name)["KEYS"]) == bool(sample(name, 1).call_id)
-
-
-@SCRIPT
-def test_the_number_of_arguments_matches_the_header(name: str) -> None:
-    fixed, each = argument_counts(header(name)["ARGV"])
-    assert len(own_arguments(name, 1)) == fixed + each
-    assert len(own_arguments(name, 3)) == fixed + 3 * each
-    has_own_group = sample(name, 1).own_group is not None
-    assert header(name)["ARGV"].startswith("own group's number") == has_own_group
-
-
 def test_new_ids_pass_only_the_first_tombstone_key() -> None:
     keys = Keys().topic(TOPIC)
     items = [Item(m, "+0", b"") for m in IDS]
@@ -225,13 +201,12 @@ def test_ttls_and_policies_are_passed_as_numbered_pairs() -> None:
 
 
 def test_the_preludes_header_names_the_keys_in_their_order() -> None:
-    text = " ".join(
-        line[2:].strip() for line in loader.prelude().splitlines() if line.startswith("--")
+    lines = (line for line in loader.prelude().splitlines() if line.startswith("--"))
+    text = " ".join(" ".join(line[2:] for line in lines).split())
+    found = re.search(
+        r"KEYS 1-(\d+) the topic's: ([\w, ]+) then (\w+) for each group: ([\w, ]+) then", text
     )
-    shared = re.search(r"KEYS 1-(\d+) the topic's: ([\w, ]+) then", re.sub(r" +", " ", text))
-    groups = re.search(r"then (\w+) for each group: ([\w, ]+) then", re.sub(r" +", " ", text))
-    assert shared is not None
-    assert groups is not None
-    assert (int(shared[1]), tuple(shared[2].split(", "))) == (len(TOPIC_KEYS), TOPIC_KEYS)
-    assert (groups[1], tuple(groups[2].split(", "))) == ("seven", GROUP_KEYS)
+    assert found
+    assert (int(found[1]), tuple(found[2].split(", "))) == (len(TOPIC_KEYS), TOPIC_KEYS)
+    assert (found[3], tuple(found[4].split(", "))) == ("seven", GROUP_KEYS)
     assert len(GROUP_KEYS) == 7
