@@ -36,7 +36,7 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
-from tests.model.interleaving import TOPIC, Event, Role, answered
+from tests.model.interleaving import TOPIC, Event, answered, makes_roles
 from tests.rows import Item, enqueue
 
 T = TypeVar("T")
@@ -47,7 +47,10 @@ ALL = "*"
 """In place of an id: the event concerns a group, and so every message."""
 
 
+@makes_roles
 def sender(
+    store: Store,
+    story: list[Event],
     ids: str = "a",
     *,
     letter: str = "A",
@@ -56,50 +59,37 @@ def sender(
     policy: str | None = None,
     mode: OnDuplicate = OnDuplicate.KEEP,
     times: int = 1,
-) -> Role:
+) -> Flow[None]:
     """Sends; repeatedly if its reply was lost. `letter` eight times is the send token."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        body = encode_envelope(letter * 8, "")
-        call = enqueue(
-            TOPIC, letter * 8, [Item(one, due, body, ttl_ms, policy) for one in ids], mode
+    body = encode_envelope(letter * 8, "")
+    call = enqueue(TOPIC, letter * 8, [Item(one, due, body, ttl_ms, policy) for one in ids], mode)
+    for _ in range(times):
+        outcomes = yield from store.run(call)
+        story.extend(
+            ("sent", one, letter, said, due) for one, said in zip(ids, outcomes, strict=True)
         )
-        for _ in range(times):
-            outcomes = yield from store.run(call)
-            story.extend(
-                ("sent", one, letter, said, due) for one, said in zip(ids, outcomes, strict=True)
-            )
-
-    return role
 
 
-def manager(group: str = "lisa", rounds: int = 1) -> Role:
+@makes_roles
+def manager(store: Store, story: list[Event], group: str = "lisa") -> Flow[None]:
     """Promotes, expires, reclaims."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        for _ in range(rounds):
-            promoted = yield from store.run(Promote(TOPIC))
-            if promoted.expired:
-                ended = yield from store.run(Expire(TOPIC, promoted.expired))
-                story.extend(
-                    (said.value, one)
-                    for one, said in zip(promoted.expired, ended, strict=True)
-                    if said in ("expired", "skipped")
-                )
-            yield from reclaim(store, group)
-
-    return role
+    promoted = yield from store.run(Promote(TOPIC))
+    if promoted.expired:
+        ended = yield from store.run(Expire(TOPIC, promoted.expired))
+        story.extend(
+            (said.value, one)
+            for one, said in zip(promoted.expired, ended, strict=True)
+            if said in ("expired", "skipped")
+        )
+    yield from reclaim(store, group)
 
 
-def sweeper(id_: str = "a") -> Role:
+@makes_roles
+def sweeper(store: Store, story: list[Event], id_: str = "a") -> Flow[None]:
     """Expires a message that it found in the list of ttls."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        (said,) = yield from store.run(Expire(TOPIC, [id_]))
-        if said in ("expired", "skipped"):
-            story.append((said.value, id_))
-
-    return role
+    (said,) = yield from store.run(Expire(TOPIC, [id_]))
+    if said in ("expired", "skipped"):
+        story.append((said.value, id_))
 
 
 def reclaim(store: Store, group: str) -> Flow[None]:
@@ -109,31 +99,36 @@ def reclaim(store: Store, group: str) -> Flow[None]:
         return
 
 
-def consumer(name: str, group: str = "lisa", then: str = "ack", most: int = 1) -> Role:
+@makes_roles
+def consumer(
+    store: Store,
+    story: list[Event],
+    name: str,
+    group: str = "lisa",
+    *,
+    then: str = "ack",
+    most: int = 1,
+) -> Flow[None]:
     """Takes a message and settles it: ack, ack twice, retry, release, defer, or extend and ack."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        try:
-            pulled = yield from store.run(Pull(TOPIC, group, name, most))
-            if not pulled.entries:
-                return
-            opened = yield from store.run(Open(TOPIC, group, pulled.entries))
-            given = [
-                (entry, data, "past its ttl" if is_past else then)
-                for entry, data, is_past in zip(
-                    pulled.entries, opened.envelopes, opened.past_ttl, strict=True
-                )
-                if data is not None
-            ]
-            for entry, data, what in given:
-                if what == then:
-                    story.append(("handed", entry.id, decode_envelope(data).token[0], group))
-            for entry, data, what in given:
-                yield from settle(store, story, entry, data, group=group, then=what, name=name)
-        except GroupRemoved:
+    try:
+        pulled = yield from store.run(Pull(TOPIC, group, name, most))
+        if not pulled.entries:
             return
-
-    return role
+        opened = yield from store.run(Open(TOPIC, group, pulled.entries))
+        given = [
+            (entry, data, "past its ttl" if is_past else then)
+            for entry, data, is_past in zip(
+                pulled.entries, opened.envelopes, opened.past_ttl, strict=True
+            )
+            if data is not None
+        ]
+        for entry, data, what in given:
+            if what == then:
+                story.append(("handed", entry.id, decode_envelope(data).token[0], group))
+        for entry, data, what in given:
+            yield from settle(store, story, entry, data, group=group, then=what, name=name)
+    except GroupRemoved:
+        return
 
 
 def settle(
@@ -167,77 +162,63 @@ def settle(
             story.append(("settled", *who))
 
 
-def canceller(ids: Sequence[str] = "a", times: int = 1) -> Role:
+@makes_roles
+def canceller(
+    store: Store, story: list[Event], ids: Sequence[str] = "a", times: int = 1
+) -> Flow[None]:
     """Cancels; repeatedly if its reply was lost."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        for _ in range(times):
-            said = yield from store.run(Cancel(TOPIC, list(ids)))
-            story.extend((str(answer), one) for one, answer in zip(ids, said, strict=True))
-
-    return role
+    for _ in range(times):
+        said = yield from store.run(Cancel(TOPIC, list(ids)))
+        story.extend((str(answer), one) for one, answer in zip(ids, said, strict=True))
 
 
-def rescheduler(due: str, id_: str = "a") -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        (said,) = yield from store.run(Reschedule(TOPIC, [(id_, due)]))
-        story.append((str(said), id_, due))
-
-    return role
+@makes_roles
+def rescheduler(store: Store, story: list[Event], due: str, id_: str = "a") -> Flow[None]:
+    (said,) = yield from store.run(Reschedule(TOPIC, [(id_, due)]))
+    story.append((str(said), id_, due))
 
 
-def requeuer(group: str = "lisa", id_: str = "a") -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        (done,) = yield from store.run(Requeue(TOPIC, group, [id_]))
-        if done:
-            story.append(("requeued", id_, group))
-
-    return role
+@makes_roles
+def requeuer(store: Store, story: list[Event], group: str = "lisa", id_: str = "a") -> Flow[None]:
+    (done,) = yield from store.run(Requeue(TOPIC, group, [id_]))
+    if done:
+        story.append(("requeued", id_, group))
 
 
-def purger(group: str = "lisa", id_: str = "a") -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        (done,) = yield from store.run(Purge(TOPIC, group, [id_]))
-        if done:
-            story.append(("purged", id_, group))
-
-    return role
+@makes_roles
+def purger(store: Store, story: list[Event], group: str = "lisa", id_: str = "a") -> Flow[None]:
+    (done,) = yield from store.run(Purge(TOPIC, group, [id_]))
+    if done:
+        story.append(("purged", id_, group))
 
 
-def remover(group: str = "lisa") -> Role:
+@makes_roles
+def remover(store: Store, story: list[Event], group: str = "lisa") -> Flow[None]:
     """Removes a group."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        with telling(store, story):
-            yield from group_removal.remove(store, Topic(TOPIC), group)
-
-    return role
+    with telling(store, story):
+        yield from group_removal.remove(store, Topic(TOPIC), group)
 
 
-def finisher(group: str = "lisa") -> Role:
+@makes_roles
+def finisher(store: Store, story: list[Event], group: str = "lisa") -> Flow[None]:
     """A manager's sweep that considers a removal interrupted."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        with telling(store, story):
-            yield from group_removal.finish(store, Shard(TOPIC), group)
-
-    return role
+    with telling(store, story):
+        yield from group_removal.finish(store, Shard(TOPIC), group)
 
 
-def declarer(group: str = "lisa", *, finishes: bool = False) -> Role:
+@makes_roles
+def declarer(
+    store: Store, story: list[Event], group: str = "lisa", *, finishes: bool = False
+) -> Flow[None]:
     """Declares a group, as its consumers do. finishes: as `lisa topic group add` does."""
-
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        if finishes:
-            yield from finisher(group)(store, story)
-        try:
-            is_new = yield from store.run(Declare(TOPIC, group))
-        except RemovalUnfinished:
-            return
-        if is_new:
-            story.append(("declared", ALL, group))
-
-    return role
+    if finishes:
+        yield from finisher(group)(store, story)
+    try:
+        is_new = yield from store.run(Declare(TOPIC, group))
+    except RemovalUnfinished:
+        return
+    if is_new:
+        story.append(("declared", ALL, group))
 
 
 @contextmanager

@@ -23,6 +23,11 @@ class Receipt:
     def id(self) -> str:
         return self.entry.id
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The ids of the message and its entry."""
+        return self.id, str(self.entry.name)
+
 
 def holds(group: Group, receipt: Receipt) -> bool:
     """Whether a receipt is still valid: each redelivery has a new entry."""

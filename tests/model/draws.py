@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from tests.model.scheduling import Made
 from tests.model.sending import Outgoing
 
 HOUR = "3600000"
@@ -46,3 +47,11 @@ OPTIONS = {
     "late": st.one_of(st.sampled_from([None, None, ""]), lates),
     "paused": st.sampled_from([None, "0", "0", "1"]),
 }
+OVERLAPS = ("allow", "allow", "skip", "queue_one", "replace_unstarted")
+made = st.builds(
+    Made,
+    st.sampled_from("aabbcd"),
+    st.sampled_from([1_000, 2_000, int(FAR)]),
+    st.sampled_from([None, None, 0, int(HOUR)]),
+    st.one_of(st.none(), policies),
+)

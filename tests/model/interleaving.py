@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -32,6 +32,7 @@ from lisa.core.redis.flow import Execute, ExecuteMany, Flow, Step
 from lisa.core.store.store import Store
 from lisa.core.transitions import loader
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 TOPIC = "orders"
@@ -43,6 +44,15 @@ GONE = "gone"
 Event = tuple[str, ...]
 """An event that a role records, such as ("handed", "a", "A", "lisa")."""
 Role = Callable[[Store, list[Event]], Flow[None]]
+
+
+def makes_roles(act: Callable[Concatenate[Store, list[Event], P], Flow[None]]) -> Callable[P, Role]:
+    """A function that makes roles from all but the first two arguments of `act`."""
+
+    def make(*args: P.args, **options: P.kwargs) -> Role:
+        return lambda store, story: act(store, story, *args, **options)
+
+    return make
 
 
 @dataclass(frozen=True)

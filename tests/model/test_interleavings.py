@@ -54,37 +54,36 @@ class Case:
 REPLACER = sender(letter="B", mode=OnDuplicate.REPLACE, times=2)
 REPLACER_FOR_LATER = sender(letter="B", due=FAR, mode=OnDuplicate.REPLACE)
 FAILED_AND_PUT_OFF = (consumer("c1", then="retry"), rescheduler(FAR))
+CONSUMERS = (consumer("c1"), consumer("c2"))
+TEAM = (manager(), manager(), *CONSUMERS)
+G_AND_H = (consumer("c1", "g"), consumer("c2", "h"))
+G_AND_H_FAILS = (consumer("c1", "g"), consumer("c2", "h", then="retry"))
+
+
+def team(then: str) -> tuple[Role, ...]:
+    """Two managers and two consumers, of which one does this with its delivery."""
+    return (manager(), manager(), consumer("c1", then=then), consumer("c2"))
+
+
 CASES = {
-    "a send whose reply was lost": Case(
-        (sender(times=2), manager(), manager(), consumer("c1"), consumer("c2")), sent=None
-    ),
-    "a cancel": Case((manager(), manager(), consumer("c1"), consumer("c2"), canceller())),
+    "a send whose reply was lost": Case((sender(times=2), *TEAM), sent=None),
+    "a cancel": Case((*TEAM, canceller())),
     "a cancel of what is being sent": Case(
-        (sender(times=2), canceller(times=2), manager(), consumer("c1"), consumer("c2")), sent=None
+        (sender(times=2), canceller(times=2), manager(), *CONSUMERS), sent=None
     ),
-    "a due time put off": Case(
-        (manager(), manager(), consumer("c1"), consumer("c2"), rescheduler(FAR))
-    ),
+    "a due time put off": Case((*TEAM, rescheduler(FAR))),
     "a due time brought forward": Case(
         (manager(), consumer("c1"), rescheduler("+0"), canceller()), sent=sender(due=FAR)
     ),
-    "another message of the same id": Case((manager(), consumer("c1"), consumer("c2"), REPLACER)),
+    "another message of the same id": Case((manager(), *CONSUMERS, REPLACER)),
     "a message given back": Case(
         (manager(), consumer("c1", then="release"), consumer("c2"), canceller())
     ),
-    "a message outside its window": Case(
-        (manager(), manager(), consumer("c1", then="defer"), consumer("c2"), rescheduler("+0"))
-    ),
-    "a failing handler": Case(
-        (manager(), manager(), consumer("c1", then="retry"), consumer("c2"), canceller())
-    ),
-    "a slow handler": Case((manager(), manager(), consumer("c1", then="extend"), consumer("c2"))),
-    "an ack whose reply was lost": Case(
-        (manager(), manager(), consumer("c1", then="ack twice"), consumer("c2"), canceller())
-    ),
-    "a ttl": Case(
-        (manager(), sweeper(), consumer("c1"), consumer("c2"), canceller()), sent=sender(ttl_ms=0)
-    ),
+    "a message outside its window": Case((*team("defer"), rescheduler("+0"))),
+    "a failing handler": Case((*team("retry"), canceller())),
+    "a slow handler": Case(team("extend")),
+    "an ack whose reply was lost": Case((*team("ack twice"), canceller())),
+    "a ttl": Case((manager(), sweeper(), *CONSUMERS, canceller()), sent=sender(ttl_ms=0)),
     "a late policy": Case(
         (manager(), sweeper(), consumer("c1"), rescheduler("+0"), canceller()),
         sent=sender(policy="*;3600000,skip"),
@@ -96,36 +95,19 @@ CASES = {
     "a ttl, put off": Case(
         (manager(), manager(), consumer("c1"), rescheduler(FAR)), sent=sender(ttl_ms=0)
     ),
-    "garbage": Case(
-        (manager(), consumer("c1"), consumer("c2"), requeuer(), purger(), canceller()),
-        retry_delays="",
-    ),
+    "garbage": Case((manager(), *CONSUMERS, requeuer(), purger(), canceller()), retry_delays=""),
     "garbage of two groups": Case(
-        (
-            consumer("c1", "g"),
-            consumer("c2", "h", then="retry"),
-            manager("g"),
-            purger("g"),
-            purger("h"),
-            requeuer("h"),
-        ),
+        (manager("g"), *G_AND_H_FAILS, purger("g"), purger("h"), requeuer("h")),
         groups=("g", "h"),
         retry_delays="",
     ),
-    "two groups": Case(
-        (manager("g"), manager("h"), consumer("c1", "g"), consumer("c2", "h"), canceller()),
-        groups=("g", "h"),
-    ),
+    "two groups": Case((manager("g"), manager("h"), *G_AND_H, canceller()), groups=("g", "h")),
     "two groups, another message of the same id": Case(
-        (manager("g"), consumer("c1", "g"), consumer("c2", "h"), REPLACER), groups=("g", "h")
+        (manager("g"), *G_AND_H, REPLACER), groups=("g", "h")
     ),
-    "two messages": Case(
-        (manager(), consumer("c1"), consumer("c2"), canceller("ab")), ids="ab", sent=sender("ab")
-    ),
+    "two messages": Case((manager(), *CONSUMERS, canceller("ab")), ids="ab", sent=sender("ab")),
     "a group removed": Case((manager(), consumer("c1"), remover())),
-    "one of two groups removed": Case(
-        (consumer("c1", "g"), consumer("c2", "h"), remover("g")), groups=("g", "h")
-    ),
+    "one of two groups removed": Case((*G_AND_H, remover("g")), groups=("g", "h")),
     "a group removed by two": Case((remover(), remover())),
     "a group removed and declared again": Case((consumer("c1"), remover(), declarer())),
     "a group removed and declared again, a message replaced": Case(
@@ -169,20 +151,11 @@ def test_every_interleaving(valkey_server: EmbeddedServer, name: str) -> None:
     history: list[Event] = []
     with closing(store):
         store.drive(store.register([TOPIC]))
-        options = {"ack_timeout": "0", "retry_delays": case.retry_delays}
-        store.call(Configure(TOPIC, options))
+        store.call(Configure(TOPIC, {"ack_timeout": "0", "retry_delays": case.retry_delays}))
         for group in case.groups:
             store.call(Declare(TOPIC, group))
         for role in (*filter(None, [case.sent]), *case.before):
             store.drive(role(store, history))
         judge = Judge(store, case.groups)
-        explorer = Explorer(
-            store.connection,
-            case.roles,
-            case.ids,
-            case.groups,
-            judge,
-            judge.witness,
-            tuple(history),
-        )
-        assert explorer.explore() > 1
+        told = (judge, judge.witness, tuple(history))
+        assert Explorer(store.connection, case.roles, case.ids, case.groups, *told).explore() > 1

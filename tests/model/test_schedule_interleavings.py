@@ -30,7 +30,16 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.schedule import ScheduleOutcome
 from lisa.embedded import EmbeddedServer
 from tests.model.acting import FAR, canceller, consumer, manager
-from tests.model.interleaving import TOPIC, Event, Explorer, Moment, Role, levels, pairs
+from tests.model.interleaving import (
+    TOPIC,
+    Event,
+    Explorer,
+    Moment,
+    Role,
+    levels,
+    makes_roles,
+    pairs,
+)
 from tests.model.judging import check_places, without_pauses
 from tests.servers import flush
 
@@ -44,44 +53,33 @@ AHEAD = {**SPAN, "catch_up": "all"}
 AT_TICK = {**AHEAD, "max_late": "1h"}
 
 
-def ticker(now_ms: int) -> Role:
+@makes_roles
+def ticker(store: Store, _story: list[Event], now_ms: int) -> Flow[None]:
     """A manager that handles what is due."""
-
-    def role(store: Store, _story: list[Event]) -> Flow[None]:
-        (done,) = yield from schedule_calls.tick_all(store, TOPIC, ["s"], now_ms)
-        assert done is None or isinstance(done, ScheduleOutcome), done
-
-    return role
+    (done,) = yield from schedule_calls.tick_all(store, TOPIC, ["s"], now_ms)
+    assert done is None or isinstance(done, ScheduleOutcome), done
 
 
-def editor(**options: Any) -> Role:
-    def role(store: Store, _story: list[Event]) -> Flow[None]:
-        yield from schedules.put(store, TOPIC, "s", define("edited", {**AHEAD, **options}))  # type: ignore[typeddict-item]
-
-    return role
+@makes_roles
+def editor(store: Store, _story: list[Event], /, **options: Any) -> Flow[None]:
+    yield from schedules.put(store, TOPIC, "s", define("edited", {**AHEAD, **options}))  # type: ignore[typeddict-item]
 
 
-def pauser(*, is_paused: bool = True) -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        changed = yield from schedules.set_paused(store, TOPIC, "s", is_paused=is_paused)
-        story.append(("paused" if changed and is_paused else "resumed", "s"))
-
-    return role
+@makes_roles
+def pauser(store: Store, story: list[Event], *, is_paused: bool = True) -> Flow[None]:
+    changed = yield from schedules.set_paused(store, TOPIC, "s", is_paused=is_paused)
+    story.append(("paused" if changed and is_paused else "resumed", "s"))
 
 
-def removing() -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        removed = yield from schedules.remove(store, TOPIC, "s")
-        story.append(("removed" if removed else "not removed", "s"))
-
-    return role
+@makes_roles
+def removing(store: Store, story: list[Event]) -> Flow[None]:
+    removed = yield from schedules.remove(store, TOPIC, "s")
+    story.append(("removed" if removed else "not removed", "s"))
 
 
-def runner() -> Role:
-    def role(store: Store, story: list[Event]) -> Flow[None]:
-        story.append(("run", (yield from schedules.run_now(store, TOPIC, "s"))))
-
-    return role
+@makes_roles
+def runner(store: Store, story: list[Event]) -> Flow[None]:
+    story.append(("run", (yield from schedules.run_now(store, TOPIC, "s"))))
 
 
 @dataclass(frozen=True)
