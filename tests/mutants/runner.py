@@ -77,21 +77,6 @@ class Runner:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def collected(files: Sequence[str]) -> set[str]:
-    """The ids of all tests in some files, and each without its parameters."""
-    options = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
-    output = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files],
-        cwd=ROOT,
-        env=_clean(),
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    ids = {line for line in output.splitlines() if "::" in line}
-    return ids | {test.partition("[")[0] for test in ids}
-
-
 def _clean() -> dict[str, str]:
     """The environment without the outer session's pytest settings."""
     return {
