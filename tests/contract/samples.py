@@ -43,11 +43,9 @@ from lisa.core.transitions.set_layout import SetLayout
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
-from tests.contract.state import FOREIGN, G, Row, envelope
+from tests.contract.state import FAR, FOREIGN, LONG, G, Row, envelope
 from tests.rows import enqueue
 
-FAR = 4_000_000_000_000
-LONG = 60_000
 COUNTED_AGAIN = ("stale@lisa", "cleared@lisa", "duplicate")
 """Refused calls are counted on every call."""
 

@@ -130,18 +130,6 @@ def test_an_id_twice_in_one_call(bench: Bench, mode: OnDuplicate, second: Sent) 
         )
 
 
-def test_a_batch_of_old_and_new_ids_handles_each_separately(bench: Bench) -> None:
-    done = {"b": ("B-", "cancelled", None, 0, PAST)}
-    bench.put(waiting={"a": FAR}, body={"a": "B-"}, done=done, lisa=G())
-    said = bench.send(item("a", 1), item("b", 2), item("c", 3, "new"))
-    assert said == [DUPLICATE, DUPLICATE, ACCEPTED]
-    bench.check_change(
-        body={"a": "B-", "c": "A-new"},
-        stats={"sent": 1, "duplicate": 2, "promoted": 1},
-        lisa=G(ready=[Row("c", 3)]),
-    )
-
-
 @pytest.mark.parametrize("settled", ["", "a", "b", "c", "ac", "abc"])
 @pytest.mark.parametrize("due", ["+0", "+60000"])
 def test_a_repeat_with_new_ids_is_detected_by_any_id(bench: Bench, due: str, settled: str) -> None:

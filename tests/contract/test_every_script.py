@@ -13,8 +13,8 @@ from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull
 from tests.contract.bench import TOPIC, Bench
-from tests.contract.samples import CASES, LIVE, LONG, SAMPLES, comparable
-from tests.contract.state import G, Row, envelope
+from tests.contract.samples import CASES, LIVE, SAMPLES, comparable
+from tests.contract.state import LONG, G, Row, envelope
 
 JOURNAL = pytest.mark.parametrize("journal", ["", "1"], ids=["plain", "journaled"])
 EVERYWHERE = pytest.mark.parametrize("bench", ["valkey", "usual", "redis", "fake"], indirect=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import redis
 
 from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import ServerUnavailable
@@ -23,11 +21,10 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.topology import SLOTS
 from lisa.core.store.store import AsyncStore, SyncStore
-from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
-from tests import clusters
+from tests import clusters, topologies
 from tests.contract.life import EXPECTED, life
-from tests.servers import connect, redis_server, wait_until
+from tests.servers import redis_server
 
 PROGRAMS = pytest.mark.parametrize(
     "program",
@@ -133,16 +130,10 @@ def test_calls_do_not_fail_because_failovers_cannot_be_watched(
 
 
 @PROGRAMS
-def test_a_pipeline_on_a_cluster(cluster_url: str) -> None:
+def test_pipelines_and_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
     store = SyncStore(Connection(Address(cluster_url)), Keys())
     flow = store.commands([("SET", "{x}:a", "1"), ("GET", "{x}:a"), ("GET", "{y}:a")])
     assert store.drive(flow)[1:] == [b"1", None]
-    store.close()
-
-
-@PROGRAMS
-def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
-    store = SyncStore(Connection(Address(cluster_url)), Keys())
     assert abs(store.drive(store.server_time_us()) / 1e6 - time.time()) < 60
     keys = {f"key{i}".encode() for i in range(300)}
     for key in keys:
@@ -162,48 +153,20 @@ def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
 @pytest.mark.parametrize("url", ["redis+cluster://{}", "redis+sentinel://{}/mymaster"])
 async def test_without_an_answer_lisas_error_is_raised(url: str, kind: str) -> None:
     address, patience = Address(url.format(f"{HOST}:{free_port()}")), timedelta(seconds=0.3)
-
-    async def ask() -> None:
+    with pytest.raises(ServerUnavailable, match="does not answer"):  # noqa: PT012  either store
         if kind == "sync":
             SyncStore(Connection(address), Keys(), patience).ask("PING")
-        store = AsyncStore(AsyncConnection(address), Keys(), patience)
-        await store.drive(store.command("PING"))
-
-    with pytest.raises(ServerUnavailable, match="does not answer"):
-        await ask()
+        else:
+            store = AsyncStore(AsyncConnection(address), Keys(), patience)
+            await store.drive(store.command("PING"))
 
 
 @pytest.fixture
 def sentinel_url(program: Path, tmp_path: Path) -> Iterator[str]:
     """One primary and one sentinel."""
-    port = free_port()
-    with EmbeddedServer(binary=program) as primary:
-        settings = tmp_path / "sentinel.conf"
-        settings.write_text(
-            f"port {port}\nbind {HOST}\ndir {tmp_path}\n"
-            f"sentinel monitor mymaster {HOST} {primary.port} 1\n",
-            encoding="utf-8",
-        )
-        sentinel = subprocess.Popen(
-            [str(program), str(settings), "--sentinel"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            wait_until(lambda: _watches(port) or sentinel.poll() is not None)
-            assert sentinel.poll() is None, "the sentinel did not start"
-            yield f"redis+sentinel://{HOST}:{port}/mymaster/0"
-        finally:
-            sentinel.terminate()
-            sentinel.wait(20)
-
-
-def _watches(port: int) -> bool:
-    with connect(f"redis://{HOST}:{port}") as client:
-        try:
-            return "status': 'ok'" in str(client.info("sentinel"))
-        except redis.ConnectionError:
-            return False
+    name = "valkey" if program == binary() else "redis"
+    with topologies.sentinels(name, tmp_path, replicas=0, count=1) as made:
+        yield made.url
 
 
 @KINDS

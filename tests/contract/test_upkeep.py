@@ -110,7 +110,9 @@ def test_windows_go_to_the_end_and_miss_nothing(bench: Bench) -> None:
 
 
 def test_a_missing_entry_is_cleared_and_does_not_block_others(bench: Bench) -> None:
-    bench.put(body="a", lisa=G(ready=[Row("x", 1, 1, "c1", LONG), OVERDUE], entries={"a": 1}))
+    """Nor does it concern other groups."""
+    rows = [Row("x", 1, 1, "c1", LONG), OVERDUE]
+    bench.put(body="a", lisa=G(ready=rows, entries={"a": 1}), audit=G(ready=[OVERDUE]))
     delete_first(bench)
     said = reclaim(bench)
     assert (said.cleared, moved(said)) == (1, ["a"])
@@ -121,25 +123,14 @@ def test_a_missing_entry_is_cleared_and_does_not_block_others(bench: Bench) -> N
 
 
 def test_a_foreign_entry_is_cleared_and_its_message_unchanged(bench: Bench) -> None:
-    rows = [OVERDUE, Row("b", 1, 1, "c1", LONG), Row("b", 1)]
-    bench.put(body="ab", lisa=G(ready=rows, entries={"b": 2}, retry={"a": FAR}))
+    """Unless the other program has acknowledged it."""
+    rows = [OVERDUE, Row("b", 1, 1, "c1", LONG), Row("x", 1, 1, FOREIGN), Row("b", 1)]
+    group = G(ready=rows, entries={"b": 3}, retry={"a": FAR})
+    bench.put(body="ab", lisa=group)
     said = reclaim(bench)
     assert (said.moved, said.cleared) == ([], 2)
-    bench.check_change(stats={"cleared@lisa": 2}, lisa=G(ready=rows[2:], retry={"a": FAR}))
-
-
-def test_other_groups_keep_their_deliveries(bench: Bench) -> None:
-    bench.put(body="a", lisa=G(ready=[OVERDUE]), audit=G(ready=[OVERDUE]))
-    reclaim(bench, "audit")
-    state = bench.state()
-    assert state["lisa:ready"] == [("a", 1, 1, "c1")]
-    assert list(state["audit:retry"]) == ["a"]
-
-
-def test_entries_acknowledged_by_another_program_are_ignored(bench: Bench) -> None:
-    bench.put(body="a", lisa=G(ready=[Row("a", 1, 1, FOREIGN)]))
-    assert reclaim(bench).moved == []
-    bench.check_unchanged()
+    left = G(ready=rows[2:], entries={"b": 1}, retry={"a": FAR})
+    bench.check_change(stats={"cleared@lisa": 2}, lisa=left)
 
 
 def test_nothing_is_reclaimed_if_the_clock_is_too_late(bench: Bench) -> None:
