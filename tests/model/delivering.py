@@ -66,12 +66,10 @@ def open_entries(
     for entry in kept if call not in topic.opened else ():
         is_first = entry.attempt == 1
         if topic.is_paused:
-            topic.tell(clock, entry.id, "ready", group.name, entry.attempt, due=entry.due)
+            topic.tell(clock, entry.id, "ready", group, entry.attempt, due=entry.due)
         elif entry.id not in past:
             late = clock.late_us(entry.due) if is_first else None
-            topic.tell(
-                clock, entry.id, "in_flight", group.name, entry.attempt, due=entry.due, late=late
-            )
+            topic.tell(clock, entry.id, "in_flight", group, entry.attempt, due=entry.due, late=late)
     if topic.stats["journaled"] > told:
         topic.opened.add(call)
     if topic.is_paused:
@@ -110,7 +108,7 @@ def wait_until_open(topic: Topic, group: Group, entry: Entry, opens: int, clock:
     group.retry[entry.id] = opens
     topic.count("deferred", 1, group)
     failed = group.attempts.get(entry.id, 0)
-    topic.tell(clock, entry.id, "retry", group.name, failed, due=opens, reason="outside its window")
+    topic.tell(clock, entry.id, "retry", group, failed, due=opens, reason="outside its window")
 
 
 def defer(
@@ -165,27 +163,15 @@ def ack(
     for receipt in done:
         is_late = answers[receipts.index(receipt)] == "late"
         entry, owed = receipt.entry, topic.is_owed(receipt.id)
-        topic.tell(
-            clock,
-            receipt.id,
-            state,
-            group.name,
-            entry.attempt,
-            due=entry.due,
-            end=None if owed else 1,
-            reason="after its lease had ended" if is_late else None,
-        )
+        end, reason = None if owed else 1, "after its lease had ended" if is_late else None
+        told = {"due": entry.due, "end": end, "reason": reason}
+        topic.tell(clock, receipt.id, state, group, entry.attempt, **told)
         if owed:
             topic.live[receipt.id].settle_partly()
         else:
             settled += 1
             topic.settle(
-                clock,
-                receipt.id,
-                state,
-                due=entry.due,
-                attempts=entry.attempt,
-                fence=receipt.fence,
+                clock, receipt.id, state, due=entry.due, attempts=entry.attempt, fence=receipt.fence
             )
     if state == "acked":
         topic.count("acked", len(done), group)
@@ -251,12 +237,12 @@ def fail(
         if len(topic.groups) == 1:
             topic.expiry.pop(id_, None)  # dead messages have no ttl
         topic.count("garbage", 1, group)
-        topic.tell(clock, id_, "garbage", group.name, failed, reason=reason)
+        topic.tell(clock, id_, "garbage", group, failed, reason=reason)
         return "dead", None, failed
     wait = pause if delay is None else int(delay)
     due = group.retry[id_] = clock.now_up + wait if wait else clock.now
     topic.count("retried", 1, group)
-    topic.tell(clock, id_, "retry", group.name, failed, reason=reason, due=due)
+    topic.tell(clock, id_, "retry", group, failed, reason=reason, due=due)
     return "retrying", due, failed
 
 
@@ -290,13 +276,7 @@ def release(topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Cloc
             give_back(group, entry, clock)
             topic.count("released", 1, group)
             topic.tell(
-                clock,
-                entry.id,
-                "ready",
-                group.name,
-                entry.attempt,
-                due=entry.due,
-                reason="released",
+                clock, entry.id, "ready", group, entry.attempt, due=entry.due, reason="released"
             )
     return answers
 
@@ -319,5 +299,5 @@ def extend(
             entry.since = clock.written
             if lease is not None:
                 group.leases[entry.id] = clock.now + lease
-            topic.tell(clock, entry.id, "extended", group.name, entry.attempt)
+            topic.tell(clock, entry.id, "extended", group, entry.attempt)
     return answers

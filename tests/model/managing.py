@@ -96,11 +96,11 @@ def promote_into(
         group.add(clock, id_, due)
         group.retry.pop(id_, None)
         attempt = group.attempts.get(id_, 0) + 1
-        topic.tell(clock, id_, "ready", group.name, attempt, due=due)
+        topic.tell(clock, id_, "ready", group, attempt, due=due)
     for id_, due in held:
         group.retry[id_] = due
         attempt = group.attempts.get(id_, 0)
-        topic.tell(clock, id_, "retry", group.name, attempt, due=due, reason="group is full")
+        topic.tell(clock, id_, "retry", group, attempt, due=due, reason="group is full")
     return [id_ for id_, _ in takes], room < min(len(wanted), most)
 
 
@@ -165,7 +165,7 @@ def end_late(topic: Topic, id_: str, newer: Sequence[str], clock: Clock) -> str:
             group.garbage[id_] = clock.now
             group.reasons[id_] = reason
             topic.count("garbage", 1, group)
-            topic.tell(clock, id_, "garbage", group.name, 0, reason=reason)
+            topic.tell(clock, id_, "garbage", group, 0, reason=reason)
         return "garbage"
     if action == "collapse" and all(topic.waiting.get(n, FOREVER) > clock.now for n in newer):
         topic.policy[id_] = topic.policy.get(id_, "*").partition(";")[0] + ";0,run"
@@ -174,7 +174,7 @@ def end_late(topic: Topic, id_: str, newer: Sequence[str], clock: Clock) -> str:
     del topic.waiting[id_]
     topic.settle(clock, id_, "skipped", due=due)
     topic.count("skipped")
-    topic.tell(clock, id_, "skipped", "", 0, end=1)
+    topic.tell(clock, id_, "skipped", None, 0, end=1)
     return "skipped"
 
 
@@ -216,11 +216,11 @@ def expire_one(topic: Topic, id_: str, clock: Clock) -> str:
         del topic.expiry[id_]
     if is_dead or is_held:
         for group in dropped:
-            topic.tell(clock, id_, "expired", group.name, attempts)
+            topic.tell(clock, id_, "expired", group, attempts)
         return "in_flight" if is_held else "not_due"
     topic.settle(clock, id_, "expired", due=due, attempts=attempts)
     topic.count("expired")
-    topic.tell(clock, id_, "expired", "", attempts, end=1)
+    topic.tell(clock, id_, "expired", None, attempts, end=1)
     return "expired"
 
 

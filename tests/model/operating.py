@@ -54,15 +54,8 @@ def undeclare(
             topic.settle(clock, id_, "purged", attempts=attempts)
             settled += 1
         if was_owed or ends:
-            topic.tell(
-                clock,
-                id_,
-                "purged",
-                name,
-                attempts,
-                reason="group removed",
-                end=1 if ends else None,
-            )
+            end = 1 if ends else None
+            topic.tell(clock, id_, "purged", group, attempts, reason="group removed", end=end)
     topic.count("purged", settled, group)
     is_gone = drop and not owes(group)
     if is_gone:
@@ -108,7 +101,7 @@ def requeue(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> lis
             group.forget_failures(id_)
             topic.expiry.pop(id_, None)
             topic.count("requeued", 1, group)
-            topic.tell(clock, id_, "requeued", group.name, 0, due=clock.now)
+            topic.tell(clock, id_, "requeued", group, 0, due=clock.now)
     return answers
 
 
@@ -124,7 +117,7 @@ def purge(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> list[
         group.forget_failures(id_)
         topic.count("purged", 1, group)
         end = None if owed else 1
-        topic.tell(clock, id_, "purged", group.name, attempts, end=end)
+        topic.tell(clock, id_, "purged", group, attempts, end=end)
         if owed:
             topic.live[id_].settle_partly()
         else:

@@ -64,7 +64,7 @@ def change(topic: Topic, call: Change, clock: Clock) -> tuple[str, str, str]:
         for group in topic.groups:
             group.take_out(id_)
         topic.settle(clock, id_, "cancelled", due=due)
-        topic.tell(clock, id_, "cancelled", "", 0, end=1)
+        topic.tell(clock, id_, "cancelled", None, 0, end=1)
     topic.count("cancelled", len(replaced))
     letters = ""
     for one in call.creates:
@@ -116,7 +116,7 @@ def drop(topic: Topic, ids: Sequence[str], clock: Clock) -> None:
         del topic.live[id_]
         topic.policy.pop(id_, None)
         topic.expiry.pop(id_, None)
-        topic.tell(clock, id_, "cancelled", "", 0, end=1)
+        topic.tell(clock, id_, "cancelled", None, 0, end=1)
         dropped += 1
     topic.count("cancelled", dropped)
 
@@ -131,17 +131,8 @@ def create(topic: Topic, one: Made, call: Change, clock: Clock) -> str:
         topic.expiry[one.id] = one.due + one.ttl
     if one.policy is not None:
         topic.policy[one.id] = one.policy
-    topic.tell(
-        clock,
-        one.id,
-        "sent",
-        "",
-        0,
-        due=one.due,
-        envelope=message.envelope,
-        expires=topic.expiry.get(one.id),
-        policy=one.policy,
-    )
+    made = {"due": one.due, "envelope": message.envelope, "policy": one.policy}
+    topic.tell(clock, one.id, "sent", None, 0, **made, expires=topic.expiry.get(one.id))
     return "a"
 
 

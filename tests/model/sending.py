@@ -159,20 +159,11 @@ def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, cloc
         one = call.messages[number]
         body = Message(call.token, one.text).envelope
         state = "replaced" if outcomes[number] == "replaced" else "sent"
-        topic.tell(
-            clock,
-            one.id,
-            state,
-            "",
-            0,
-            due=dues[number],
-            envelope=body,
-            expires=topic.expiry.get(one.id),
-            policy=topic.policy.get(one.id),
-        )
+        more = {"expires": topic.expiry.get(one.id), "policy": topic.policy.get(one.id)}
+        topic.tell(clock, one.id, state, None, 0, due=dues[number], envelope=body, **more)
     for group in topic.groups:
         for number in straight:
-            topic.tell(clock, call.messages[number].id, "ready", group.name, 1, due=dues[number])
+            topic.tell(clock, call.messages[number].id, "ready", group, 1, due=dues[number])
 
 
 def keep_policy(topic: Topic, id_: str, policy: str) -> None:
@@ -216,7 +207,7 @@ def cancel(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
                 group.take_out(id_)
             topic.settle(clock, id_, "cancelled", due=due, attempts=attempts)
             topic.count("cancelled")
-            topic.tell(clock, id_, "cancelled", "", attempts, end=1)
+            topic.tell(clock, id_, "cancelled", None, attempts, end=1)
     return answers
 
 
@@ -244,7 +235,7 @@ def reschedule(topic: Topic, items: Sequence[tuple[str, str]], clock: Clock) -> 
                 group.drop(entry)
             group.retry.pop(id_, None)
         topic.count("rescheduled")
-        topic.tell(clock, id_, "rescheduled", "", 0, due=due, expires=topic.expiry.get(id_))
+        topic.tell(clock, id_, "rescheduled", None, 0, due=due, expires=topic.expiry.get(id_))
     return answers
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -21,9 +20,7 @@ STEPS_OF_ONE_RUN = 50
 STEPS = 3_000
 
 
-def test_the_queue_is_as_the_model_says(
-    valkey_server: EmbeddedServer, note: Callable[[str], None]
-) -> None:
+def test_the_queue_is_as_the_model_says(valkey_server: EmbeddedServer) -> None:
     wanted = int(os.environ.get("LISA_MODEL_STEPS", "0"))
     seen: Counter[str] = Counter()
     run_state_machine_as_test(
@@ -39,5 +36,4 @@ def test_the_queue_is_as_the_model_says(
             phases=[Phase.generate, Phase.shrink],
         ),
     )
-    note(f"{seen['steps']:,} random steps, and the server held what the model says after each")
     assert seen["steps"] >= 2_000

@@ -190,13 +190,14 @@ class Topic:
             self.stats[f"{what}@{group.name}" if group else what] += n
 
     def tell(
-        self, clock: Clock, id_: str, state: str, group: str, attempt: int, **more: Any
+        self, clock: Clock, id_: str, state: str, group: Group | None, attempt: int, **more: Any
     ) -> None:
         """Append an event to the journal, if the topic has one."""
         if self.options.get("journal") == "1":
             self.stats["journaled"] += 1
-            given = {"id": id_, "state": state, "group": group, "attempt": attempt, **more}
-            event = {name: value for name, value in given.items() if value is not None}
+            name = group.name if group else ""
+            given = {"id": id_, "state": state, "group": name, "attempt": attempt, **more}
+            event = {key: value for key, value in given.items() if value is not None}
             event |= {"n": self.stats["journaled"], "actor": clock.actor}
             self.events.append((EntryId(clock), event))
 
