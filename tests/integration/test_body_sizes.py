@@ -31,7 +31,7 @@ from lisa.core.transitions.restore import Restore, RestoreItem
 from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway
 from tests.producers import Either
-from tests.proxies import ForwardingProxy
+from tests.proxies import Proxy
 from tests.roles import Cast, Services
 from tests.servers import wait_until
 
@@ -69,7 +69,7 @@ def bytes_of(item: Any) -> list[int]:
     return [size for part in item for size in bytes_of(part)] if isinstance(item, list) else []
 
 
-class Meter(ForwardingProxy):
+class Meter(Proxy):
     """A relay to a server that measures each request and each reply."""
 
     excess = 0
