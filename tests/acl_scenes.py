@@ -1,7 +1,5 @@
 """The commands of each role; only the role itself runs within `stage.watched()`."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading

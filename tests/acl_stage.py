@@ -1,7 +1,5 @@
 """Runs roles, each as its own user, and records which commands they call or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Certificates for tests: an authority, and one key pair for servers and clients."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A cluster of two nodes on loopback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta

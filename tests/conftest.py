@@ -1,7 +1,5 @@
 """Fixtures: servers, clients and processes. Each ends with the requesting test or session."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

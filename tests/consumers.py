@@ -1,7 +1,5 @@
 """Shared by the consumer's tests: a small fake manager, and ways to inspect state."""
 
-from __future__ import annotations
-
 import math
 import re
 import threading

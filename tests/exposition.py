@@ -1,7 +1,5 @@
 """A page of metrics, read with Prometheus's own parser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client import Metric

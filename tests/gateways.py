@@ -1,7 +1,5 @@
 """Real gateway processes for tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

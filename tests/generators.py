@@ -1,7 +1,5 @@
 """Modules outside packages: generators of reference pages and client types, and demos."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Shared by the producer's tests: one interface for both producers."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Iterable, Sequence

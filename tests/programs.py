@@ -1,7 +1,5 @@
 """Runs programs to their end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds the metrics and labels that a PromQL expression names."""
 
-from __future__ import annotations
-
 import re
 
 _NAME = re.compile(r"\blisa_[a-z0-9_]+|\bup\b(?=[{ ])")

@@ -1,7 +1,5 @@
 """Proxies between a client and a server that lose or delay what is said."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Messages row by row, for readable tests; the enqueue script takes them by columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

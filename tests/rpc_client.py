@@ -1,7 +1,5 @@
 """A client of the gateway's gRPC service for tests, with a stream that a thread reads."""
 
-from __future__ import annotations
-
 import queue
 import re
 import threading

@@ -1,7 +1,5 @@
 """Shared helpers for real servers and processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Shared by the tests of split topics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta

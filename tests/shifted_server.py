@@ -5,8 +5,6 @@ show the machine's time plus an offset, which the library reads from a file. Mon
 unchanged, as they are when a machine's clock is set.
 """
 
-from __future__ import annotations
-
 import mmap
 import shutil
 import struct

@@ -4,8 +4,6 @@ Servers use plain connections for test control and, if certificates are given, T
 else: clients, replicas, and each other.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

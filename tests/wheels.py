@@ -1,7 +1,5 @@
 """Builds the wheels of both distributions and installs them."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Time zones for tests over all of them: their changes of the clock from 2020 to 2040."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones

@@ -1,7 +1,5 @@
 """The page in a browser: layout, live updates, accessibility, and actions with the mouse."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import timedelta

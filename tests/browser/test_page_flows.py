@@ -1,7 +1,5 @@
 """The page's data on a real server: history, forecast, and a message's events."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

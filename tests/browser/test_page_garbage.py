@@ -1,7 +1,5 @@
 """Messages and garbage over plain HTTP: reasons, actions at a pace, copies and edits."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

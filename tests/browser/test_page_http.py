@@ -1,7 +1,5 @@
 """The page over plain HTTP: access, forms, caching and cost."""
 
-from __future__ import annotations
-
 import base64
 import concurrent.futures
 import html

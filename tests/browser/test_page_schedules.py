@@ -1,7 +1,5 @@
 """The pages of schedules: what they show, and what they change."""
 
-from __future__ import annotations
-
 import html
 import re
 from typing import Any

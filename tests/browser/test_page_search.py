@@ -1,7 +1,5 @@
 """The search for messages, live and archived: by the id's start, and by text."""
 
-from __future__ import annotations
-
 import html
 import re
 from datetime import UTC, date, datetime, timedelta

@@ -1,7 +1,5 @@
 """The page of a system in trouble: what needs attention comes first."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Performs the scenarios of `clients/conformance` with a client, and checks their results."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import threading

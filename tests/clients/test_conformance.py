@@ -1,7 +1,5 @@
 """Each client passes the same scenarios: TypeScript, Go, and the Python package."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Camellia's API is called with OkHttp and fastjson, as camellia's SDK does, and t
 Spring's RestTemplate.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

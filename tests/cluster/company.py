@@ -1,7 +1,5 @@
 """All roles as processes on one topology, with records kept outside of Redis."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Topologies are started once per kind of server and module, where tests leave them intact."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.servers import redis_server

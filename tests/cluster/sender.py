@@ -7,8 +7,6 @@ replicas, p-1, ...; and sends with replicas by tasks of an event loop, a-1, ... 
 attempts and confirmations.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

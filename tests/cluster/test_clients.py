@@ -1,7 +1,5 @@
 """Clients of a cluster and of sentinels, without any role."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

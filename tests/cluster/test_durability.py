@@ -1,7 +1,5 @@
 """A call with `durability=replicas(n)` returns once n replicas have its writes."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """All roles under load while primaries die, hang or return empty, slots move, and nodes join."""
 
-from __future__ import annotations
-
 import re
 import time
 from datetime import timedelta

@@ -3,8 +3,6 @@
 The ratio of failure detection to ack timeout is that of the defaults: 15 s in Redis, 10 s in Lisa.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """A cluster without replicas: one node dies or hangs; calls about other nodes' topics succeed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

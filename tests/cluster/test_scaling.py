@@ -1,7 +1,5 @@
 """Nodes that join a running cluster, and nodes that leave it and keep running."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress

@@ -1,7 +1,5 @@
 """Sentinel and Cluster with TLS, each role as a user with minimal rights."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs every script on three servers: embedded Valkey, redis-server, and fakeredis if possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The whole life of three messages as one flow, for any store and connection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lisa.core.model.envelope import decode_envelope, fence_of

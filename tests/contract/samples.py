@@ -4,8 +4,6 @@ One sample of each, from which other families of tests build calls, and further 
 whose repeated calls or events differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias

@@ -13,8 +13,6 @@ that state" and notices anything left over.
 - `entries` maps an id to the number of its row, None if the stream has no such entry.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

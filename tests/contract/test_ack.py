@@ -1,7 +1,5 @@
 """ack: in flight -> settled. See test_places for the receipts of earlier deliveries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

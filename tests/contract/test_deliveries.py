@@ -1,7 +1,5 @@
 """pull, extend, release, defer: ready -> in flight, and back without an attempt."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

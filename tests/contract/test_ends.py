@@ -1,7 +1,5 @@
 """expire, requeue, purge: ttls and garbage; how long tombstones last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

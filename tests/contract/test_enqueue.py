@@ -1,7 +1,5 @@
 """enqueue: new -> waiting, or straight to ready. See test_places for ids that are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

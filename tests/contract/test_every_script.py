@@ -1,7 +1,5 @@
 """What holds for the calls of every script: repeated, at maxmemory, and with a journal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

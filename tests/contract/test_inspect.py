@@ -1,7 +1,5 @@
 """inspect: the state of ids, in every group."""
 
-from __future__ import annotations
-
 import pytest
 
 from lisa.core.transitions.inspect import GroupState, Inspect, Inspection, Tombstone

@@ -1,7 +1,5 @@
 """The journal: what its events say, and how it is trimmed. test_every_script has the events."""
 
-from __future__ import annotations
-
 import pytest
 
 from lisa.core.model.keys import Keys

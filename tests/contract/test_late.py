@@ -1,7 +1,5 @@
 """Late policies and ramps: what promote and expire do with the backlog of an outage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """mend and restore: repair what another program or the loss of a server left inconsistent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

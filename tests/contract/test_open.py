@@ -1,7 +1,5 @@
 """open: ready -> in flight, the bodies and the time of delivery, by script and by plain reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What each call does to a message, wherever it is: the answers, and the resulting state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

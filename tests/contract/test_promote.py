@@ -1,7 +1,5 @@
 """promote: waiting and retry -> ready, when due."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

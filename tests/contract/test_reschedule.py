@@ -1,7 +1,5 @@
 """reschedule and cancel: several ids, conditions, windows. See test_places for each place."""
 
-from __future__ import annotations
-
 import pytest
 
 from lisa.core.model.envelope import encode_envelope

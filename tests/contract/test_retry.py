@@ -1,7 +1,5 @@
 """retry: in flight -> retry, or garbage after the last attempt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """schedule: compares a schedule with what its caller saw, creates and drops occurrences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

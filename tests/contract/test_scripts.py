@@ -1,7 +1,5 @@
 """Rules that hold for all scripts; each script's header matches its transition module."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import re

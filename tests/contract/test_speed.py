@@ -6,8 +6,6 @@ for a core. A slow script is slow in every round, so rounds are added until one 
 messages slow no call.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

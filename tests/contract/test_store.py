@@ -1,7 +1,5 @@
 """The store: repairs, retries, and giving up."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """configure, declare, undeclare, absorb, clear: options, groups and shards of a topic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cluster and Sentinel: the same message life over other connections."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

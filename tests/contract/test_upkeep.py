@@ -1,7 +1,5 @@
 """reclaim, renew, trim, forget: the upkeep of deliveries, streams and consumer names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lisa.core.transitions.forget import Forget

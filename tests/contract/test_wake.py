@@ -1,7 +1,5 @@
 """A call that creates an earlier head wakes the managers; other calls do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

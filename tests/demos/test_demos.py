@@ -1,7 +1,5 @@
 """Every demo runs as described in its README, also those of web frameworks and Django."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

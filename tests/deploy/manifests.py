@@ -1,7 +1,5 @@
 """Helpers for the tests of deployment files: run their commands with the mounted files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

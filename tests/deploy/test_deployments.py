@@ -1,7 +1,5 @@
 """Container and Kubernetes files: valid against schemas, correct for their roles, and safe."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """Pages and site: programs run, commands and options exist, links lead somewhere."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Scenarios for the roles that send, handle and move messages."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

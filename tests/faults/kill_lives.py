@@ -4,8 +4,6 @@ Each scenario ("life") has its own server. It defines the initial state, what th
 meanwhile, and what must be true afterwards.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -13,8 +13,6 @@ error reply or an empty blocking read: the server changed nothing, so `before` o
 equivalent.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs one role in a forked process, with points at its calls to the server."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from datetime import timedelta

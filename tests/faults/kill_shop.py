@@ -5,8 +5,6 @@ time), `given-up`, or a duration in milliseconds. `until-stopped` (the first tim
 consumer is stopped, or a file with the message's id appears. Each call is recorded first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Consumers as real processes, killed, stopped, frozen or disconnected at bad moments."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

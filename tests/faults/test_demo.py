@@ -1,7 +1,5 @@
 """`lisa demo` leaves no process or directory behind, however it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

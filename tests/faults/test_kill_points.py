@@ -7,14 +7,13 @@ before the next call. `make test` kills each role at one point, `make test-all` 
 occurrence of each (a plain read is one point), `make test-slow` at all.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +25,8 @@ from tests.faults.kill_life_list import LIVES
 from tests.faults.kill_lives import MissedPoint, Visit
 from tests.faults.kill_points import Point, is_plain_read
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Unharmed = Callable[[str], list[Visit]]
-    """The points of a role."""
+Unharmed = Callable[[str], list[Visit]]
+"""The points of a role."""
 
 AT_ONCE = 8
 """The number of servers, and of lives at the same time."""

@@ -5,8 +5,6 @@ within its patience; or more often, so that the caller must handle the error. Th
 of any script changes nothing is proved in tests/contract/test_every_script.py.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing

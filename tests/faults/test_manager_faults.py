@@ -1,7 +1,5 @@
 """Faults of a manager and its server: kills, restarts, and an address that moves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls in camellia's wire format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -3,8 +3,6 @@
 Tests use separate topics (`new_topic`); tests that stop a server or gateway start their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -3,8 +3,6 @@
 Random topics, ids and receipts alone would not reach code that needs an existing message.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.request

@@ -1,7 +1,5 @@
 """Calls of the native API."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Access control: tokens, scopes and topics; listen addresses, Host headers, foreign origins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

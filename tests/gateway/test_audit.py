@@ -1,7 +1,5 @@
 """Who did what: the audit log of the compatible APIs, and the actors in the journal."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -1,7 +1,5 @@
 """Limits on the size, duration and number of requests, and behaviour in an outage."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Camellia's API: parameters, responses, defaults and message states."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Camellia's monitoring: monitor data, topic info, metrics and the in-service flag."""
 
-from __future__ import annotations
-
 import mmap
 import time
 from collections import Counter

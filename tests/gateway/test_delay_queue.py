@@ -5,8 +5,6 @@ tests/integration/test_manager_services.py) and D5 (keys: tests/unit). D7 is a h
 process that finished jobs unnoticed; this API has none.
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Clients that disconnect while they wait or before the response, and gateways that stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

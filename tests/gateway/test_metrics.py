@@ -1,7 +1,5 @@
 """The gateway's `/metrics`; the docs list exactly the metrics that real roles export."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

@@ -4,8 +4,6 @@ Not tested here: M3 (bucket heads) and M5 (locks), which Lisa does not have, and
 about one thread for all topics (tests/integration/test_manager_daemon.py).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The native API: each operation requires its scope, and tokens are limited to their topics."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The native API: deliveries are pulled, and settled with their receipts."""
 
-from __future__ import annotations
-
 import re
 import time
 from base64 import urlsafe_b64encode

@@ -1,7 +1,5 @@
 """The native API: messages are inspected, cancelled, rescheduled and listed in pages."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """The native API in an outage: operations return 503 in time, and long polls continue."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The native API: invalid requests are refused with a reason, and change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The native API: schedules of recurring messages."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from itertools import pairwise

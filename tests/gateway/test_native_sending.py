@@ -1,7 +1,5 @@
 """The native API: messages arrive unchanged and once; invalid ones are rejected with a reason."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The native API: topics, options, groups, garbage, consumers, managers and the event stream."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

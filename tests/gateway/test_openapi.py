@@ -1,7 +1,5 @@
 """The OpenAPI document is complete and matches the code; its page is safe and accessible."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

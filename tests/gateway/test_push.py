@@ -1,7 +1,5 @@
 """Pushes from a real gateway to a real web hook: requests, and the effect of each response."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

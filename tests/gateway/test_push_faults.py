@@ -1,7 +1,5 @@
 """Pushes under faults: gateways that share targets, crash and stop; Redis outages."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Setting, listing and removing push targets, by HTTP and command line."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

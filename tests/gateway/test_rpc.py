@@ -1,7 +1,5 @@
 """gRPC: every operation of the HTTP API as a method, errors, access, TLS and standard services."""
 
-from __future__ import annotations
-
 import select
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """gRPC: the stream that delivers messages within the client's credit."""
 
-from __future__ import annotations
-
 import json
 import queue
 import re

@@ -1,7 +1,5 @@
 """`lisa up`: server, manager and gateway in one process tree that stops as a whole."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

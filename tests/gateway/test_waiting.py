@@ -1,7 +1,5 @@
 """Pulls that wait: woken by the message, in order, and never costing a message an attempt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Fixtures for the integration tests: one topic with its group, on each kind of server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

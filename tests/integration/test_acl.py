@@ -1,7 +1,5 @@
 """Each role as a separate user on real servers, the table of rights, and `lisa acl`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Operators' commands on large and damaged topics, and the doctor's findings on servers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

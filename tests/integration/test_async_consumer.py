@@ -1,7 +1,5 @@
 """`AsyncConsumer`: handlers, pulls and the end of a run on the application's event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Benchmarks in small: `lisa bench`, and the comparison with other queues."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Each is returned unchanged, once, in the order of sending; no call exceeds the b
 has only one message. A relay measures the requests and replies of each role.
 """
 
-from __future__ import annotations
-
 import base64
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The commands on a real server, and `lisa init`, whose files start every role."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

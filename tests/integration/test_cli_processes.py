@@ -1,7 +1,5 @@
 """`lisa` as a program: exit codes, streams, signals, a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

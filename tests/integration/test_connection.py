@@ -1,7 +1,5 @@
 """Connections: replies, forks, interruptions, and TLS on a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -1,7 +1,5 @@
 """A consumer on a real server, with the manager's transitions called by the test."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

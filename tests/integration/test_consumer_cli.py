@@ -1,7 +1,5 @@
 """`lisa-consumer` as a real process."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Groups, live changes, start and stop, on a real server."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

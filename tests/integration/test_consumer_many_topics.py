@@ -1,7 +1,5 @@
 """A consumer of several topics, which reads the quiet ones together, on a real server."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a consumer must survive: failing receivers, blocked loops, lost leases."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A consumer whose server, or one of its nodes, hangs, fails or loses data."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

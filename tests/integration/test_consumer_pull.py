@@ -1,7 +1,5 @@
 """Pulling: deliveries for a custom loop."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

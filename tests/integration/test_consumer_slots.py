@@ -1,7 +1,5 @@
 """Batches, leases, slots and prefetching, on a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """The embedded server: start, restart and, above all, stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ Every interface returns accepted values unchanged, and refuses all others before
 server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """fsck reports and repairs every kind of orphan, without losses or false reports."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The journal of real roles: the events of each role, and trimming by the manager."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Late policies with real managers: what happens to the messages of an outage."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What logs at level INFO and garbage say about outages, failing messages, and stops."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

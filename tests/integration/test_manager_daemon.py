@@ -3,8 +3,6 @@
 Numbers such as L5 are known defects of the original's manager; Lisa has none of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """The cost of idle topics for a running manager."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -3,8 +3,6 @@
 Numbers such as L4 are known defects of the original's manager; Lisa has none of them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sweeper and sampler, one step at a time, on real servers."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A manager's state of topics and of its server: each part, one step at a time."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

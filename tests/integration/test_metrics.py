@@ -1,7 +1,5 @@
 """The metrics of manager and consumer, compared with the data in Redis."""
 
-from __future__ import annotations
-
 import time
 import urllib.request
 from collections.abc import Mapping

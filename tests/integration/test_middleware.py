@@ -1,7 +1,5 @@
 """Middleware of producers and consumers, from code and from settings."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

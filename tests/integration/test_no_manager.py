@@ -1,7 +1,5 @@
 """Without a manager, messages sent for later stay where they are: every role says so."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 

@@ -4,8 +4,6 @@ A number such as `l17` names a defect of the original's producer, by its number 
 test would fail on the original's behaviour.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor

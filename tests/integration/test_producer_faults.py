@@ -1,7 +1,5 @@
 """A producer whose server is away, full, forbidden, or has lost data."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

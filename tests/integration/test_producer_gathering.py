@@ -1,7 +1,5 @@
 """Concurrent sends of many tasks share a call, and each gets its own result."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Removals and repairs of groups with concurrent sweeps, resharding and new declarations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Recurring messages with real producers and managers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What roles do about an unsuitable server: refuse one that is too old, warn once of the rest."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

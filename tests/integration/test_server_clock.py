@@ -1,7 +1,5 @@
 """Leases, due times and garbage when the server's clock is set while it runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

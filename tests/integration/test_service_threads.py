@@ -1,7 +1,5 @@
 """No exception ends a service thread of a consumer or manager; health reports it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

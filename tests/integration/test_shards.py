@@ -1,7 +1,5 @@
 """A sharded topic: messages are found, and accepted once, through all changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

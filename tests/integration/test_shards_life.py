@@ -1,7 +1,5 @@
 """Sharded topics with real producers, managers and consumers."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """A sharded topic with a shard that fails, is late, or is forgotten."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

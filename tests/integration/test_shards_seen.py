@@ -1,7 +1,5 @@
 """A sharded topic is displayed like a topic without shards."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenTelemetry spans and metrics of real producers and consumers, read from memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

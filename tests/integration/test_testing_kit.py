@@ -1,7 +1,5 @@
 """The test kit: a real server whose clock the test controls, and the application's handlers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Both distributions as users get them: files, installation into an empty environment, use."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Local due times and windows with real producers, managers and consumers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Nothing is handed over outside its window, by Redis's clock, on any path."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -5,8 +5,6 @@ past their ttl, and reclaims; a consumer takes one message, opens it, and settle
 the removal itself, call by call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar

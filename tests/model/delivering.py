@@ -1,7 +1,5 @@
 """What consumers do: take, open, then ack, retry, release or extend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

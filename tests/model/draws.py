@@ -4,8 +4,6 @@ Times are in the past, now, an hour away or far ahead, so that nothing depends o
 steps.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from tests.model.scheduling import Made

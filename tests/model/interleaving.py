@@ -14,8 +14,6 @@ ack timeout is 0 here, the retention long. Future due times must be given as ins
 passes meanwhile. A role that reads the clock itself gets `LATER`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether a history is valid: the answers about each message, and what is left of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Reads all the data on a server with plain commands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lisa.core.redis.connection import Connection

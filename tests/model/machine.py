@@ -1,7 +1,5 @@
 """What each role does, on the server and in the model, as a Hypothesis state machine."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What managers do: promote, reclaim, expire (also by late policies), forget, trim."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What operators do: groups, options, garbage."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tests.model.sending import Refused

@@ -1,7 +1,5 @@
 """Renders a topic as keys: every key, its type, its value, and its expiry time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What managers and producers do with schedules: one comparison, then everything or nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

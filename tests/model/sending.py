@@ -1,7 +1,5 @@
 """What producers do: send, cancel, reschedule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server and the model side by side: each step runs on both, and both must agree."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every order in which the calls of a few roles can follow each other, for small cases."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ some thousands of steps, the same each time; `LISA_MODEL_STEPS=100000 pytest tes
 that many, different each time. Random steps may miss a rare answer, so a tour reaches each one.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

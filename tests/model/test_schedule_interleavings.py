@@ -4,8 +4,6 @@ The ticks are two seconds after 1970, so each occurrence is due at once. A chang
 server's clock gets `LATER`, so for it all ticks have come.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`python -m tests.mutants [NUMBER ...]`: runs the mutants and prints the table."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.mutants.mutant import MUTANTS, escape

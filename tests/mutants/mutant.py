@@ -11,8 +11,6 @@ patch names a file, then context lines (space), removed lines (-) and added line
 does not matter in the lines to be found, and there must be exactly one match.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

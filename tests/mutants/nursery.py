@@ -5,8 +5,6 @@ loads pytest and the libraries but not Lisa, then forks: loading them costs more
 take. Only a job's own process sees its patches.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

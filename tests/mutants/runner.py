@@ -1,7 +1,5 @@
 """Starts the mutants' runs and collects their results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

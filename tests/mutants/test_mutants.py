@@ -3,8 +3,6 @@
 `make mutants` prints which test catches which; `pytest tests/mutants -m "" -k L3` runs one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One Spark session for the whole suite, because starting one takes longer than most tests."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The pipeline's jobs on the suite's session, for one server and one folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass

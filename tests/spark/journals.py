@@ -1,7 +1,5 @@
 """A journal written by tests, and streaming queries that read it."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Generated lives of messages, a reference fold in plain Python, and checks of an archive."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

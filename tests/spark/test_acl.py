@@ -1,7 +1,5 @@
 """All jobs run with the pipeline's ACL user: no command is refused, and no right is unused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path

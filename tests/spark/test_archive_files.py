@@ -1,7 +1,5 @@
 """The archive in files: commits, folds, cleaning up, compaction, conversion, outside readers."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

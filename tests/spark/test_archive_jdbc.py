@@ -1,7 +1,5 @@
 """The archive in a database, on real PostgreSQL and MariaDB."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The job `archive` on a real journal: exactly once, through kill -9 at any point."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Retention and erasure: messages and their events are deleted from archives and journals."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Audit: finds exactly the messages that neither ended nor are live."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """`spark.readStream.format("lisa")`: reads the journal exactly once, and reports gaps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 Needs `pip install 'moto[server]'`; Spark downloads 670 MB of jars.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The report's figures, compared with figures counted in plain Python; ranges, gaps, errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

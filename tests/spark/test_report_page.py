@@ -1,7 +1,5 @@
 """The report's page in a browser, on a phone and on paper."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Restore: a server that came back empty or older gets all unsettled messages back."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

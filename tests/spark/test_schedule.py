@@ -1,7 +1,5 @@
 """Sending rows as messages: every column and option, with a real server and real tasks."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """`lisa pipeline schedule`, as the program that users run."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

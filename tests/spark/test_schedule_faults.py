@@ -1,7 +1,5 @@
 """Failing tasks, repeated batches and killed drivers: no row is sent twice."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Iterator

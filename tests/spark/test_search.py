@@ -1,7 +1,5 @@
 """Search in archive and queue."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`lisa pipeline serve`: commands in its session do what they do alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The session of a job: Java, settings, a cluster, progress lines, and a new user's first steps."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """A topic whose shard count changes: its journals, archive, audit, search, loss and restore."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

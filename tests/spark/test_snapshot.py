@@ -1,7 +1,5 @@
 """`spark.read.format("lisa")`: live messages and their states."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -3,8 +3,6 @@
 Exit code 0 only if the verdict is clean.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random
@@ -12,21 +10,17 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tests.servers import ROOT
-from tests.torture.checker import check
+from tests.torture.checker import Verdicts, check
 from tests.torture.faults import choose
 from tests.torture.reading import load
 from tests.torture.report import figures, write
 from tests.torture.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.torture.checker import Verdicts
 
 LONGEST_S, LONGEST_ARCHIVED_S = 8.0, 60.0
 SHORT_S, SHORT_WAIT_MS = 30.0, 15_000

@@ -1,18 +1,13 @@
 """Why a message may have been handled again: the faults that affected its handlers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.torture.world import ACK_S, HANG_TIMEOUT_S, Do
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-
-    from numpy.typing import NDArray
 
 ACK_US = int(ACK_S * 1e6)
 SLACK_US = 2_000_000  # without a fault a settlement is confirmed much sooner

@@ -4,18 +4,18 @@ It reads a run's files: the ledgers, the stage's events, and the final state. It
 Each function of `JUDGES` judges one rule.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lisa.core.model import errors
 from tests.torture.causes import ACK_US, SETTLES_US, SLACK_US, Causes, meet
-from tests.torture.reading import TakenBack
+from tests.torture.reading import Change, Run, TakenBack
 from tests.torture.world import (
     ANSWERS_OF_TROUBLE,
     FOREIGN,
@@ -33,13 +33,6 @@ from tests.torture.world import (
     place_number,
     topic_number,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from tests.torture.reading import Change, Run
 
 CLOCKS_US = 2_000
 """How far two processes' readings of Redis's clock may differ, beyond the bounds they note."""

@@ -4,19 +4,13 @@ lisa-consumer tests.torture.handlers:swift      fast handlers, one at a time
 lisa-consumer tests.torture.handlers:sturdy     all others
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from lisa import Consumer, Discard, Retry
+from lisa import Batch, Consumer, Discard, Message, Retry
 from tests.torture.ledger import Diary, Handling, Orders
 from tests.torture.world import ACK_S, HANG_TIMEOUT_S, RETRY_AFTER_MS, Do, Verdict, place_number
-
-if TYPE_CHECKING:
-    from lisa import Batch, Message
 
 FAILS = {Do.RAISE: 2, Do.RETRY: 1, Do.FALSE: 1, Do.POISON: 1_000}
 """How many attempts fail."""

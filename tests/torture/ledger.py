@@ -16,15 +16,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lisa import LisaError  # not from its module, which an earlier build has elsewhere
 from tests.torture.world import Do, Verdict, number_of, topic_number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ASK = b"*1\r\n$4\r\nTIME\r\n"
 PATIENCE_S = 0.5

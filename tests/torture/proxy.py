@@ -3,25 +3,21 @@
 Each kind of role has its own door, so that faults can affect one of them or all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random
 import re
 import threading
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
 from lisa.embedded.server import free_port
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
-    from collections.abc import Callable, Coroutine, Iterable
 
 RECORD = re.compile(rb":reply:[^\r]+")
 LOSES = 0.3

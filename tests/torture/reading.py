@@ -1,20 +1,15 @@
 """Reads a run's files; ledgers become columns, because an hour has six million messages."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.torture.world import Do
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 CHUNK_BYTES = 1 << 24
 ARCHIVED = "archived.json"

@@ -1,25 +1,18 @@
 """The report of a run, for people and for programs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.torture.causes import ACK_US, SETTLES_US, Causes, Window, meet
-from tests.torture.checker import flatness
+from tests.torture.checker import Verdicts, flatness
+from tests.torture.reading import Run
 from tests.torture.world import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from tests.torture.checker import Verdicts
-    from tests.torture.reading import Run
 
 PERCENTILES = (50, 90, 99, 99.9, 100)
 SHOWN = 20

@@ -5,18 +5,17 @@
 Its orders are in its environment, its actions in its ledger (`tests.torture.ledger.Book`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import random
 import time
+from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer
-from lisa.producer import Outgoing
+from lisa.producer import Outgoing, SendOutcome
 from tests.torture.ledger import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.world import (
     POISON_RETRIES,
@@ -32,11 +31,6 @@ from tests.torture.world import (
     shortly_before_it_closes,
     topic_number,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping
-
-    from lisa.producer import SendOutcome
 
 T = TypeVar("T")
 

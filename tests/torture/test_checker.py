@@ -1,24 +1,17 @@
 """The checker's verdicts, on handwritten ledgers: what it finds, and what it accepts."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.torture.causes import Window
-from tests.torture.checker import check
-from tests.torture.reading import ARCHIVED, load
+from tests.torture.checker import Verdicts, check
+from tests.torture.reading import ARCHIVED, Run, load
 from tests.torture.report import lateness, redelivery
 from tests.torture.world import TOPICS, Do, Verdict, number_of, place_number, topic_number
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.torture.checker import Verdicts
-    from tests.torture.reading import Run
 
 BEGAN_US = 1_700_000_000_000_000
 """It is 20 s into an odd minute: messages with even numbers are open from 40 s to 100 s."""

@@ -1,24 +1,18 @@
 """The proxy makes the requested faults and no others."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.servers import PATIENCE, wait_until
 from tests.torture.proxy import Proxy, Trouble
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lisa.embedded import EmbeddedServer
 
 HANGS_S = 0.3
 

@@ -1,28 +1,21 @@
 """The torture run itself, short, and its options and faults; `make torture` runs any length."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.servers import ROOT
 from tests.torture.__main__ import RELEASE, is_known, parse, torture
+from tests.torture.checker import Verdicts
 from tests.torture.faults import KINDS, draw
 from tests.torture.ledger import Ledger
 from tests.torture.stage import shifted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.torture.checker import Verdicts
-
 
 KNOWN = "after its window closed"
 """A fault of Lisa that is not fixed yet: a message may start although its window is closed."""

@@ -1,7 +1,5 @@
 """A producer and a consumer that use only the gateway's HTTP API: `python -m tests.torture.web`."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,14 +1,10 @@
 """The world of a torture run: its topics, message behaviour, and number formats."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 ACK_S = 3.0
 """The ack timeout of every topic; all bounds of a run are multiples of it."""

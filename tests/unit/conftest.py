@@ -1,7 +1,5 @@
 """Fixtures for the unit tests: no settings but those that a test gives."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Addresses of servers: which is used, how a mistake or an error is told, and pauses after it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

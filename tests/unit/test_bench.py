@@ -1,7 +1,5 @@
 """The benchmark's bookkeeping: figures, ledgers, targets, processor time, the report."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from pathlib import Path

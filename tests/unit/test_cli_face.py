@@ -1,7 +1,5 @@
 """The command line: quick help, lazy commands, one-line errors, safe output."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Handlers without a server: their signatures, options and models, outcomes, and tracebacks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass

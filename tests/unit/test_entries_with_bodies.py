@@ -1,7 +1,5 @@
 """Entries that carry bodies: when they are opened without a call, and when their lease begins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

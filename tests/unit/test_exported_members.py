@@ -1,7 +1,5 @@
 """The public names of `lisa`, and the cost of `import lisa`."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Late policies and ramps as users write them, and percentiles of lateness."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 

@@ -4,8 +4,6 @@ Each rule is a function from source text to offences, so each is also tested on 
 what the distribution `lisa-delay-queue-client` imports, and names of classes.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

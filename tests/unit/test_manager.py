@@ -1,7 +1,5 @@
 """A manager's plan, its jobs, and its estimate of the server's clock."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter

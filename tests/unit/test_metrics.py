@@ -1,7 +1,5 @@
 """All counters are exported; dashboards and alerts use only those; how numbers are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Options of topics and retry policies: their forms, what is refused, and how they are shown."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of the pipeline without Spark: tasks, refused rows, and what protects `serve`."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

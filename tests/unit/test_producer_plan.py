@@ -3,8 +3,6 @@
 All of it is checked before any server call.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tracemalloc

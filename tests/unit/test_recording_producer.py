@@ -1,7 +1,5 @@
 """Producers that record what they are given to send, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

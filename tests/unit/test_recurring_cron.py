@@ -1,7 +1,5 @@
 """Cron patterns in the grammar of OCPS 1.4, across changes of the clock, and for jobs."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 

@@ -1,7 +1,5 @@
 """Definitions of schedules, and what a manager does at a tick."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo

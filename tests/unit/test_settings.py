@@ -1,7 +1,5 @@
 """Settings of the roles, from files, the environment and options; the reference page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lisa size`: costs from a benchmark's report, the capacity model, and its check by simulation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

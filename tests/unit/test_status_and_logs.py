@@ -1,7 +1,5 @@
 """The status pages and the log of a daemon."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Which signals stop a role."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

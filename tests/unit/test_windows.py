@@ -1,7 +1,5 @@
 """Windows and local due times: parsing, instants in all zones, and explanations."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime, time
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
