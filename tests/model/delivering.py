@@ -295,6 +295,7 @@ def extend(
         answers.append(holds(group, receipt) and entry.holder == consumer)
         if answers[-1]:
             entry.since = clock.written
+            group.leases.pop(entry.id, None)
             if lease is not None:
                 group.leases[entry.id] = clock.now + lease
             topic.tell(clock, entry.id, "extended", group, entry.attempt)
