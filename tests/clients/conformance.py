@@ -37,6 +37,7 @@ class ProcessRunner:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._results: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
@@ -55,12 +56,14 @@ class ProcessRunner:
 
     def perform(self, name: str, topic: str, given: Any) -> Future[Any]:
         """Write the step; the program performs steps concurrently."""
-        number = len(self._results)
-        result = self._results[number] = Future[Any]()
-        step = {"number": number, "name": name, "topic": topic, "given": given}
+        result = Future[Any]()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(step) + "\n")
-        self._process.stdin.flush()
+        with self._lock:
+            number = len(self._results)
+            self._results[number] = result
+            step = {"number": number, "name": name, "topic": topic, "given": given}
+            self._process.stdin.write(json.dumps(step) + "\n")
+            self._process.stdin.flush()
         return result
 
     def close(self) -> None:
