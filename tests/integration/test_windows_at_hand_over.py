@@ -34,11 +34,16 @@ class Evening:
         self.set_clock(CLOSES_MS / 1000 - lead_s)
         self.cast = Cast(server.url).declare()
         self.seen: list[tuple[str, int, float]] = []
-        self.slow_s = 0.002  # how long a handler takes for a message
+        self.slow_s = 0.002
+        self.busy_until = 0.0
         self._lock = threading.Lock()
 
     def set_clock(self, seconds: float) -> None:
         self.server.step(timedelta(seconds=seconds - self.server.now()))
+
+    def pause_s(self, count: int) -> float:
+        """How long a handler takes for so many messages."""
+        return max(self.slow_s * count, self.busy_until - self.server.now())
 
     def handle(self, message: Any) -> None:
         with self._lock:
@@ -86,13 +91,13 @@ def consumer_of(evening: Evening, kind: str) -> Consumer:
 
     async def on_message(message: Any) -> None:
         evening.handle(message)
-        await asyncio.sleep(evening.slow_s)
+        await asyncio.sleep(evening.pause_s(1))
 
     def on_messages(given: Any) -> None:
         messages = given if kind == "batch" else [given]
         for message in messages:
             evening.handle(message)
-        time.sleep(evening.slow_s * len(messages))
+        time.sleep(evening.pause_s(len(messages)))
 
     handler = on_message if kind == "async" else on_messages
     consumer.on(TOPIC, handler, batch=50 if kind == "batch" else None)
@@ -165,7 +170,7 @@ def check_waiting(server: ShiftedServer, kind: str, lead_s: int) -> int:
         evening.wait_for(lambda: len(evening.seen), 200)
         wait_until(lambda: evening.delivered() == 0)
         evening.seen.clear()
-        evening.slow_s = lead_s + 0.5
+        evening.busy_until = CLOSES_MS / 1000 + 0.1
         evening.set_clock(CLOSES_MS / 1000 - lead_s)
         producer.send_many(TOPIC, range(60))
         wait_until(lambda: evening.delivered() > SLOTS or server.now() >= CLOSES_MS / 1000)
