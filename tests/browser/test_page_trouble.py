@@ -200,7 +200,7 @@ def test_rates_are_shown_per_group(site: Site) -> None:
     for group in ("fast", "slow"):
         site.raw.hset(f"{head}groups", group, "1")
         site.raw.xgroup_create(f"{head}g:{group}:ready", group, id="0", mkstream=True)
-    site.raw.zadd("lisa:topics", {topic: 1})
+    site.producer.send(topic, 1, delay=HOUR)
 
     def rates() -> dict[str, str]:
         site.raw.hincrby(f"{head}stats", "acked@fast", 1_000)
