@@ -244,7 +244,8 @@ def health(port: int) -> tuple[int, dict[str, Any]]:
 ALARM = """
 from lisa.core.model.signals import message_dead
 @message_dead.connect_via('orders')
-def alarm(topic, *, message): print(f'dead: {message.id} {message.body}')
+def alarm(topic, *, message):
+    print(f'dead: {message.id} {message.body}\\n', end='')  # in one piece, as log lines are
 """
 GROUPS = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
 REFUSED = [
