@@ -177,7 +177,8 @@ def manage(stage: Stage) -> None:
 def consume(stage: Stage) -> None:
     """Handle, fail, batch, extend, release, pull."""
     cast = stage.cast().declare(retry_delays="0", journal="1", ack_timeout="600")
-    pulled, joint = stage.cast("pulled").declare(journal="1"), stage.cast("pulled", "h").declare()
+    pulled = stage.cast("pulled").declare(journal="1")
+    pulled.on("pulled", "h").declare()
     cast.configure(ack_timeout="600")
     for number in range(12):
         cast.send(number, message_id=f"m{number}", ttl_ms=60_000)
@@ -210,7 +211,6 @@ def consume(stage: Stage) -> None:
         assert consumer.pull("pulled", batch=9)
         assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
         assert consumer.pull("joined") == [], "it declares its group, which is new"
-    joint.store.close()
     with stage.watched():  # a topic without a group, which the consumer declares
         consumer = Consumer(stage.url)
         consumer.subscribe("fresh", lambda _: None)

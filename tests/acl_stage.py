@@ -81,7 +81,7 @@ class Stage:
 
     def cast(self, topic: str = "orders", group: str = "g") -> Cast:
         """A producer and consumer made of single transitions, with all rights."""
-        return Cast(self.plain, topic, group)
+        return Cast(self.plain, topic, group, self._store)
 
     def close(self) -> None:
         self.ask("ACL", "DELUSER", self.user)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.stream import Entry, parse_read, read_command
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -29,9 +30,11 @@ from tests.servers import open_store, wait_until
 class Cast:
     """Acts on one topic and group; `declare` declares the group."""
 
-    def __init__(self, url: str, topic: str = "orders", group: str = "g") -> None:
+    def __init__(
+        self, url: str, topic: str = "orders", group: str = "g", store: SyncStore | None = None
+    ) -> None:
         self.url = url
-        self.store = open_store(url)
+        self.store = store or open_store(url)
         self.ask, self.drive = self.store.ask, self.store.drive
         self.topic = topic
         self.group = group
@@ -39,8 +42,8 @@ class Cast:
         self.own = self.keys.group(group)
 
     def on(self, topic: str, group: str | None = None) -> Cast:
-        """The same for another topic or group."""
-        return Cast(self.url, topic, group or self.group)
+        """The same for another topic or group, with the same connections."""
+        return Cast(self.url, topic, group or self.group, self.store)
 
     def declare(self, **options: str) -> Cast:
         self.drive(self.store.check_schema())

@@ -194,11 +194,6 @@ lisa-delay-queue:
             )
         )
 
-    def close(self) -> None:
-        for cast in self.others:
-            cast.store.close()
-        super().close()
-
 
 CAUSES = {"ack": "fine", "extend": "until-stopped", "retry": "fails"}
 """The body of a message that causes a call."""

@@ -151,7 +151,6 @@ def test_consumers_are_counted_by_process_and_server_clock(cast: Cast, raw: redi
     raw.hset(cast.store.keys.managers, "old", gone)
     second = cast.on("second").declare()
     second.store.drive(second.store.register(["second"]))
-    second.store.close()
     page = read(cast)
     assert value(page, "topic_consumers_alive", **OWN) == 2
     assert value(page, "topic_consumers_degraded", **OWN) == 1
@@ -169,7 +168,6 @@ def test_further_topics_and_groups_are_summed(cast: Cast, monkeypatch: pytest.Mo
             cast.on(name, group).declare()
         other.send(1)
         other.send(1, delay_ms=60_000)
-        other.store.close()
     page = read(cast)
     topics = {labels["topic"] for labels, _ in page.samples("lisa_topic_messages")}
     assert topics == {"a", "orders", "(others)"}
@@ -197,7 +195,6 @@ def test_damaged_data_does_not_hide_other_messages(cast: Cast, raw: redis.Redis)
     page = read(cast)
     assert (states(page)["ready"], states(page, "broken")["ready"]) == (1, 0)
     assert value(page, "topics") == 2
-    broken.store.close()
 
 
 def test_a_reading_is_made_of_few_round_trips(cast: Cast) -> None:
