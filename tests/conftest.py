@@ -16,6 +16,7 @@ import xdist.remote
 from xdist.scheduler import LoadScopeScheduling
 
 from lisa.core.model.signals import Signals, everywhere
+from lisa.core.redis import failover
 from lisa.embedded import EmbeddedServer
 from lisa.embedded import server as embedded
 from tests.servers import ROOT, Processes, connect, flush, redis_server
@@ -68,6 +69,7 @@ for name in list(os.environ):
     if name.startswith("LC_") or name.lower().endswith("_proxy"):
         del os.environ[name]
 os.environ |= {"LANG": "C.UTF-8", "TZ": "UTC"}
+failover.IDLE_S = 0.0  # the watch of a cluster that is gone must not connect during later tests
 time.tzset()
 os.umask(0o022)
 if len(tempfile.gettempdir()) > LONGEST_TMPDIR:

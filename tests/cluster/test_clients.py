@@ -259,8 +259,9 @@ def test_a_forked_process_can_refresh_during_its_parent_s_refresh() -> None:
 
 
 def test_an_error_of_the_watch_is_logged_once_until_it_passes(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(failover, "IDLE_S", 60.0)
     odd = [ValueError("odd"), ValueError("odd"), KeyError("odd"), set(), KeyError("odd")]
     watch = failover._Watch("key", MagicMock(side_effect=odd), "the servers")
     for told in (1, 1, 2, 2, 3):
