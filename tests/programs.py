@@ -1,4 +1,4 @@
-"""Runs programs to their end."""
+"""Runs programs to their end, and what some of them run."""
 
 import subprocess
 import sys
@@ -22,3 +22,13 @@ def run(
 def python(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """The same with Python."""
     return run(sys.executable, *arguments, **options)
+
+
+NEVER_IMPORTED = """
+import time
+print("importing")
+while True:
+    time.sleep(0.01)
+"""
+"""A module to stop a program with. One long sleep would not see a signal that arrives right before
+it."""

@@ -16,6 +16,7 @@ from lisa.cli.consumer import main
 from lisa.core.daemon import logs, stop_signals
 from lisa.embedded.server import free_port
 from tests.consumers import Bench, presences
+from tests.programs import NEVER_IMPORTED
 from tests.servers import ROOT, Process, Processes, wait_until
 
 TOPIC = "orders"
@@ -114,7 +115,7 @@ def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
     start: Start, number: signal.Signals
 ) -> None:
     """As process 1 of a container it would not notice a signal without a handler."""
-    process = start("import time; print('importing'); time.sleep(60)")
+    process = start(NEVER_IMPORTED)
     process.wait_for("importing")
     process.signal(number)
     assert process.wait() == 0

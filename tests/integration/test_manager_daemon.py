@@ -32,6 +32,7 @@ from lisa.embedded.server import free_port
 from lisa.manager import Manager
 from lisa.manager.loop import LEAVE_S
 from lisa.manager.reclaimer import POLL_S
+from tests.programs import NEVER_IMPORTED
 from tests.roles import Cast
 from tests.servers import PATIENCE, Process, Processes, connect, failing_disk, least, wait_until
 
@@ -322,7 +323,7 @@ class TestDaemon:
         self, processes: Processes, tmp_path: Path, number: signal.Signals
     ) -> None:
         """As process 1 of a container it would not notice a signal without a handler."""
-        (tmp_path / "slow.py").write_text("import time; print('importing'); time.sleep(60)")
+        (tmp_path / "slow.py").write_text(NEVER_IMPORTED)
         process = processes.start("-m", "lisa.cli.manager", "--handlers", "slow")
         process.wait_for("importing")
         process.signal(number)
