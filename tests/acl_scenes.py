@@ -182,7 +182,7 @@ def consume(stage: Stage) -> None:
     cast.configure(ack_timeout="600")
     for number in range(12):
         cast.send(number, message_id=f"m{number}", ttl_ms=60_000)
-    stage.admin.xadd(cast.own.ready, {"id": "nobody", "due": "1"})
+    stage.admin.xadd(cast.own.ready, {"id": "absent", "due": "1"})
     stage.admin.zadd(pulled.own.retry, {"later": 4_000_000_000_000})
     handled: list[str] = []
     with stage.watched():
@@ -282,7 +282,7 @@ def operate(stage: Stage) -> None:
     cast.send(delay_ms=60_000, message_id="late")
     stage.admin.hset(cast.own.entries, "foreign", "1-1")
     stage.admin.zadd(cast.own.retry, {"foreign2": 1})
-    stage.admin.xadd(cast.own.ready, {"id": "nobody", "due": "1"})
+    stage.admin.xadd(cast.own.ready, {"id": "absent", "due": "1"})
     stage.admin.hset("lisa:{lost}:g:x:entries", "foreign", "1-1")
     stage.admin.zadd("lisa:{unknown}:waiting", {"x": 1})
     stage.admin.zadd(other.own.retry, {"late": 1})

@@ -331,7 +331,7 @@ class Cluster:
                 for first, last, where, *_ in node.ask("CLUSTER", "SLOTS"):
                     if first <= slot <= last:
                         return next(one for one in self.nodes if one.server.port == where[1])
-        raise AssertionError(f"nobody owns slot {slot}")
+        raise AssertionError(f"no primary owns slot {slot}")
 
     def replicas_of(self, primary: Node) -> list[Node]:
         return self.replicas[self.primaries.index(primary) :: len(self.primaries)]

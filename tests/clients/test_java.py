@@ -122,7 +122,7 @@ def test_the_calls_of_a_camellia_producer(call: Call, gateway: Gateway) -> None:
     assert 59_000 < sent["triggerTime"] - before < 120_000
     assert queue.send("other", 1, msgId="mine") == queue.get("mine") == sent
     assert [queue.delete("mine"), queue.delete("mine"), queue.status("mine")] == [200, 404, 7]
-    assert queue.get("nobody") is None
+    assert queue.get("absent") is None
     assert queue.send("plain", maxRetry=-1)["maxRetry"] == 10
     assert queue.post("sendMsg", msg="", delayMillis=0)["code"] == 400
     named = queue_of(call, gateway.url, "a|b")

@@ -42,7 +42,7 @@ HANGS_S = 10.0
 
 @pytest.fixture(scope="module")
 def partial_cluster() -> Iterator[Cluster]:
-    """Three primaries, the first of which, redis-py's default, is dead and not replaced."""
+    """Three primaries. The first one, which redis-py asks by default, is dead and not replaced."""
     extra = ("--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes")
     with topologies.cluster("valkey", extra=extra, node_timeout=timedelta(seconds=60)) as made:
         made.primaries[0].server.kill()

@@ -111,7 +111,7 @@ def test_a_pipeline(server: str, connection: type[Connection]) -> None:
 
 def test_a_failed_call_in_a_pipeline_yields_its_error(bench: Bench) -> None:
     bench.put(options={"capacity": "1"}, lisa=G())
-    batch: list[Any] = [*sends("a", "b"), Pull(TOPIC, "nobody", "c1", 1)]
+    batch: list[Any] = [*sends("a", "b"), Pull(TOPIC, "absent", "c1", 1)]
     ok, full, removed = bench.store.drive(bench.store.run_many(batch))
     assert ok == [Sent.ACCEPTED]
     assert isinstance(full, LisaError)

@@ -47,7 +47,7 @@ PLAIN_READS = {
 """Transactions only read. `open` does for ordinary messages; it is called for others only."""
 
 RIGHTS = "check of rights"
-"""A daemon's first call names a script that nobody has, and much else that changes nothing."""
+"""A daemon's first call names a script that no server has, and much else that changes nothing."""
 _KEY = re.compile(r"[^{}]+:\{[^}]*\}:(?:g:[^:]+:)?([a-z]+)|lisa:([a-z]+)\Z")
 
 

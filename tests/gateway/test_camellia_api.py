@@ -72,9 +72,9 @@ def test_defaults(client: httpx.Client, server: Redis, producer: Producer) -> No
 
 def test_response_fields(client: httpx.Client, queue: Queue) -> None:
     sent = queue.send()
-    assert queue.post("getMsg", msgId="nobody") == {"code": 404, "msg": None, "delayMsg": None}
-    assert queue.post("deleteMsg", msgId="nobody") == {"code": 404, "msg": None}
-    assert queue.post("ackMsg", msgId="nobody", ack="true") == {"code": 404, "msg": None}
+    assert queue.post("getMsg", msgId="absent") == {"code": 404, "msg": None, "delayMsg": None}
+    assert queue.post("deleteMsg", msgId="absent") == {"code": 404, "msg": None}
+    assert queue.post("ackMsg", msgId="absent", ack="true") == {"code": 404, "msg": None}
     form = {"topic": queue.topic}
     short = client.post(f"{QUEUE}/pullMsg", data=form)
     assert short.headers["content-type"] == "application/json"
@@ -341,8 +341,8 @@ def test_c02_an_id_without_a_state_gets_a_response(queue: Queue, server: Redis) 
 def test_c04_acks_and_nacks_count_for_deliveries_only(queue: Queue, server: Redis) -> None:
     """A nack put any id into the ready queue, even a waiting one (early) or a ready one (twice);
     an ack ended messages that were not delivered, or did not exist."""
-    assert queue.settle("nobody", ack=True) == 404
-    assert queue.settle("nobody", ack=False) == 404
+    assert queue.settle("absent", ack=True) == 404
+    assert queue.settle("absent", ack=False) == 404
     waiting = queue.send(delay_ms=400)["msgId"]
     for ack in (True, False):
         assert queue.settle(waiting, ack=ack) == 404

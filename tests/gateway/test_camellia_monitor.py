@@ -86,9 +86,9 @@ def test_monitor_data_counts_by_intervals(queue: Queue) -> None:
     assert len(queue.pull(batch=2)) == 2
     assert queue.settle(first, ack=True) == 200
     assert queue.settle(second, ack=False) == 200
-    assert queue.settle("nobody", ack=True) == 404
+    assert queue.settle("absent", ack=True) == 404
     assert queue.delete(deleted) == 200
-    assert queue.get("nobody") is None
+    assert queue.get("absent") is None
     assert len(queue.pull(batch=5, ackTimeoutMillis=100)) == 1
     wait_until(lambda: (seen.look(), queue.status(third) == 6)[1])
     wait_until(lambda: seen.look().get("triggerMsgTimeout"))

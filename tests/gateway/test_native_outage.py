@@ -19,7 +19,7 @@ from tests.gateways import Gateway, new_topic
 
 PATIENCE_S = 0.5
 ENV = {"LISA_GATEWAY_SERVER__PATIENCE": f"{PATIENCE_S}s"}
-NOBODY = "redis://127.0.0.1:1/0"
+UNREACHABLE = "redis://127.0.0.1:1/0"
 RECEIPT = encode_receipt(Receipt("g", "c", Settlement("a", "1-1", "123456789", 1, 1)))
 BODIES: dict[str, Any] = {
     "sendMessage": {"body": 1},
@@ -45,7 +45,7 @@ ASKED = [one for one in OPERATIONS if one.name != "watchTopic"]
 @pytest.fixture(scope="module")
 def cut_off() -> Iterator[Gateway]:
     """A gateway without a server."""
-    with Gateway(NOBODY, env=ENV) as running:
+    with Gateway(UNREACHABLE, env=ENV) as running:
         yield running
 
 
@@ -59,7 +59,7 @@ def test_in_an_outage_every_operation_answers_within_its_patience(
     answer = cut_off.client.request(one.method, path, json=BODIES.get(one.name))
     assert answer.status_code == 503, answer.text
     assert answer.json()["type"] == "urn:lisa:problem:server-unavailable"
-    assert NOBODY not in answer.text
+    assert UNREACHABLE not in answer.text
     assert int(answer.headers["retry-after"]) >= 1
     assert time.monotonic() - began < 10 * PATIENCE_S
 

@@ -118,19 +118,19 @@ def test_an_invalid_request_is_rejected_with_the_reason(
 
 BACKFILL = {"from_ms": 1_760_000_000_000, "to_ms": 1_760_000_000_000}
 UNKNOWN: list[tuple[str, Any, str]] = [
-    ("GET messages?state=ready&group=nobody", None, "unknown-group"),
-    ("GET messages?state=waiting&group=nobody", None, "unknown-group"),
-    ("POST garbage:requeue", {"all": True, "group": "nobody"}, "unknown-group"),
-    ("POST garbage:purge", {"all": True, "group": "nobody"}, "unknown-group"),
-    ("GET messages/nobody", None, "unknown-message"),
-    ("DELETE messages/nobody", None, "unknown-message"),
-    ("POST messages/nobody/fire", None, "unknown-message"),
-    ("PATCH messages/nobody", {"delay_ms": 5}, "unknown-message"),
-    *((f"GET schedules/nobody{verb}", None, "unknown-schedule") for verb in ("", "/next")),
-    ("POST schedules/nobody/pause", None, "unknown-schedule"),
-    ("POST schedules/nobody/resume", None, "unknown-schedule"),
-    ("POST schedules/nobody/run", None, "unknown-schedule"),
-    ("POST schedules/nobody/backfill", BACKFILL, "unknown-schedule"),
+    ("GET messages?state=ready&group=absent", None, "unknown-group"),
+    ("GET messages?state=waiting&group=absent", None, "unknown-group"),
+    ("POST garbage:requeue", {"all": True, "group": "absent"}, "unknown-group"),
+    ("POST garbage:purge", {"all": True, "group": "absent"}, "unknown-group"),
+    ("GET messages/absent", None, "unknown-message"),
+    ("DELETE messages/absent", None, "unknown-message"),
+    ("POST messages/absent/fire", None, "unknown-message"),
+    ("PATCH messages/absent", {"delay_ms": 5}, "unknown-message"),
+    *((f"GET schedules/absent{verb}", None, "unknown-schedule") for verb in ("", "/next")),
+    ("POST schedules/absent/pause", None, "unknown-schedule"),
+    ("POST schedules/absent/resume", None, "unknown-schedule"),
+    ("POST schedules/absent/run", None, "unknown-schedule"),
+    ("POST schedules/absent/backfill", BACKFILL, "unknown-schedule"),
 ]
 
 
@@ -140,4 +140,4 @@ def test_unknown_groups_messages_and_schedules_are_not_found(
 ) -> None:
     answer = ask(client, topic, call, content)
     assert (answer.status_code, answer.json()["type"]) == (404, f"urn:lisa:problem:{kind}")
-    assert "nobody" in answer.json()["detail"]
+    assert "absent" in answer.json()["detail"]

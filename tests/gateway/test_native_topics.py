@@ -160,8 +160,8 @@ def test_garbage_is_listed_requeued_and_purged(client: httpx.Client) -> None:
     assert garbage(client, topic) == garbage(client, topic, limit=1) == ["a", "b", "c"]
 
     path = f"/v1/topics/{topic}/garbage"
-    again = client.post(f"{path}:requeue", json={"ids": ["a", "nobody", "a"]})
-    assert again.json() == {"done": 1, "missing": ["nobody"]}
+    again = client.post(f"{path}:requeue", json={"ids": ["a", "absent", "a"]})
+    assert again.json() == {"done": 1, "missing": ["absent"]}
     assert garbage(client, topic) == ["b", "c"]
     assert [(one["id"], one["attempt"]) for one in pull(client, topic)] == [("a", 1)]
 
@@ -318,7 +318,7 @@ def test_lists_counts_and_ids_cover_all_shards(client: httpx.Client, topic: str)
         assert client.post(f"{message}/fire").json()["outcome"] == "rescheduled"
         again = client.post(f"{path}/messages", json={"id": message_id, "body": 1})
         assert again.json()["outcome"] == "duplicate"
-    assert client.get(f"{path}/messages/nobody").status_code == 404
+    assert client.get(f"{path}/messages/absent").status_code == 404
     for shard in (f"{path}~0of3", f"{path}~0of3/messages/m01"):
         assert client.get(shard).status_code == 400
 

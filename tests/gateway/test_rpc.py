@@ -321,7 +321,7 @@ def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
 
     message = {"id": "a", "body_json": "1", **LATER}
     assert status(None, message=message) is STATUS.UNAUTHENTICATED
-    assert status("nobody", message=message) is STATUS.UNAUTHENTICATED
+    assert status("absent", message=message) is STATUS.UNAUTHENTICATED
     sent = rpc("SendMessage", topic=topic, message=message, metadata=bearer("shop"))
     assert sent.outcome == "accepted"
     assert status("shop", "GetMessage", id="a") is STATUS.PERMISSION_DENIED
@@ -336,7 +336,7 @@ def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
     # Requests are limited to 64 KiB without a token.
     for size, token, limited in (
         (70_000, "all", False),
-        (70_000, "nobody", True),
+        (70_000, "absent", True),
         (110_000, "all", True),
     ):
         message = {"body_bytes": b"x" * size, **LATER}

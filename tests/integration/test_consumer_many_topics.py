@@ -250,7 +250,7 @@ def test_a_server_that_is_killed_loses_no_message(own_server: EmbeddedServer) ->
 @pytest.mark.parametrize(
     ("owner", "name"), [(Reader, "receive"), (Dispatcher, "_grant")], ids=["receive", "grant"]
 )
-def test_an_error_that_nobody_foresaw_hands_no_message_to_nobody(
+def test_an_unforeseen_error_strands_no_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     """It is raised for the first message that a read of several topics has found."""

@@ -257,7 +257,7 @@ def test_outcomes_of_cancel_and_fire_now(either: Either, topic: Topic) -> None:
     topic.declare("lisa")
     waiting, taken = either.send("orders", 1, delay=HOUR), either.send("orders", 2)
     topic.take("lisa")
-    asked = [waiting, taken, either.send("orders", 3), "nobody"]
+    asked = [waiting, taken, either.send("orders", 3), "absent"]
     outcomes = ["cancelled", "in_flight", "cancelled", "unknown"]
     assert [either.cancel("orders", one) for one in asked] == outcomes
     assert either.cancel_many("orders", iter(asked)) == outcomes
@@ -267,7 +267,7 @@ def test_outcomes_of_cancel_and_fire_now(either: Either, topic: Topic) -> None:
     assert topic.promote() == 1
     assert [entry.id for entry in topic.take("lisa")] == [later]
     assert either.fire_now("orders", later) == "in_flight"
-    assert either.fire_now("orders", "nobody") == "unknown"
+    assert either.fire_now("orders", "absent") == "unknown"
 
 
 def test_get_in_every_state(either: Either, topic: Topic) -> None:
@@ -280,7 +280,7 @@ def test_get_in_every_state(either: Either, topic: Topic) -> None:
         topic.store.call(Fail("orders", "lisa", [Failure("a", entry.entry, reason)]))
 
     topic.declare("lisa")
-    assert either.get("orders", "nobody") is None
+    assert either.get("orders", "absent") is None
     either.send("orders", {"n": 1}, id="a", retry="1h")
     ready = seen("ready")
     assert (ready.attempts, ready.body) == (0, {"n": 1})

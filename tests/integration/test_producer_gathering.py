@@ -120,7 +120,7 @@ async def test_a_cancelled_task_affects_no_other(producer: AsyncProducer, topic:
 async def test_closing_sends_what_waits_unless_cancelled(redis_url: str, topic: Topic) -> None:
     producer = AsyncProducer(redis_url)
     tasks = tasks_of(producer, range(5))
-    cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
+    cancels = asyncio.create_task(producer.cancel("orders", "absent"))
     await asyncio.sleep(0)
     await producer.close()
     assert cancels.done()
@@ -136,7 +136,7 @@ async def test_closing_sends_what_waits_unless_cancelled(redis_url: str, topic: 
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         producer = AsyncProducer(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
         sends = tasks_of(producer, range(3))
-        cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
+        cancels = asyncio.create_task(producer.cancel("orders", "absent"))
         await connected.wait()
         closing = asyncio.create_task(producer.close())
         await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_calls_that_meet_share_a_script_call(
     await until(lambda: script_calls(client) > 0)
     await asyncio.gather(first, *tasks_of(producer, range(20)))
     assert script_calls(client) == 1, "those of the meantime go with the next call"
-    asked = [*(ids[0] for ids in sent[:80]), "nobody"]
+    asked = [*(ids[0] for ids in sent[:80]), "absent"]
     said = await asyncio.gather(*(producer.cancel("orders", one) for one in asked))
     assert script_calls(client) == 1
     assert said == [Cancelled.CANCELLED] * 80 + [Cancelled.UNKNOWN]

@@ -69,8 +69,8 @@ def test_messages_are_spread_over_shards_and_found_by_id(split: Split, producer:
     assert producer.ask("reschedule", "orders", IDS[1], delay=2 * HOUR) == "rescheduled"
     assert producer.ask("cancel", "orders", IDS[2]) == "cancelled"
     assert producer.ask("cancel_many", "orders", IDS[:4]) == ["cancelled"] * 4
-    assert producer.ask("cancel", "orders", "nobody") == "unknown"
-    assert producer.ask("get", "orders", "nobody") is None
+    assert producer.ask("cancel", "orders", "absent") == "unknown"
+    assert producer.ask("get", "orders", "absent") is None
     made = [producer.send("orders", n, delay=HOUR) for n in range(12)]
     assert set(made) <= set(split.copies())
 

@@ -104,7 +104,7 @@ def test_garbage_is_one_heap(split: Split) -> None:
     assert split.drive(garbage.matching(store, all_of_it)) == N
     rows = listed(split, LiveState.GARBAGE)
     assert len({row.id for row in rows}) == N
-    ids = [*(row.id for row in rows[:10]), "nobody"]
+    ids = [*(row.id for row in rows[:10]), "absent"]
     requeued = split.drive(garbage.requeue(store, "orders", "lisa", ids))
     assert requeued == [*[True] * 10, False]
     assert split.drive(garbage.act(store, all_of_it, garbage.purge)) == N - 10

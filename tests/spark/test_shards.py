@@ -233,7 +233,7 @@ def test_rows_are_sent_to_all_shards_and_read_as_one_topic(jobs: Jobs, split: Sp
     assert told == {f"{n}of{count}" for count in (3, 4) for n in range(count)}
     one: Any = found.where("id = '7'").select("topic", "body").collect()
     assert [(row.topic, bytes(row.body)) for row in one] == [("orders", b"body 7")]
-    seen = split.store.drive(known(split.store, "orders", ["7", "119", "nobody"]))
+    seen = split.store.drive(known(split.store, "orders", ["7", "119", "absent"]))
     assert set(seen) == {"7", "119"}
 
 

@@ -73,7 +73,7 @@ class _Run:
         stage.start_roles("manager", "consumer", "gateway", "puller", "archive")
         # A group declared later does not owe messages promoted earlier, and calls before the
         # gateway listens fail without a fault.
-        self._await(self._has_groups, STARTS_WITHIN_S, "nobody declared the groups")
+        self._await(self._has_groups, STARTS_WITHIN_S, "the groups were not declared")
         stage.tail.begin()
         self._await(lambda: stage.is_gateway_open, STARTS_WITHIN_S, "the gateway did not begin")
         first_ticks = {} if options.restore else begin_schedules(stage.store)
