@@ -7,15 +7,18 @@
     +return now + at
 
 The first line has a number and a description. At least one of the listed tests must fail. Each
-patch names a file, then context lines (space), removed lines (-) and added lines (+). White space
-does not matter in the lines to be found, and there must be exactly one match.
+patch names a file, then context lines (space), removed lines (-) and added lines (+). Patches are
+matched by token, so layout, comments and trailing commas are ignored. If the named file has no
+match, all files are searched. There must be exactly one match.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.servers import ROOT
 
@@ -25,10 +28,24 @@ NUMBERS = [f"L{n}" for n in range(1, 25)] + [f"C{n}" for n in range(1, 16)]
 ASSERTIONS = ("AssertionError", "Failed")
 """Exceptions that a test raises for a wrong result; `Failed` is pytest's own, as by `raises`."""
 
+STRING = r"""(?:\b[rRbBfFuU]{1,2})?(?:\"{3}[\s\S]*?\"{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+TOKENS = {
+    ".py": re.compile(rf"{STRING}|(?P<comment>#[^\n]*)|\w+|\S"),
+    ".lua": re.compile(rf"{STRING}|(?P<comment>--[^\n]*)|\w+|\S"),
+}
+
+
+class Token(NamedTuple):
+    """A token and its place in the text."""
+
+    text: str
+    start: int
+    end: int
+
 
 @dataclass
 class Patch:
-    """Lines to find in a file, and their replacement."""
+    """Lines to find, and their replacement; `file` is where they were last."""
 
     file: str
     old: list[str] = field(default_factory=list)
@@ -78,25 +95,86 @@ def parse(text: str) -> Iterator[Mutant]:
         yield mutant
 
 
-def apply(mutant: Mutant, root: Path = ROOT) -> dict[str, str]:
-    """The changed files and their texts. Raises LookupError for a patch not found exactly once."""
-    changed: dict[str, str] = {}
-    for patch in mutant.patches:
-        text = changed.get(patch.file) or (root / patch.file).read_text(encoding="utf-8")
-        words = " ".join(patch.old).split()
-        pattern = r"(?m)(^ *)?" + r"\s+".join(map(re.escape, words))
-        found = list(re.finditer(pattern, text))
-        if len(found) != 1:
-            raise LookupError(f"{mutant.number}: {len(found)} times in {patch.file}: {patch.old}")
-        by = len(found[0][1] or "") - indent(patch.old[0])
-        new = "\n".join(" " * (indent(line) + by) + line.lstrip() for line in patch.new)
-        changed[patch.file] = text[: found[0].start()] + new + text[found[0].end() :]
-    return changed
+@cache
+def tokens(text: str, suffix: str) -> list[Token]:
+    """The tokens of a text in Python or Lua, without comments and trailing commas."""
+    found = [
+        Token(match[0], *match.span())
+        for match in TOKENS[suffix].finditer(text)
+        if not match["comment"]
+    ]
+    return [
+        token
+        for token, after in zip_longest(found, found[1:])
+        if token.text != "," or (after and after.text not in {")", "]", "}"})
+    ]
+
+
+def spans(text: str, lines: list[str], suffix: str) -> list[tuple[int, int]]:
+    """Where the tokens of some lines occur in a text: positions of characters."""
+    wanted = [token.text for token in tokens("\n".join(lines), suffix)]
+    there = tokens(text, suffix)
+    first = [index for index, token in enumerate(there) if token.text == wanted[0]]
+    return [
+        (there[index].start, there[index + len(wanted) - 1].end)
+        for index in first
+        if [token.text for token in there[index : index + len(wanted)]] == wanted
+    ]
+
+
+def replaced(text: str, span: tuple[int, int], patch: Patch) -> str:
+    """The text with the new lines in the place of the old ones, indented as these are."""
+    start, end = span
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    shift = indent(f"{line}x") - indent(patch.old[0])
+    moved = [" " * (indent(new) + shift) + new.lstrip() if new else "" for new in patch.new or [""]]
+    if line.strip():
+        moved[0] = moved[0].lstrip()
+    else:
+        start -= len(line)
+    return text[:start] + "\n".join(moved) + text[end:]
 
 
 def indent(line: str) -> int:
     """The number of spaces that a line begins with."""
     return len(line) - len(line.lstrip())
+
+
+def apply(mutant: Mutant, root: Path = ROOT) -> dict[str, str]:
+    """The changed files and their texts. Raises LookupError for a patch not found exactly once."""
+    changed: dict[str, str] = {}
+    for patch in mutant.patches:
+        name, text, span = _place(patch, root, changed, mutant.number)
+        changed[name] = replaced(text, span, patch)
+    return changed
+
+
+def _place(
+    patch: Patch, root: Path, changed: dict[str, str], number: str
+) -> tuple[str, str, tuple[int, int]]:
+    suffix = patch.file[patch.file.rindex(".") :]
+    for names in ([patch.file], _sources(root, suffix)):
+        texts = {
+            name: changed.get(name) or (root / name).read_text(encoding="utf-8")
+            for name in names
+            if (root / name).exists()
+        }
+        found = [
+            (name, text, span)
+            for name, text in texts.items()
+            for span in spans(text, patch.old, suffix)
+        ]
+        if found:
+            break
+    if len(found) != 1:
+        places = ", ".join(name for name, *_ in found) or "no file"
+        raise LookupError(f"{number}: found in {places}, not exactly once: {patch.old}")
+    return found[0]
+
+
+def _sources(root: Path, suffix: str) -> Iterable[str]:
+    folder = {".py": "lisa", ".lua": "lua"}[suffix]
+    return [str(path.relative_to(root)) for path in sorted((root / folder).rglob(f"*{suffix}"))]
 
 
 def escape(mutant: Mutant, outcome: dict[str, Any]) -> str | None:
