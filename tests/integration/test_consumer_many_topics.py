@@ -13,8 +13,9 @@ import redis
 
 from lisa import Message
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer
+from lisa.consumer import Batch, Consumer, shared_reader
 from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.prefetch import Pace
 from lisa.consumer.reader import Reader
 from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS
 from lisa.consumer.shared_reads import SharedReads
@@ -191,6 +192,21 @@ def test_a_topic_with_many_messages_leaves_slots_to_the_others(bench: Bench) -> 
         assert len(seen) < many
         bench.wait_acked(many, FIRST)
     assert sorted(seen.of(FIRST)) == list(range(many))
+
+
+def test_many_readers_need_few_reads_for_fast_handlers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a reader's share of what is read ahead is less than a message."""
+    seen, topics, each = Seen(), [f"topic-{n}" for n in range(60)], 20
+    monkeypatch.setattr(shared_reader, "MOST_TOPICS", 2)
+    monkeypatch.setattr(Pace, "ahead", lambda *_: 29)  # for 30 readers
+    bench.declare_all(*topics)
+    send_all(bench, range(each), topics)
+    before = bench.calls_of("xreadgroup")
+    with consumer_of(bench.url, seen.take, topics):
+        bench.wait_acked(each, *topics)
+    assert bench.calls_of("xreadgroup") - before < len(seen)
 
 
 def test_a_blocked_consumer_leaves_the_messages_of_all_topics_to_others(bench: Bench) -> None:
