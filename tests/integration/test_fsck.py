@@ -209,6 +209,10 @@ def test_moving_messages_are_never_reported(cast: Cast) -> None:
     """Messages are sent, cancelled, moved, and handled by two groups, of which some fail."""
     done, handled, reports = threading.Event(), list[str](), list[CheckReport]()
 
+    def enough() -> bool:
+        bodies = sum(report.bodies for report in reports)
+        return len(handled) >= 600 and len(reports) >= 6 and bodies > 0
+
     def handle(message: Message) -> None:
         handled.append(message.id)
         if message.attempt == 1 and isinstance(message.body, int) and message.body % 5 == 0:
@@ -230,13 +234,12 @@ def test_moving_messages_are_never_reported(cast: Cast) -> None:
     with manager, consumers[0], consumers[1], ThreadPoolExecutor() as pool:
         sending = pool.submit(send_all)
         try:
-            while min(len(handled) / 600, len(reports) / 6) < 1 and not sending.done():
+            while not enough() and not sending.done():
                 reports.append(run(cast, repair=len(reports) % 2 == 1))
         finally:
             done.set()
         sending.result()
     assert [found for report in reports for found in report.findings] == []
-    assert sum(report.bodies for report in reports) > 0
 
 
 # Bounded steps
