@@ -136,8 +136,7 @@ class TestWaker:
             listening: list[int] = []
             waker = Waker(connection, "c", lambda _: None, lambda: listening.append(subscribers()))
             try:
-                waker.step()
-                assert way.holds
+                wait_until(lambda: waker.step() == 0.0 and way.holds)
                 assert listening == []
                 way.release()
                 wait_until(lambda: waker.step() == 0.0 and listening)
