@@ -15,6 +15,7 @@ import redis
 import xdist.remote
 from xdist.scheduler import LoadScopeScheduling
 
+from lisa.core.daemon.stop_signals import STOPPING
 from lisa.core.model.signals import Signals, everywhere
 from lisa.core.redis import failover
 from lisa.embedded import EmbeddedServer
@@ -181,9 +182,20 @@ def no_receiver_is_left() -> Iterator[None]:
     """Module-wide receivers end with their test, not at the next garbage collection."""
     yield
     for name in Signals.__slots__:
-        signal = getattr(everywhere, name)
-        if signal.receivers:
-            signal._clear_state()
+        ours = getattr(everywhere, name)
+        if ours.receivers:
+            ours._clear_state()
+
+
+@pytest.fixture(autouse=True)
+def signals_are_as_before() -> Iterator[None]:
+    """The command of a role that a test calls leaves its handlers and blocked signals behind."""
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, *STOPPING)}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @pytest.fixture(scope="session")

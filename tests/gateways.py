@@ -173,6 +173,12 @@ class RawPull:
             % (topic.encode(), parts.netloc.encode(), len(body), body)
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
     def answer(self) -> bytes:
         """The whole response: head and JSON."""
         self._socket.settimeout(20)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -42,21 +42,22 @@ def test_a_waiting_client_that_disconnects_takes_no_message(
     client disconnects while the gateway is suspended.
     """
     topic, before = new_topic(), pulls(gateway)
-    polls = [RawPull(gateway, topic) for _ in range(20)]
-    wait_until(lambda: pulls(gateway) == before + 20)
-    for poll in polls:
-        poll.close(hard=hard)
-    wait_until(lambda: pulls(gateway) == before)
-    check_first_attempt(gateway, topic, producer.send(topic, "x"))
+    with ExitStack() as stack:
+        polls = [stack.enter_context(RawPull(gateway, topic)) for _ in range(20)]
+        wait_until(lambda: pulls(gateway) == before + 20)
+        for poll in polls:
+            poll.close(hard=hard)
+        wait_until(lambda: pulls(gateway) == before)
+        check_first_attempt(gateway, topic, producer.send(topic, "x"))
 
-    poll = RawPull(gateway, topic)
-    wait_until(lambda: pulls(gateway) == before + 1)
-    os.kill(gateway.process.pid, signal.SIGSTOP)
-    try:
-        sent = producer.send(topic, "x")
-        poll.close(hard=hard)
-    finally:
-        os.kill(gateway.process.pid, signal.SIGCONT)
+    with RawPull(gateway, topic) as poll:
+        wait_until(lambda: pulls(gateway) == before + 1)
+        os.kill(gateway.process.pid, signal.SIGSTOP)
+        try:
+            sent = producer.send(topic, "x")
+            poll.close(hard=hard)
+        finally:
+            os.kill(gateway.process.pid, signal.SIGCONT)
     begun = time.monotonic()
     check_first_attempt(gateway, topic, sent)
     assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000
@@ -70,13 +71,12 @@ def test_a_stopping_gateway_answers_polls_and_releases_messages(
 ) -> None:
     topic = new_topic()
     with Gateway(redis_url) as ending, Gateway(redis_url) as other:
-        poll = RawPull(ending, topic)
-        wait_until(lambda: pulls(ending) == 1)
-        os.kill(ending.process.pid, number)
-        answer = poll.answer()
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b'"deliveries":[]' in answer
-        poll.close(hard=False)
+        with RawPull(ending, topic) as poll:
+            wait_until(lambda: pulls(ending) == 1)
+            os.kill(ending.process.pid, number)
+            answer = poll.answer()
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b'"deliveries":[]' in answer
         assert ending.process.wait(20) == 0
         check_first_attempt(other, topic, producer.send(topic, "x"))
 

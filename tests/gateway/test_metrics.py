@@ -140,9 +140,8 @@ def test_waiting_pulls_and_disconnected_clients_are_counted(gateway: Gateway) ->
         return page.value("lisa_gateway_pulls_waiting"), gone
 
     _, before = waiting_and_gone()
-    poll = RawPull(gateway, new_topic())
-    wait_until(lambda: waiting_and_gone() == (1, before))
-    poll.close(hard=False)
+    with RawPull(gateway, new_topic()):
+        wait_until(lambda: waiting_and_gone() == (1, before))
     wait_until(lambda: waiting_and_gone() == (0, before + 1))
 
 

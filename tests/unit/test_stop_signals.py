@@ -1,21 +1,12 @@
 """Which signals stop a role."""
 
 import signal
-from collections.abc import Iterator
-
-import pytest
 
 from lisa.core.daemon.stop_signals import exit_on_signals, handler_of, stopping
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 def test_sighup_stops_a_role_unless_the_program_handles_or_ignores_it() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for _ in range(2):  # what exits at the start is no handler of the program
         assert signal.SIGHUP in stopping()
         exit_on_signals([signal.SIGHUP])
