@@ -24,7 +24,7 @@ from tests.browser.conftest import browser
 from tests.clients.conformance import SCENARIOS, ProcessRunner, Scenario
 from tests.clients.python_runner import PythonRunner
 from tests.gateways import NO_TLS, Gateway
-from tests.servers import ROOT
+from tests.servers import ROOT, flush
 
 __all__ = ["browser"]
 """A fixture of another package."""
@@ -99,8 +99,8 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def redis_url(valkey_server: EmbeddedServer) -> Iterator[str]:
-    """URL of the embedded Valkey, with a manager running."""
-    with Manager(valkey_server.url):
+    """URL of the embedded Valkey, emptied once for this file, with a manager running."""
+    with Manager(flush(valkey_server.url)):
         yield valkey_server.url
 
 

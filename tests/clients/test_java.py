@@ -25,7 +25,7 @@ from lisa.embedded.server import free_port
 from tests.clients.conformance import ProcessRunner, StepFailed
 from tests.gateway.camellia_client import Queue, shorten_ack_timeout
 from tests.gateways import Gateway, new_topic
-from tests.servers import JVM_PATIENCE, wait_until
+from tests.servers import JVM_PATIENCE, flush, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -86,8 +86,8 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call]:
 
 @pytest.fixture(scope="module")
 def redis_url(valkey_server: EmbeddedServer) -> Iterator[str]:
-    """URL of the embedded Valkey, with a manager running."""
-    with Manager(valkey_server.url):
+    """URL of the embedded Valkey, emptied once for this file, with a manager running."""
+    with Manager(flush(valkey_server.url)):
         yield valkey_server.url
 
 

@@ -14,13 +14,13 @@ from lisa.embedded import EmbeddedServer
 from tests.gateway.camellia_client import Queue, queue_with_group
 from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
-from tests.servers import connect
+from tests.servers import connect, flush
 
 
 @pytest.fixture(scope="module")
 def redis_url(valkey_server: EmbeddedServer) -> str:
-    """URL of the embedded Valkey; not emptied between tests."""
-    return valkey_server.url
+    """URL of the embedded Valkey; emptied once for each test file."""
+    return flush(valkey_server.url)
 
 
 @pytest.fixture(scope="module")

@@ -28,21 +28,27 @@ from lisa.embedded import EmbeddedServer
 from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast
-from tests.servers import wait_until
+from tests.servers import flush, wait_until
 
 LIMIT = TopicOptions().max_body_bytes
 LATER = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
-def gateway(valkey_server: EmbeddedServer) -> Iterator[Gateway]:
-    with Gateway(valkey_server.url) as running:
+def redis_url(valkey_server: EmbeddedServer) -> str:
+    """URL of the embedded Valkey; emptied once for this file."""
+    return flush(valkey_server.url)
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_url: str) -> Iterator[Gateway]:
+    with Gateway(redis_url) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def producer(valkey_server: EmbeddedServer) -> Iterator[Producer]:
-    with Producer(valkey_server.url) as made:
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as made:
         yield made
 
 
@@ -82,8 +88,8 @@ class TopicBench(Cast):
 
 
 @pytest.fixture
-def bench(valkey_server: EmbeddedServer) -> Iterator[TopicBench]:
-    with closing(TopicBench(valkey_server.url)) as made:
+def bench(redis_url: str) -> Iterator[TopicBench]:
+    with closing(TopicBench(redis_url)) as made:
         yield made
 
 
@@ -131,9 +137,9 @@ any_id = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), 
 @example(ids=LOOKALIKES)
 @example(ids=SCRIPTS)
 def test_any_id_can_be_in_every_state(
-    valkey_server: EmbeddedServer, producer: Producer, gateway: Gateway, ids: list[str]
+    redis_url: str, producer: Producer, gateway: Gateway, ids: list[str]
 ) -> None:
-    bench = TopicBench(valkey_server.url)
+    bench = TopicBench(redis_url)
     topic, store = bench.topic, bench.store
     last = f"/v1/topics/{topic}/messages/{quote(ids[-1], safe='')}"
     # Send each by `send`, find it, and cancel all but the last by the producer.
