@@ -54,7 +54,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         def make(url: str, **options: Any) -> Either:
             producer = Either(request.param, url, durability=replicas(1), **options)
             stack.callback(producer.close)
-            if options.get("patience") != BRIEF:
+            if options.get("patience", HOUR) > 2 * BRIEF:
                 producer.send("orders", "first", id="first", delay=HOUR)
             return producer
 
@@ -130,11 +130,12 @@ def test_a_call_without_writes_waits_for_earlier_writes_to_replicate(
 def test_a_lost_reply_confirms_nothing(pair: Pair, make: Make) -> None:
     primary, replica = pair
     proxy = LossyProxy(primary.server.url)
-    producer = make(proxy.url, patience=2 * BRIEF)
+    producer, brief = make(proxy.url), make(proxy.url, patience=2 * BRIEF)
+    brief.ask("get", "orders", "first")
     replica.stop_for_a_while()
     proxy.lose(1)
     with pytest.raises(NotReplicated):
-        producer.send("orders", "x", id="x", delay=HOUR)
+        brief.send("orders", "x", id="x", delay=HOUR)
     assert proxy.lost == 1
     replica.go_on()
     proxy.lose(1)
