@@ -158,7 +158,6 @@ def manage(stage: Stage) -> None:
             mine.store.call(Cancel("orders", ["tick@5"]))
         Pruner(mine.store).step(Shard("orders"))
         Sharder(mine.store).step(Topic("left"))
-        mine.store.close()
     with stage.watched():
         manager = Manager(
             stage.url,
@@ -231,7 +230,6 @@ def look(stage: Stage) -> None:
         browse(lisa_of(stage))
         mine = Cast(stage.url)
         mine.store.drive(topic_metrics.read(mine.store))
-        mine.store.close()
     with stage.watched(is_new=False):  # scripts were flushed
         stage.ask("SCRIPT", "FLUSH")
         lisa_of(stage)("get", "orders", "m1")

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from lisa.core.model.signals import Signals, everywhere
 from lisa.core.redis import failover
 from lisa.embedded import EmbeddedServer
 from lisa.embedded import server as embedded
-from tests.servers import ROOT, Processes, connect, flush, redis_server
+from tests.servers import ROOT, Processes, connect, flush, opened, redis_server
 
 SPARK = {
     "tests/spark/test_archive_jdbc.py": "spark: databases",
@@ -188,14 +189,22 @@ def no_receiver_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def signals_are_as_before() -> Iterator[None]:
-    """The command of a role that a test calls leaves its handlers and blocked signals behind."""
+def process_is_as_before() -> Iterator[None]:
+    """A role's command that a test calls leaves its signals and logging behind, and a failing test
+    its stores. Those of wider fixtures are there before.
+    """
     handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, *STOPPING)}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    level, logs, wider = logging.root.level, logging.root.handlers[:], len(opened)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = logs
+    for store in opened[wider:]:
+        store.close()
+    del opened[wider:]
 
 
 @pytest.fixture(scope="session")

@@ -80,6 +80,3 @@ class Topic:
     def take(self, group: str, count: int = 100) -> Sequence[Entry]:
         """Deliver what is ready."""
         return self.store.call(Pull(self.name, group, "c1", count)).entries
-
-    def close(self) -> None:
-        self.store.close()

@@ -53,9 +53,14 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, legacy_responses=False)
 
 
+opened: list[SyncStore] = []
+"""What `open_store` opened. The stores of a test, or of its fixtures, are closed when it ends."""
+
+
 def open_store(url: str, patience: timedelta = PRODUCER_RETRY_TIME) -> SyncStore:
-    """A store on a server, to be closed by the caller."""
-    return SyncStore(Connection(Address(url)), Keys(), patience)
+    """A store on a server, closed when the test ends."""
+    opened.append(SyncStore(Connection(Address(url)), Keys(), patience))
+    return opened[-1]
 
 
 def flush(url: str) -> str:

@@ -105,11 +105,9 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
+def cast(redis_url: str) -> Cast:
     """The topic `orders` with its group, on another server than that of the site."""
-    cast = Cast(redis_url, group="lisa").declare()
-    yield cast
-    cast.store.close()
+    return Cast(redis_url, group="lisa").declare()
 
 
 @pytest.fixture(scope="module")

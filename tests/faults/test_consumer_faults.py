@@ -5,7 +5,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,11 +36,10 @@ def handle(message):
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
+def bench(redis_url: str) -> Bench:
     bench = Bench(redis_url)
     bench.declare(TOPIC, ack_timeout=ACK_TIMEOUT, retry_delays="0,0,0")
-    yield bench
-    bench.store.close()
+    return bench
 
 
 class Daemons:
@@ -165,7 +163,6 @@ def test_a_server_that_starts_after_its_consumer_and_is_killed_in_the_middle(
     assert set(seen) == set(range(600))
     keys = bench.store.keys.topic(TOPIC).group("lisa")
     assert bench.ask("HLEN", keys.entries) == 0
-    bench.store.close()
 
 
 # Several processes

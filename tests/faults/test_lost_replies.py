@@ -38,13 +38,12 @@ OFTEN = 12
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
+def bench(redis_url: str) -> Bench:
     bench = Bench(redis_url)
     for name in loader.names():  # else the lost reply may be that the script is missing
         bench.ask("SCRIPT", "LOAD", loader.load(name).source)
     bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays="", journal="1")
-    yield bench
-    bench.store.close()
+    return bench
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Faults of a manager and its server: kills, restarts, and an address that moves."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lisa.core.model.stream import Entry
@@ -13,10 +11,8 @@ from tests.servers import Process, Processes, connect, least, wait_until
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    cast = Cast(redis_url)
-    yield cast
-    cast.store.close()
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url)
 
 
 def daemon(processes: Processes, url: str) -> Process:

@@ -282,16 +282,13 @@ def test_removing_a_group_removes_its_target(
     topic.send()
     wait_until(lambda: target.received)
     store, other = open_store(redis_url), topic.another()
-    try:
-        store.drive(groups.remove(store, topic.name, "billing"))
-        # The gateway finds this target when it next looks for changes.
-        store.drive(admin.set_target(store, other.name, target.url))
-        sent = other.send()
-        wait_until(lambda: sent in target.ids)
-        store.drive(admin.remove(store, other.name))
-        assert store.drive(store.groups(topic.name)) == ()
-    finally:
-        store.close()
+    store.drive(groups.remove(store, topic.name, "billing"))
+    # The gateway finds this target when it next looks for changes.
+    store.drive(admin.set_target(store, other.name, target.url))
+    sent = other.send()
+    wait_until(lambda: sent in target.ids)
+    store.drive(admin.remove(store, other.name))
+    assert store.drive(store.groups(topic.name)) == ()
     assert client.get(topic.path).json() == {"targets": []}
 
 

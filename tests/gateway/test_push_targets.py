@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -48,10 +48,8 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
 
 @pytest.fixture
-def store(redis_url: str) -> Iterator[SyncStore]:
-    opened = open_store(redis_url)
-    yield opened
-    opened.close()
+def store(redis_url: str) -> SyncStore:
+    return open_store(redis_url)
 
 
 @pytest.fixture

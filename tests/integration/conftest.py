@@ -17,19 +17,15 @@ from tests.shards import Split
 
 
 @pytest.fixture
-def cast(server: str) -> Iterator[Cast]:
+def cast(server: str) -> Cast:
     """Producer and consumer of `orders`, with its group declared."""
-    cast = Cast(server).declare()
-    yield cast
-    cast.store.close()
+    return Cast(server).declare()
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
+def bench(redis_url: str) -> Bench:
     """A substitute for a manager, on one server."""
-    bench = Bench(redis_url)
-    yield bench
-    bench.store.close()
+    return Bench(redis_url)
 
 
 @pytest.fixture
@@ -46,11 +42,9 @@ def producer(redis_url: str) -> Iterator[Producer]:
 
 
 @pytest.fixture
-def topic(redis_url: str) -> Iterator[Topic]:
+def topic(redis_url: str) -> Topic:
     """The topic `orders` on one server."""
-    topic = Topic(redis_url)
-    yield topic
-    topic.close()
+    return Topic(redis_url)
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +55,19 @@ def two_nodes() -> Iterator[list[str]]:
 
 
 @pytest.fixture(params=["one server", "cluster"])
-def split(request: pytest.FixtureRequest) -> Iterator[Split]:
+def split(request: pytest.FixtureRequest) -> Split:
     """A topic `orders` to be split, on each kind of server."""
     if request.param == "cluster":
         url = clusters.address(request.getfixturevalue("two_nodes"))
     else:
         url = request.getfixturevalue("redis_url")
-    made = Split(url)
-    yield made
-    made.store.close()
+    return Split(url)
 
 
 @pytest.fixture
-def split_here(redis_url: str) -> Iterator[Split]:
+def split_here(redis_url: str) -> Split:
     """The same on one server, for tests that do not depend on a cluster."""
-    made = Split(redis_url)
-    yield made
-    made.store.close()
+    return Split(redis_url)
 
 
 @pytest.fixture
@@ -96,12 +86,11 @@ def raw(server: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def store(server: str) -> Iterator[SyncStore]:
+def store(server: str) -> SyncStore:
     """A store on the same server, where the topic `orders` is registered."""
     store = open_store(server)
     store.drive(store.register(["orders"]))
-    yield store
-    store.close()
+    return store
 
 
 @pytest.fixture

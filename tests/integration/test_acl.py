@@ -180,7 +180,6 @@ def test_the_doctor_agrees(stage_for: Callable[[str], Stage]) -> None:
         (found,) = [one for one in store.drive(examine(store)) if one.name == "rights"]
         assert (found.verdict, found.found) == (CheckResult.FAIL, f"refused: {right}")
         assert f"+{right} " in found.cure
-    store.close()
 
 
 def test_lines_of_a_file_mean_the_same(stage_for: Callable[[str], Stage]) -> None:
@@ -203,7 +202,6 @@ def test_a_user_without_exec_leaves_no_transaction_behind(
     keys = store.keys.topic("orders")
     assert store.drive(store.transaction(keys.waiting, [("GET", keys.body("a"))])) is None
     assert store.ask("PING") == b"PONG"  # MULTI was allowed, and the refusal discarded it
-    store.close()
 
 
 # The table of rights, and the output of `lisa acl`

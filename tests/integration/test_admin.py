@@ -321,10 +321,7 @@ def test_rates_and_lateness_of_an_interval(store: SyncStore) -> None:
 
 def verdicts(url: str) -> dict[str, Check]:
     store = open_store(url)
-    try:
-        return {one.name: one for one in store.drive(examine(store))}
-    finally:
-        store.close()
+    return {one.name: one for one in store.drive(examine(store))}
 
 
 def test_a_server_without_persistence(server: str) -> None:

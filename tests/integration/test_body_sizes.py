@@ -94,10 +94,8 @@ def meter(redis_url: str) -> Iterator[Meter]:
 
 
 @pytest.fixture
-def cast(meter: Meter) -> Iterator[Cast]:
-    cast = Cast(meter.url).declare(journal="1")
-    yield cast
-    cast.store.close()
+def cast(meter: Meter) -> Cast:
+    return Cast(meter.url).declare(journal="1")
 
 
 def send(cast: Cast, **options: Any) -> None:

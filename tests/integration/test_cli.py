@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,10 +49,8 @@ def ask(*arguments: str, code: int = 0, stdin: str | None = None) -> Any:
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    played = Cast(redis_url)
-    yield played
-    played.store.close()
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url)
 
 
 def kill(cast: Cast, *ids: str, reason: str = "boom") -> None:

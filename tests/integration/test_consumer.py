@@ -56,7 +56,6 @@ def test_messages_are_handled_in_order_acked_and_leave_only_tombstones(server: s
     left = {key for key in bench.ask("KEYS", "*") if b":done:" not in key}
     assert not any(b":body:" in key or b":entries" in key for key in left)
     assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
-    bench.store.close()
 
 
 @pytest.mark.parametrize("is_second_async", [False, True])

@@ -89,7 +89,6 @@ def test_a_group_that_is_declared_again_is_read_again(
     assert handler.begun == ["held", *["new"] * len(shards)]
     assert bench.settled_as(last, held) == "purged"
     assert caplog.text.count("was removed; waiting") == len(shards)
-    split.store.close()
 
 
 def test_a_group_that_is_being_removed_is_waited_for(

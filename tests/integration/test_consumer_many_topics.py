@@ -260,7 +260,6 @@ def test_a_server_that_is_killed_loses_no_message(own_server: EmbeddedServer) ->
         own_server.restart()
         bench.wait_acked(200, *TOPICS)
     assert all(set(seen.of(topic)) == set(range(200)) for topic in TOPICS)
-    bench.store.close()
 
 
 @pytest.mark.parametrize(

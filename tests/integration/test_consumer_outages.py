@@ -84,7 +84,6 @@ def test_acks_and_leases_of_a_healthy_node_do_not_wait_for_a_node_that_hangs(
         finish.set()
         bench.wait_acked(1, *hung)
         bench.wait_acked(4, well)
-    bench.store.close()
 
 
 def test_results_of_handlers_that_end_during_an_outage_are_settled_after_it(
@@ -109,7 +108,6 @@ def test_results_of_handlers_that_end_during_an_outage_are_settled_after_it(
         bench.wait_acked(2)
         wait_until(lambda: bench.states(TOPIC, bad) == ["retry"])
     assert len(handler.begun) == 3
-    bench.store.close()
 
 
 @pytest.mark.parametrize("is_blocked", [pytest.param(True, marks=pytest.mark.full), False])
@@ -141,7 +139,6 @@ def test_stop_at_a_server_that_hangs(own_server: EmbeddedServer, *, is_blocked: 
     go_on.set()
     # A failing call, some time for the rest, and one more call that had begun by then.
     assert took_s < GRACE.total_seconds() + 2 * SOCKET_TIMEOUT_S + SHUTDOWN_CALLS_S + 1
-    bench.store.close()
 
 
 def test_a_puller_can_stop_while_the_server_is_away(own_server: EmbeddedServer) -> None:
@@ -154,7 +151,6 @@ def test_a_puller_can_stop_while_the_server_is_away(own_server: EmbeddedServer) 
     began = time.monotonic()
     consumer.stop()
     assert time.monotonic() - began < SHUTDOWN_CALLS_S + 2 * PATIENCE.total_seconds()
-    bench.store.close()
 
 
 # Swept records and removed groups
@@ -208,4 +204,3 @@ def test_a_pull_skips_a_shard_with_an_unfinished_removal(split_here: Split) -> N
     sent = bench.send(whole, [2])
     assert [one.id for _ in range(4) for one in consumer.pull(TOPIC)] == sent
     consumer.stop()
-    bench.store.close()

@@ -277,4 +277,3 @@ def test_no_step_blocks_the_server(own_server: EmbeddedServer) -> None:
         assert slow == set()
         raw.zrange(cast.keys.waiting, 0, -1)
         assert slow_commands(raw), "the slow log would have told"
-    cast.store.close()

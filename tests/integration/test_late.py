@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,8 @@ FAR = 4_000_000_000_000
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    cast = Cast(redis_url).declare()
-    yield cast
-    cast.store.close()
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url).declare()
 
 
 def states(cast: Cast, ids: list[str]) -> list[str]:
@@ -107,7 +104,6 @@ def test_messages_fall_due_while_all_managers_are_down(
         assert stats["sent"] == sent + 2
         assert stats["sent"] == stats["skipped"] + stats["garbage@g"] + stats["promoted"]
         assert cast.store.drive(check(cast.store, ["orders"])).total == 0
-        cast.store.close()
 
 
 def send_classes(producer: Producer, began_ms: int, count: int) -> dict[str, list[str]]:
@@ -195,7 +191,6 @@ def test_after_an_outage_collapse_runs_only_the_newest_occurrence(by: str, shard
         other = producer.get("orders", "mail@5")
         assert other is not None
         assert other.state == "ready", "an id that looks like an occurrence is of no schedule"
-        cast.store.close()
 
 
 def settle(cast: Cast) -> None:

@@ -54,7 +54,6 @@ def test_a_consumer_logs_a_missing_server_once(caplog: pytest.LogCaptureFixture)
                 for topic in TOPICS:
                     wait_until(settled(bench, bench.send(topic, [1])[0], topic))
             consumer.stop()
-            bench.store.close()
     assert warnings_in(caplog) == [line]
     again = [one for one in caplog.messages if one.endswith(" again")]
     assert len(again) == 1

@@ -9,7 +9,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -44,10 +43,8 @@ ORDERS = {"orders": {"group": "g"}}
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    cast = Cast(redis_url)
-    yield cast
-    cast.store.close()
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url)
 
 
 def lateness_ms(cast: Cast, count: int) -> list[float]:
@@ -162,7 +159,6 @@ class TestInThisProcess:
             wait_until(lambda: cast.state(sent) != "in_flight")
             assert time.monotonic() - ended >= ack_timeout_s
         assert len([one for one in caplog.records if "trying again" in one.message]) <= 2
-        cast.store.close()
 
     def test_topics_are_declared_again_on_an_emptied_server(
         self, cast: Cast, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture

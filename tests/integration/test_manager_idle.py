@@ -24,14 +24,13 @@ TICK_MS = 1_000  # of the schedule `move`
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
+def cast(redis_url: str) -> Cast:
     """The last of many topics, which have a group and a message each, due in an hour."""
+    cast = Cast(redis_url)
     for topic in TOPICS:
-        cast = Cast(redis_url, topic).declare()
+        cast = cast.on(topic).declare()
         cast.send(delay_ms=3_600_000)
-        cast.store.close()
-    yield cast
-    cast.store.close()
+    return cast
 
 
 def late_ms(cast: Cast) -> float:

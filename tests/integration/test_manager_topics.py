@@ -178,4 +178,3 @@ class TestServerMonitor:
             promoted = monitor.step()
         assert promoted is not None
         assert promoted.back
-        store.close()

@@ -45,13 +45,12 @@ def test_a_consumer_warns_once(redis_url: str, caplog: pytest.LogCaptureFixture)
     assert said.startswith(SAID)
     assert said.endswith("start one: lisa-manager")
     caplog.clear()
-    cast = Cast(redis_url, topic="retried", group="lisa").declare()
+    Cast(redis_url, topic="retried", group="lisa").declare()
     with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
         producer.send("retried", 1)
         (delivery,) = consumer.pull("retried", wait=timedelta(seconds=60))
         delivery.retry(delay=SOON)
         wait_until(lambda: consumer.pull("retried", wait=SOON) or warnings(caplog))
-    cast.store.close()
     assert len(warnings(caplog)) == 1
 
 

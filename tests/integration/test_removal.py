@@ -181,7 +181,6 @@ def weak(split: Split) -> Iterator[Split]:
     split.ask("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-xgroup")
     weak = Split(split.url.replace("//", "//weak:pw@"))
     yield weak
-    weak.store.close()
     split.ask("ACL", "DELUSER", "weak")
 
 

@@ -233,7 +233,6 @@ def test_one_shard_s_refusal_says_nothing_about_another(
         store.connection.execute = losing_one  # type: ignore[method-assign]
     with pytest.raises(trouble):
         store.call_by_id(send)
-    store.close()
 
 
 def test_a_name_that_no_number_of_shards_has_changes_nothing(split_here: Split) -> None:

@@ -193,7 +193,6 @@ def test_a_consumer_of_many_shards_stops_soon_although_its_server_hangs(
             consumer.stop()
             took_s = time.monotonic() - began
     assert took_s < 16 * SHORT.total_seconds()
-    split.store.close()
 
 
 def test_shards_that_no_thread_could_read_at_first_are_read(

@@ -37,10 +37,8 @@ TOKYO: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
 
 
 @pytest.fixture
-def cast(redis_url: str) -> Iterator[Cast]:
-    cast = Cast(redis_url).declare()
-    yield cast
-    cast.store.close()
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url).declare()
 
 
 @pytest.fixture(params=["sync", "async"])

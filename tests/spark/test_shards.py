@@ -49,10 +49,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def split(redis_url: str) -> Iterator[Split]:
-    made = Split(redis_url)
-    yield made
-    made.store.close()
+def split(redis_url: str) -> Split:
+    return Split(redis_url)
 
 
 @pytest.fixture

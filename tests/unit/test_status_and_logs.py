@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -46,13 +45,9 @@ def test_pages_are_served_and_nothing_else(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream() -> io.StringIO:
     """The output of the root logger."""
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    yield io.StringIO()
-    root.handlers[:] = before
-    root.setLevel(level)
+    return io.StringIO()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
