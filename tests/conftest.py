@@ -190,21 +190,20 @@ def no_receiver_is_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def process_is_as_before() -> Iterator[None]:
-    """A role's command that a test calls leaves its signals and logging behind, and a failing test
-    its stores. Those of wider fixtures are there before.
-    """
+    """Undo what a role's command does to signals and logging, and close the test's stores."""
     handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, *STOPPING)}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    level, logs, wider = logging.root.level, logging.root.handlers[:], len(opened)
+    level, logs = logging.root.level, logging.root.handlers[:]
+    of_wider_fixtures = len(opened)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     logging.root.setLevel(level)
     logging.root.handlers[:] = logs
-    for store in opened[wider:]:
+    for store in opened[of_wider_fixtures:]:
         store.close()
-    del opened[wider:]
+    del opened[of_wider_fixtures:]
 
 
 @pytest.fixture(scope="session")
