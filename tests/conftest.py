@@ -179,31 +179,27 @@ def pytest_xdist_make_scheduler(
 
 
 @pytest.fixture(autouse=True)
-def no_receiver_is_left() -> Iterator[None]:
-    """Module-wide receivers end with their test, not at the next garbage collection."""
-    yield
-    for name in Signals.__slots__:
-        ours = getattr(everywhere, name)
-        if ours.receivers:
-            ours._clear_state()
-
-
-@pytest.fixture(autouse=True)
 def process_is_as_before() -> Iterator[None]:
-    """Undo what a role's command does to signals and logging, and close the test's stores."""
+    """Close the test's stores, and undo its changes of receivers, signals and logging.
+
+    Module-wide receivers end with their test, not at the next garbage collection. Commands of roles
+    set signals and logging for a process of their own.
+    """
     handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, *STOPPING)}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     level, logs = logging.root.level, logging.root.handlers[:]
-    of_wider_fixtures = len(opened)
+    opened.pop_all()  # by wider fixtures, which close them
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     logging.root.setLevel(level)
     logging.root.handlers[:] = logs
-    for store in opened[of_wider_fixtures:]:
-        store.close()
-    del opened[of_wider_fixtures:]
+    for name in Signals.__slots__:
+        ours = getattr(everywhere, name)
+        if ours.receivers:
+            ours._clear_state()
+    opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -53,14 +53,15 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, legacy_responses=False)
 
 
-opened: list[SyncStore] = []
-"""What `open_store` opened. The stores of a test, or of its fixtures, are closed when it ends."""
+opened = ExitStack()
+"""Closes the stores of a test and of its fixtures when the test ends."""
 
 
 def open_store(url: str, patience: timedelta = PRODUCER_RETRY_TIME) -> SyncStore:
     """A store on a server, closed when the test ends."""
-    opened.append(SyncStore(Connection(Address(url)), Keys(), patience))
-    return opened[-1]
+    store = SyncStore(Connection(Address(url)), Keys(), patience)
+    opened.callback(store.close)
+    return store
 
 
 def flush(url: str) -> str:
