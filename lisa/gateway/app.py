@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from lisa.core.daemon.status import HEALTH
 from lisa.core.model.errors import LisaError
 from lisa.gateway import api, metrics, page, push
+from lisa.gateway.base_path import BasePath
 from lisa.gateway.compat import camellia, delay_queue, mykit
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits_middleware import LimitsMiddleware
@@ -48,7 +49,10 @@ def create_app(hub: GatewayContext) -> Starlette:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(LimitsMiddleware, hub)],
+        middleware=[
+            Middleware(BasePath, hub.settings.gateway_server.base_path),
+            Middleware(LimitsMiddleware, hub),
+        ],
         exception_handlers={**HANDLERS, HTTPException: page.on_http_error(hub)},
     )
     app.router.redirect_slashes = False  # its redirects contain the request's Host and scheme

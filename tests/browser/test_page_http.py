@@ -9,7 +9,7 @@ import time
 import uuid
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 import httpx
 import msgspec
@@ -278,6 +278,46 @@ def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
         for token, codes in (("everything-everything", {200}), ("no" * 10, {303, 401})):
             bearer = {"Authorization": f"Bearer {token}"}
             assert client.get("/", headers=bearer).status_code in codes
+
+
+@pytest.mark.parametrize("is_removed", [False, True], ids=["passed on", "removed"])
+def test_below_a_path_of_a_proxy_no_address_leads_out(site: Site, *, is_removed: bool) -> None:
+    """Whether the proxy passes the base path on or removes it; seen as a browser sees it."""
+
+    def proxied(request: httpx.Request) -> None:
+        assert request.url.raw_path.startswith(b"/lisa/"), request.url
+        if is_removed:
+            request.url = request.url.copy_with(
+                raw_path=request.url.raw_path.removeprefix(b"/lisa")
+            )
+
+    topic, message_id = new_topic(), "shop/42 50%25"
+    env = {"LISA_GATEWAY_SERVER__BASE_PATH": "/lisa", "LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
+    with (
+        Gateway(site.server.url, "--allow-actions", env=env) as gateway,
+        Visitor(gateway.url) as it,
+    ):
+        assert gateway.client.get("/healthz").status_code == 200
+        it.event_hooks = {"request": [proxied]}
+        site.producer.send(topic, {"a": 1}, id=message_id, delay=HOUR)
+        asked = it.get("/lisa/consumers")
+        assert asked.headers["location"] == "/lisa/login?next=%2Fconsumers"
+        entered = it.post("/lisa/login", data={"token": "t" * 32, "next": "/consumers"})
+        assert entered.headers["location"] == "/lisa/consumers"
+        assert "; Path=/lisa;" in entered.headers["set-cookie"]
+        start = link("lisa", "topics", topic, "messages", message_id)
+        ahead = ["/lisa/", "/lisa/v1/docs", start, f"/lisa/topics/{topic}"]
+        for page in ahead:  # grows
+            answer = it.get(page)
+            assert answer.status_code in (200, 303), page
+            if "html" not in answer.headers.get("content-type", ""):
+                continue
+            found = re.findall(r'\s(?:href|src|action|hx-get)="([^"]*)"', answer.text)
+            for one in {urljoin(page, html.unescape(one)).partition("#")[0] for one in found}:
+                assert one.startswith("/lisa/"), (page, one)
+                if one not in ahead and "?" not in one and not one.endswith(("/act", "/logout")):
+                    ahead.append(one)
+        assert len(ahead) > 15, ahead
 
 
 def test_a_logout_ends_the_session_at_every_gateway(guarded: Gateway, site: Site) -> None:

@@ -32,6 +32,12 @@ class GatewayServerSettings(Section):
         description="The address to listen on. Any address other than loopback requires tokens.",
     )
     port: int = Field(default=8080, ge=0, le=65_535, description="The port; 0 selects a free one.")
+    base_path: str = Field(
+        default="",
+        pattern=r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$",
+        description="The path below which a proxy serves the gateway, such as `/lisa`. The proxy "
+        "may remove it from requests or pass it on. Unset: the root.",
+    )
     workers: int = Field(default=1, ge=1, le=256, description="Processes that share the port.")
     token: SecretStr | None = Field(
         default=None, description="A bearer token with all permissions."

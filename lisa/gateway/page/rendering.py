@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.core.model.clock import human, ms_datetime
+from lisa.gateway.base_path import placed_page
 from lisa.gateway.page.assets import asset
 
 POLICY = (
@@ -177,6 +178,7 @@ def render(template: str, /, **values: Any) -> bytes:
 
 def answer(request: Request, body: bytes, status: int = 200) -> Response:
     """An HTML response; 304 if the browser's cached copy is current."""
+    body = placed_page(request.scope, body)
     tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     headers = {**HEADERS, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:

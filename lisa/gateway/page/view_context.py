@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
+from lisa.gateway.base_path import inside_path
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
@@ -154,6 +155,7 @@ def _to_login(request: Request) -> Response:
     if "hx-request" in request.headers:
         shown = request.headers.get("hx-current-url", "")
         path = "/" + shown.partition("://")[2].partition("/")[2] if shown else "/"
+        path = inside_path(request.scope, path)
         return Response("log in again", 401, {"HX-Redirect": login_link(safe_path(path))})
     asked = _raw_path(request) + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(login_link(safe_path(asked)), 303)
