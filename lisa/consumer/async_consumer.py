@@ -20,6 +20,7 @@ from lisa.core.daemon.forks import not_inherited
 from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import LisaError
+from lisa.core.redis.flow import start_task
 
 
 class AsyncConsumer(BaseConsumer):
@@ -71,7 +72,7 @@ class AsyncConsumer(BaseConsumer):
 
     def _in_background(self, stopping: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         """Begin to stop; cancelling a task that awaits the result does not interrupt the stop."""
-        self._stop_task = asyncio.create_task(stopping)
+        self._stop_task = start_task(stopping)
         return asyncio.shield(self._stop_task)
 
     async def _finish_stop(self, starting: asyncio.Future[None] | None = None) -> None:

@@ -21,7 +21,7 @@ from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, in_thread, unforeseen
 from lisa.core.model.clock import human
-from lisa.core.redis.flow import adrive
+from lisa.core.redis.flow import adrive, start_task
 
 log = logging.getLogger("lisa.consumer")
 
@@ -110,16 +110,16 @@ class HandlerTasks:
 
     def _start(self, sub: Subscription, count: int) -> None:
         """Start a task for each granted slot."""
-        plan, loop = self._handlers.plan(sub.topic, sub.wanted), asyncio.get_running_loop()
+        plan = self._handlers.plan(sub.topic, sub.wanted)
         for _ in range(count):
             work = sub.unstarted.take()
             if work is None:
                 sub.slots.release()
                 continue
             if isinstance(work, list) or plan.batch is not None:
-                task = loop.create_task(self._run_batch(sub, plan, work))
+                task = start_task(self._run_batch(sub, plan, work))
             else:
-                task = loop.create_task(self._run_one(sub, plan, work))
+                task = start_task(self._run_one(sub, plan, work))
             self._tasks.add(task)
             task.add_done_callback(partial(self._end, sub, work))
             cancel = _ThreadsafeCancel(task)

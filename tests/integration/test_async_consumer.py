@@ -151,10 +151,14 @@ async def test_a_cancelled_stop_goes_on(bench: Bench) -> None:
     await until(lambda: bench.settled_as(TOPIC, sent) == "acked" and presences(bench) == [])
 
 
-def test_a_stop_that_a_handler_began_is_finished_before_the_loop_is_closed(bench: Bench) -> None:
+@pytest.mark.parametrize("factory", [None, getattr(asyncio, "eager_task_factory", None)])
+def test_a_stop_that_a_handler_began_is_finished_before_the_loop_is_closed(
+    bench: Bench, factory: Any
+) -> None:
     consumer, stopping = AsyncConsumer(bench.url), list[bool]()
 
     async def program() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
         began = asyncio.Event()
 
         @consumer.on(TOPIC)

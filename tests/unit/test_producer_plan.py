@@ -3,10 +3,12 @@
 All of it is checked before any server call.
 """
 
+import asyncio
 import math
 import re
+import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, cast
@@ -22,6 +24,7 @@ from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_group, check_id, check_topic
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
+from lisa.core.store.batcher import Batcher
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import OnDuplicate, Outgoing, Producer, SendOutcome, SendReport
 from lisa.producer.calls import MOST, calls, encode
@@ -281,3 +284,22 @@ def test_a_report_counts_iterates_and_takes_few_bytes_a_message() -> None:
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert taken / len(report) < 40
+
+
+# Batches of concurrent calls
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+async def test_concurrent_calls_are_answered_together_where_tasks_start_eagerly() -> None:
+    sizes = []
+
+    async def work(_: str, items: Sequence[int], results: list[int | None]) -> None:
+        sizes.append(len(items))
+        await asyncio.sleep(0)
+        results.extend(items)
+
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009
+    batcher = Batcher(work, lambda _, items: len(list(items)))
+    assert await batcher.call("orders", 0) == 0
+    assert await asyncio.gather(*(batcher.call("orders", n) for n in range(5))) == list(range(5))
+    assert sizes == [1, 5]

@@ -151,10 +151,19 @@ class Aside(NamedTuple):
 
     async def arun(self, link: Link) -> None:
         """Run the other flow in a task."""
-        task = asyncio.create_task(adrive(self.flow, link), name="lisa-aside")
+        task = start_task(adrive(self.flow, link), "lisa-aside")
         self.running.add(task)
         task.add_done_callback(self.running.discard)
         await asyncio.wait({task}, timeout=self.within_s)
+
+
+def start_task(coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+    """A task that begins in the next iteration of the running event loop.
+
+    Under `asyncio.eager_task_factory`, `create_task` runs the first step immediately, before its
+    caller can take note of the task.
+    """
+    return asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
 
 
 def any_runs(aside: set[Any]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable, TopicFull
+from lisa.core.redis.flow import start_task
 from lisa.core.store.runner import caller
 
 K = TypeVar("K")
@@ -56,7 +57,7 @@ class Batcher(Generic[K, T, R]):
         worker = self._workers.get(own)
         if worker is None:
             self._queues[own] = []
-            self._workers[own] = loop.create_task(self._run(own))
+            self._workers[own] = start_task(self._run(own))
         elif worker.get_loop() is not loop:
             raise RuntimeError("an AsyncProducer belongs to the event loop that first uses it")
         future: asyncio.Future[R] = loop.create_future()
