@@ -44,6 +44,18 @@ def handle(message):
     print(f"handled {message.body}")
 """
 
+UNREAD = """
+import logging, os
+from lisa import Consumer
+os.dup2(os.pipe()[1], 2)  # a log that nobody reads
+consumer = Consumer()
+@consumer.on("orders")
+def handle(message):
+    for _ in range(20):
+        logging.warning("x" * 10_000)
+    print(f"handled {message.body}")
+"""
+
 Start = Callable[..., Process]
 ON_APP_LOOP = (
     SLOW.replace("Consumer", "AsyncConsumer")
@@ -119,6 +131,17 @@ def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
     process.wait_for("importing")
     process.signal(number)
     assert process.wait() == 0
+
+
+def test_a_log_that_nobody_reads_delays_neither_handlers_nor_the_end(
+    bench: Bench, start: Start
+) -> None:
+    bench.declare(TOPIC)
+    process = start(UNREAD)
+    sent = bench.send(TOPIC, [1, 2, 3])
+    process.wait_for("handled", times=3)
+    wait_until(lambda: [bench.settled_as(TOPIC, one) for one in sent] == ["acked"] * 3)
+    assert process.stop() == 0
 
 
 def test_a_server_given_in_code_is_kept_and_health_is_served(bench: Bench, start: Start) -> None:

@@ -103,6 +103,7 @@ def written() -> Iterator[io.StringIO]:
 
 def lines(written: io.StringIO, text: str) -> list[dict[str, Any]]:
     """The records whose message contains the text."""
+    logging.getLogger().handlers[0].flush()
     records = [json.loads(line) for line in written.getvalue().splitlines()]
     return [one for one in records if text in one["message"]]
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -44,10 +45,17 @@ def test_pages_are_served_and_nothing_else(caplog: pytest.LogCaptureFixture) -> 
             StatusServer(invalid, {})
 
 
+class Stream(io.StringIO):
+    """The output of the root logger."""
+
+    def getvalue(self) -> str:
+        logging.getLogger().handlers[0].flush()
+        return super().getvalue()
+
+
 @pytest.fixture
 def stream() -> io.StringIO:
-    """The output of the root logger."""
-    return io.StringIO()
+    return Stream()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -57,7 +65,7 @@ def test_passwords_in_urls_are_never_written(stream: io.StringIO, form: logs.Log
     try:
         raise ValueError(f"cannot reach {url}")
     except ValueError:
-        log.exception("no %s", url, extra={"server": url})
+        log.exception("no %s", url, extra={"server": url, "all": [{url: ValueError(url)}]})
     assert "s3cr3t" not in stream.getvalue()
     assert "redis://***@host:6379/0" in stream.getvalue()
 
@@ -81,3 +89,68 @@ def test_logs_as_text_and_as_json(stream: io.StringIO) -> None:
     assert (record["level"], record["message"]) == ("error", f"no file {name}")
     assert (record["topic"], record["names"]) == ("orders", [name])
     assert "ValueError: boom" in record["error"]
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def nested(levels: int) -> list[object]:
+    return [nested(levels - 1)] if levels else []
+
+
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (CYCLE, "..."),
+        (nested(500), "..."),
+        (Unprintable(), "<Unprintable>"),
+        ({1: {2}}, {"1": [2]}),
+        (10**30, 10**30),
+        (datetime(2030, 1, 1, tzinfo=UTC), "2030-01-01T00:00:00+00:00"),
+    ],
+    ids=["cycle", "deep", "no text", "keys and sets", "large", "time"],
+)
+def test_a_value_that_cannot_be_written_does_not_harm_its_line(
+    stream: io.StringIO, value: object, written: object
+) -> None:
+    logs.configure("json", stream=stream)
+    log.info("order %s", "o-1", extra={"value": value, "level": "gold", "error": 7})
+    record = json.loads(stream.getvalue())
+    assert (record["level"], record["message"]) == ("info", "order o-1")
+    assert (record["extra_level"], record["extra_error"]) == ("gold", 7)
+    found = record["value"]
+    while isinstance(found, list) and found and isinstance(found[0], list | str):
+        found = found[0]
+    assert found == written
+
+
+def test_a_line_that_cannot_be_formatted_is_replaced(stream: io.StringIO) -> None:
+    logs.configure("text", stream=stream)
+    log.info("order %s", Unprintable())
+    assert "cannot write a line of lisa.x: RuntimeError('no text')" in stream.getvalue()
+
+
+def test_a_log_that_nobody_reads_blocks_no_thread() -> None:
+    """Further lines are dropped and counted, and the log says so once it is read."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as pipe, os.fdopen(reader) as read:
+        logs.configure("text", stream=pipe)
+        before = logs.dropped_lines()
+        for number in range(logs.MOST_LINES + 2000):  # a pipe takes fewer than these 2000
+            log.info("line %d", number)
+        dropped = logs.dropped_lines() - before
+        assert dropped
+        for _ in range(logs.MOST_LINES // 2):
+            read.readline()
+        log.info("read again")
+        lines = [next(read)]
+        while "read again" not in lines[-1]:
+            lines.append(next(read))
+    said = [int(line.split()[3]) for line in lines if "nobody read the log" in line]
+    assert sum(said) == dropped

@@ -219,6 +219,7 @@ _ALL = (
         "lisa_process_unforeseen_errors_total",
         "Unexpected exceptions in threads and tasks, logged with a traceback and survived.",
     ),
+    _counter("lisa_process_log_lines_dropped_total", "Log lines dropped because nobody read them."),
     _gauge("lisa_process_resident_memory_bytes", "Resident memory; Linux only."),
 )
 

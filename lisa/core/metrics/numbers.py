@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from lisa.core.daemon.logs import dropped_lines
 from lisa.core.daemon.threads import unforeseen_errors
 from lisa.core.metrics.families import FAMILIES
 
@@ -104,6 +105,7 @@ def of_process() -> Numbers:
     put(numbers, "lisa_processes", 1)
     put(numbers, "lisa_process_cpu_seconds_total", time.process_time())
     put(numbers, "lisa_process_unforeseen_errors_total", unforeseen_errors())
+    put(numbers, "lisa_process_log_lines_dropped_total", dropped_lines())
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:  # not Linux
