@@ -42,11 +42,16 @@ class Proxy:
     def hear(self, said: bytes) -> None:
         """Called with each piece before it is forwarded."""
 
+    def is_heard(self, source: socket.socket) -> bool:
+        """Whether what this socket says is forwarded."""
+        return True
+
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with source, suppress(OSError):
             while said := source.recv(1 << 16):
-                self.hear(said)
-                target.sendall(said)
+                if self.is_heard(source):
+                    self.hear(said)
+                    target.sendall(said)
         with suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
 
@@ -98,6 +103,20 @@ class LossyProxy(Proxy):
                     if not reply:
                         return
                     client.sendall(reply)
+
+
+class ForgetfulProxy(Proxy):
+    """Can drop what is said on its present connections, which stay open, as firewalls do."""
+
+    _forgotten: tuple[socket.socket, ...] = ()
+
+    def forget(self) -> int:
+        """Forget the connections; returns their number."""
+        self._forgotten = tuple(self._sockets[1:])
+        return len(self._forgotten) // 2
+
+    def is_heard(self, source: socket.socket) -> bool:
+        return source not in self._forgotten
 
 
 class MovingProxy(Proxy):

@@ -107,6 +107,7 @@ class Chosen:
         from lisa.core.store.store import SyncStore
 
         address, prefix = self.server()
+        address = address.answering_within(self.patience.total_seconds())
         store = SyncStore(Connection(address), Keys(prefix), self.patience, who="cli")
         click.get_current_context().call_on_close(store.close)
         if checked:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from starlette.requests import HTTPConnection
 from lisa.core.daemon.threads import RESTART_AFTER_S, unforeseen
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import check_topic
-from lisa.core.redis.address import Address
+from lisa.core.redis.address import SHORTEST_REPLY_S, Address
 from lisa.core.redis.connection import AsyncConnection
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import presence
@@ -47,9 +46,6 @@ ROLE = "gateway"
 
 SHARED_BYTES = 64
 """Bytes of memory shared by all workers of a gateway; Camellia's health check uses the first 16."""
-
-SHORTEST_REPLY_S = 0.5
-"""Minimum socket timeout, even if `patience` is shorter."""
 
 SLACK_S = 10.0
 """Socket timeout of a blocking read, in addition to its block time."""
@@ -107,10 +103,8 @@ class GatewayContext:
         self.numbers = numbers  # directory of all workers' metrics; None with one worker
         self.meter = Meter()
         self.access = Access.of(settings.gateway_server)
-        self.address = _answering_within(
-            settings.gateway_server.patience.total_seconds(),
-            Address.from_settings(settings.redis),
-        )
+        patience_s = settings.gateway_server.patience.total_seconds()
+        self.address = Address.from_settings(settings.redis).answering_within(patience_s)
         self.name = presence.unique_name(ROLE)
         self.sender = GatewayProducer(
             self.address,
@@ -271,9 +265,3 @@ class GatewayContext:
 def act_for(token: Token) -> None:
     """Let the journal name the token in the events of this request; none if tokens are not used."""
     caller.set("" if token is EVERYTHING else token.name)
-
-
-def _answering_within(patience_s: float, address: Address) -> Address:
-    """The address with a socket timeout no longer than a request's patience."""
-    within_s = min(address.socket_timeout_s, max(patience_s, SHORTEST_REPLY_S))
-    return replace(address, socket_timeout_s=within_s)

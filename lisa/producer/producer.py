@@ -71,7 +71,8 @@ class BaseProducer(Sending, ABC):
         if durability is not None and not isinstance(durability, Replicas):
             raise ConfigError(f"durability is None or made by replicas(n), not {durability!r}")
         patience = option_duration("patience", patience)
-        store = self._store_on(Address.of(server), Keys.of(prefix), patience)
+        address = Address.of(server).answering_within(patience.total_seconds())
+        store = self._store_on(address, Keys.of(prefix), patience)
         super().__init__(
             store,
             zone=zone,

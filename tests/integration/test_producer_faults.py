@@ -1,9 +1,11 @@
 """A producer whose server is away, full, forbidden, or has lost data."""
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import Any
@@ -16,9 +18,9 @@ from lisa.core.redis.address import Address
 from lisa.core.transitions.configure import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
-from lisa.producer import Outgoing, Sent
+from lisa.producer import AsyncProducer, Outgoing, Producer, Sent
 from tests.producers import Either, Topic
-from tests.proxies import LossyProxy, MovingProxy
+from tests.proxies import ForgetfulProxy, LossyProxy, MovingProxy
 from tests.servers import connect, failing_disk
 
 Opened = Callable[..., Either]
@@ -102,6 +104,32 @@ def test_a_server_refuses_writes_and_goes_away(opened: Opened, own_server: Embed
     message_id = opened(own_server.url, patience="25s").send("orders", 5, delay=HOUR)
     back.join()
     assert either.get("orders", message_id).state == "waiting"
+
+
+BUSY = ("BLPOP", "nothing", 1)
+"""Keeps a connection busy, so that as many calls at once have as many connections."""
+
+
+def test_forgotten_connections_cost_a_thread_half_of_its_patience(redis_url: str) -> None:
+    """A firewall dropped them silently. The others are not tried in turn."""
+    with (
+        ForgetfulProxy(redis_url) as proxy,
+        closing(Producer(proxy.url, patience=PATIENCE * 10)) as producer,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        link: Any = producer._store.connection
+        list(threads.map(link.execute, [BUSY] * 8))
+        assert proxy.forget() == 8
+        assert list(threads.map(lambda n: producer.send("orders", n), range(8)))
+
+
+async def test_forgotten_connections_cost_a_task_half_of_its_patience(redis_url: str) -> None:
+    with ForgetfulProxy(redis_url) as proxy:
+        async with AsyncProducer(proxy.url, patience=PATIENCE * 10) as producer:
+            link: Any = producer._store.connection
+            await asyncio.gather(*(link.execute(BUSY) for _ in range(8)))
+            assert proxy.forget() == 8
+            await asyncio.gather(*(producer.send(f"orders-{n}", n) for n in range(8)))
 
 
 def test_an_address_that_moves_to_a_new_primary(

@@ -18,8 +18,8 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
-from lisa.core.redis.exchange import is_usable_after
 from lisa.core.redis.patience import Patience
+from lisa.core.redis.pools import is_usable_after
 from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
 

@@ -9,6 +9,7 @@ connections to the sentinels use TLS, too. Credentials for the sentinels are giv
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
 SENTINEL_TIMEOUT_S = 1.0
+SHORTEST_REPLY_S = 0.5
+"""Minimum socket timeout, even if a caller's patience is shorter."""
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""In seconds, and probes: firewalls forget idle connections after minutes."""
 NO_LIMIT = 2**31
 """The most connections of a client whose callers are threads, or block; redis-py's default, which
 applies to the calls of tasks, is 100."""
@@ -175,6 +180,14 @@ class Address:
         options = {"max_connections": NO_LIMIT, **self.options}
         return replace(self, socket_timeout_s=timeout_s, options=options)
 
+    def answering_within(self, patience_s: float) -> Address:
+        """A copy for calls that are repeated for `patience_s`, on another connection if one fails.
+
+        One connection that a firewall dropped silently takes at most half of that time.
+        """
+        within_s = min(self.socket_timeout_s, max(patience_s / 2, SHORTEST_REPLY_S))
+        return replace(self, socket_timeout_s=within_s)
+
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments for redis-py, without the credentials in the URL."""
         given: dict[str, Any] = {
@@ -182,6 +195,7 @@ class Address:
             "driver_info": None,  # avoids two commands per connection and their permission
             "socket_timeout": self.socket_timeout_s,
             "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
+            **self._keepalive(),
             **self.options,
         }
         if self.username:
@@ -189,6 +203,12 @@ class Address:
         if self.password:
             given["password"] = self.password
         return given
+
+    def _keepalive(self) -> dict[str, Any]:
+        if self.url.startswith("unix:"):
+            return {}
+        known = {getattr(socket, name): n for name, n in KEEPALIVE.items() if hasattr(socket, name)}
+        return {"socket_keepalive": True, "socket_keepalive_options": known}
 
     def hosts(self) -> tuple[list[tuple[str, int]], list[str], dict[str, Any]]:
         """Hosts, path segments and keyword arguments of a Sentinel or cluster address."""

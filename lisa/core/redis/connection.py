@@ -9,9 +9,10 @@ from typing import Any
 
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import make_async_client, make_client
-from lisa.core.redis.exchange import aexchange, exchange, is_usable_after, packed
+from lisa.core.redis.exchange import aexchange, exchange, packed
 from lisa.core.redis.failover import interrupt
 from lisa.core.redis.flow import Command
+from lisa.core.redis.pools import is_usable_after
 
 
 def _sentinels(client: Any) -> Sequence[Any]:
@@ -66,8 +67,7 @@ class Connection(_Opener):
             if is_usable_after(error):
                 pool.keep(connection)
             else:
-                connection.disconnect()  # the reply may still arrive
-                pool.release(connection)
+                pool.discard(connection, error)
             raise
         pool.keep(connection)
         return reply
@@ -188,8 +188,7 @@ class AsyncConnection(_Opener):
             if is_usable_after(error):
                 pool.keep(connection)
             else:
-                await connection.disconnect(nowait=True)
-                await pool.release(connection)
+                await pool.discard(connection, error)
             raise
         pool.keep(connection)
         return reply

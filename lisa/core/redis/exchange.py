@@ -8,8 +8,8 @@ from typing import Any
 import hiredis
 import redis
 
-from lisa.core.redis.errors import is_read_only
 from lisa.core.redis.flow import Command
+from lisa.core.redis.pools import is_usable_after
 
 
 class Packer:
@@ -27,14 +27,6 @@ def packed(commands: Sequence[Command]) -> bytes:
     return b"".join(part for command in commands for part in Packer.pack(*command))
 
 
-def is_usable_after(error: BaseException) -> bool:
-    """Whether a connection can be used again: its replies were read, and its server takes writes.
-
-    If it has become a read-only replica, a new connection may reach the primary that replaced it.
-    """
-    return isinstance(error, redis.ResponseError) and not is_read_only(error)
-
-
 def exchange(pool: Any, request: bytes, count: int) -> Iterator[Any]:
     """Send packed commands now, and yield their `count` replies, which may include errors.
 
@@ -43,40 +35,40 @@ def exchange(pool: Any, request: bytes, count: int) -> Iterator[Any]:
     connection = pool.get_connection()
     try:
         connection.send_packed_command([request])
-    except BaseException:
-        pool.release(connection)
+    except BaseException as error:
+        pool.discard(connection, error)
         raise
     return _replies(pool, connection, count)
 
 
 def _replies(pool: Any, connection: Any, left: int) -> Iterator[Any]:
-    is_usable = True
+    fault: BaseException | None = None
     try:
         while left:
             try:
                 reply = connection.read_response()
             except redis.ResponseError as error:
                 reply = error
-                is_usable = is_usable and is_usable_after(error)
+                fault = fault if is_usable_after(error) else error
             left -= 1
             yield reply
-    except BaseException:
+    except BaseException as error:
         if left:
-            connection.disconnect()
-        pool.release(connection)
+            pool.discard(connection, error)
+        else:
+            pool.release(connection)
         raise
-    if is_usable:
+    if fault is None:
         pool.keep(connection)
     else:
-        connection.disconnect()
-        pool.release(connection)
+        pool.discard(connection, fault)
 
 
 async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
     """Send packed commands and return their `count` replies, which may include errors."""
     connection = await pool.get_connection()
     replies: list[Any] = []
-    is_usable = True
+    fault: BaseException | None = None
     try:
         await connection.send_packed_command([request])
         while len(replies) < count:
@@ -84,15 +76,15 @@ async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
                 replies.append(await connection.read_response())
             except redis.ResponseError as error:
                 replies.append(error)
-                is_usable = is_usable and is_usable_after(error)
-    except BaseException:
+                fault = fault if is_usable_after(error) else error
+    except BaseException as error:
         if len(replies) < count:
-            await connection.disconnect(nowait=True)
-        await pool.release(connection)
+            await pool.discard(connection, error)
+        else:
+            await pool.release(connection)
         raise
-    if is_usable:
+    if fault is None:
         pool.keep(connection)
     else:
-        await connection.disconnect(nowait=True)
-        await pool.release(connection)
+        await pool.discard(connection, fault)
     return replies

@@ -18,7 +18,22 @@ import redis.asyncio as aredis
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
 from redis.sentinel import SentinelConnectionPool
 
+from lisa.core.redis.errors import is_read_only
+
 CHECK_EVERY_S = 0.1
+
+
+def is_usable_after(error: BaseException) -> bool:
+    """Whether a connection can be used again: its replies were read, and its server takes writes.
+
+    If it has become a read-only replica, a new connection may reach the primary that replaced it.
+    """
+    return isinstance(error, redis.ResponseError) and not is_read_only(error)
+
+
+def is_shared_fault(error: BaseException) -> bool:
+    """Whether an error of one connection says that the idle connections are useless as well."""
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError) or is_read_only(error)
 
 
 class _Kept:
@@ -65,6 +80,17 @@ class _Blocking(_Kept):
         self._give_back()
         super().disconnect(inuse_connections)  # type: ignore[misc]
 
+    def discard(self, connection: Any, error: BaseException) -> None:
+        """Take back a connection that cannot be used again after an error.
+
+        If the server did not answer, or takes no writes, the idle connections are closed as well:
+        whatever happened to one, such as a firewall that forgot them, happened to all.
+        """
+        connection.disconnect()  # the reply may still arrive
+        self.release(connection)  # type: ignore[attr-defined]
+        if is_shared_fault(error):
+            self.disconnect(inuse_connections=False)
+
     def busy(self) -> list[Any]:
         """The connections on which callers wait for replies."""
         self._give_back()
@@ -93,6 +119,15 @@ class _Async(_Kept):
             return kept
         await self._give_back()
         return await super().get_connection(*args, **keywords)  # type: ignore[misc]
+
+    async def discard(self, connection: Any, error: BaseException) -> None:
+        """See `Pool.discard`."""
+        await connection.disconnect(nowait=True)
+        await self.release(connection)  # type: ignore[attr-defined]
+        if is_shared_fault(error):
+            await self._give_back()
+            for idle in list(self._available_connections):  # type: ignore[attr-defined]
+                await idle.disconnect(nowait=True)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002
         """Close the idle connections, or all."""
