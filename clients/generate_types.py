@@ -23,6 +23,7 @@ USED = (
     "PullAnswer",
     "AckAnswer",
     "RetryAnswer",
+    "DeferAnswer",
     "Problem",
 )
 """The schemas that the client uses; those that they refer to are added."""

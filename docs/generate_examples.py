@@ -154,11 +154,11 @@ async def _send(call: Walk) -> None:
     await call("getMessage", path=_ORDER)
     await call("listMessages", query={"state": "waiting"})
     await call("rescheduleMessage", {"delay_ms": "45m"}, _ORDER)
-    for numbers in (range(43, 45), range(45, 50)):
+    for numbers in (range(43, 45), range(45, 53)):
         due = [{"body": {"order": number}, "id": f"order-{number}"} for number in numbers]
         await call("sendMessages", {"messages": due})
-    await call("sendMessage", {"body": {"order": 50}, "id": "order-50", "delay_ms": "1h"})
-    await call("cancelMessage", path={"topic": "orders", "id": "order-50"})
+    await call("sendMessage", {"body": {"order": 53}, "id": "order-53", "delay_ms": "1h"})
+    await call("cancelMessage", path={"topic": "orders", "id": "order-53"})
 
 
 async def _settle(call: Walk) -> None:
@@ -181,8 +181,10 @@ async def _settle(call: Walk) -> None:
     await settle("extendMessage", 43, ack_timeout_ms="5m")
     await settle("ackMessage", 43)
     await settle("retryMessage", 44, delay_ms="10m", reason="the card was declined")
+    await settle("deferMessage", 52, delay_ms="5s", reason="too many requests")
     await settle_both("extendMessages", 45, ack_timeout_ms="5m")
     await settle_both("ackMessages", 45)
+    await settle_both("deferMessages", 50, delay_ms="5s", reason="too many requests")
     await settle_both("releaseMessages", 47)
     await pull(max=10)
     await settle_both("retryMessages", 47, discard=True, reason="the address is unknown")

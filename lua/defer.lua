@@ -1,35 +1,56 @@
--- defer: in flight -> retry, until the message's window opens, without an attempt.
--- Guarantee: applies only to the delivery that the receipt names, and only while Redis's clock is
--- between the two given instants; otherwise the delivery returns to ready as a new entry. A repeated
--- call returns the first answer.
+-- defer: in flight -> retry, for a while, without an attempt: as its handler or client asks, or until
+-- the message's window opens.
+-- Guarantee: applies only to the delivery that the receipt names. A delay counts from now. A message
+-- waits for its window only while Redis's clock is between the instants at which the window closes and
+-- opens; otherwise the delivery returns to ready as a new entry. A repeated call returns the first
+-- answer. After its record has expired, a message that is still where the first call put it is answered
+-- as before.
 -- KEYS  the prelude's, the call's record among them
--- ARGV  own group's number; n; n times id, entry, closes (epoch ms), opens (epoch ms)
--- Returns {'OK', letters}: w waits for its window, y released, s stale; {'GROUPS', ...}
+-- ARGV  own group's number; n; n times id, entry, closes (epoch ms; '' for a delay), opens (epoch ms, or
+--       the delay in ms), reason ('' for a window)
+-- Returns {'OK', outcome of each: 'd<due>' deferred, 'y' released, 's' stale}; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local wanted = {}
-for i = 1, n do wanted[i] = ARGV[first + 4 * i - 3] end
+for i = 1, n do wanted[i] = ARGV[first + 5 * i - 4] end
 local indexed = call('HMGET', group.entries, unpack(wanted))
+local _, now, now_up = clock()
 
-local letters, number, seen = {}, {}, {}
-local ids, entries, closes, opens = {}, {}, {}, {}
-for i = 1, n do
-  local id, at = wanted[i], first + 4 * i
-  letters[i] = 's'
-  if indexed[i] == ARGV[at - 2] and not seen[id] then
+-- When a delivery waits until, or false if its window is open.
+local function due_of(closes, opens)
+  if closes == '' then return opens == 0 and now or now_up + opens end
+  return tonumber(closes) <= now and now < opens and opens
+end
+
+-- The outcome of an earlier call whose record has expired.
+local function outcome_before(id, entry)
+  local _, deferred = deferrals(call('HGET', group.reasons, id))
+  local due = deferred == entry and call('ZSCORE', group.retry, id)
+  return due and 'd' .. int(tonumber(due)) or 's'
+end
+
+local reply, seen = {'OK'}, {}
+local ids, entries, dues, reasons = {}, {}, {}, {}
+for i, id in ipairs(wanted) do
+  local at = first + 5 * i
+  local entry = ARGV[at - 3]
+  if indexed[i] == entry and not seen[id] then
     local k = #ids + 1
-    seen[id], number[k] = true, i
-    ids[k], entries[k] = id, indexed[i]
-    closes[k], opens[k] = tonumber(ARGV[at - 1]), tonumber(ARGV[at])
+    seen[id] = true
+    ids[k], entries[k] = id, entry
+    dues[k] = due_of(ARGV[at - 2], tonumber(ARGV[at - 1]))
+    if ARGV[at] ~= '' then reasons[k] = ARGV[at] end
+    reply[i + 1] = dues[k] and 'd' .. int(dues[k]) or 'y'
+  else
+    reply[i + 1] = outcome_before(id, entry)
   end
 end
-if #ids == 0 then return {'OK', table.concat(letters)} end
+if #ids == 0 then return reply end
 
 begin_freeing()
-local outcomes, events = end_outside(group, ids, entries, closes, opens)
-for k, letter in ipairs(outcomes) do letters[number[k]] = letter end
+local events = put_back(group, ids, entries, dues, reasons)
 if is_journaled() then journal(events) end
-return remember({'OK', table.concat(letters)})
+return remember(reply)

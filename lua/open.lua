@@ -76,7 +76,7 @@ if is_plain then
 end
 
 local letters, gone, gone_ids, kept = {}, {}, {}, {}
-local away, away_entries, closes, opens = {}, {}, {}, {}
+local away, away_entries, dues = {}, {}, {}
 for i = 1, n do
   letters[i] = '-'
   if indexed[i] ~= ARGV[ENTRY + i] or not found[i] then
@@ -98,7 +98,8 @@ for i = 1, n do
       letters[i], found[i] = 'w', false
       local k = #away + 1
       away[k], away_entries[k] = ARGV[ID + i], ARGV[ENTRY + i]
-      closes[k], opens[k] = until_ms, tonumber(ARGV[OPENS + i])
+      local opens = tonumber(ARGV[OPENS + i])
+      dues[k] = now < opens and opens
     else
       kept[#kept + 1] = i
     end
@@ -114,7 +115,7 @@ if #gone > 0 then
 end
 if #away > 0 then
   begin_freeing()
-  local _, told = end_outside(group, away, away_entries, closes, opens)
+  local told = put_back(group, away, away_entries, dues, {})
   if settings[3] == '1' then
     for _, event in ipairs(told) do events[#events + 1] = event end
   end

@@ -12,34 +12,21 @@ local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local ids = {}
 for i = 1, n do ids[i] = ARGV[first + 2 * i - 1] end
 local indexed = call('HMGET', group.entries, unpack(ids))
-local _, now = clock()
 
-local letters, back, old, dues, seen = {}, {}, {}, {}, {}
-local events, journaled = {}, is_journaled()
+local letters, held, entries, dues, seen = {}, {}, {}, {}, {}
 for i = 1, n do
   local entry = ARGV[first + 2 * i]
+  letters[i] = 's'
   if indexed[i] == entry and not seen[ids[i]] then
-    seen[ids[i]] = true
-    local fields = read_entry(group, entry)
-    letters[i] = 'y'
-    back[#back + 1], old[#old + 1] = ids[i], entry
-    dues[#dues + 1] = fields and field(fields, 'due') or int(now)
-    if journaled then
-      events[#events + 1] = {ids[i], 'ready', group.name, field(fields or {}, 'attempt') or 1,
-        'due', dues[#dues], 'reason', 'released'}
-    end
-  else
-    letters[i] = 's'
+    local k = #held + 1
+    seen[ids[i]], letters[i] = true, 'y'
+    held[k], entries[k], dues[k] = ids[i], entry, false
   end
 end
 local reply = {'OK', table.concat(letters)}
-if #back > 0 then
-  begin_freeing()
-  add_ready(group, back, dues, failed_attempts(group, back))
-  drop_entries(group, {}, old)
-  call('ZREM', group.leases, unpack(back))
-  count('released', #back, group)
-  journal(events)
-  remember(reply)
-end
-return reply
+if #held == 0 then return reply end
+
+begin_freeing()
+local events = put_back(group, held, entries, dues, {})
+if is_journaled() then journal(events) end
+return remember(reply)

@@ -168,6 +168,7 @@ def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
         key = store.keys.topic(source.shard).group(source.group).reasons
         reply = yield from store.command("HMGET", key, *ids)
         found |= {
-            (source, one): parted(noted or b"")[0] for one, noted in zip(ids, reply, strict=True)
+            (source, one): parted(noted or b"").reason
+            for one, noted in zip(ids, reply, strict=True)
         }
     return [found[one.source, one.id] for one in page]

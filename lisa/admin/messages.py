@@ -43,6 +43,7 @@ class Row:
 
     due_ms: due time of the current or next attempt; in garbage, the time of death.
     attempts: number of failed attempts.
+    deferrals: how often the message was deferred since its last failure.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Row:
     group: str | None
     due_ms: int | None
     attempts: int = 0
+    deferrals: int = 0
     consumer: str | None = None
     idle_ms: int | None = None
     reason: str | None = None
@@ -264,6 +266,7 @@ def _row(source: MessageSource, one: str, seen: Inspection) -> Row | None:
                 row,
                 due_ms=in_group.due_ms,
                 attempts=in_group.failed_attempts,
+                deferrals=in_group.deferrals,
                 consumer=in_group.consumer,
                 idle_ms=in_group.idle_ms,
                 reason=in_group.reason,

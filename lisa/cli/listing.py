@@ -142,6 +142,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "due": iso(row.due_ms),
         "due_ms": row.due_ms,
         "attempts": row.attempts,
+        "deferrals": row.deferrals,
         "consumer": row.consumer,
         "idle_ms": row.idle_ms,
         "reason": row.reason,

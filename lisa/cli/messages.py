@@ -42,6 +42,7 @@ def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:
         "due": iso(in_group.due_ms),
         "due_ms": in_group.due_ms,
         "attempts": in_group.attempts,
+        "deferrals": in_group.deferrals,
         "consumer": in_group.consumer,
         "idle_ms": None if in_group.idle is None else duration_ms(in_group.idle),
         "reason": in_group.reason,
@@ -73,6 +74,7 @@ def _show(found: FoundMessage, now_ms: int) -> None:
     for name, value in (
         ("consumer", found.consumer),
         ("idle", idle),
+        ("deferrals", found.deferrals or None),
         ("reason", found.reason),
         ("traceback", found.traceback),
         ("body", shown_body(found.body)),

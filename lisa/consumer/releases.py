@@ -10,7 +10,7 @@ from lisa.consumer.membership import Membership
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.release import Release
 
 log = logging.getLogger("lisa.consumer")
@@ -74,9 +74,10 @@ class Releases:
         """
         if held.limits is None:
             return
-        outside = Outside(*held.receipt, *held.limits)
+        closes_ms, opens_ms = held.limits
+        outside = Deferral(*held.receipt, opens_ms, closes_ms=closes_ms)
         try:
-            self._store.call(Defer(self._membership.shard, self._membership.group, [outside]))
+            self._store.call(Postpone(self._membership.shard, self._membership.group, [outside]))
         except ServerUnavailable:
             self.owe(held)
         except LisaError as error:

@@ -13,6 +13,7 @@ from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.base import ById
+from lisa.core.transitions.defer import Deferral, Postpone, Postponed
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.release import Release
@@ -37,7 +38,7 @@ class _Batch(NamedTuple):
 
 
 class ReceiptSettler:
-    """Acks, retries, extends and releases deliveries, by receipt or, for older APIs, by id.
+    """Acks, retries, defers, extends and releases deliveries, by receipt or, for older APIs, by id.
 
     `deadline`: when the current request stops waiting, in the event loop's time; None: never.
     """
@@ -50,6 +51,9 @@ class ReceiptSettler:
         )
         self._fails: Batcher[_Batch, Failure, Retried] = self._batcher(
             Fail, lambda batch, items: Fail(batch.topic, batch.group, items)
+        )
+        self._deferrals: Batcher[_Batch, Deferral, Postponed] = self._batcher(
+            Postpone, lambda batch, items: Postpone(batch.topic, batch.group, items)
         )
         self._extensions: Batcher[_Batch, tuple[str, str], bool] = self._batcher(
             Extend,
@@ -90,6 +94,12 @@ class ReceiptSettler:
         wait: Any = delay
         failure = Failure.of(receipt.settlement, reason, wait)
         return await self._fails.call(_Batch(topic, receipt.group), failure)
+
+    async def defer(self, topic: str, receipt: Receipt, *, delay_ms: int, reason: str) -> Postponed:
+        """Put a delivery off without counting an attempt; stale if not held. Raises LisaError."""
+        one = receipt.settlement
+        deferral = Deferral(one.id, one.entry, delay_ms, reason)
+        return await self._deferrals.call(_Batch(topic, receipt.group), deferral)
 
     async def extend(self, topic: str, receipt: Receipt, ack_timeout_ms: int | None = None) -> bool:
         """Restart the ack timeout; returns False for a stale delivery. Raises LisaError."""
@@ -168,5 +178,12 @@ class ReceiptSettler:
 
     async def finish(self) -> None:
         """Wait until all requested calls have been made."""
-        for one in (self._acks, self._fails, self._extensions, self._releases, self._looks):
+        for one in (
+            self._acks,
+            self._fails,
+            self._deferrals,
+            self._extensions,
+            self._releases,
+            self._looks,
+        ):
             await one.finish()

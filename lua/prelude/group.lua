@@ -96,35 +96,49 @@ local function drop_entries(group, ids, entries)
   if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
 end
 
--- Ends deliveries of messages that are outside their windows, without counting an attempt: until
--- the window opens they wait in the group's retry. If the clock is not between `closes` and `opens`,
--- they return to ready instead, as new entries. Returns a letter for each, and their events.
-local function end_outside(group, ids, entries, closes, opens)
-  local _, now = clock()
-  local fields, failed = read_entries(group, entries), failed_attempts(group, ids) or {}
-  local retry_head, earliest = head(group.retry), nil
-  local letters, events, again, back, dues, counts = {}, {}, {}, {}, {}, {}
+-- How often a message was deferred since its last failure, and the entry that was deferred last. Both
+-- follow the two zero bytes after the reason.
+local function deferrals(noted)
+  local at = string.find(noted or '', '\0\0', 1, true)
+  if not at then return 0, '' end
+  local times, entry = string.match(noted, '^(%d+) (.*)$', at + 2)
+  return tonumber(times), entry
+end
+
+-- Ends deliveries without counting an attempt: until `dues[i]` they wait in the group's retry, for the
+-- reason `reasons[i]` or for their windows; those without a due time (false) return to ready as new
+-- entries. Returns the events.
+local function put_back(group, ids, entries, dues, reasons)
+  local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
+  local events, again, back, ready_dues, counts, notes = {}, {}, {}, {}, {}, {}
+  local noted = call('EXISTS', group.reasons) == 1 and call('HMGET', group.reasons, unpack(ids)) or {}
   for i, id in ipairs(ids) do
-    local before = tonumber(failed[i] or 0) or 0
-    if closes[i] <= now and now < opens[i] then
-      letters[i], earliest = 'w', math.min(earliest or opens[i], opens[i])
-      again[#again + 1], again[#again + 2] = int(opens[i]), id
-      events[i] = {id, 'retry', group.name, before, 'due', int(opens[i]), 'reason', 'outside its window'}
+    local before, due = tonumber(failed[i] or 0) or 0, dues[i]
+    if due then
+      earliest = math.min(earliest or due, due)
+      again[#again + 1], again[#again + 2] = int(due), id
+      local reason = string.sub(reasons[i] or 'outside its window', 1, 1024)
+      notes[#notes + 1] = id
+      notes[#notes + 1] = reason .. '\0\0' .. (deferrals(noted[i]) + 1) .. ' ' .. entries[i]
+      events[i] = {id, 'deferred', group.name, before, 'due', int(due), 'reason', reason}
     else
-      local k = #back + 1
-      letters[i], back[k], counts[k] = 'y', id, before
-      dues[k] = fields[i] and field(fields[i], 'due') or int(now)
-      events[i] = {id, 'ready', group.name, before + 1, 'due', dues[k], 'reason', 'released'}
+      local fields, k = read_entry(group, entries[i]), #back + 1
+      back[k], counts[k] = id, before
+      ready_dues[k] = fields and field(fields, 'due') or int(select(2, clock()))
+      events[i] = {id, 'ready', group.name, before + 1, 'due', ready_dues[k], 'reason', 'released'}
     end
   end
-  if #again > 0 then call('ZADD', group.retry, unpack(again)) end
   drop_entries(group, ids, entries)
-  add_ready(group, back, dues, counts)
+  if #again > 0 then
+    call('ZADD', group.retry, unpack(again))
+    call('HSET', group.reasons, unpack(notes))
+  end
+  add_ready(group, back, ready_dues, counts)
   call('ZREM', group.leases, unpack(ids))
   count('deferred', #again / 2, group)
   count('released', #back, group)
   if earliest and (not retry_head or earliest < retry_head) then wake() end
-  return letters, events
+  return events
 end
 
 -- Deletes what a group stores about ids besides their state; usually there is nothing.

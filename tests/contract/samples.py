@@ -16,7 +16,7 @@ from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.clear import Clear
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -93,6 +93,7 @@ class Sample:
     is_called_by_roles: bool = True
 
 
+UNTIL: dict[str, tuple[Any, ...]] = {"b": (FAR + 1, "", FAR)}
 CREATED = {"due": FAR, "envelope": "A-", "expires": FAR + 5, "policy": "0"}
 SAMPLES: dict[str, Sample] = {
     "absorb": Sample(
@@ -171,15 +172,13 @@ SAMPLES: dict[str, Sample] = {
         takes_batches=False,
     ),
     "defer": Sample(
-        make=lambda by, ids: Defer(
-            TOPIC,
-            "lisa",
-            [Outside(*by.receipt(m), FAR if m == "b" else 1, FAR + 1) for m in ids],
+        make=lambda by, ids: Postpone(
+            TOPIC, "lisa", [Deferral(*by.receipt(m), *UNTIL.get(m, (5_000, "busy"))) for m in ids]
         ),
         state=BUSY,
         ids=("a", "b"),
-        events=lambda _: [
-            ("a", "retry", "lisa", 1, {"due": FAR + 1, "reason": "outside its window"}),
+        events=lambda now: [
+            ("a", "deferred", "lisa", 1, {"due": now + 5_000, "reason": "busy"}),
             ("b", "ready", "lisa", 1, {"due": 2, "reason": "released"}),
         ],
     ),
@@ -507,7 +506,7 @@ CASES: dict[str, Case] = {
         ),
         lambda _: [
             ("a", "in_flight", "lisa", 2, {"due": 1}),
-            ("b", "retry", "lisa", 2, {"due": FAR, "reason": "outside its window"}),
+            ("b", "deferred", "lisa", 2, {"due": FAR, "reason": "outside its window"}),
             ("c", "ready", "lisa", 1, {"due": 3, "reason": "released"}),
         ],
     ),

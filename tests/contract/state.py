@@ -10,6 +10,7 @@ that state" and notices anything left over.
 - a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread;
 - an event of the journal is `(id, state, group, attempt, {further field: value})`, in order;
   `read` checks that their numbers have no gaps;
+- a reason `"no *2"` is that of a message that was deferred twice since its last failure;
 - `entries` maps an id to the number of its row, None if the stream has no such entry.
 """
 
@@ -129,8 +130,9 @@ def _put_group(store: SyncStore, keys: TopicKeys, group: str, state: State) -> N
     _hash(store, its.entries, {i: b"1-1" if n is None else made[n] for i, n in index.items()})
     for kind in ("retry", "garbage", "leases"):
         _zset(store, getattr(its, kind), state.get(f"{group}:{kind}", {}))
-    for kind in ("attempts", "reasons"):
-        _hash(store, getattr(its, kind), state.get(f"{group}:{kind}", {}))
+    _hash(store, its.attempts, state.get(f"{group}:attempts", {}))
+    noted = state.get(f"{group}:reasons", {}).items()
+    _hash(store, its.reasons, {m: re.sub(r" \*(\d+)$", "\0\0\\1 1-1", why) for m, why in noted})
 
 
 def _zset(store: SyncStore, key: str, scores: Mapping[str, int]) -> None:
@@ -186,7 +188,8 @@ def _of_group(store: SyncStore, keys: TopicKeys, group: str, kind: str) -> Any:
     if kind == "attempts":
         return {name.decode(): int(value) for name, value in pairs}
     if kind == "reasons":
-        return {name.decode(): value.decode() for name, value in pairs}
+        noted = {name.decode(): value.decode() for name, value in pairs}
+        return {m: re.sub(r"\0\0(\d+) \d+-\d+$", r" *\1", why) for m, why in noted.items()}
     entries = store.ask("XRANGE", its.ready, "-", "+")
     if kind == "entries":
         number = {entry: i for i, (entry, _) in enumerate(entries)}

@@ -10,23 +10,25 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull, Pulled
 from lisa.core.transitions.release import Release
+from lisa.core.transitions.retry import Fail, Failure
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, LONG, G, Row, envelope
 from tests.servers import wait_until
 
 HELD = G(ready=[Row("a", 1, 1, "c1")])
 READY = G(ready=[Row("a", 1)])
+WINDOW = "outside its window"
 JOURNAL = pytest.mark.parametrize("journal", ["0", "1"])
 
 
-def outside(bench: Bench, message_id: str, closes_ms: int, opens_ms: int) -> Outside:
-    return Outside(*bench.receipt(message_id), closes_ms, opens_ms)
+def outside(bench: Bench, message_id: str, closes_ms: int, opens_ms: int) -> Deferral:
+    return Deferral(*bench.receipt(message_id), opens_ms, closes_ms=closes_ms)
 
 
 def test_a_delivery_waits_for_its_window_without_an_attempt(bench: Bench) -> None:
@@ -37,17 +39,24 @@ def test_a_delivery_waits_for_its_window_without_an_attempt(bench: Bench) -> Non
         outside(bench, "a", 1, FAR),
         outside(bench, "b", 0, FAR + 1),
         outside(bench, "c", FAR, FAR + 1),  # still open
-        Outside("d", "1-1", 1, FAR),
+        Deferral("d", "1-1", FAR, closes_ms=1),
         outside(bench, "a", 1, FAR),
         outside(bench, "e", 1, 2),  # has opened again
     ]
-    call = Defer(TOPIC, "lisa", deliveries)
-    answers = ["waiting", "waiting", "released", "stale", "stale", "released"]
+    call = Postpone(TOPIC, "lisa", deliveries)
+    released, stale = Postponed(Deferred.RELEASED), Postponed(Deferred.STALE)
+    until = [Postponed(Deferred.DEFERRED, due_ms) for due_ms in (FAR, FAR + 1)]
+    answers = [*until, released, stale, stale, released]
     assert bench.call(call) == answers
     left = [Row("d", 3, 1, "c1"), Row("c", 2), Row("e", 4)]
     bench.check_change(
         stats={"deferred@lisa": 2, "released@lisa": 2},
-        lisa=G(ready=left, retry={"a": FAR, "b": FAR + 1}, **failed),
+        lisa=G(
+            ready=left,
+            retry={"a": FAR, "b": FAR + 1},
+            attempts={"b": 2},
+            reasons={"a": f"{WINDOW} *1", "b": f"{WINDOW} *1"},
+        ),
     )
     assert bench.call(call) == answers
     bench.check_unchanged()
@@ -56,10 +65,69 @@ def test_a_delivery_waits_for_its_window_without_an_attempt(bench: Bench) -> Non
 def test_the_next_attempt_after_a_window_has_the_same_number(bench: Bench) -> None:
     bench.put(body="a", lisa=HELD)
     opens_ms = bench.clock() + 300
-    bench.call(Defer(TOPIC, "lisa", [outside(bench, "a", 1, opens_ms)]))
+    bench.call(Postpone(TOPIC, "lisa", [outside(bench, "a", 1, opens_ms)]))
     wait_until(lambda: bench.clock() > opens_ms)
     bench.call(Promote(TOPIC))
-    bench.check_change(stats={"deferred@lisa": 1}, lisa=G(ready=[Row("a", opens_ms)]))
+    ready = G(ready=[Row("a", opens_ms)], reasons={"a": f"{WINDOW} *1"})
+    bench.check_change(stats={"deferred@lisa": 1}, lisa=ready)
+
+
+def deferred(bench: Bench, delay_ms: int, reason: str = "busy") -> Postponed:
+    deferral = Deferral(*bench.receipt("a"), delay_ms, reason)
+    (said,) = bench.call(Postpone(TOPIC, "lisa", [deferral]))
+    return said
+
+
+def test_a_delay_counts_from_now_and_no_attempt_counts(bench: Bench) -> None:
+    """Also beyond the last retry of the policy; each deferral is counted until a failure."""
+    failed: dict[str, Any] = {"attempts": {"a": 1}, "leases": {"a": FAR}}
+    bench.put(policy={"a": ""}, expiry={"a": FAR}, body="a", lisa=G(ready=HELD.ready, **failed))
+    for times in (1, 2):
+        said = deferred(bench, 0 if times == 1 else 5_000, "busy\0x")
+        assert said == Postponed(Deferred.DEFERRED, said.due_ms)
+        waits = G(
+            retry={"a": bench.now + (0 if times == 1 else 5_000)},
+            attempts={"a": 1},
+            reasons={"a": f"busy x *{times}"},
+        )
+        bench.check_change(stats={"deferred@lisa": times}, lisa=waits)
+        if times == 1:
+            bench.call(Promote(TOPIC))
+            (taken,) = bench.call(Pull(TOPIC, "lisa", "c1", 1, None)).entries
+            assert taken.attempt == 2
+
+
+def test_a_deferral_is_never_shorter_than_asked_for(bench: Bench) -> None:
+    for _ in range(40):
+        bench.put(body="a", lisa=HELD)
+        seconds, micros = bench.store.ask("TIME")
+        due_ms = deferred(bench, 7).due_ms
+        assert due_ms is not None
+        assert due_ms * 1_000 >= int(seconds) * 1_000_000 + int(micros) + 7_000
+        bench.store.ask("FLUSHALL")
+
+
+def test_a_deferral_is_answered_as_before_while_its_message_waits(bench: Bench) -> None:
+    """Also after its record has expired, in a call with another record."""
+    bench.put(body="a", lisa=HELD)
+    deferral = Deferral(*bench.receipt("a"), 5_000, "busy")
+    call = Postpone(TOPIC, "lisa", [deferral, deferral])
+    first, again = bench.call(call)
+    assert again == Postponed(Deferred.STALE)
+    assert bench.call(call) == [first, again]
+    other = deferral._replace(entry="1-1")
+    assert bench.call(Postpone(TOPIC, "lisa", [deferral, other])) == [first, again]
+    bench.check_change(
+        stats={"deferred@lisa": 1},
+        lisa=G(retry={"a": bench.now + 5_000}, reasons={"a": "busy *1"}),
+    )
+
+
+def test_a_failure_ends_the_count_of_deferrals(bench: Bench) -> None:
+    bench.put(body="a", lisa=G(ready=HELD.ready, reasons={"a": "busy *3"}))
+    bench.call(Fail(TOPIC, "lisa", [Failure(*bench.receipt("a"), "boom")]))
+    failed = G(retry={"a": bench.now + 20_000}, attempts={"a": 1}, reasons={"a": "boom"})
+    bench.check_change(stats={"retried@lisa": 1}, lisa=failed)
 
 
 def test_open_moves_what_is_outside_its_window(bench: Bench) -> None:
@@ -69,7 +137,10 @@ def test_open_moves_what_is_outside_its_window(bench: Bench) -> None:
     said = bench.call(Open(TOPIC, "lisa", [bench.opening(m) for m in "abcd"], limits=limits))
     assert said.envelopes == [None, envelope("A-"), envelope("A-"), envelope("A-")]
     assert (said.past_ttl, said.limits) == ([False, False, False, True], limits)
-    bench.check_change(stats={"deferred@lisa": 1}, lisa=G(ready=rows[1:], retry={"a": FAR}))
+    bench.check_change(
+        stats={"deferred@lisa": 1},
+        lisa=G(ready=rows[1:], retry={"a": FAR}, reasons={"a": f"{WINDOW} *1"}),
+    )
 
 
 def test_a_paused_topic_releases_what_is_outside_its_window(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.defer import Defer, Deferred, Outside
+from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.extend import Extend
@@ -202,7 +202,9 @@ def test_other_calls_with_an_earlier_receipt_change_nothing(bench: Bench, place:
     put(bench, place)
     assert bench.call(Release(TOPIC, "lisa", [("a", "1-1")])) == [False]
     assert bench.call(Extend(TOPIC, "lisa", "c1", [("a", "1-1")])) == [False]
-    assert bench.call(Defer(TOPIC, "lisa", [Outside("a", "1-1", 1, FAR)])) == [Deferred.STALE]
+    deferrals = [Deferral("a", "1-1", 5, "busy"), Deferral("a", "1-1", FAR, closes_ms=1)]
+    stale = [Postponed(Deferred.STALE)] * 2
+    assert bench.call(Postpone(TOPIC, "lisa", deferrals)) == stale
     bench.check_unchanged()
     said = bench.call(Fail(TOPIC, "lisa", [Failure("a", "1-1", "boom")]))
     assert said == [Retried(Failed.STALE, None, 0)]

@@ -23,7 +23,7 @@ from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -134,8 +134,8 @@ class Timed:
             assert renewed.renewed == LARGEST_WINDOW or not renewed.cursor
             start = renewed.cursor or ""
         each(Release, receipts, lambda some: Release(TOPIC, "lisa", some))
-        outside = [Outside(one.id, one.entry, 1, FAR) for one in self.take()]
-        each(Defer, outside, lambda some: Defer(TOPIC, "lisa", some))
+        outside = [Deferral(one.id, one.entry, FAR, closes_ms=1) for one in self.take()]
+        each(Postpone, outside, lambda some: Postpone(TOPIC, "lisa", some))
         self.reschedule(ids)
         self.fail(0)
         self.promote()

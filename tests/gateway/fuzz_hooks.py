@@ -18,8 +18,8 @@ HELD = os.environ["FUZZ_HELD"]
 """The topic for receipts; no other case changes its options or groups."""
 
 IDS = ("fuzzed", "a/b", "ä", "a b", "fire", "100%", "..a")
-SETTLING = ("/ack", "/retry", "/extend", "/release")
-BATCHES = (":batch-ack", ":batch-retry", ":batch-extend", ":batch-release")
+SETTLING = ("/ack", "/retry", "/defer", "/extend", "/release")
+BATCHES = (":batch-ack", ":batch-retry", ":batch-defer", ":batch-extend", ":batch-release")
 
 
 @schemathesis.hook

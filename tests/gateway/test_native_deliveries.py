@@ -57,9 +57,13 @@ def test_a_batch_is_acked_with_a_result_for_each_delivery(client: httpx.Client) 
     assert [one["id"] for one in pull(client, topic, max=500)] == ["2"]
 
 
-def test_a_batch_is_retried_extended_and_released(client: httpx.Client) -> None:
+def test_a_batch_is_retried_deferred_extended_and_released(client: httpx.Client) -> None:
     topic = new_topic()
-    receipts = held(client, topic, 4)
+    receipts = held(client, topic, 5)
+    busy = {**receipts.pop(), "delay_ms": 60_000, "reason": "busy"}
+    (waits,) = settle_many(client, topic, "defer", [busy])["results"]
+    assert waits == {"id": "4", "outcome": "deferred", "due_ms": waits["due_ms"]}
+    assert settle_many(client, topic, "defer", [busy])["results"] == [waits]  # a repeated call
     options: list[dict[str, Any]] = [
         {"delay_ms": 60_000},
         {"discard": True, "reason": "bad"},
@@ -127,6 +131,26 @@ def test_each_group_gets_every_message(client: httpx.Client) -> None:
     for one in both:
         assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
     assert client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "acked"
+
+
+def test_a_deferred_message_comes_again_without_an_attempt(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", retry="")  # a failure would be final
+    for times in (1, 2):
+        (delivery,) = pull(client, topic)
+        assert delivery["attempt"] == 1
+        said = settle(client, topic, delivery, "defer", delay_ms=0, reason="busy")
+        assert said.json() == {"id": "x", "outcome": "deferred", "due_ms": said.json()["due_ms"]}
+        seen = client.get(f"/v1/topics/{topic}/messages/x").json()
+        assert (seen["reason"], seen["deferrals"], seen["attempts"]) == ("busy", times, 0)
+    (last,) = pull(client, topic, wait_ms=10_000)
+    without = settle(client, topic, last, "defer", reason="busy")
+    assert (without.status_code, "delay_ms" in without.json()["detail"]) == (400, True)
+    stale = settle(client, topic, delivery, "defer", delay_ms=5)
+    assert (stale.status_code, stale.json()["state"]) == (409, "in_flight")
+    assert settle(client, topic, last, "defer", delay_ms="1h").json()["outcome"] == "deferred"
+    (row,) = client.get(f"/v1/topics/{topic}/messages?state=retry").json()["messages"]
+    assert (row["reason"], row["deferrals"]) == ("the client deferred the message", 3)
 
 
 def test_a_retry_waits_for_its_delay(client: httpx.Client) -> None:

@@ -112,21 +112,25 @@ def test_deliveries_never_exceed_the_credit(channel: grpc.Channel, client: httpx
 
 
 def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: httpx.Client) -> None:
-    topic = Topic(client, 5)
-    with Stream(channel, topic.name, credit=5) as stream:
-        acked, retried, extended, released, dead = stream.wait_for(5)
+    topic = Topic(client, 6)
+    with Stream(channel, topic.name, credit=6) as stream:
+        acked, retried, extended, released, dead, deferred = stream.wait_for(6)
         done = stream.settle(acked, ack={})
         assert (done.receipt, done.outcome) == (acked.receipt, "acked")
         assert not done.HasField("problem")
         assert stream.settle(acked, ack={}).outcome == "repeated"
         again = stream.settle(retried, retry={"delay_ms": 3_600_000, "reason": "why"})
         assert (again.outcome, again.due_ms > retried.due_ms) == ("retrying", True)
+        later = stream.settle(deferred, defer={"delay_ms": 3_600_000, "reason": "busy"})
+        assert (later.outcome, later.due_ms > deferred.due_ms) == ("deferred", True)
         assert stream.settle(extended, extend={"ack_timeout_ms": 90_000}).outcome == "extended"
         assert stream.settle(released, release={}).outcome == "released"
         assert stream.settle(dead, retry={"discard": True}).outcome == "dead"
         stale = stream.settle(released, extend={})
         assert (stale.outcome, stale.problem.type) == ("failed", "urn:lisa:problem:stale")
-        for invalid in ({"retry": {"delay_ms": -1}}, {"extend": {"ack_timeout_ms": 1}}, {}):
+        extends: dict[str, Any] = {"extend": {"ack_timeout_ms": 1}}
+        invalids: list[dict[str, Any]] = [{"retry": {"delay_ms": -1}}, {"defer": {}}, extends, {}]
+        for invalid in invalids:
             failed = stream.settle(extended, **invalid)
             assert failed.problem.type == "urn:lisa:problem:invalid"
     assert [topic.state(one) for one in "0124"] == ["acked", "retry", "in_flight", "garbage"]

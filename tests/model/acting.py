@@ -20,7 +20,7 @@ from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -146,7 +146,7 @@ def settle(
         yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
         return
     if then == "defer":
-        yield from store.run(Defer(TOPIC, group, [Outside(*receipt, 0, int(FAR))]))
+        yield from store.run(Postpone(TOPIC, group, [Deferral(*receipt, 5, "busy")]))
         return
     if then == "release":
         yield from store.run(Release(TOPIC, group, [receipt]))

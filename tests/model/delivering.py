@@ -93,34 +93,62 @@ def open_outside(
     rest = [one for one in entries if one not in away]
     opened = iter(open_entries(topic, group, rest, None, clock) if rest else [])
     for entry in away:
-        wait_until_open(topic, group, entry, opens, clock)
+        put_off(topic, group, entry, clock, due=opens, reason=WINDOW)
     if topic.stats["journaled"] > told:
         topic.opened.add((group.name, entries[0].name))
     return [None if one in away else next(opened) for one in entries]
 
 
-def wait_until_open(topic: Topic, group: Group, entry: Entry, opens: int, clock: Clock) -> None:
-    """In flight -> retry, without an attempt, for a message outside its window."""
+WINDOW = "outside its window"
+
+
+def noted(group: Group, id_: str) -> tuple[int, str]:
+    """How often a message was deferred since its last failure, and its entry the last time."""
+    times, _, entry = str(group.reasons.get(id_, "")).partition("\0\0")[2].partition(" ")
+    return int(times or 0), entry
+
+
+def put_off(
+    topic: Topic, group: Group, entry: Entry, clock: Clock, *, due: Time, reason: str
+) -> None:
+    """In flight -> retry, without an attempt."""
+    id_ = entry.id
     group.drop(entry)
-    group.leases.pop(entry.id, None)
-    group.retry[entry.id] = opens
+    group.leases.pop(id_, None)
+    group.retry[id_] = due
+    group.reasons[id_] = f"{reason}\0\0{noted(group, id_)[0] + 1} {entry.name}"
     topic.count("deferred", 1, group)
-    failed = group.attempts.get(entry.id, 0)
-    topic.tell(clock, entry.id, "retry", group, failed, due=opens, reason="outside its window")
+    topic.tell(clock, id_, "deferred", group, group.attempts.get(id_, 0), due=due, reason=reason)
 
 
 def defer(
-    topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Clock, opens: int
-) -> list[str]:
-    """The window is closed until `opens`; 0 means that it is open, and releases the deliveries."""
-    if not opens:
-        released = release(topic, group, receipts, clock)
-        return ["released" if one else "stale" for one in released]
-    answers = []
-    for receipt in receipts:
-        answers.append("waiting" if holds(group, receipt) else "stale")
-        if answers[-1] == "waiting":
-            wait_until_open(topic, group, receipt.entry, opens, clock)
+    topic: Topic,
+    group: Group,
+    receipts: Sequence[Receipt],
+    clock: Clock,
+    *,
+    opens: int | None,
+    delay: int | None,
+) -> list[tuple[str, Time | None]]:
+    """Wait for a delay, or until a window opens. Without both, the window is open: release."""
+    answers: list[tuple[str, Time | None]] = []
+    held = [holds(group, receipt) for receipt in receipts]
+    before = {one.id: noted(group, one.id)[1] for one in receipts}
+    for receipt, is_held in zip(receipts, held, strict=True):
+        id_ = receipt.id
+        if is_held and holds(group, receipt):
+            due = opens if delay is None else clock.now_up + delay if delay else clock.now
+            if due is None:
+                release(topic, group, [receipt], clock)
+                answers.append(("released", None))
+            else:
+                reason = "busy" if opens is None else WINDOW
+                put_off(topic, group, receipt.entry, clock, due=due, reason=reason)
+                answers.append(("deferred", due))
+        elif not is_held and id_ in group.retry and before[id_] == receipt.pair[1]:
+            answers.append(("deferred", group.retry[id_]))  # by an earlier call
+        else:
+            answers.append(("stale", None))
     return answers
 
 

@@ -19,7 +19,7 @@ from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -349,13 +349,18 @@ class Machine(RuleBasedStateMachine):
         )
 
     @WITH_RECEIPTS
-    @rule(picks=picks, is_closed=st.booleans())
-    def defer(self, picks: list[int], is_closed: bool) -> None:  # noqa: FBT001 - drawn
+    @rule(picks=picks, until=st.sampled_from(["delay", "no delay", "window", "open window"]))
+    def defer(self, picks: list[int], until: str) -> None:
         topic, group, receipts = self._picked(picks)
-        opens = int(FAR) if is_closed else 0
+        delay = {"delay": int(HOUR), "no delay": 0}.get(until)
+        opens = int(FAR) if until == "window" else None
+        more = (opens or 0, "", 0) if delay is None else (delay, "busy")
         self._call_in_group(
-            Defer(topic, group, [Outside(*one.pair, 0, opens) for one in receipts]),
-            lambda its, group_of, clock: delivering.defer(its, group_of, receipts, clock, opens),
+            Postpone(topic, group, [Deferral(*one.pair, *more) for one in receipts]),
+            lambda its, group_of, clock: delivering.defer(
+                its, group_of, receipts, clock, opens=opens, delay=delay
+            ),
+            lambda said: [tuple(one) for one in said],
         )
 
     @WITH_RECEIPTS

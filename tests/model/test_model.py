@@ -53,7 +53,7 @@ Fail: retrying, dead, stale, repeated
 Promote:: moved, full, expired
 Reclaim: retrying, dead, repeated
 Reclaim:: cleared
-Defer: waiting, released, stale, repeated
+Postpone: deferred, released, stale, repeated
 Declare: True, False, refused: removal unfinished, repeated
 Expire: expired, in_flight, not_due, skipped, garbage, kept, repeated
 Release: True, False, repeated
@@ -139,10 +139,11 @@ def deliveries(play: Machine) -> None:
     play.release([7])
     play.release([7])
     play.take("plain", "g", "c1", None)
-    play.defer([7], is_closed=False)
-    play.defer([7], is_closed=True)
+    play.defer([7], "open window")
+    play.defer([7], "window")
     play.take("plain", "g", "c1", None)
-    play.defer([7], is_closed=True)
+    play.defer([7], "window")
+    play.defer([7], "delay")
     fire_all(play)
     play.promote("plain", 500)
     play.pull("plain", "g", "c1", 3, None)

@@ -113,6 +113,10 @@ export interface MessageAnswer {
   due_ms: number | null;
   /** Attempts started, including the current one. */
   attempts: number;
+  /**
+   * How often the message was deferred since its last failure, without counting an attempt.
+   */
+  deferrals: number;
   /** The consumer that holds the message. Null unless it is in flight. */
   consumer: string | null;
   /** Time since the delivery or its last extension. Null unless the message is in flight. */
@@ -147,6 +151,10 @@ export interface GroupStateAnswer {
   due_ms: number | null;
   /** Attempts started, including the current one. */
   attempts: number;
+  /**
+   * How often the message was deferred since its last failure, without counting an attempt.
+   */
+  deferrals: number;
   /** The consumer that holds the message. Null unless it is in flight. */
   consumer: string | null;
   /** Time since the delivery or its last extension. Null unless the message is in flight. */
@@ -188,4 +196,11 @@ export interface RetryAnswer {
   due_ms: number | null;
   /** Failed attempts. */
   attempts: number;
+}
+
+/** The message is deferred until `due_ms`. */
+export interface DeferAnswer {
+  id: string;
+  outcome: "deferred";
+  due_ms: number;
 }

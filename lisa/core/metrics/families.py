@@ -90,7 +90,8 @@ GROUP_COUNTERS = _counters(
         "garbage": "Messages moved to garbage.",
         "reclaimed": "Deliveries reclaimed after the ack timeout.",
         "released": "Deliveries returned without counting an attempt.",
-        "deferred": "Deliveries outside their window, moved to its next opening.",
+        "deferred": "Deliveries put off without counting an attempt: by a handler or a client, or "
+        "because they were outside their window.",
         "requeued": "Messages moved from garbage back to retry.",
         "purged": "Messages deleted from garbage by an operator or by age, or removed with their "
         "group.",

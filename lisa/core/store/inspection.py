@@ -38,7 +38,8 @@ class FoundInGroup:
     due_ms: epoch milliseconds of the current or next attempt; for garbage, of its death.
     attempts: attempts begun, including the current one.
     consumer, idle: the consumer that has the message in flight, and for how long.
-    reason: the reason of the last failure.
+    deferrals: how often it was deferred since its last failure, without counting an attempt.
+    reason: the reason of the last failure or deferral.
     traceback: its traceback without Lisa's own frames, at most the last 2 KiB; only in garbage, and
         only if a handler raised.
     """
@@ -48,6 +49,7 @@ class FoundInGroup:
     attempts: int = 0
     consumer: str | None = None
     idle: timedelta | None = None
+    deferrals: int = 0
     reason: str | None = None
     traceback: str | None = None
 
@@ -105,6 +107,7 @@ def _in_group(held: GroupState) -> FoundInGroup:
         attempts=begun,
         consumer=held.consumer,
         idle=idle,
+        deferrals=held.deferrals,
         reason=held.reason,
         traceback=held.traceback,
     )

@@ -14,7 +14,8 @@ class GroupState(NamedTuple):
     """A message's state in one group: `state` is ready, in_flight, retry or garbage.
 
     `due_ms` is the due time of the current or next attempt; in garbage, the time of death. Only
-    garbage has a `traceback`, if a handler raised.
+    garbage has a `traceback`, if a handler raised. `deferrals`: how often the message was deferred
+    since its last failure.
     """
 
     group: str
@@ -26,6 +27,7 @@ class GroupState(NamedTuple):
     reason: str | None
     entry: str | None
     traceback: str | None = None
+    deferrals: int = 0
 
 
 class Tombstone(NamedTuple):
@@ -57,7 +59,7 @@ def _number(value: bytes) -> int | None:
 
 def _group_state(row: Sequence[Any]) -> GroupState:
     group, state, due, failed, consumer, idle, noted, entry = row
-    reason, traceback = parted(noted)
+    reason, traceback, deferrals = parted(noted)
     return GroupState(
         text(group),
         text(state),
@@ -68,13 +70,28 @@ def _group_state(row: Sequence[Any]) -> GroupState:
         reason,
         text(entry) or None,
         traceback,
+        deferrals,
     )
 
 
-def parted(noted: bytes) -> tuple[str | None, str | None]:
-    """The reason and the traceback in a value of the hash `reasons`."""
-    reason, _, traceback = noted.partition(b"\0")
-    return text(reason) or None, text(traceback) or None
+class Noted(NamedTuple):
+    """A value of the hash `reasons`, of a message that has failed or was deferred."""
+
+    reason: str | None
+    traceback: str | None
+    deferrals: int
+
+
+def parted(noted: bytes) -> Noted:
+    """Parse a value of the hash `reasons`: a reason, and after a zero byte one of two notes.
+
+    That of a dead message is a traceback. That of a deferred message begins with another zero byte:
+    the number of deferrals, and the entry that was deferred last.
+    """
+    reason, _, note = noted.partition(b"\0")
+    if note.startswith(b"\0"):
+        return Noted(text(reason) or None, None, int(note[1:].partition(b" ")[0]))
+    return Noted(text(reason) or None, text(note) or None, 0)
 
 
 def _tombstone(value: bytes) -> Tombstone | None:

@@ -14,6 +14,9 @@ from lisa.gateway.api.bodies import response_body
 from lisa.gateway.api.models.base import Answer, NoFields
 from lisa.gateway.api.models.deliveries import (
     AckAnswer,
+    DeferAnswer,
+    DeferBatch,
+    DeferRequest,
     DeliveryAnswer,
     ExtendBatch,
     ExtendRequest,
@@ -46,7 +49,7 @@ from lisa.gateway.long_poll import hold
 from lisa.gateway.receipts import Receipt, decode_receipt
 from lisa.gateway.waiter import HandedOut
 
-S = TypeVar("S", ReceiptRequest, RetryRequest, ExtendRequest)
+S = TypeVar("S", ReceiptRequest, RetryRequest, DeferRequest, ExtendRequest)
 
 STALE: Problems = {
     404: "The message or the topic is unknown, or the group was removed.",
@@ -131,6 +134,15 @@ async def retry(call: Call[NoFields, RetryRequest]) -> Reply[RetryAnswer]:
     return answer(await settlements.retry(call.hub, call.topic, call.body, _receipt(call)))
 
 
+@_on_one("deferMessage", "defer", "Deferred.")
+async def defer(call: Call[NoFields, DeferRequest]) -> Reply[DeferAnswer]:
+    """Defer a delivery that cannot be handled now.
+
+    The message is redelivered after the delay, without counting an attempt.
+    """
+    return answer(await settlements.defer(call.hub, call.topic, call.body, _receipt(call)))
+
+
 @_on_one("extendMessage", "extend", "The ack timeout restarts.")
 async def extend(call: Call[NoFields, ExtendRequest]) -> Reply[HeldAnswer]:
     """Extend a delivery's ack timeout."""
@@ -178,6 +190,12 @@ async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
 async def retry_batch(call: Call[NoFields, RetryBatch]) -> Reply[SettledBatch]:
     """Retry or discard many failed deliveries."""
     return await _settle_each(call, call.body.deliveries, settlements.retry)
+
+
+@_on_many("deferMessages", "defer")
+async def defer_batch(call: Call[NoFields, DeferBatch]) -> Reply[SettledBatch]:
+    """Defer many deliveries."""
+    return await _settle_each(call, call.body.deliveries, settlements.defer)
 
 
 @_on_many("extendMessages", "extend")

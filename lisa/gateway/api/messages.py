@@ -133,6 +133,7 @@ def _group_state(found: FoundInGroup) -> GroupStateAnswer:
         state=found.state,
         due_ms=found.due_ms,
         attempts=found.attempts,
+        deferrals=found.deferrals,
         consumer=found.consumer,
         idle_ms=None if found.idle is None else duration_ms(found.idle),
         reason=found.reason,

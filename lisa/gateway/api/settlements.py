@@ -10,6 +10,8 @@ from lisa.core.transitions.retry import Failed
 from lisa.gateway.api.messages import unknown
 from lisa.gateway.api.models.deliveries import (
     AckAnswer,
+    DeferAnswer,
+    DeferRequest,
     ExtendRequest,
     HeldAnswer,
     ReceiptRequest,
@@ -46,6 +48,18 @@ async def retry(
         due_ms=retried.due_ms,
         attempts=retried.failed_attempts,
     )
+
+
+async def defer(
+    hub: GatewayContext, topic: str, request: DeferRequest, receipt: Receipt
+) -> DeferAnswer:
+    """Put off without counting an attempt."""
+    said = await hub.settler.defer(
+        topic, receipt, delay_ms=request.delay_ms, reason=request.recorded_reason
+    )
+    if said.due_ms is None:
+        raise await _stale(hub, topic, receipt)
+    return DeferAnswer(id=receipt.settlement.id, outcome=said.outcome, due_ms=said.due_ms)
 
 
 async def extend(

@@ -22,6 +22,7 @@ from lisa.gateway.api import settlements
 from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import MOST_ITEMS, NoFields
 from lisa.gateway.api.models.deliveries import (
+    DeferRequest,
     ExtendRequest,
     PullRequest,
     ReceiptRequest,
@@ -58,6 +59,7 @@ WAIT_S = 60.0
 _ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct], str]] = {
     "ack": (settlements.ack, ReceiptRequest, ""),
     "retry": (settlements.retry, RetryRequest, ""),
+    "defer": (settlements.defer, DeferRequest, ""),
     "extend": (settlements.extend, ExtendRequest, "extended"),
     "release": (settlements.release, ReceiptRequest, "released"),
 }

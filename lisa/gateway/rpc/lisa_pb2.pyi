@@ -161,7 +161,7 @@ class MessagesAnswer(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ListedMessage, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class ListedMessage(_message.Message):
-    __slots__ = ("id", "state", "group", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "expires_ms")
+    __slots__ = ("id", "state", "group", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "expires_ms", "deferrals")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class ListedMessage(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    DEFERRALS_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     group: str
@@ -182,10 +183,11 @@ class ListedMessage(_message.Message):
     reason: str
     traceback: str
     expires_ms: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., group: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., expires_ms: _Optional[int] = ...) -> None: ...
+    deferrals: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., group: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., expires_ms: _Optional[int] = ..., deferrals: _Optional[int] = ...) -> None: ...
 
 class GroupStateAnswer(_message.Message):
-    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback")
+    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "deferrals")
     STATE_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +195,7 @@ class GroupStateAnswer(_message.Message):
     IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    DEFERRALS_FIELD_NUMBER: _ClassVar[int]
     state: str
     due_ms: int
     attempts: int
@@ -200,10 +203,11 @@ class GroupStateAnswer(_message.Message):
     idle_ms: int
     reason: str
     traceback: str
-    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    deferrals: int
+    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., deferrals: _Optional[int] = ...) -> None: ...
 
 class MessageAnswer(_message.Message):
-    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "id", "topic", "headers", "groups", "body_json", "body_bytes")
+    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "id", "topic", "headers", "groups", "body_json", "body_bytes", "deferrals")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +235,7 @@ class MessageAnswer(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEFERRALS_FIELD_NUMBER: _ClassVar[int]
     state: str
     due_ms: int
     attempts: int
@@ -244,7 +249,8 @@ class MessageAnswer(_message.Message):
     groups: _containers.MessageMap[str, GroupStateAnswer]
     body_json: str
     body_bytes: bytes
-    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ...) -> None: ...
+    deferrals: int
+    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., deferrals: _Optional[int] = ...) -> None: ...
 
 class RescheduleMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "due_ms", "delay_ms", "at_local", "tz", "fold", "business_days")
@@ -349,6 +355,30 @@ class RetryAnswer(_message.Message):
     attempts: int
     def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
 
+class DeferMessageRequest(_message.Message):
+    __slots__ = ("topic", "id", "receipt", "delay_ms", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    id: str
+    receipt: str
+    delay_ms: int
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeferAnswer(_message.Message):
+    __slots__ = ("id", "outcome", "due_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    outcome: str
+    due_ms: int
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ...) -> None: ...
+
 class ExtendMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "receipt", "ack_timeout_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +427,16 @@ class RetryRequest(_message.Message):
     discard: bool
     def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
 
+class DeferRequest(_message.Message):
+    __slots__ = ("receipt", "delay_ms", "reason")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    receipt: str
+    delay_ms: int
+    reason: str
+    def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ExtendRequest(_message.Message):
     __slots__ = ("receipt", "ack_timeout_ms")
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +460,14 @@ class RetryMessagesRequest(_message.Message):
     topic: str
     deliveries: _containers.RepeatedCompositeFieldContainer[RetryRequest]
     def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[RetryRequest, _Mapping]]] = ...) -> None: ...
+
+class DeferMessagesRequest(_message.Message):
+    __slots__ = ("topic", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[DeferRequest]
+    def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[DeferRequest, _Mapping]]] = ...) -> None: ...
 
 class ExtendMessagesRequest(_message.Message):
     __slots__ = ("topic", "deliveries")
@@ -486,18 +534,20 @@ class Open(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ..., ack_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class Settlement(_message.Message):
-    __slots__ = ("receipt", "ack", "retry", "extend", "release")
+    __slots__ = ("receipt", "ack", "retry", "extend", "release", "defer")
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    DEFER_FIELD_NUMBER: _ClassVar[int]
     receipt: str
     ack: Ack
     retry: Retry
     extend: Extend
     release: Release
-    def __init__(self, receipt: _Optional[str] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    defer: Defer
+    def __init__(self, receipt: _Optional[str] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., defer: _Optional[_Union[Defer, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ()
@@ -512,6 +562,14 @@ class Retry(_message.Message):
     reason: str
     discard: bool
     def __init__(self, delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
+
+class Defer(_message.Message):
+    __slots__ = ("delay_ms", "reason")
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    delay_ms: int
+    reason: str
+    def __init__(self, delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("ack_timeout_ms",)

@@ -84,6 +84,11 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessageRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryAnswer.FromString,
                 _registered_method=True)
+        self.DeferMessage = channel.unary_unary(
+                '/lisa.v1.Lisa/DeferMessage',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessageRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferAnswer.FromString,
+                _registered_method=True)
         self.ExtendMessage = channel.unary_unary(
                 '/lisa.v1.Lisa/ExtendMessage',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ExtendMessageRequest.SerializeToString,
@@ -102,6 +107,11 @@ class LisaStub(object):
         self.RetryMessages = channel.unary_unary(
                 '/lisa.v1.Lisa/RetryMessages',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+                _registered_method=True)
+        self.DeferMessages = channel.unary_unary(
+                '/lisa.v1.Lisa/DeferMessages',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessagesRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
                 _registered_method=True)
         self.ExtendMessages = channel.unary_unary(
@@ -327,6 +337,12 @@ class LisaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeferMessage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExtendMessage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -346,6 +362,12 @@ class LisaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RetryMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeferMessages(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -600,6 +622,11 @@ def add_LisaServicer_to_server(servicer, server):
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessageRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryAnswer.SerializeToString,
             ),
+            'DeferMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeferMessage,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessageRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferAnswer.SerializeToString,
+            ),
             'ExtendMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.ExtendMessage,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ExtendMessageRequest.FromString,
@@ -618,6 +645,11 @@ def add_LisaServicer_to_server(servicer, server):
             'RetryMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.RetryMessages,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
+            ),
+            'DeferMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeferMessages,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessagesRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
             ),
             'ExtendMessages': grpc.unary_unary_rpc_method_handler(
@@ -1057,6 +1089,33 @@ class Lisa(object):
             _registered_method=True)
 
     @staticmethod
+    def DeferMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/DeferMessage',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessageRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ExtendMessage(request,
             target,
             options=(),
@@ -1153,6 +1212,33 @@ class Lisa(object):
             target,
             '/lisa.v1.Lisa/RetryMessages',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeferMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/DeferMessages',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeferMessagesRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
             options,
             channel_credentials,

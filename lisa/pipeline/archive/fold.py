@@ -121,7 +121,7 @@ def _of_a_group() -> list[Column]:
 def _standing() -> Column:
     """The state of the message in a group after an event of that group."""
     state = (
-        sf.when(_is("requeued"), "retry")
+        sf.when(_is("requeued", "deferred"), "retry")
         .when(_is("restored"), sf.coalesce("place", sf.lit("retry")))
         .otherwise(sf.col("state"))
     )

@@ -114,7 +114,7 @@ def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow
         ]
     )
     found.attempts = [int(one or 0) for one in attempts]
-    found.reasons = [None if one is None else parted(one)[0] for one in reasons]
+    found.reasons = [None if one is None else parted(one).reason for one in reasons]
 
 
 _Page = Callable[[Store, str, str, str], Flow[tuple[list[tuple[Any, str | None]], str | None]]]

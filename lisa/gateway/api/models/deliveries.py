@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from lisa.core.delivery.source import MOST
 from lisa.core.model.outcomes import Discard
 from lisa.core.transitions.ack import Acked
+from lisa.core.transitions.defer import Deferred
 from lisa.core.transitions.retry import Failed
 from lisa.gateway.api.models.base import (
     ACK_TIMEOUT,
@@ -66,6 +67,27 @@ class RetryAnswer(Answer):
     attempts: Annotated[int, Meta(description="Failed attempts.")]
 
 
+class DeferRequest(Request):
+    """Puts a delivery off, because it cannot be handled now."""
+
+    receipt: ReceiptText
+    delay_ms: Annotated[RetryPause, Meta(description="Delay until the next delivery.")]
+    reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
+
+    @property
+    def recorded_reason(self) -> str:
+        """The reason to record, with a default."""
+        return self.reason or "the client deferred the message"
+
+
+class DeferAnswer(Answer):
+    """The message is deferred until `due_ms`."""
+
+    id: str
+    outcome: Annotated[str, one_of(Deferred.DEFERRED)]
+    due_ms: int
+
+
 class ExtendRequest(Request):
     """Restarts a delivery's ack timeout."""
 
@@ -96,6 +118,12 @@ class RetryBatch(Request):
     """Failed deliveries, each with the fields of a single retry."""
 
     deliveries: Annotated[list[RetryRequest], _BatchSize]
+
+
+class DeferBatch(Request):
+    """Deliveries to defer, each with the fields of a single defer."""
+
+    deliveries: Annotated[list[DeferRequest], _BatchSize]
 
 
 class ExtendBatch(Request):

@@ -37,6 +37,9 @@ class ListQuery(Request):
 
 CONSUMER = "The consumer that holds the message. Null unless it is in flight."
 IDLE = "Time since the delivery or its last extension. Null unless the message is in flight."
+DEFERRALS = (
+    "How often the message was deferred since its last failure, without counting an attempt."
+)
 TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
 
 
@@ -51,9 +54,10 @@ class ListedMessage(Answer):
         Meta(description="When the current or next attempt is due; in garbage, when it died."),
     ]
     attempts: Annotated[int, Meta(description="Failed attempts.")]
+    deferrals: Annotated[int, Meta(description=DEFERRALS)]
     consumer: Annotated[str | None, Meta(description=CONSUMER)]
     idle_ms: Annotated[int | None, Meta(description=IDLE)]
-    reason: Annotated[str | None, Meta(description="The last failure.")]
+    reason: Annotated[str | None, Meta(description="The last failure or deferral.")]
     traceback: Annotated[str | None, Meta(description=TRACEBACK)]
     expires_ms: Annotated[
         int | None, Meta(description="When the message's ttl ends. Null without a ttl.")
@@ -73,6 +77,7 @@ class GroupStateAnswer(Answer):
     state: FoundState
     due_ms: int | None
     attempts: Annotated[int, Meta(description="Attempts started, including the current one.")]
+    deferrals: Annotated[int, Meta(description=DEFERRALS)]
     consumer: Annotated[str | None, Meta(description=CONSUMER)]
     idle_ms: Annotated[int | None, Meta(description=IDLE)]
     reason: str | None

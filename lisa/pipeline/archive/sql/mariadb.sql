@@ -106,7 +106,7 @@ CREATE OR REPLACE VIEW {p}mykit_delay_queue_job_log AS
 SELECT id,
   CASE WHEN state IN ('sent', 'replaced') THEN 0
        WHEN state IN ('rescheduled', 'mended') THEN 1
-       WHEN state IN ('ready', 'in_flight', 'extended', 'retry', 'requeued') THEN 2
+       WHEN state IN ('ready', 'in_flight', 'extended', 'retry', 'deferred', 'requeued') THEN 2
        WHEN state = 'acked' THEN 3
        WHEN state = 'restored' THEN 5
        ELSE 4 END AS status,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 OCTAVE = 32
-POSTPONED = ("group is full", "outside its window")  # reasons for a retry without a failed attempt
+POSTPONED = "group is full"  # the reason for a retry without a failed attempt
 MOST_OF_REASON = 120
 NUMBER = r"(?<!\d)(?<!\d[.,:])\d+([.,:]\d+)*"
 STATUS = r"(?<=(?i:http\w{0,20}|status|code)[ :=/]{0,2})[1-5]\d\d(?![\d\w]|[.,:]\d)"
@@ -50,7 +50,7 @@ def log_cells(log: DataFrame, shift_s: int, slo_us: int, part_s: int) -> DataFra
     what = sf.when((state == "in_flight") & sf.col("late_us").isNotNull(), "late")
     for name, counted in _STATES.items():
         what = what.when(state == name, counted)
-    parked = sf.coalesce(sf.col("reason").isin(*POSTPONED), sf.lit(False))  # noqa: FBT003 - a literal
+    parked = sf.coalesce(sf.col("reason") == POSTPONED, sf.lit(False))  # noqa: FBT003 - a literal
     what = what.when((state == "retry") & ~parked, "retried").when(state == GAP_STATE, "gap")
     what = what.otherwise("other")
     late = what == "late"
