@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
+import re
 import shlex
 import shutil
 import sys
@@ -77,6 +78,8 @@ def init(chosen: Chosen, folder: Path, *, force: bool) -> None:
         text = (source / origin).read_text("utf-8")
         for before, after in own.items():
             text = text.replace(before, after)
+        if name == "manager.yml":
+            text = _commented(text, "schedules")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
     if chosen.json:
@@ -116,16 +119,35 @@ def _yaml_changes(chosen: Chosen) -> dict[str, str]:
     return changes
 
 
+def _commented(text: str, key: str) -> str:
+    """Comment out the block of a key at the second level: an example that would take effect."""
+    block = rf"(?m)^  {key}:\n(?:    .*\n)*"
+    return re.sub(block, lambda found: re.sub(r"(?m)^  ", "  # ", found[0]), text)
+
+
 def _unit_changes(folder: Path) -> dict[str, str]:
     """What to replace in the systemd units, in which % introduces a specifier."""
     programs = Path(sys.executable).parent
     if not (programs / "lisa-manager").exists():
         programs = Path(shutil.which("lisa-manager") or "/usr/local/bin/lisa-manager").parent
-    changes = {
-        "/usr/local/bin": str(programs).replace("%", "%%"),
-        "/etc/lisa": str(folder).replace("%", "%%"),
-    }
+    changes = {"/etc/lisa": str(folder).replace("%", "%%")}
+    for name in ("lisa-manager", "lisa-consumer", "lisa-gateway"):
+        changes[f"=/usr/local/bin/{name}"] = f"={_unit_word(programs / name)}"
     if os.getuid() != 0:  # the folder may be private to this user
         changes["# A user without rights; the files above must be readable by all users.\n"] = ""
-        changes["DynamicUser=yes"] = f"User={getpass.getuser()}"
+        changes["DynamicUser=yes"] = f"User={_user()}"
     return changes
+
+
+def _unit_word(path: Path) -> str:
+    """The path of a program in a systemd unit, which may contain spaces, but no quotes."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if " " in text else text
+
+
+def _user() -> str:
+    """The name of this process's user, or its number if it has no name, as in containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
