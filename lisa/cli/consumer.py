@@ -153,19 +153,18 @@ def _warn_of_another_server(settings: ConsumerSettings, used: Address) -> None:
 
 
 def _run_processes(settings: ConsumerSettings) -> int:
-    from lisa.core.daemon.processes import ChildProcesses
+    from lisa.core.daemon.processes import ChildProcesses, python, writable_folder
     from lisa.core.metrics.sharing import Shared
 
     _target(settings)  # reports a missing one before any process starts
-    command = [sys.executable, "-m", "lisa.cli.consumer", *sys.argv[1:]]
+    command = python("lisa.cli.consumer", *sys.argv[1:])
     with ExitStack() as stack:
         if settings.http is not None:
             # The parent serves the address and reports the metrics of all processes.
-            folder = Path(
-                stack.enter_context(
-                    TemporaryDirectory(prefix="lisa-consumer-", ignore_cleanup_errors=True)
-                )
+            temporary = TemporaryDirectory(
+                prefix="lisa-consumer-", dir=writable_folder(), ignore_cleanup_errors=True
             )
+            folder = Path(stack.enter_context(temporary))
             command += ["--numbers", str(folder)]
         family = ChildProcesses(settings.consumer_server.processes, command)
         if settings.http is not None:

@@ -151,18 +151,21 @@ def _required(extras: str) -> Iterator[None]:
 
 
 def _run_processes(settings: GatewaySettings, listening: socket.socket) -> int:
-    from lisa.core.daemon.processes import ChildProcesses
+    from lisa.core.daemon.processes import ChildProcesses, python, writable_folder
     from lisa.gateway.context import SHARED_BYTES
 
+    folder = writable_folder()
     with (
-        tempfile.TemporaryFile() as memory,  # unnamed; freed when the last process ends
-        tempfile.TemporaryDirectory(prefix="lisa-gateway-", ignore_cleanup_errors=True) as numbers,
+        tempfile.TemporaryFile(dir=folder) as memory,  # unnamed; freed when the last process ends
+        tempfile.TemporaryDirectory(
+            prefix="lisa-gateway-", dir=folder, ignore_cleanup_errors=True
+        ) as numbers,
     ):
         memory.truncate(SHARED_BYTES)
         keeps = [listening.fileno(), memory.fileno()]
         for number in keeps:
             os.set_inheritable(number, True)  # noqa: FBT003  its only argument
-        own = [sys.executable, "-m", "lisa.cli.gateway", *sys.argv[1:]]
+        own = python("lisa.cli.gateway", *sys.argv[1:])
         if settings.grpc.port is not None:
             own += ["--grpc-port", str(settings.grpc.port)]
         command = [*own, "--inherited", *map(str, keeps), numbers]

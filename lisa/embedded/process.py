@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Self
+
+from lisa.core.daemon.processes import python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,14 +29,14 @@ class RoleProcess:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
     ) -> None:
-        self._command: Sequence[str] = (sys.executable, "-m", module, *arguments)
+        self._command: Sequence[str] = python(module, *arguments)
         self._env = {**os.environ, **(env or {})}
         self._log = log
         self._watch: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
         """Start the process."""
-        watch = [sys.executable, "-m", "lisa.embedded.parent_watch", str(GRACE_SECONDS)]
+        watch = python("lisa.embedded.parent_watch", str(GRACE_SECONDS))
         log = self._log.open("ab") if self._log else None
         try:
             # In its own session, the child does not receive Ctrl-C; the owner does, and ends it.

@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from lisa.core.daemon.processes import writable_folder
 from lisa.core.model.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class EmbeddedServer:
 
     def _make_directory(self) -> Path:
         if self._given is None:
-            return Path(tempfile.mkdtemp(prefix="lisa-server-")).resolve()
+            return Path(tempfile.mkdtemp(prefix="lisa-server-", dir=writable_folder())).resolve()
         self._given.mkdir(parents=True, exist_ok=True)
         return self._given.resolve()
 

@@ -48,11 +48,12 @@ def descendants(pid: int) -> set[int]:
     ],
 )
 def test_up_gives_a_page_and_leaves_no_process(
-    processes: Processes, ending: signal.Signals
+    processes: Processes, tmp_path: Path, ending: signal.Signals
 ) -> None:
+    (tmp_path / "redis.py").touch()  # not imported instead of the package
     port, http_port = free_port(), free_port()
     process = processes.start(
-        "-m", "lisa.cli.main", "up", "--port", str(port), "--http-port", str(http_port)
+        "-P", "-m", "lisa.cli.main", "up", "--port", str(port), "--http-port", str(http_port)
     )
     url = f"http://127.0.0.1:{http_port}"
     wait_until(lambda: healthy(url))

@@ -133,6 +133,19 @@ def test_a_consumer_that_is_stopped_while_it_starts_exits_with_0(
     assert process.wait() == 0
 
 
+def test_children_do_not_import_a_file_named_like_a_package(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    bench.declare(TOPIC)
+    (tmp_path / "redis.py").touch()
+    (tmp_path / "shop.py").write_text(SLOW)
+    command = ("-P", "-m", "lisa.cli.consumer", "--redis", bench.url, "--processes", "2", "shop")
+    process = processes.start(*command)
+    bench.send(TOPIC, [42])
+    process.wait_for("handled 42")
+    assert process.stop() == 0
+
+
 def test_a_log_that_nobody_reads_delays_neither_handlers_nor_the_end(
     bench: Bench, start: Start
 ) -> None:

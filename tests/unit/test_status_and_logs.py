@@ -1,15 +1,17 @@
-"""The status pages and the log of a daemon."""
+"""The status pages, the log and the temporary files of a daemon."""
 
 import io
 import json
 import logging
 import os
+import tempfile
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from lisa.core.daemon import logs
+from lisa.core.daemon import logs, processes
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.model.errors import ConfigError
 
@@ -154,3 +156,14 @@ def test_a_log_that_nobody_reads_blocks_no_thread() -> None:
             lines.append(next(read))
     said = [int(line.split()[3]) for line in lines if "nobody read the log" in line]
     assert sum(said) == dropped
+
+
+def test_temporary_files_are_in_memory_where_all_else_is_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert processes.writable_folder() == tempfile.gettempdir()
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))
+    assert processes.writable_folder() == processes.MEMORY
+    monkeypatch.setattr(processes, "MEMORY", "/nonexistent")
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        processes.writable_folder()

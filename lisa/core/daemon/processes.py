@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from lisa.core.daemon.exit_codes import EXIT_CONFIG
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.stop_signals import stopping
 from lisa.core.model.backoff import Backoff
+from lisa.core.model.errors import ConfigError
 
 log = logging.getLogger("lisa.processes")
 
@@ -23,6 +26,8 @@ FIRST_RESTART_S = 1.0
 LONGEST_RESTART_S = 30.0
 STABLE_AFTER_S = 10.0
 """A child that ran longer is restarted after the first pause again."""
+
+MEMORY = "/dev/shm"  # noqa: S108  Linux's file system in memory
 
 Event = tuple[str, int]
 """("signal", number), ("ended", slot), or ("start", slot) when a pause has passed."""
@@ -159,6 +164,30 @@ class ChildProcesses:
     def _signal_all(self, number: signal.Signals) -> None:
         for child in list(self._children.values()):
             child.send_signal(number)  # no effect on an exited child
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of Lisa.
+
+    With -P, a file of the current directory such as `redis.py` does not replace the package.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def writable_folder() -> str:
+    """A folder for temporary files: in memory if all others are read-only, as in containers.
+
+    Raises ConfigError if there is none.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        if os.access(MEMORY, os.W_OK):
+            return MEMORY
+        raise ConfigError(
+            "there is no writable folder for temporary files: mount one at /tmp, or name one in "
+            "TMPDIR"
+        ) from error
 
 
 def is_running(pid: int) -> bool:

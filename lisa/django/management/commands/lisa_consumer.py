@@ -10,6 +10,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from lisa.core.daemon.processes import python
+
 STANDARD = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 """The first of the interpreter's own entries in the search path."""
 
@@ -31,5 +33,5 @@ class Command(BaseCommand):  # type: ignore[misc]
         # Other directories than the standard ones: that of manage.py, and those of --pythonpath.
         own = takewhile(lambda one: Path(one).name != STANDARD, sys.path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, own))
-        command = [sys.executable, "-m", "lisa.cli.consumer", "lisa.django.run", *options]
+        command = python("lisa.cli.consumer", "lisa.django.run", *options)
         os.execv(sys.executable, command)  # noqa: S606  the program is this interpreter

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from lisa.core.daemon.processes import python, writable_folder
 from lisa.core.model.errors import ConfigError
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
@@ -32,9 +32,7 @@ class _Report(msgspec.Struct):
 
 def command_of(archive: str, report: Path, options: Sequence[str]) -> list[str]:
     """The command line, without the server's address, which may contain a password."""
-    return [
-        sys.executable,
-        "-m",
+    return python(
         "lisa.cli.main",
         "--json",
         "pipeline",
@@ -44,7 +42,7 @@ def command_of(archive: str, report: Path, options: Sequence[str]) -> list[str]:
         "--report",
         str(report),
         *options,
-    ]
+    )
 
 
 class Restorer:
@@ -70,7 +68,9 @@ class Restorer:
         if self._lock.locked():
             raise TooManyPulls("a restore is already running")
         async with self._lock:
-            with tempfile.TemporaryDirectory(prefix="lisa-restore-") as directory:
+            with tempfile.TemporaryDirectory(
+                prefix="lisa-restore-", dir=writable_folder()
+            ) as directory:
                 command = command_of(archive, Path(directory) / "report", options)
                 return await self._run(command)
 
