@@ -29,7 +29,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan, differences
-from lisa.manager.schedule_declarer import declare
+from lisa.manager.schedule_declarer import declare, report_others
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_log import TopicLog
 
@@ -65,6 +65,7 @@ class Registry:
         self._sorted: list[Shard] | None = None  # `_topics`, until they change
         self._count = 0  # topics in `_sorted`
         self._list_at = -math.inf
+        self._is_reported = False
         self._undeclared: set[str] = set(plan.topics)
         _warn(plan)
 
@@ -140,6 +141,9 @@ class Registry:
         self._declare_all()
         if failed is not None:
             raise failed
+        if not self._is_reported:
+            report_others(self._store, self.plan.topics)
+            self._is_reported = True
 
     def _declare_all(self) -> None:
         """Declare the topics that are still undeclared. Raises LisaError."""

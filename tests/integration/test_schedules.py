@@ -1,6 +1,7 @@
 """Recurring messages with real producers and managers."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -449,7 +450,11 @@ def test_a_declared_schedule_that_fails_does_not_stop_the_others(
     assert registry.topic_errors.of(TOPIC) is None
 
 
-def test_a_manager_in_code_declares_schedules(cast: Cast, producer: Producer) -> None:
+def test_a_manager_in_code_declares_schedules(
+    cast: Cast, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose topic is no longer named stays, as it may be another manager's; the log says so."""
+    caplog.set_level(logging.INFO)
     daily = {"name": "daily", "topic": TOPIC, "body": 1, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
     sync = {"name": "sync", "topic": "syncs", "every": timedelta(minutes=10)}
 
@@ -466,6 +471,9 @@ def test_a_manager_in_code_declares_schedules(cast: Cast, producer: Producer) ->
     assert producer.get_schedule(TOPIC, "daily") == found
     declared()
     assert ids_waiting(cast) == []
+    with Manager(cast.url):
+        wait_until(lambda: "not by this one: the schedules syncs/sync;" in caplog.text)
+    assert producer.get_schedule("syncs", "sync")
 
 
 def test_wrong_schedules_of_a_manager_are_refused() -> None:
