@@ -1,19 +1,26 @@
 // Message bodies: JSON values, or bytes in base64.
 
+import { LisaError } from "./errors.js";
 import type { SendRequest } from "./schema.js";
 
 /** A message to send: due now, or according to either `delay_ms` or `due_ms`. */
 export interface OutgoingMessage extends Omit<SendRequest, "body" | "body_base64"> {
-  /** Any JSON value, or bytes. */
+  /** Any JSON value, with a bigint for an integer beyond 2^53 - 1; or bytes. */
   body: unknown;
 }
 
 /** The message as the API expects it. A generated id makes it safe to repeat the call. */
-export function requestOf({ body, id, ...fields }: OutgoingMessage): SendRequest {
+export function requestOf(
+  { body, id, ...fields }: OutgoingMessage,
+): SendRequest & { id: string } {
   const request = { ...fields, id: id ?? randomId() };
-  return body instanceof Uint8Array
-    ? { ...request, body_base64: base64(body) }
-    : { ...request, body };
+  if (body === undefined) throw new LisaError("body must not be undefined; send null instead");
+  return isBytes(body) ? { ...request, body_base64: base64(body) } : { ...request, body };
+}
+
+/** Also for arrays of another realm, such as those of Jest. */
+function isBytes(body: unknown): body is Uint8Array {
+  return Object.prototype.toString.call(body) === "[object Uint8Array]";
 }
 
 /** The body of an answer. */

@@ -1,7 +1,9 @@
 import { bodyOf, requestOf, type OutgoingMessage } from "./bodies.js";
 import { Delivery, messagePath, topicPath } from "./delivery.js";
 import { ProblemError } from "./errors.js";
-import { Http, type CallOptions, type ClientOptions, type Repeat } from "./http.js";
+import {
+  Http, is, isNumber, isText, type CallOptions, type ClientOptions, type Fields, type Repeat,
+} from "./http.js";
 import type { BatchAnswer, MessageAnswer, PullAnswer, PullRequest, SendAnswer } from "./schema.js";
 
 export type CancelOutcome = "cancelled" | "in_flight" | "done" | "unknown";
@@ -30,9 +32,13 @@ export class Client {
   }
 
   /** Send one message. */
-  send(topic: string, message: OutgoingMessage, options?: CallOptions): Promise<SendAnswer> {
+  async send(
+    topic: string, message: OutgoingMessage, options?: CallOptions,
+  ): Promise<SendAnswer> {
+    const content = requestOf(message);
     return this.#http.call("POST", `${topicPath(topic)}/messages`, {
-      ...options, content: requestOf(message), repeat: repeatOf([message]),
+      ...options, content, repeat: repeatOf([message]),
+      answer: { id: is(content.id), outcome: isText },
     });
   }
 
@@ -40,12 +46,13 @@ export class Client {
    * Send up to 1,000 messages. Each has its own result: an invalid message has a `problem`; the
    * others are sent.
    */
-  sendBatch(
+  async sendBatch(
     topic: string, messages: readonly OutgoingMessage[], options?: CallOptions,
   ): Promise<BatchAnswer> {
     const content = { messages: messages.map(requestOf) };
+    const results = (found: unknown) => Array.isArray(found) && found.length === messages.length;
     return this.#http.call("POST", `${topicPath(topic)}/messages:batch`, {
-      ...options, content, repeat: repeatOf(messages),
+      ...options, content, repeat: repeatOf(messages), answer: { results },
     });
   }
 
@@ -55,7 +62,9 @@ export class Client {
   ): Promise<FoundMessage<T> | undefined> {
     try {
       const path = messagePath(topic, id);
-      const answer = await this.#http.call<MessageAnswer>("GET", path, options);
+      const answer = await this.#http.call<MessageAnswer>("GET", path, {
+        ...options, answer: { ...FOUND, id: is(id) },
+      });
       const { body_base64: _, ...found } = answer;
       return { ...found, body: bodyOf(answer) as T | undefined };
     } catch (error) {
@@ -66,19 +75,19 @@ export class Client {
 
   /** Cancel a message. Every outcome but "cancelled" means that nothing was changed. */
   cancel(topic: string, id: string, options?: CallOptions): Promise<CancelOutcome> {
-    return this.#change("DELETE", messagePath(topic, id), options);
+    return this.#change("cancelled", "DELETE", topic, id, options);
   }
 
   /** Change a due time. Every outcome but "rescheduled" means that nothing was changed. */
   reschedule(
     topic: string, id: string, due: Due, options?: CallOptions,
   ): Promise<RescheduleOutcome> {
-    return this.#change("PATCH", messagePath(topic, id), { ...options, content: due });
+    return this.#change("rescheduled", "PATCH", topic, id, { ...options, content: due });
   }
 
   /** Make a message due now. */
   fire(topic: string, id: string, options?: CallOptions): Promise<RescheduleOutcome> {
-    return this.#change("POST", `${messagePath(topic, id)}/fire`, options);
+    return this.#change("rescheduled", "POST", topic, id, options, "/fire");
   }
 
   /**
@@ -91,16 +100,19 @@ export class Client {
     const path = `${topicPath(topic)}/pull`;
     const waitMs = typeof request.wait_ms === "string" ? LONGEST_WAIT_MS : request.wait_ms;
     const answer = await this.#http.call<PullAnswer>("POST", path, {
-      ...options, content: request, repeat: "none", waitMs,
+      ...options, content: request, repeat: "none", waitMs, answer: PULLED,
     });
     return answer.deliveries.map((one) => new Delivery<T>(this.#http, topic, one));
   }
 
   async #change<O extends string>(
-    method: string, path: string, request: CallOptions & { content?: object } = {},
+    outcome: O, method: string, topic: string, id: string,
+    request: CallOptions & { content?: object } = {}, verb?: string,
   ): Promise<O | "in_flight" | "done" | "unknown"> {
     try {
-      return (await this.#http.call<{ outcome: O }>(method, path, request)).outcome;
+      const answer = { id: is(id), outcome: is(outcome) };
+      await this.#http.call(method, messagePath(topic, id, verb), { ...request, answer });
+      return outcome;
     } catch (error) {
       const kind = error instanceof ProblemError ? error.kind : "";
       if (kind === "in-flight") return "in_flight";
@@ -110,6 +122,11 @@ export class Client {
     }
   }
 }
+
+const FOUND: Fields = { state: isText, topic: isText, attempts: isNumber, headers: {}, groups: {} };
+const PULLED: Fields = {
+  deliveries: [{ id: isText, receipt: isText, attempt: isNumber, due_ms: isNumber, headers: {} }],
+};
 
 /** Whether an id is unknown; a topic that does not exist has no messages. */
 function isUnknown(kind: string): boolean {

@@ -1,5 +1,7 @@
 import { bodyOf } from "./bodies.js";
-import type { CallOptions, Http } from "./http.js";
+import { LisaError } from "./errors.js";
+import { is, isText, type CallOptions, type Fields, type Http } from "./http.js";
+import { isWellFormed } from "./json.js";
 import type { AckAnswer, DeliveryAnswer, RetryAnswer } from "./schema.js";
 
 /**
@@ -34,7 +36,7 @@ export class Delivery<T = unknown> {
 
   /** Settle as handled: "acked", "late" (after the ack timeout), or "repeated" (acked before). */
   async ack(options?: CallOptions): Promise<AckAnswer["outcome"]> {
-    return (await this.#call<AckAnswer>("ack", {}, options)).outcome;
+    return (await this.#call<AckAnswer>("ack", {}, OUTCOME, options)).outcome;
   }
 
   /** Settle as failed. Without `delay_ms`, the retry policy determines the pause. */
@@ -42,36 +44,57 @@ export class Delivery<T = unknown> {
     failure: { delay_ms?: number | undefined; reason?: string | undefined } = {},
     options?: CallOptions,
   ): Promise<RetryAnswer> {
-    return this.#call("retry", failure, options);
+    const fields = { ...failure, reason: shortened(failure.reason) };
+    return this.#call("retry", fields, OUTCOME, options);
   }
 
   /** Move the message to garbage without further attempts. */
   discard(reason?: string, options?: CallOptions): Promise<RetryAnswer> {
-    return this.#call("retry", { reason, discard: true }, options);
+    const fields = { reason: shortened(reason), discard: true };
+    return this.#call("retry", fields, OUTCOME, options);
   }
 
   /** Restart the ack timeout; by default with the duration of the pull. */
   async extend(ack_timeout_ms?: number, options?: CallOptions): Promise<void> {
-    await this.#call("extend", { ack_timeout_ms }, options);
+    await this.#call("extend", { ack_timeout_ms }, HELD, options);
   }
 
   /** Return the message for immediate redelivery, without counting an attempt. */
   async release(options?: CallOptions): Promise<void> {
-    await this.#call("release", {}, options);
+    await this.#call("release", {}, HELD, options);
   }
 
-  #call<A>(verb: string, fields: object, options: CallOptions = {}): Promise<A> {
+  async #call<A>(
+    verb: string, fields: object, answer: Fields, options: CallOptions = {},
+  ): Promise<A> {
     const content = { receipt: this.receipt, ...fields };
-    return this.#http.call("POST", `${messagePath(this.topic, this.id)}/${verb}`, {
-      ...options, content,
+    return this.#http.call("POST", messagePath(this.topic, this.id, `/${verb}`), {
+      ...options, content, answer: { id: is(this.id), ...answer },
     });
   }
 }
 
-export function topicPath(topic: string): string {
-  return `/v1/topics/${encodeURIComponent(topic)}`;
+const OUTCOME = { outcome: isText };
+const HELD = { held: is(true) };
+
+/** The part of a reason that the gateway keeps, as valid text. */
+function shortened(reason: string | undefined): string | undefined {
+  if (reason === undefined) return undefined;
+  return String(reason).slice(0, 1024).replace(/\p{Surrogate}/gu, "\uFFFD");
 }
 
-export function messagePath(topic: string, id: string): string {
-  return `${topicPath(topic)}/messages/${encodeURIComponent(id)}`;
+export function topicPath(topic: string): string {
+  // In a path, `.` and `..` would be resolved.
+  return `/v1/topics/${encodeURIComponent(checked("topic", topic, /^\.{0,2}$/))}`;
+}
+
+/** In a query, unlike in a path, nobody changes an id such as `..`. */
+export function messagePath(topic: string, id: string, verb = ""): string {
+  const query = encodeURIComponent(checked("id", id, /^$/));
+  return `${topicPath(topic)}/message${verb}?id=${query}`;
+}
+
+function checked(name: string, value: string, refused: RegExp): string {
+  if (typeof value === "string" && isWellFormed(value) && !refused.test(value)) return value;
+  throw new LisaError(`${name} ${JSON.stringify(value)} is not allowed`);
 }

@@ -1,8 +1,8 @@
 // The errors of this package:
 //
-//     LisaError
+//     LisaError              also: an argument is invalid; nothing was sent
 //     ├── ProblemError       the gateway answered with an error
-//     ├── UnreachableError   no answer arrived in time
+//     ├── UnreachableError   no answer of a gateway arrived in time
 //     ├── RetryError         thrown by a handler: retry the message
 //     └── DiscardError       thrown by a handler: give the message up
 
@@ -37,7 +37,7 @@ export class ProblemError extends LisaError {
   }
 }
 
-/** No complete answer arrived in time. The call may have taken effect. */
+/** No complete answer of a gateway arrived in time. The call may have taken effect. */
 export class UnreachableError extends LisaError {}
 
 /** Thrown by a handler: retry the message, after `delayMs` or the pause of its retry policy. */
@@ -46,6 +46,9 @@ export class RetryError extends LisaError {
 
   constructor(reason: string, { delayMs }: { delayMs?: number | undefined } = {}) {
     super(reason);
+    if (delayMs !== undefined && !(delayMs >= 0 && delayMs < Infinity)) {
+      throw new LisaError(`delayMs must be 0 or more milliseconds, not ${String(delayMs)}`);
+    }
     this.delayMs = delayMs;
   }
 }

@@ -1,8 +1,10 @@
 // HTTP calls, repeated after faults where a repetition is safe.
 
 import { LisaError, ProblemError, UnreachableError } from "./errors.js";
+import { encode, parse } from "./json.js";
+import { authorization, checkedUrl, duration } from "./options.js";
 import type { Problem } from "./schema.js";
-import { Backoff, sleep } from "./sleep.js";
+import { after, Backoff, sleep } from "./sleep.js";
 
 const FIRST_PAUSE_MS = 100;
 const LONGEST_PAUSE_MS = 2_000;
@@ -12,7 +14,10 @@ export interface ClientOptions {
   url: string | URL;
   /** The bearer token, if the gateway requires one. */
   token?: string | undefined;
-  /** Maximum duration of a call and its repetitions, without the waiting time of a pull: 10 s. */
+  /**
+   * Maximum duration of a call and its repetitions, without the waiting time of a pull: 10 s.
+   * Infinity means no limit.
+   */
   timeoutMs?: number | undefined;
   /** Replaces the global `fetch`, for example to use a proxy. */
   fetch?: typeof fetch | undefined;
@@ -28,8 +33,17 @@ export interface CallOptions {
 /** The failed calls to repeat: all, those that certainly changed nothing, or none. */
 export type Repeat = "all" | "refused" | "none";
 
+/** What an answer must look like: checks of its fields or elements. */
+export type Shape = ((value: unknown) => boolean) | [Shape] | Fields;
+export interface Fields { [name: string]: Shape }
+
+export const isText = (value: unknown) => typeof value === "string";
+export const isNumber = (value: unknown) => typeof value === "number";
+export const is = (expected: unknown) => (value: unknown) => value === expected;
+
 interface Request extends CallOptions {
   content?: object;
+  answer: Fields;
   repeat?: Repeat;
   /** How long the gateway may wait before it answers. */
   waitMs?: number | undefined;
@@ -42,55 +56,62 @@ export class Http {
   readonly #fetch: typeof fetch;
 
   constructor(options: ClientOptions) {
-    this.#url = new URL(options.url).href.replace(/\/+$/, "");
-    if (options.token) this.#headers["authorization"] = `Bearer ${options.token}`;
-    this.#timeoutMs = options.timeoutMs ?? 10_000;
+    this.#url = checkedUrl(options.url);
+    if (options.token) this.#headers["authorization"] = authorization(options.token);
+    this.#timeoutMs = duration("timeoutMs", options.timeoutMs, 10_000);
     // Browsers require that `fetch` is called without another `this`.
     this.#fetch = options.fetch ?? ((input, init) => fetch(input, init));
   }
 
-  /** The JSON answer. Rejects with ProblemError, UnreachableError or the signal's reason. */
-  async call<T>(method: string, path: string, request: Request = {}): Promise<T> {
+  /** The JSON answer. Rejects with a LisaError or the signal's reason. */
+  async call<T>(method: string, path: string, request: Request): Promise<T> {
     const { content, signal, waitMs = 0, repeat = "all" } = request;
-    const init = { method, body: content === undefined ? null : JSON.stringify(content) };
-    const deadline = Date.now() + (request.timeoutMs ?? this.#timeoutMs);
+    const body = content === undefined ? null : encode(content);
+    const timeoutMs = duration("timeoutMs", request.timeoutMs, this.#timeoutMs);
+    const deadline = performance.now() + timeoutMs;
     const backoff = new Backoff(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
     for (;;) {
       try {
-        const leftMs = Math.max(deadline - Date.now(), FIRST_PAUSE_MS) + waitMs;
-        return await this.#callOnce<T>(path, init, leftMs, signal);
+        const leftMs = Math.max(deadline - performance.now(), FIRST_PAUSE_MS) + waitMs;
+        const answer = await this.#callOnce(path, { method, body }, leftMs, signal, request.answer);
+        return answer as T;
       } catch (error) {
-        const pauseMs = retryAfterMs(error) ?? backoff.next();
-        if (!isRepeatable(error, repeat) || Date.now() + pauseMs > deadline) throw error;
+        const pauseMs = backoff.next(retryAfterMs(error));
+        if (!isRepeatable(error, repeat) || performance.now() + pauseMs > deadline) throw error;
         await sleep(pauseMs, signal);
       }
     }
   }
 
-  async #callOnce<T>(
+  async #callOnce(
     path: string, init: RequestInit, timeoutMs: number, signal: AbortSignal | undefined,
-  ): Promise<T> {
+    shape: Shape,
+  ): Promise<unknown> {
     signal?.throwIfAborted();
     const request = new AbortController();
     const abort = () => request.abort();
-    const timer = setTimeout(abort, timeoutMs);
+    const cancel = after(timeoutMs, abort);
     signal?.addEventListener("abort", abort);
+    const failure = (why: string, options?: ErrorOptions) =>
+      new UnreachableError(`${init.method} ${this.#url}${path}: ${why}`, options);
     try {
       const response = await this.#fetch(this.#url + path, {
-        ...init, headers: this.#headers, signal: request.signal,
+        ...init, headers: this.#headers, signal: request.signal, redirect: "manual",
       });
       // The deliveries of an answer that has begun are held: read it to the end.
       signal?.removeEventListener("abort", abort);
       const text = await response.text();
       if (!response.ok) throw problemError(response, text);
-      return parse<T>(text);
+      const answer = isJson(response) ? parsed(text) : undefined;
+      if (fits(answer, shape)) return answer;
+      throw failure(`the answer is not from Lisa's gateway: ${JSON.stringify(text.slice(0, 100))}`);
     } catch (error) {
       if (error instanceof LisaError) throw error;
       signal?.throwIfAborted();
-      const why = request.signal.aborted ? `no answer within ${timeoutMs} ms` : reasonOf(error);
-      throw new UnreachableError(`${init.method} ${this.#url}${path}: ${why}`, { cause: error });
+      const why = request.signal.aborted ? `no answer within ${Math.round(timeoutMs)} ms` : reasonOf(error);
+      throw failure(why, { cause: error });
     } finally {
-      clearTimeout(timer);
+      cancel();
       signal?.removeEventListener("abort", abort);
     }
   }
@@ -112,22 +133,41 @@ function problemError(response: Response, text: string): ProblemError {
   return new ProblemError(problemOf(response, text), seconds >= 0 ? seconds * 1000 : undefined);
 }
 
-function problemOf({ status, statusText }: Response, text: string): Problem {
-  try {
-    const problem = JSON.parse(text) as Problem;
-    if (typeof problem.type === "string") return problem;
-  } catch {
-    // A proxy's error page.
+function problemOf(response: Response, text: string): Problem {
+  const { status, statusText } = response;
+  const problem = { type: "urn:lisa:problem:http", title: statusText, status, detail: "" };
+  // Browsers hide the status of a redirect.
+  if (response.type === "opaqueredirect" || (status >= 300 && status < 400)) {
+    const target = response.headers.get("location");
+    const to = target && URL.canParse(target) ? ` to ${new URL(target).origin}` : "";
+    return { ...problem, detail: `url redirects${to}; use the address that answers` };
   }
-  return { type: "urn:lisa:problem:http", title: statusText, status, detail: text.slice(0, 200) };
+  const answer = parsed(text);
+  return fits(answer, { type: isText })
+    ? { ...problem, ...(answer as object), status }
+    : { ...problem, detail: text.slice(0, 200) };
 }
 
-function parse<T>(text: string): T {
+function isJson({ headers }: Response): boolean {
+  return /^application\/json\b/i.test(headers.get("content-type") ?? "");
+}
+
+function parsed(text: string): unknown {
   try {
-    return JSON.parse(text) as T;
-  } catch (error) {
-    throw new UnreachableError("the answer is not JSON; is this Lisa's gateway?", { cause: error });
+    return parse(text);
+  } catch {
+    return undefined;
   }
+}
+
+function fits(value: unknown, shape: Shape): boolean {
+  if (typeof shape === "function") return shape(value);
+  if (Array.isArray(shape)) {
+    return Array.isArray(value) && value.every((one) => fits(one, shape[0]));
+  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
+  const fields = value as Record<string, unknown>;
+  return Object.entries(shape).every(([name, one]) => fits(fields[name], one));
 }
 
 /** fetch hides the reason of a failed connection in `cause`. */

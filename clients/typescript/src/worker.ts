@@ -1,12 +1,15 @@
 import type { Client } from "./client.js";
 import type { Delivery } from "./delivery.js";
-import { DiscardError, LisaError, ProblemError, RetryError } from "./errors.js";
+import { DiscardError, LisaError, ProblemError, RetryError, UnreachableError } from "./errors.js";
 import { retryAfterMs } from "./http.js";
+import { duration } from "./options.js";
 import { Backoff, sleep } from "./sleep.js";
 
 const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
 const RELEASE_TIMEOUT_MS = 2_000;
+/** The longest that the gateway allows. */
+const LONGEST_ACK_TIMEOUT_MS = 30 * 86_400_000;
 
 export interface WorkerOptions {
   /** Maximum number of running handlers, 1 to 500: 1. */
@@ -53,12 +56,12 @@ export class Worker<T = unknown> {
     this.#handler = handler;
     this.#group = options.group;
     this.#concurrency = options.concurrency ?? 1;
-    this.#ackTimeoutMs = options.ackTimeoutMs ?? 30_000;
-    this.#waitMs = options.waitMs ?? 20_000;
-    this.#graceMs = options.graceMs ?? 10_000;
+    this.#ackTimeoutMs = duration("ackTimeoutMs", options.ackTimeoutMs, 30_000, LONGEST_ACK_TIMEOUT_MS);
+    this.#waitMs = duration("waitMs", options.waitMs, 20_000, 60_000);
+    this.#graceMs = duration("graceMs", options.graceMs, 10_000);
     this.#onError = options.onError ?? ((error) => console.error("lisa:", error));
-    if (!(this.#concurrency >= 1 && this.#concurrency <= 500)) {
-      throw new RangeError(`concurrency must be between 1 and 500, not ${this.#concurrency}`);
+    if (!Number.isInteger(this.#concurrency) || this.#concurrency < 1 || this.#concurrency > 500) {
+      throw new LisaError(`concurrency must be an integer from 1 to 500, not ${this.#concurrency}`);
     }
   }
 
@@ -101,7 +104,7 @@ export class Worker<T = unknown> {
         if (signal.aborted) return;
         if (isFinal(error)) throw error;
         this.#onError(error);
-        await sleep(retryAfterMs(error) ?? backoff.next(), signal);
+        await sleep(backoff.next(retryAfterMs(error)), signal);
       }
     }
   }
@@ -114,12 +117,12 @@ export class Worker<T = unknown> {
   }
 
   #start(delivery: Delivery<T>): void {
-    const abort = new AbortController();
-    const ended = this.#handle(delivery, abort).finally(() => {
+    const handling = { abort: new AbortController(), ended: Promise.resolve() };
+    this.#running.set(delivery, handling); // before the handler, which may throw at once
+    handling.ended = this.#handle(delivery, handling.abort).finally(() => {
       this.#running.delete(delivery);
       this.#wake();
     });
-    this.#running.set(delivery, { ended, abort });
   }
 
   async #handle(delivery: Delivery<T>, abort: AbortController): Promise<void> {
@@ -141,11 +144,14 @@ export class Worker<T = unknown> {
     delivery: Delivery<T>, abort: AbortController, handled: AbortSignal,
   ): Promise<void> {
     const intervalMs = this.#ackTimeoutMs / 3;
-    let heldUntil = Date.now() + this.#ackTimeoutMs;
+    let heldUntil = performance.now() + this.#ackTimeoutMs;
     for (;;) {
+      const sleptAt = performance.now();
       await sleep(intervalMs, handled);
+      const sleptMs = performance.now() - sleptAt;
+      if (sleptMs > this.#ackTimeoutMs) this.#onError(this.#blocked(delivery, sleptMs));
       if (handled.aborted) return;
-      const calledAt = Date.now();
+      const calledAt = performance.now();
       try {
         await delivery.extend(undefined, { signal: handled, timeoutMs: intervalMs });
         heldUntil = calledAt + this.#ackTimeoutMs;
@@ -153,9 +159,18 @@ export class Worker<T = unknown> {
         if (handled.aborted) return;
         this.#onError(error);
         const isLost = error instanceof ProblemError && error.status < 500;
-        if (isLost || Date.now() >= heldUntil) return abort.abort(error);
+        if (isLost || performance.now() >= heldUntil) return abort.abort(error);
       }
     }
+  }
+
+  /** Nothing else runs while a handler blocks the event loop, so no call extended the timeout. */
+  #blocked({ topic, id }: Delivery<T>, ms: number): LisaError {
+    return new LisaError(
+      `topic ${topic}: the event loop was blocked for ${Math.round(ms)} ms, longer than the ack `
+      + `timeout of ${this.#ackTimeoutMs} ms, so message ${JSON.stringify(id)} may be handled `
+      + "twice: move blocking work into a worker thread, or set a longer ackTimeoutMs",
+    );
   }
 
   /** Wait for running handlers until the grace time is over; then release their messages. */
@@ -178,14 +193,22 @@ export class Worker<T = unknown> {
 
 function fail<T>(delivery: Delivery<T>, error: unknown): Promise<unknown> {
   if (error instanceof DiscardError) return delivery.discard(error.message);
-  const reason = error instanceof RetryError ? error.message : String(error);
-  const delay_ms = error instanceof RetryError ? error.delayMs : undefined;
-  return delivery.retry({ delay_ms, reason });
+  if (!(error instanceof RetryError)) return delivery.retry({ reason: textOf(error) });
+  return delivery.retry({ delay_ms: error.delayMs, reason: error.message });
+}
+
+function textOf(error: unknown): string {
+  try {
+    return String(error);
+  } catch {
+    return "the handler threw an object that cannot be converted to text";
+  }
 }
 
 /** Whether pulls will keep failing, for example because of a wrong token. */
 function isFinal(error: unknown): boolean {
-  if (!(error instanceof ProblemError) || error.status >= 500) return false;
+  if (!(error instanceof ProblemError)) return !(error instanceof UnreachableError);
+  if (error.status >= 500) return false;
   const isPassing = error.kind === "unknown-group" || error.kind === "removal-unfinished";
   return !isPassing && error.status !== 408 && error.status !== 429;
 }

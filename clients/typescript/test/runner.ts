@@ -9,6 +9,7 @@ import { createInterface } from "node:readline";
 import {
   Client, DiscardError, ProblemError, RetryError, UnreachableError, Worker, type Delivery,
 } from "lisa-delay-queue";
+import { encode, parse } from "../dist/json.js";
 
 /** What a handler does: see scenarios.yml. */
 interface Body {
@@ -136,7 +137,8 @@ function message({ bytes, ...fields }: any) {
 }
 
 function shown(body: unknown) {
-  return body instanceof Uint8Array ? { bytes: Buffer.from(body).toString("base64") } : { body };
+  if (!(body instanceof Uint8Array)) return { body };
+  return { body: undefined, bytes: Buffer.from(body).toString("base64") };
 }
 
 function nameOf({ id, attempt }: { id: string; attempt: number }): string {
@@ -156,10 +158,10 @@ function kindOf(error: unknown): string {
 }
 
 createInterface({ input: process.stdin }).on("line", async (line) => {
-  const { number, name, topic, given } = JSON.parse(line);
+  const { number, name, topic, given } = parse(line) as any;
   try {
     const value = await steps[name]!(topic, given);
-    console.log(JSON.stringify({ number, value: value ?? null }));
+    console.log(encode({ number, value: value ?? null }));
   } catch (error) {
     console.log(JSON.stringify({ number, error: kindOf(error) }));
   }
