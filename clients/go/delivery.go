@@ -30,9 +30,8 @@ const (
 
 // Ack settles the message as handled.
 func (d *Delivery) Ack(ctx context.Context) (AckOutcome, error) {
-	var answer struct{ Outcome AckOutcome }
-	err := d.call(ctx, "ack", settlement{}, &answer)
-	return answer.Outcome, err
+	answer, err := d.call(ctx, "ack", settlement{})
+	return AckOutcome(answer.Outcome), err
 }
 
 // RetryResult says whether a failed message is retried, or is in garbage.
@@ -51,7 +50,11 @@ func (d *Delivery) Retry(ctx context.Context, reason string) (RetryResult, error
 func (d *Delivery) RetryAfter(
 	ctx context.Context, delay time.Duration, reason string,
 ) (RetryResult, error) {
-	pause := milliseconds(delay)
+	var check check
+	pause := check.milliseconds("delay", delay)
+	if check.err != nil {
+		return RetryResult{}, check.err
+	}
 	return d.fail(ctx, settlement{Reason: reason, Delay: &pause})
 }
 
@@ -62,21 +65,19 @@ func (d *Delivery) Discard(ctx context.Context, reason string) (RetryResult, err
 
 // Extend restarts the ack timeout, with the duration of the pull.
 func (d *Delivery) Extend(ctx context.Context) error {
-	return d.call(ctx, "extend", settlement{}, &struct{}{})
+	_, err := d.call(ctx, "extend", settlement{})
+	return err
 }
 
 // Release returns the message for immediate redelivery, without counting an attempt.
 func (d *Delivery) Release(ctx context.Context) error {
-	return d.call(ctx, "release", settlement{}, &struct{}{})
+	_, err := d.call(ctx, "release", settlement{})
+	return err
 }
 
 func (d *Delivery) fail(ctx context.Context, content settlement) (RetryResult, error) {
-	var answer struct {
-		Outcome  string
-		Due      *int64 `json:"due_ms"`
-		Attempts int
-	}
-	err := d.call(ctx, "retry", content, &answer)
+	content.Reason = content.Reason[:min(len(content.Reason), longestReason)]
+	answer, err := d.call(ctx, "retry", content)
 	result := RetryResult{IsDead: answer.Outcome == "dead", Attempts: answer.Attempts}
 	if answer.Due != nil {
 		result.Due = time.UnixMilli(*answer.Due)
@@ -84,17 +85,32 @@ func (d *Delivery) fail(ctx context.Context, content settlement) (RetryResult, e
 	return result, err
 }
 
-func (d *Delivery) call(ctx context.Context, verb string, content settlement, answer any) error {
+func (d *Delivery) call(
+	ctx context.Context, verb string, content settlement,
+) (answer settlementAnswer, err error) {
 	content.Receipt = d.Receipt
-	path := messagePath(d.Topic, d.ID) + "/" + verb
-	return d.client.call(ctx, request{method: "POST", path: path, content: content}, answer)
+	err = d.client.call(ctx, request{
+		method: "POST", path: messagePath(d.Topic, d.ID, verb), content: content,
+		fits: func() bool { return answer.ID == d.ID && (answer.Outcome != "" || answer.Held) },
+	}, &answer)
+	return answer, err
 }
+
+// longestReason is the number of bytes that the gateway keeps of a reason.
+const longestReason = 1024
 
 type settlement struct {
 	Receipt string `json:"receipt"`
 	Reason  string `json:"reason,omitempty"`
 	Delay   *int64 `json:"delay_ms,omitempty"`
 	Discard bool   `json:"discard,omitempty"`
+}
+
+type settlementAnswer struct {
+	ID, Outcome string
+	Held        bool   // of Extend and Release
+	Due         *int64 `json:"due_ms"`
+	Attempts    int
 }
 
 type pullRequest struct {
@@ -110,6 +126,10 @@ type deliveryAnswer struct {
 	Due         int64 `json:"due_ms"`
 	Headers     map[string]string
 	bodyAnswer
+}
+
+func (a deliveryAnswer) isIncomplete() bool {
+	return a.ID == "" || a.Receipt == "" || a.Attempt == 0 || a.Headers == nil
 }
 
 func (a deliveryAnswer) delivery(client *Client, topic string) *Delivery {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// ErrUnreachable means that no complete answer arrived in time. The call may have taken effect.
+// ErrUnreachable means that no complete answer of a gateway arrived in time. The call may have
+// taken effect.
 var ErrUnreachable = errors.New("lisa: no answer from the gateway")
 
 // Kind identifies a problem: the last part of its type. Match it with errors.Is:
@@ -68,6 +69,11 @@ type DiscardError struct {
 
 func (e *DiscardError) Error() string { return text(e.Err, "the handler discarded the message") }
 func (e *DiscardError) Unwrap() error { return e.Err }
+
+// invalid is the error of a call that was not sent, because of an argument.
+func invalid(format string, values ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, values...)...)
+}
 
 func text(err error, otherwise string) string {
 	if err == nil {

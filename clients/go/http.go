@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -33,6 +34,7 @@ type request struct {
 	content      any
 	repeat       repetition
 	wait         time.Duration // how long the gateway may wait before it answers
+	fits         func() bool   // whether the decoded answer is one to this request
 }
 
 // call decodes the JSON answer into answer. It repeats failed calls where that is safe.
@@ -41,7 +43,7 @@ func (c *Client) call(ctx context.Context, r request, answer any) error {
 	if r.content != nil {
 		var err error
 		if content, err = json.Marshal(r.content); err != nil {
-			return fmt.Errorf("lisa: %w", err)
+			return invalid("%w", err)
 		}
 	}
 	deadline := time.Now().Add(c.timeout)
@@ -93,8 +95,11 @@ func (c *Client) callOnce(
 	if response.StatusCode >= 300 {
 		return problemOf(response, text)
 	}
-	if err := json.Unmarshal(text, answer); err != nil {
-		return fmt.Errorf("%w: %s did not answer like Lisa's gateway: %w", ErrUnreachable, c.url, err)
+	if !isJSON(response) || json.Unmarshal(text, answer) != nil || !r.fits() {
+		return fmt.Errorf(
+			"%w: %s %s: the answer is not from Lisa's gateway: %.100q",
+			ErrUnreachable, r.method, c.url+r.path, text,
+		)
 	}
 	return nil
 }
@@ -123,18 +128,28 @@ func isRepeatable(err error, repeat repetition) bool {
 	}
 }
 
+func isJSON(response *http.Response) bool {
+	kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	return err == nil && kind == "application/json"
+}
+
 func problemOf(response *http.Response, text []byte) error {
 	var answer problemAnswer
+	status := response.StatusCode
 	if json.Unmarshal(text, &answer) != nil || answer.Type == "" { // A proxy's error page.
 		answer = problemAnswer{
-			Type: "http", Status: response.StatusCode,
-			Title:  http.StatusText(response.StatusCode),
-			Detail: string(text[:min(len(text), 200)]),
+			Type: "http", Title: http.StatusText(status), Detail: string(text[:min(len(text), 200)]),
 		}
 	}
+	if target, err := response.Location(); err == nil && status < 400 {
+		answer.Detail = fmt.Sprintf(
+			"URL redirects to %s://%s; use the address that answers", target.Scheme, target.Host,
+		)
+	}
+	answer.Status = status
 	problem := answer.problem()
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil {
-		problem.RetryAfter = time.Duration(seconds) * time.Second
+		problem.RetryAfter = time.Duration(max(seconds, 0)) * time.Second
 	}
 	return problem
 }
@@ -154,14 +169,16 @@ func (p problemAnswer) problem() *ProblemError {
 // backoff yields pauses that double, with jitter so that clients spread out.
 type backoff struct{ first, longest, current time.Duration }
 
-// next is the pause after a failed call: the one that the gateway asks for, or else the next one.
+// next is the pause after a failed call; longer if the gateway asks for that, up to a minute: a
+// proxy's page may ask for a day, and the gateway may be back much sooner.
 func (b *backoff) next(err error) time.Duration {
-	var problem *ProblemError
-	if errors.As(err, &problem) && problem.RetryAfter > 0 {
-		return problem.RetryAfter
-	}
 	b.current = min(max(2*b.current, b.first), b.longest)
-	return b.current + rand.N(b.current)
+	pause := b.current + rand.N(b.current)
+	var problem *ProblemError
+	if errors.As(err, &problem) {
+		pause = max(pause, min(problem.RetryAfter, time.Minute))
+	}
+	return pause
 }
 
 func (b *backoff) reset() { b.current = 0 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Message is a message to send. It is due now, after Delay, or at Due.
+// Message is a message to send. It is due after Delay, or at Due; if both are zero, now.
 type Message struct {
 	// Body is encoded by package json; a []byte is sent as bytes.
 	Body  any
@@ -122,33 +122,35 @@ type sendRequest struct {
 
 // request returns the message as the API expects it. A random id makes it safe to repeat the call.
 func (m Message) request() (sendRequest, error) {
+	var check check
 	found := sendRequest{
-		ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL), Headers: m.Headers,
-		Late: m.Late, OnDuplicate: m.OnDuplicate,
+		ID: m.ID, Delay: check.milliseconds("Delay", m.Delay), TTL: check.milliseconds("TTL", m.TTL),
+		Headers: m.Headers, Late: m.Late, OnDuplicate: m.OnDuplicate,
 	}
 	if found.ID == "" {
 		found.ID = randomID()
 	}
 	if !m.Due.IsZero() {
-		due := m.Due.UnixMilli()
+		due := check.instant("Due", m.Due)
 		found.Due = &due
 	}
 	if m.Retry != nil {
 		pauses := make([]int64, len(m.Retry))
 		for i, pause := range m.Retry {
-			pauses[i] = milliseconds(pause)
+			pauses[i] = check.milliseconds(fmt.Sprintf("Retry[%d]", i), pause)
 		}
 		found.Retry = &pauses
 	}
+	check.text("ID", m.ID)
+	for name, value := range m.Headers {
+		check.text(fmt.Sprintf("Headers[%q]", name), name+value)
+	}
 	if data, ok := m.Body.([]byte); ok {
 		found.Bytes = &data
-		return found, nil
+	} else {
+		found.Body = check.body(m.Body)
 	}
-	var err error
-	if found.Body, err = json.Marshal(m.Body); err != nil {
-		return found, fmt.Errorf("lisa: the body cannot be encoded: %w", err)
-	}
-	return found, nil
+	return found, check.err
 }
 
 // bodyAnswer is the body of an answer.
@@ -212,15 +214,6 @@ func (b batchAnswer) result() BatchResult {
 		return BatchResult{SendResult: b.SendResult}
 	}
 	return BatchResult{SendResult: b.SendResult, Err: b.Problem.problem()}
-}
-
-// milliseconds rounds up: a message is never early.
-func milliseconds(d time.Duration) int64 {
-	count := d.Milliseconds()
-	if d%time.Millisecond > 0 {
-		count++
-	}
-	return count
 }
 
 func randomID() string {

@@ -55,7 +55,14 @@ type Worker struct {
 func (w Worker) Run(ctx context.Context) error {
 	w = w.withDefaults()
 	if w.Concurrency < 1 || w.Concurrency > 500 {
-		return fmt.Errorf("lisa: Concurrency must be between 1 and 500, not %d", w.Concurrency)
+		return invalid("Concurrency must be between 1 and 500, not %d", w.Concurrency)
+	}
+	for name, d := range map[string]time.Duration{
+		"AckTimeout": w.AckTimeout, "Wait": w.Wait, "Grace": w.Grace,
+	} {
+		if d < 0 {
+			return invalid("%s must not be negative, not %s", name, d)
+		}
 	}
 	calls := context.WithoutCancel(ctx)
 	handling, abort := context.WithCancelCause(calls)
@@ -155,8 +162,8 @@ func (r *workerRun) start(delivery *Delivery) {
 	r.handlers.Add(1)
 	go func() {
 		defer r.handlers.Done()
+		defer func() { <-r.slots }()
 		r.handle(delivery)
-		<-r.slots
 	}()
 }
 
@@ -164,27 +171,26 @@ func (r *workerRun) handle(delivery *Delivery) {
 	ctx, abort := context.WithCancelCause(r.handling)
 	extending, handled := context.WithCancel(ctx)
 	go r.extend(extending, delivery, abort)
-	err := r.call(ctx, delivery)
-	handled()
-	abort(nil)
-	if !r.take(delivery) {
-		return // released after the grace time
-	}
-	if err = settle(r.calls, delivery, err); err != nil {
-		r.OnError(err)
-	}
-}
-
-// call calls the handler. A panic is a failure of its message, not of the worker.
-func (r *workerRun) call(ctx context.Context, delivery *Delivery) (err error) {
+	err := errGoexit
+	// A panic, or runtime.Goexit, is a failure of its message, not of the worker.
 	defer func() {
 		if value := recover(); value != nil {
 			err = fmt.Errorf("panic: %v", value)
 			r.OnError(fmt.Errorf("lisa: handler of %s: %w\n%s", delivery.ID, err, debug.Stack()))
 		}
+		handled()
+		abort(nil)
+		if !r.take(delivery) {
+			return // released after the grace time
+		}
+		if err = settle(r.calls, delivery, err); err != nil {
+			r.OnError(err)
+		}
 	}()
-	return r.Handler(ctx, delivery)
+	err = r.Handler(ctx, delivery)
 }
+
+var errGoexit = errors.New("the handler called runtime.Goexit")
 
 func settle(ctx context.Context, delivery *Delivery, failure error) error {
 	var retry *RetryError
@@ -197,6 +203,10 @@ func settle(ctx context.Context, delivery *Delivery, failure error) error {
 		_, err = delivery.Discard(ctx, failure.Error())
 	case errors.As(failure, &retry):
 		_, err = delivery.RetryAfter(ctx, retry.Delay, failure.Error())
+		if errors.Is(err, ErrInvalid) { // Without a valid delay, the policy determines the pause.
+			_, other := delivery.Retry(ctx, failure.Error())
+			err = errors.Join(err, other)
+		}
 	default:
 		_, err = delivery.Retry(ctx, failure.Error())
 	}

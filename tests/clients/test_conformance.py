@@ -148,6 +148,11 @@ def test_the_typescript_client_passes(
     run_http(scenario, ["node", str(typescript / "build" / "runner.js")], redis_url, gateway)
 
 
+@full
+def test_the_typescript_client_refuses_bad_arguments_and_answers(typescript: Path) -> None:
+    run("node", "--test", "build/client.test.js", cwd=typescript)
+
+
 class Shop(SimpleHTTPRequestHandler):
     """A web server as the client's README describes it: it passes /v1 on with a token."""
 
@@ -253,6 +258,12 @@ def test_the_go_module_is_formatted_and_the_programs_of_its_readme_compile(
         (folder / "main.go").write_text(program)
     assert run("gofmt", "-l", ".", cwd=module) == ""
     run("go", "vet", "./...", cwd=module)
+
+
+@full
+def test_the_go_client_refuses_bad_arguments_and_answers(go: Path) -> None:
+    assert go.exists()
+    run("go", "test", ".", cwd=GO)
 
 
 def test_the_lock_file_names_the_public_registry() -> None:

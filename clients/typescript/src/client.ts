@@ -43,8 +43,8 @@ export class Client {
   }
 
   /**
-   * Send up to 1,000 messages. Each has its own result: an invalid message has a `problem`; the
-   * others are sent.
+   * Send up to 1,000 messages. Each has its own result: one that the gateway refuses has a
+   * `problem`; the others are sent.
    */
   async sendBatch(
     topic: string, messages: readonly OutgoingMessage[], options?: CallOptions,
