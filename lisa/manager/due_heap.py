@@ -45,6 +45,11 @@ class DueHeap:
             self._at.pop(topic, None)
             self._taken.pop(topic, None)
 
+    def topics(self) -> list[str]:
+        """All topics of the heap."""
+        with self._lock:
+            return [*self._at, *self._taken]
+
     def schedule_now(self, topic: str) -> None:
         """Make a topic due now; a taken topic becomes due again when it is put back."""
         with self._lock:

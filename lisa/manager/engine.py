@@ -28,7 +28,7 @@ from lisa.manager.server_clock import ServerClock
 from lisa.manager.server_monitor import PROBE_INTERVAL_S, ProbeResult, warn_of_loss
 from lisa.manager.services import TopicServices
 from lisa.manager.topic_search import TopicSearch
-from lisa.manager.waker import Waker
+from lisa.manager.waker import Wakers
 
 REFRESH = timedelta(seconds=POLL_S)
 SEARCH = timedelta(hours=6)
@@ -55,12 +55,11 @@ class Engine:
             store, plan, self._nodes, self._clock, is_over=self._stopped.is_set
         )
         self._search = TopicSearch(self._services.registry, self._nodes)
-        self._waker = Waker(
+        self._wakers = Wakers(
             store.connection,
             store.keys.wake,
             self._services.woken,
-            self._services.check_all_after_gap,
-            self._nodes.any_available,
+            self._services.check_after_gap,
         )
         self._jobs = self._schedule(plan.schedules)
 
@@ -102,7 +101,7 @@ class Engine:
         self._services.signals.start()
         for loop in self._services.loops:
             loop.start()
-        self._waker.start()
+        self._wakers.follow(self._nodes.names)
         self._jobs.start()
         self._search.start()
 
@@ -113,7 +112,7 @@ class Engine:
         for loop in self._services.loops:
             loop.close()
         self._jobs.stop()
-        self._waker.stop()
+        self._wakers.stop()
         for loop in self._services.loops:
             loop.stop()
         self._services.signals.stop()
@@ -165,7 +164,7 @@ class Engine:
         """All threads that must live until the manager stops."""
         return [
             *self._services.threads(),
-            *self._waker.threads(),
+            *self._wakers.threads(),
             *self._nodes.threads(),
             *watch_threads(),
         ]
@@ -204,6 +203,7 @@ class Engine:
             self._search.schedule()
 
     def _resume(self, node: str) -> None:
+        self._wakers.follow(self._nodes.names)
         self._services.resume(node)
 
     def _sweep_managers(self) -> None:

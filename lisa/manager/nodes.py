@@ -148,9 +148,10 @@ class Nodes:
         nodes = list(self._nodes.values())
         return self._newer_layout() is None and any(one.monitor.reachable.is_set() for one in nodes)
 
-    def any_available(self) -> str:
-        """The name of an available cluster node; empty on a single server, or if none answers."""
-        return next((name for name in list(self._nodes) if self._is_available(name)), "")
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes."""
+        return list(self._nodes)
 
     @property
     def away(self) -> list[str]:

@@ -159,10 +159,14 @@ class TopicServices:
 
     def resume(self, node: str) -> None:
         """Schedule all topics of a node that became available."""
-        now = time.monotonic()
-        due = [topic for topic in self.registry.topics if self._nodes.node_of(topic) == node]
-        for loop in self.loops:
-            loop.due_heap.bring_forward(dict.fromkeys(due, now))
+        self._check(node, self.loops)
+
+    def _check(self, node: str, loops: Sequence[Loop]) -> None:
+        """Make all topics of a node due now."""
+        for loop in loops:
+            topics = loop.due_heap.topics()
+            own = [topic for topic in topics if self._nodes.node_of(topic) in (node, None)]
+            loop.due_heap.bring_forward(dict.fromkeys(own, time.monotonic()))
 
     def _add(self, topic: str) -> None:
         self.idle.add(topic)
@@ -181,8 +185,13 @@ class TopicServices:
         self._reclaimer.scan_again([topic])
         self._reclaiming.due_heap.schedule_now(topic)
 
-    def woken(self, topic: str) -> None:
-        """A client announced an earlier message, a waiting consumer, or a change of the shards."""
+    def woken(self, node: str, topic: str) -> None:
+        """A client announced an earlier message, a waiting consumer, or a change of the shards.
+
+        Clients announce a topic on its own node. What other nodes say of it is a repetition.
+        """
+        if self._nodes.node_of(topic.removesuffix(CHANGED)) not in (node, None):
+            return
         if topic.endswith(CHANGED):
             self.reshards.put([Topic(topic.removesuffix(CHANGED))])
             return
@@ -197,10 +206,9 @@ class TopicServices:
         if not self._store.known_groups(topic):
             self._declaring.due_heap.schedule_now(topic)
 
-    def check_all_after_gap(self) -> None:
-        """Check all topics, because announcements during the gap are lost."""
-        self._promoting.due_heap.schedule_all_now()
-        self._scheduling.due_heap.schedule_all_now()
+    def check_after_gap(self, node: str) -> None:
+        """Check all topics of a node, because its announcements during the gap are lost."""
+        self._check(node, (self._promoting, self._scheduling))
         self.reshards.is_check_due.set()
 
     def _available(self) -> list[Shard]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
@@ -20,24 +20,75 @@ SILENT_S = 3.0
 log = logging.getLogger(__name__)
 
 
-class Waker:
-    """Calls `on_wake` with each announced topic, and `on_gap` after each gap in the subscription.
+class Wakers:
+    """One `Waker` per node: only a topic's own node surely hears of it.
 
-    A lost subscription is renewed with growing pauses. Announcements during the gap are lost, so
-    `on_gap` must check all topics. A connection that was cut without a FIN or RST never reports an
-    error, so the subscription also counts as lost when the server stays silent. The gap ends with
-    the first reply on the new connection; only then the server has processed SUBSCRIBE.
-
-    `node` returns the cluster node to subscribe on; every node receives all announcements.
+    The nodes of a cluster pass announcements on to each other, but not while the link between them
+    is broken, which neither they nor their clients need notice.
     """
 
     def __init__(
         self,
         connection: Connection,
         channel: str,
-        on_wake: Callable[[str], None],
-        on_gap: Callable[[], None],
-        node: Callable[[], str] = lambda: "",
+        on_wake: Callable[[str, str], None],
+        on_gap: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._on_wake = on_wake
+        self._on_gap = on_gap
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._wakers: dict[str, Waker] = {}
+
+    def follow(self, nodes: Collection[str]) -> None:
+        """Subscribe on exactly these nodes from now on."""
+        with self._lock:
+            for gone in [name for name in self._wakers if name not in nodes]:
+                self._wakers.pop(gone).close()
+            for name in nodes:
+                if name not in self._wakers and not self._stopped:
+                    waker = Waker(
+                        self._connection, self._channel, self._on_wake, self._on_gap, name
+                    )
+                    waker.start()
+                    self._wakers[name] = waker
+
+    def stop(self) -> None:
+        """End all threads and close the subscriptions."""
+        with self._lock:
+            self._stopped = True
+            wakers = list(self._wakers.values())
+        for waker in wakers:
+            waker.close()
+        for waker in wakers:
+            waker.stop()
+
+    def threads(self) -> list[ServiceThread]:
+        """The threads, for health checks."""
+        with self._lock:
+            return [waker.thread for waker in self._wakers.values()]
+
+
+class Waker:
+    """Calls `on_wake` with each topic that one node announces, and `on_gap` after each gap.
+
+    Both are called with the node's name as the first argument.
+
+    A lost subscription is renewed with growing pauses. Announcements during the gap are lost, so
+    `on_gap` must check all topics of the node. A connection that was cut without a FIN or RST never reports an
+    error, so the subscription also counts as lost when the server stays silent. The gap ends with
+    the first reply on the new connection; only then the server has processed SUBSCRIBE.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        channel: str,
+        on_wake: Callable[[str, str], None],
+        on_gap: Callable[[str], None],
+        node: str = "",
     ) -> None:
         self._connection = connection
         self._channel = channel
@@ -51,27 +102,28 @@ class Waker:
         self._last_ping = 0.0
         self._stopped = threading.Event()
         longest_s = longest_round_s(connection.address.socket_timeout_s)
-        self._thread = ServiceThread("lisa-waker", self._work, longest_s, self._stopped.is_set)
+        name = f"lisa-waker-{node}" if node else "lisa-waker"
+        self.thread = ServiceThread(name, self._work, longest_s, self._stopped.is_set)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self.thread.start()
+
+    def close(self) -> None:
+        """Tell the thread to end, without waiting for it."""
+        self._stopped.set()
 
     def stop(self) -> None:
         """End the thread and close the subscription."""
-        self._stopped.set()
-        self._thread.join(LISTEN_S + 1.0)
+        self.close()
+        self.thread.join(LISTEN_S + 1.0)
         self._disconnect()
-
-    def threads(self) -> list[ServiceThread]:
-        """The thread, for health checks."""
-        return [self._thread]
 
     def step(self) -> float:
         """Wait up to 0.25 s for an announcement; returns the pause in seconds before the next."""
         try:
             if self._subscription is None:
-                self._subscription = self._connection.subscribe(self._channel, self._node())
+                self._subscription = self._connection.subscribe(self._channel, self._node)
                 self._is_subscribed = False
                 self._last_reply = self._last_ping = time.monotonic()
                 self._subscription.ping()
@@ -83,7 +135,7 @@ class Waker:
             return self._backoff.take()
         self._backoff.reset()
         if message:
-            self._on_wake(message.decode("utf-8", "replace"))
+            self._on_wake(self._node, message.decode("utf-8", "replace"))
         return 0.0
 
     def _check_silence(self, subscription: ChannelSubscription, *, has_reply: bool) -> None:
@@ -92,11 +144,11 @@ class Waker:
             self._last_reply = now
             if not self._is_subscribed:
                 self._is_subscribed = True
-                self._on_gap()
+                self._on_gap(self._node)
         elif now - self._last_reply > SILENT_S:
             log.info("no reply on channel %s; subscribing again", self._channel)
             self._disconnect()
-            self._on_gap()
+            self._on_gap(self._node)
         elif now - max(self._last_reply, self._last_ping) > QUIET_S:
             self._last_ping = now
             subscription.ping()
@@ -104,12 +156,11 @@ class Waker:
     def _work(self) -> None:
         try:
             while not self._stopped.is_set():
-                self._thread.begin()
+                self.thread.begin()
                 if pause := self.step():
                     self._stopped.wait(pause)
-        except BaseException:  # the restarted thread must subscribe again and report a gap
+        finally:  # a restarted thread must subscribe again and report a gap
             self._disconnect()
-            raise
 
     def _disconnect(self) -> None:
         subscription, self._subscription = self._subscription, None

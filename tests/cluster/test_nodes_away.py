@@ -14,11 +14,13 @@ import redis
 from lisa import ConfigError, Manager, Producer
 from lisa.core.redis.address import SOCKET_TIMEOUT_S
 from lisa.core.settings.gateway import GatewayServerSettings
+from lisa.core.transitions.declare import Declare
+from lisa.manager import idle_topics
 from lisa.manager.server_monitor import PROBE_TIMEOUT_S
 from tests import topologies
 from tests.gateways import Gateway
 from tests.producers import Either
-from tests.servers import wait_until
+from tests.servers import open_store, wait_until
 from tests.topologies import Cluster, Node
 
 PROMPT_S = SOCKET_TIMEOUT_S / 2
@@ -29,7 +31,8 @@ LOCAL = {"at_local": "2030-12-24T09:00", "tz": "UTC"}
 @pytest.fixture(scope="module")
 def healthy_cluster(kind: str) -> Iterator[Cluster]:
     """Three primaries without replicas, which respond while one of them is away."""
-    with topologies.cluster(kind, extra=("--cluster-require-full-coverage", "no")) as made:
+    extra = ("--cluster-require-full-coverage", "no", "--enable-debug-command", "yes")
+    with topologies.cluster(kind, extra=extra) as made:
         yield made
 
 
@@ -174,6 +177,45 @@ def test_a_producer_that_ends_lists_its_topics_after_a_short_hang(
     producer.close()
     back.join()
     assert set(topics) <= scheduled(cluster)
+
+
+PUBLISHED = 4
+"""The type of the packets by which nodes tell each other what was published."""
+
+
+def test_a_broken_link_between_primaries_delays_no_message(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes drop what others publish, as over a broken link; nobody fails over, all is healthy.
+
+    All topics are idle, so a manager's checks would take more than a minute to find a message.
+    """
+    for name, value in {"FEW": 0, "ACTIVE_S": 0.0, "PER_S": 0}.items():
+        monkeypatch.setattr(idle_topics, name, value)
+    on_nodes, store = topologies.topics_on(cluster, 30), open_store(cluster.url)
+    topics = [topic for names in on_nodes for topic in names]
+    for topic in topics:
+        store.call(Declare(topic, "g"))
+    store.drive(store.register(topics))
+
+    def drop_packets(kind: int) -> None:
+        for node in cluster.primaries:
+            node.ask("DEBUG", "DROP-CLUSTER-PACKET-FILTER", kind)
+
+    with Manager(cluster.url) as manager, Producer(cluster.url) as producer:
+        idle = manager._engine._services.idle
+        wait_until(lambda: len(idle._idle) == len(topics) and not idle.active())
+        drop_packets(PUBLISHED)
+        try:
+            # Later names come last in a check's round.
+            sent = {max(names): producer.send(max(names), 1, delay="200ms") for names in on_nodes}
+            ready = [store.keys.topic(topic).group("g").ready for topic in sent]
+            began = time.monotonic()
+            wait_until(lambda: all(store.ask("XLEN", key) for key in ready))
+            assert time.monotonic() - began < len(topics) / 6
+            assert manager.health()["status"] == "ok"
+        finally:
+            drop_packets(-1)
 
 
 def test_a_newer_schema_found_later_still_refuses(cluster: Cluster) -> None:

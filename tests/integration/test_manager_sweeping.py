@@ -158,7 +158,7 @@ class TestSweeper:
         def send() -> None:
             cast.send(delay_ms=60_000)
             raw.zrem(cast.store.keys.topics, "orders")  # the sender had registered it long ago
-            engine._services.woken("orders")
+            engine._services.woken("", "orders")
 
         def forget_and_send(topic: str) -> None:
             if moment == "before":

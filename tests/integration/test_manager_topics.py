@@ -134,7 +134,9 @@ class TestWaker:
         with HoldingProxy(server, b"SUBSCRIBE") as way:
             connection = Connection(Address(way.url))
             listening: list[int] = []
-            waker = Waker(connection, "c", lambda _: None, lambda: listening.append(subscribers()))
+            waker = Waker(
+                connection, "c", lambda *_: None, lambda _: listening.append(subscribers())
+            )
             try:
                 wait_until(lambda: waker.step() == 0.0 and way.holds)
                 assert listening == []
@@ -151,7 +153,7 @@ class TestWaker:
         for name, seconds in (("LISTEN_S", 0.01), ("QUIET_S", 0.05), ("SILENT_S", 0.2)):
             monkeypatch.setattr(f"lisa.manager.waker.{name}", seconds)
         connection, gaps = cast.store.connection, list[float]()
-        waker = Waker(connection, "c", lambda _: None, lambda: gaps.append(time.monotonic()))
+        waker = Waker(connection, "c", lambda *_: None, lambda _: gaps.append(time.monotonic()))
         try:
             ends = time.monotonic() + 0.6
             while time.monotonic() < ends:
