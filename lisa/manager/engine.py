@@ -72,7 +72,7 @@ class Engine:
         jobs.add_for_each("clean", schedules.clean, trimmer.pick, trimmer.step)
         jobs.add_for_each("prune", PRUNE, pruner.pick, pruner.step)
         jobs.add_for_each("shards", schedules.sweep, services.pick_sharded, services.sharder.step)
-        jobs.add_for_each("sweep", schedules.sweep, services.sweeper.pick, services.sweep)
+        jobs.add_for_each("sweep", schedules.sweep, services.sweeper.pick, self._sweep)
         jobs.add_for_each(
             "sample",
             SAMPLE,
@@ -205,6 +205,10 @@ class Engine:
     def _resume(self, node: str) -> None:
         self._wakers.follow(self._nodes.names)
         self._services.resume(node)
+
+    def _sweep(self, topic: str) -> None:
+        if self._services.sweep(topic):
+            self._jobs.forget(topic)
 
     def _sweep_managers(self) -> None:
         is_there = self._nodes.answers(key=self.store.keys.managers)

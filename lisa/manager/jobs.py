@@ -120,6 +120,11 @@ class Jobs:
         if scheduler is not None:
             scheduler.shutdown(wait=True)
 
+    def forget(self, topic: str) -> None:
+        """Drop the errors of a removed topic."""
+        for errors in self.topic_errors.values():
+            errors.forget(topic)
+
     def faults(self) -> list[str]:
         """Faults of the scheduler and its jobs, as text."""
         now = time.monotonic()

@@ -65,6 +65,11 @@ class LocalTimes:
         counts = ask_all(self._store, [("EXISTS", self._list(topic)) for topic in cleaned])
         return [topic for topic, count in zip(cleaned, counts, strict=True) if count == 0]
 
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self._cursors.pop(topic, None)
+        self._errors.forget(topic)
+
     def _past(self, topics: Sequence[str]) -> list[tuple[str, list[bytes]]]:
         """Up to `IDS` past ids of each topic that has any."""
         past_ms, found = self._clock.now_ms() - PAST_MS, list[tuple[str, list[bytes]]]()

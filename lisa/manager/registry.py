@@ -21,8 +21,8 @@ from lisa.core.model.keys import is_shard_name
 from lisa.core.model.options import warning
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.store.replies import pairs
-from lisa.core.store.reshard import spread
-from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.reshard import lost_shards, spread, unnamed
+from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -111,6 +111,7 @@ class Registry:
         with self._lock:
             self._topics.discard(Shard(shard))
             self._sorted = None
+        self.topic_errors.forget(shard)
 
     def declare_again(self, concerned: Callable[[str], bool] = lambda _: True) -> None:
         """Have the next `step` declare the configured topics for which `concerned` is true."""
@@ -183,9 +184,17 @@ class Registry:
     def list_again(self) -> None:
         """Write all known topics to the list again, after it may have been lost.
 
+        Not the shards that have left their topic: another manager may have deleted them meanwhile.
         Raises LisaError.
         """
-        self._store.drive(self._store.list_again(self.topics))
+        listed, known = list[Shard](), grouped((topic_of(shard), shard) for shard in self.topics)
+        layouts = self._store.drive(self._store.layouts(list(known)))
+        for (topic, shards), layout in zip(known.items(), layouts, strict=True):
+            former = {*unnamed(shards, topic, layout)}
+            if former:
+                former -= {*self._store.drive(lost_shards(self._store, topic, shards))}
+            listed += [shard for shard in shards if shard not in former]
+        self._store.drive(self._store.list_again(listed))
 
     def search(self) -> None:
         """Find unlisted topics by scanning all keys, and list them again. Raises LisaError.

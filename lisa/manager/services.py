@@ -227,6 +227,10 @@ class TopicServices:
         if not self._nodes.answers(key=self._store.keys.scheduled):
             return
         topics = self._scheduler.listed()
+        for gone in {*self._scheduling.due_heap.topics()}.difference(topics, self.registry.topics):
+            self._scheduling.due_heap.remove(gone)
+            self._scheduling.topic_errors.forget(gone)
+            self._zone_data.forget(gone)
         for topic in topics:
             self._scheduling.due_heap.add(topic)
         available = self._nodes.available(list(map(Shard, topics)))
@@ -257,17 +261,29 @@ class TopicServices:
         self._reclaimer.scan_again(due)
         self._reclaiming.due_heap.bring_forward(dict.fromkeys(due, time.monotonic()))
 
-    def sweep(self, topic: str) -> None:
-        """Sweep one topic, and forget it if it is idle."""
-        if self.sweeper.step(topic):
-            for loop in (self._promoting, self._reclaiming, self._declaring):
-                loop.due_heap.remove(topic)
-            for service in (self._promoter, self._reclaimer, self.trimmer, self.sampler, self.idle):
-                service.forget(topic)
-            # Last: a later announcement must add the topic to the heaps again.
-            self.registry.forget(topic)
-            if self.sweeper.relist_if_used(topic):
-                self.registry.learn([topic])
+    def sweep(self, topic: str) -> bool:
+        """Sweep one topic, and forget it if it is idle; returns whether it is forgotten."""
+        if not self.sweeper.step(topic):
+            return False
+        for loop in self.loops:
+            loop.due_heap.remove(topic)
+            loop.topic_errors.forget(topic)
+        for service in (
+            self._promoter,
+            self._reclaimer,
+            self._zone_data,
+            self.trimmer,
+            self.sampler,
+            self.sharder,
+            self.idle,
+        ):
+            service.forget(topic)
+        # Last: a later announcement must add the topic to the heaps again.
+        self.registry.forget(topic)
+        is_used = self.sweeper.relist_if_used(topic)
+        if is_used:
+            self.registry.learn([topic])
+        return not is_used
 
     def pick_sharded(self, shards: Sequence[Shard]) -> list[Topic]:
         """The sharded topics of these shards, where the topic's own node is available."""

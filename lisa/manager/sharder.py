@@ -9,13 +9,12 @@ the sharder adds them to the layout again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import (
-    MOST_SHARDS,
+    PLAIN,
     Layout,
     Shard,
     Topic,
@@ -24,8 +23,15 @@ from lisa.core.model.sharding import (
     topic_of,
     topics_of,
 )
-from lisa.core.store.reshard import ShardState, renumber, spread, states_of
-from lisa.core.store.store import SyncStore
+from lisa.core.store.reshard import (
+    hold_messages,
+    lost_shards,
+    renumber,
+    spread,
+    states_of,
+    unnamed,
+)
+from lisa.core.store.store import SyncStore, grouped
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.set_layout import SetLayout
 from lisa.manager.bulk_reads import ask_all
@@ -61,14 +67,16 @@ class Sharder:
         }
         for topic, layout in layouts.items():
             self._store.learn_layout(topic, layout)
-        lost = {
-            topic_of(one)
-            for one in _lost((one for one in topics if topic_of(one) in layouts), layouts)
-        }
+        shards = grouped((topic_of(shard), shard) for shard in topics)
+        lost = {topic for topic, layout in layouts.items() if unnamed(shards[topic], topic, layout)}
         split = {topic for topic, layout in layouts.items() if layout.number}
         self._intact.difference_update(lost)
         self._intact.update(split - lost)
         return [topic for topic in names if topic not in layouts or topic in split | lost]
+
+    def forget(self, shard: str) -> None:
+        """Drop the state of a removed topic."""
+        self._intact.discard(topic_of(shard))
 
     def step(self, topic: Topic) -> None:
         """Apply a topic's layout to its shards, and clean up its older shards. Raises LisaError."""
@@ -83,16 +91,15 @@ class Sharder:
             self._forget_older(topic, layout, count)
 
     def _adopt(self, topic: Topic) -> None:
-        listed = [one for one in self._store.drive(self._store.shards()) if topic_of(one) == topic]
-        # Read the layout second: it is written before its shards are listed.
-        layout = self._store.drive(self._store.layout(topic))
-        if lost := _lost(listed, {topic: layout}):
+        listed = self._store.drive(self._store.shards())
+        if lost := self._store.drive(lost_shards(self._store, topic, listed)):
             counts = sorted(set(map(count_of, lost)))
             TopicLog(log, topic).warning(
                 "the server lost the layout with %s shards; these shards will be drained",
                 " and ".join(map(str, counts)),
             )
-            self._store.drive(renumber(self._store, topic, layout.number))
+            known = self._store.known_layout(topic) or PLAIN
+            self._store.drive(renumber(self._store, topic, known.number, lost))
 
     def _forget_older(self, topic: Topic, layout: Layout, count: int) -> None:
         """Remove an older shard count from the layout once its shards are no longer needed.
@@ -105,7 +112,7 @@ class Sharder:
         own, *seen = self._store.drive(states_of(self._store, [own_shard(topic), *shards]))
         mark = f"emptied:{count}"
         since = own.options.get(mark)
-        if self._holds_any(shards, seen):
+        if any(self._store.drive(hold_messages(self._store, shards, seen))):
             if since is not None:
                 self._store.call(Configure(topic, {mark: None}))
             return
@@ -120,33 +127,3 @@ class Sharder:
             return
         self._store.call(SetLayout(topic, "forget", layout.number, (count,)))
         TopicLog(log, topic).info("its %d older shards are empty", count)
-
-    def _holds_any(self, shards: Sequence[Shard], seen: Sequence[ShardState]) -> bool:
-        found = self._store.drive(
-            self._store.commands(
-                [
-                    ("EXISTS", *_holding(self._store.keys.topic(shard), one))
-                    for shard, one in zip(shards, seen, strict=True)
-                ]
-            )
-        )
-        return any(found)
-
-
-def _holding(keys: TopicKeys, seen: ShardState) -> list[str]:
-    """The keys that hold messages."""
-    # An interrupted removal leaves messages of groups that are no longer declared.
-    own = [keys.group(group) for group in seen.all_groups]
-    return [keys.waiting, *(key for one in own for key in (one.entries, one.retry, one.garbage))]
-
-
-def _lost(names: Iterable[Shard], layouts: Mapping[Topic, Layout]) -> list[Shard]:
-    """The valid shard names that are missing from their topic's layout."""
-    counted = {topic: set(layout.counted(topic)) for topic, layout in layouts.items()}
-    return [
-        name
-        for name in names
-        if name not in counted[topic_of(name)]
-        and count_of(name) <= MOST_SHARDS
-        and name in Layout(shards=count_of(name)).current(topic_of(name))
-    ]

@@ -7,6 +7,7 @@ interrupted group removals, and deletes the records of dead managers.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,8 +78,9 @@ class Sweeper:
             sizes.append(len(questions))
         if not topics:
             return []
+        is_list_there = self._is_list_there()  # a topic stays while the list cannot be read
         replies = iter(ask_all(self._store, asked))
-        long_ago = self._now_ms(topics[0]) - IDLE_AFTER_MS
+        long_ago = self._now_ms(topics[0]) - IDLE_AFTER_MS if is_list_there else -math.inf
         return [
             topic
             for topic, size in zip(topics, sizes, strict=True)
@@ -92,10 +94,7 @@ class Sweeper:
         return [
             ("EXISTS", keys.expiry, keys.consumers, *[group.garbage for group in own]),
             ("EXISTS", *self._keys_in_use(topic, names)),
-            # A topic stays listed while the list cannot be read.
-            ("ZSCORE", self._store.keys.topics, topic)
-            if self._is_list_there()
-            else ("ZSCORE", keys.waiting, ""),
+            ("ZSCORE", self._store.keys.topics, topic),
             ("HKEYS", keys.groups),
             ("HKEYS", keys.options),
             *[
@@ -104,7 +103,7 @@ class Sweeper:
             ],
         ]
 
-    def _is_worth_it(self, topic: str, replies: Sequence[Any], long_ago: int) -> bool:
+    def _is_worth_it(self, topic: str, replies: Sequence[Any], long_ago: float) -> bool:
         if any(isinstance(reply, Exception) for reply in replies):
             return True
         aging, used, seen, declared, options, *consumers = replies
@@ -112,12 +111,11 @@ class Sweeper:
         if groups != self._store.known_groups(topic):
             self._store.drive(self._store.groups(topic))
             return True
-        idle = not used and seen is not None and float(seen) < long_ago
-        is_left = idle and not self._configured(topic)
+        is_left = not used and _is_idle(seen, long_ago) and not self._configured(topic)
         return bool(aging or any(consumers) or removal_mark.marked(options) or is_left)
 
     def step(self, topic: str) -> bool:
-        """Clean up one topic; returns whether the topic was idle and is now unlisted.
+        """Clean up one topic; returns whether the topic is idle and not listed any more.
 
         Raises LisaError.
         """
@@ -221,11 +219,10 @@ class Sweeper:
         if not self._is_list_there():
             return False
         seen = self._store.ask("ZSCORE", self._store.keys.topics, topic)
-        idle = seen is not None and float(seen) < now_ms - IDLE_AFTER_MS
-        if not idle or self._is_used(topic, groups):
+        if not _is_idle(seen, now_ms - IDLE_AFTER_MS) or self._is_used(topic, groups):
             return False
-        self._store.ask("ZREM", self._store.keys.topics, topic)
-        TopicLog(log, topic).info("unlisted, because the topic is idle")
+        if self._store.ask("ZREM", self._store.keys.topics, topic):
+            TopicLog(log, topic).info("unlisted, because the topic is idle")
         return True
 
     def relist_if_used(self, topic: str) -> bool:
@@ -236,6 +233,8 @@ class Sweeper:
         used = self._is_used(topic, self._store.drive(self._store.groups(topic)))
         if used:
             self._store.drive(self._store.register([topic]))
+        else:
+            self._store.forget(topic)
         return used
 
     def _is_used(self, topic: str, groups: tuple[str, ...]) -> bool:
@@ -253,3 +252,8 @@ class Sweeper:
     def _now_ms(self, topic: str) -> int:
         key = self._store.keys.topic(topic).waiting
         return self._store.drive(self._store.server_time_ms(key))
+
+
+def _is_idle(seen: Any, long_ago: float) -> bool:
+    """Whether nobody registered a topic since then, or another manager has unlisted it."""
+    return long_ago > -math.inf if seen is None else float(seen) < long_ago

@@ -70,6 +70,11 @@ class TopicErrors:
         if logged:
             log.info("%s works again", self._where(topic), extra={"topic": topic})
 
+    def forget(self, topic: str) -> None:
+        """Drop the error of a removed topic."""
+        with self._lock:
+            self._failures.pop(topic, None)
+
     def _where(self, topic: str) -> str:
         return f"{self._service}: topic {topic}" if topic else self._service
 

@@ -77,9 +77,9 @@ class Waker:
     Both are called with the node's name as the first argument.
 
     A lost subscription is renewed with growing pauses. Announcements during the gap are lost, so
-    `on_gap` must check all topics of the node. A connection that was cut without a FIN or RST never reports an
-    error, so the subscription also counts as lost when the server stays silent. The gap ends with
-    the first reply on the new connection; only then the server has processed SUBSCRIBE.
+    `on_gap` must check all topics of the node. A connection that was cut without a FIN or RST never
+    reports an error, so the subscription also counts as lost when the server stays silent. The gap
+    ends with the first reply on the new connection; only then the server has processed SUBSCRIBE.
     """
 
     def __init__(

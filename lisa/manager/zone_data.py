@@ -71,6 +71,13 @@ class ZoneData:
         self._check(topics)
         return emptied
 
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self._local_times.forget(topic)
+        self._cursors.pop(topic, None)
+        for topics in (self._checked, self._done, self._failed):
+            topics.discard(topic)
+
     def _check(self, topics: Sequence[str]) -> None:
         if not self._version:
             return

@@ -1,13 +1,19 @@
 """Sweeper and sampler, one step at a time, on real servers."""
 
+import gc
+import logging
+import threading
 import time
 from datetime import timedelta
+from functools import lru_cache
+from types import FunctionType, ModuleType
 
 import msgspec
 import pytest
 import redis
 from msgspec.structs import replace
 
+from lisa.core.model.errors import LisaError
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.core.store.registration import IDLE_AFTER_MS
@@ -175,6 +181,63 @@ class TestSweeper:
         heaps = [loop.due_heap for loop in engine._services.loops]
         assert [heap.take(1) for heap in heaps if heap.overdue_s() > 0] == [["orders"]] * 3
         engine.store.close()
+
+    def test_nothing_is_kept_of_a_topic_that_another_manager_unlisted(
+        self, server: str, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All services have worked on it, and each has recorded an error of it."""
+        monkeypatch.setattr("lisa.manager.idle_topics.FEW", 0)
+        plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
+        engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
+        services, jobs = engine._services, engine._jobs
+        try:
+            engine._nodes._nodes[""].probe()
+            cast.send()
+            services.registry.learn(["orders"])
+            services._scheduling.due_heap.add("orders")
+            for loop in services.loops:
+                loop._service.step(loop.due_heap.take(9))
+                loop.due_heap.put_back("orders", None)
+                loop.topic_errors.failed("orders", LisaError("x"))
+            for _, work in jobs._jobs.values():
+                work()
+            for errors in jobs.topic_errors.values():
+                errors.failed("orders", LisaError("x"))
+            cast.discard(cast.take()[0])
+            cast.ask("DEL", cast.own.garbage, cast.keys.events)
+            assert mentions(engine, "orders")
+            # A topic of a list that cannot be read is not idle.
+            monkeypatch.setattr(services.sweeper, "_is_list_there", lambda: False)
+            raw.delete(cast.store.keys.topics)
+            jobs._jobs["sweep"][1]()
+            assert services.registry.topics == ["orders"]
+            monkeypatch.setattr(services.sweeper, "_is_list_there", lambda: True)
+            services.idle.mark_active("orders")
+            jobs._jobs["sweep"][1]()
+            services.find_schedules()
+            services.pruner.pick([])
+            # Reading the head of a heap drops outdated entries, which are few in any case.
+            assert {loop.due_heap.overdue_s() for loop in services.loops} == {0.0}
+            assert mentions(engine, "orders") == []
+        finally:
+            engine._nodes.stop()
+            engine.store.close()
+
+
+def mentions(root: object, word: str) -> list[object]:
+    """The objects within reach of `root` that contain a string."""
+    bounded = type(lru_cache(len))
+    ignored = (type, ModuleType, FunctionType, threading.Thread, logging.Logger, bounded)
+    seen, left, found = set[int](), [root], list[object]()
+    while left:
+        one = left.pop()
+        for part in gc.get_referents(one):
+            if isinstance(part, str) and part == word:
+                found.append(one)
+            elif id(part) not in seen and not isinstance(part, ignored):
+                seen.add(id(part))
+                left.append(part)
+    return found
 
 
 def samples(cast: Cast) -> list[tuple[int, int]]:

@@ -158,6 +158,26 @@ def test_shards_of_a_layout_that_was_lost_are_the_topics_again(
     assert (split.layout, caplog.text) == (found, "")
 
 
+def test_deleted_shards_that_are_listed_again_are_not_lost(
+    split: Split, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a manager that knows them still, once the node of the list answers again."""
+    plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
+    registry, sharder = Registry(split.store, plan, lambda _: None), Sharder(split.store)
+    split.store.call(Configure("orders", {"retention": "0"}))
+    registry.learn([ORDERS, *(former := split.into(4).current(ORDERS))])
+    split.into(1)
+    while split.layout.counted(ORDERS) != [ORDERS]:
+        sharder.step(ORDERS)
+    sharder.step(ORDERS)
+    registry.list_again()
+    assert split.drive(split.store.shards()) == [ORDERS]
+    split.drive(split.store.register(former))  # in any other way
+    for topic in sharder.pick(split.drive(split.store.shards())):
+        sharder.step(topic)
+    assert (split.layout.counted(ORDERS), caplog.text) == ([ORDERS], "")
+
+
 def test_a_number_is_not_forgotten_while_a_removed_group_owes_something(
     split_in_two_groups: Split,
 ) -> None:

@@ -9,7 +9,7 @@ repeat all steps, which completes a change that was interrupted by a crash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from lisa.core.model.late import Ramp
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import (
     JOURNALED,
+    MOST_SHARDS,
     Layout,
     Shard,
     Topic,
@@ -27,7 +28,7 @@ from lisa.core.model.sharding import (
     share,
     topic_of,
 )
-from lisa.core.redis.flow import Flow
+from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import group_removal, removal_mark
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import Store
@@ -90,18 +91,62 @@ def spread(store: Store, topic: Topic) -> Flow[Layout]:
         # Either the layout changed meanwhile, or its last changes were lost with a server: then
         # give it a number above any that the shards have seen.
         if (yield from store.layout(topic)) == layout:
-            yield from renumber(store, topic, latest)
+            lost = yield from lost_shards(store, topic, (yield from store.shards()))
+            yield from renumber(store, topic, latest, lost)
 
 
-def renumber(store: Store, topic: Topic, known: int) -> Flow[int]:
+def renumber(store: Store, topic: Topic, known: int, lost: Sequence[Shard]) -> Flow[int]:
     """Renumber a layout whose last changes were lost to above `known`, a number seen by a shard.
 
-    Registered shards that belong to no current layout become part of the topic again: they are
-    closed, drained and removed like those of any older shard count.
+    Lost shards become part of the topic again: they are closed, drained and removed like those of
+    any older shard count.
     """
-    listed = yield from store.shards()
-    counts = {count_of(shard) for shard in listed if topic_of(shard) == topic}
-    return (yield from store.run(SetLayout(topic, "renumber", known, sorted(counts))))
+    counts = sorted(set(map(count_of, lost)))
+    return (yield from store.run(SetLayout(topic, "renumber", known, counts)))
+
+
+def lost_shards(store: Store, topic: Topic, listed: Iterable[Shard]) -> Flow[list[Shard]]:
+    """The shards among `listed` that are in use, but missing from their topic's layout.
+
+    The list alone proves nothing: a role that was away may have listed a deleted shard again.
+    """
+    # Read the layout after the list: it is written before its shards are listed.
+    layout = yield from store.layout(topic)
+    shards = unnamed((one for one in listed if topic_of(one) == topic), topic, layout)
+    seen = yield from states_of(store, shards)
+    held = yield from hold_messages(store, shards, seen)
+    # As in `clear`, which deletes the other ones.
+    return [
+        shard
+        for shard, one, holds in zip(shards, seen, held, strict=True)
+        if holds or one.accepts > 0 or -one.accepts > layout.number or shard == own_shard(topic)
+    ]
+
+
+def unnamed(shards: Iterable[Shard], topic: Topic, layout: Layout) -> list[Shard]:
+    """The valid shards of a topic that are missing from its layout."""
+    counted = set(layout.counted(topic))
+    return [
+        shard
+        for shard in shards
+        if shard not in counted
+        and count_of(shard) <= MOST_SHARDS
+        and shard in Layout(shards=count_of(shard)).current(topic)
+    ]
+
+
+def hold_messages(
+    store: Store, shards: Sequence[Shard], seen: Sequence[ShardState]
+) -> Flow[list[bool]]:
+    """Which of some shards hold messages."""
+    asked: list[Command] = []
+    for shard, state in zip(shards, seen, strict=True):
+        keys = store.keys.topic(shard)
+        # An interrupted removal leaves messages of groups that are no longer declared.
+        groups = [keys.group(group) for group in state.all_groups]
+        held = [key for one in groups for key in (one.entries, one.retry, one.garbage)]
+        asked.append(("EXISTS", keys.waiting, *held))
+    return list(map(bool, (yield from store.commands(asked)))) if asked else []
 
 
 def states_of(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced, TopicFull
-from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, topic_of
+from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, own_shard, topic_of
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.runner import Runner
 from lisa.core.transitions.base import ById, Elsewhere, Transition
@@ -108,6 +108,13 @@ class Router(Runner):
             self._layouts[topic] = layout
         else:
             self._layouts.pop(topic, None)
+
+    def forget(self, shard: str) -> None:
+        """Drop what is known of a shard, and of its topic if it is the topic's own."""
+        self._groups.pop(shard, None)
+        if shard == own_shard(topic := topic_of(shard)):
+            self._layouts.pop(topic, None)
+            self._layout_read.pop(topic, None)
 
 
 class _Search(Generic[T]):
