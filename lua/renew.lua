@@ -36,6 +36,7 @@ local function shift_own_leases()
   stale = kept
 end
 
+begin_freeing()
 if #stale > 0 and call('EXISTS', group.leases) == 1 then shift_own_leases() end
 local held, holders = {}, {}
 for _, item in ipairs(stale) do
@@ -46,7 +47,6 @@ for _, item in ipairs(stale) do
   end
   entries[#entries + 1] = item[1]
 end
-begin_freeing()
 for _, holder in ipairs(holders) do
   local entries = held[holder]
   entries[#entries + 1] = 'JUSTID'

