@@ -5,18 +5,18 @@
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
 --       shard, which that layout has closed to new messages); send token;
---       on_duplicate (keep, keep_live, replace, reject); what is known of the ids (new: generated for this call,
+--       on_duplicate (keep, keep_live, replace, update, reject); what is known of the ids (new: generated for this call,
 --       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
 --       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
 --       the number of messages with own policies, then pairs of message number and policies;
 --       the topic's window by which dues were chosen (absent to skip the check)
--- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, x rejected;
---       for known: u unknown here, s settled here and to be replaced in its new shard;
+-- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, f replaced in
+--       flight, b body updated and due time kept, x rejected; for known: u unknown here, s settled here and to be replaced in its new shard;
 --       {'WINDOW', window} if the topic has another window; {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
 --       follows another layout; {'GROUPS', ...}
 local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
-local is_replacing = mode == 'replace' or mode == 'keep_live'
+local is_replacing = mode == 'replace' or mode == 'update' or mode == 'keep_live'
 local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local DUES = ARGS + 6
 local ENVELOPES = DUES + due_count
@@ -88,6 +88,7 @@ end
 
 -- Most batches are all new: one command checks and writes. (MSETNX uses the last of equal keys.)
 local accepted, outcomes = nil, string.rep('a', n) -- nil for all of them
+local kept = {} -- the due times of updated messages, by message number
 if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
   or call('MSETNX', unpack(both)) == 0 then
   if kind == 'new' then return {'OK', outcomes} end
@@ -101,6 +102,19 @@ if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) >
       dead = dead or call('ZSCORE', group.garbage, id)
     end
     return dead
+  end
+
+  -- When a message is handed out next that no consumer holds, and that no group has ended; else nil.
+  local function due_before(id, body)
+    local due = tonumber(call('ZSCORE', WAITING, id) or '')
+    if due or why_not_taken_back(id, body, true) then return due end
+    for _, group in ipairs(groups) do
+      local entry = call('HGET', group.entries, id)
+      local at = tonumber(entry and field(read_entry(group, entry) or {}, 'due')
+        or call('ZSCORE', group.retry, id) or '')
+      if at and (not due or at < due) then due = at end
+    end
+    return due
   end
 
   -- Writes one body. Gives the message's outcome, and whether it is to be scheduled. An id
@@ -120,20 +134,33 @@ if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) >
     local mark, same = sub(known, 9, 9), sub(known, 1, 8) == token
     if same and not seen[id] then
       replayed[id] = true
-      return (mark == 'r' or mark == 'R') and 'r' or 'a', false
+      local first = string.lower(mark)
+      return string.find(first, '^[rfb]') and first or 'a', false
     end
     if mode == 'keep' then return 'd', false end
     if mode == 'keep_live' and live ~= '' and not is_dead(id) then return 'd', false end
     if mode == 'reject' then return 'x', false end
     if live == '' and kind == 'known' then return 's', false end
-    if replayed[id] then return 'r', false end
-    if not same then mark = 'r' end
-    call('SET', body, sub(envelope, 1, 9) .. mark .. sub(envelope, 11))
+    local letter = 'r'
+    if mode == 'update' then
+      if same then
+        letter, kept[i] = 'b', kept[seen[id]] or ARGV[DUES + (common and 1 or seen[id])]
+      elseif live ~= '' then
+        kept[i] = due_before(id, body)
+        if kept[i] then letter, kept[i] = 'b', int(kept[i]) end
+      end
+    end
+    if replayed[id] then return letter, false end
+    call('SET', body, sub(envelope, 1, 9) .. (same and mark or letter) .. sub(envelope, 11))
     if live == '' then call('DEL', done) end
-    for _, group in ipairs(groups) do take_out(group, id) end
+    for _, group in ipairs(groups) do
+      local _, held = take_out(group, id)
+      if held then letter = 'f' end
+    end
+    if letter == 'f' then call('SETRANGE', body, 9, 'f') end
     call('HDEL', POLICY, id)
     call('ZREM', EXPIRY, id)
-    return 'r', true
+    return letter, true
   end
 
   local letters = {}
@@ -189,7 +216,7 @@ elseif not all_wait() then
   local read, written, ready, oldest = {}, {}, 0, now -- many messages of a call share a due time
   local ordered, previous = true, nil
   for _, i in ipairs(accepted) do
-    local spec = ARGV[DUES + (common and 1 or i)]
+    local spec = kept[i] or ARGV[DUES + (common and 1 or i)]
     local at = read[spec]
     if not at then
       at = due_of(spec)
@@ -243,7 +270,7 @@ elseif not all_wait() then
   end
   for _, group in ipairs(groups) do add_ready(group, straight_ids, straight_dues) end
   if s > 0 then
-    if string.find(outcomes, 'r', 1, true) then call('ZREM', WAITING, unpack(straight_ids)) end
+    if string.find(outcomes, '[rfb]') then call('ZREM', WAITING, unpack(straight_ids)) end
     count('promoted', s)
   end
 end
@@ -266,7 +293,7 @@ if settings[5] == '1' then
   local events, has_ttls, has_policies = {}, ttls > 0, tonumber(ARGV[at]) > 0
   local function tell(i)
     local id = ids[i]
-    local event = {id, string.sub(outcomes, i, i) == 'r' and 'replaced' or 'sent', '', 0,
+    local event = {id, string.sub(outcomes, i, i) == 'a' and 'sent' or 'replaced', '', 0,
       'due', int(due[i]), 'envelope', both[2 * i]}
     local expires = has_ttls and call('ZSCORE', EXPIRY, id)
     if expires then event[9], event[10] = 'expires', int(tonumber(expires)) end

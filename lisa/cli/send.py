@@ -20,6 +20,7 @@ from lisa.cli.options import (
 )
 from lisa.cli.output import console, print_json, print_table
 from lisa.core.model.errors import InvalidMessage, LisaError
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 
 if TYPE_CHECKING:
     from lisa.producer import Producer
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--on-duplicate",
-    type=click.Choice(["keep", "keep_live", "replace", "reject"]),
+    type=click.Choice([mode.value for mode in OnDuplicate]),
     default="keep",
     show_default=True,
     help="What to do if the id is already known.",
@@ -186,7 +187,7 @@ def _send_lines(
     """
     from lisa.producer.calls import pieces
 
-    counts = dict.fromkeys(("accepted", "duplicate", "replaced", "rejected"), 0)
+    counts = {str(outcome): 0 for outcome in Sent}
     producer.send_many(topic, [], **options)  # checks the options before lines are read
     try:
         for piece in pieces(bodies):

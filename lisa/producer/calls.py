@@ -38,7 +38,7 @@ MOST = STEPS_PER_CALL // Enqueue.steps
 REPLACE_COST = 4
 """Relative cost of a message that may replace another, which is removed from all its groups."""
 
-_REPLACING = (OnDuplicate.REPLACE, OnDuplicate.KEEP_LIVE)
+_REPLACING = (OnDuplicate.REPLACE, OnDuplicate.UPDATE, OnDuplicate.KEEP_LIVE)
 
 
 def check_iterable(value: object, what: str) -> None:

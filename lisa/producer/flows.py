@@ -72,7 +72,8 @@ class Flows(Sending):
             `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run".
             Default: the topic's option.
         on_duplicate: if the id is known, "keep" the earlier message, "keep_live" (keep it only if
-            it has not ended), "replace" it, or "reject".
+            it has not ended), "replace" it, "update" it (replace all but its due time), or
+            "reject".
 
         Raises InvalidMessage before anything is sent; DuplicateMessage for "reject"; TopicFull;
         ServerUnavailable after `patience` (NotReplicated: written, but not confirmed by as many
@@ -109,8 +110,9 @@ class Flows(Sending):
         """Send one message like `send`, and return its id and its outcome.
 
         The outcome is "accepted" for a new message; for a known id "duplicate" (nothing was added),
-        "replaced" or, with `on_duplicate="reject"`, "rejected". Raises what `send` raises, except
-        DuplicateMessage.
+        "replaced", "replaced_in_flight" if a consumer holds the earlier message, whose handler may
+        still start, "updated" or, with `on_duplicate="reject"`, "rejected". Raises what `send`
+        raises, except DuplicateMessage.
         """
         return (yield from self._send_body(topic, body, id, options))
 

@@ -10,7 +10,7 @@ from lisa.core.transitions.enqueue import Sent
 
 
 class SendOutcome(NamedTuple):
-    """One message: its id and its outcome (accepted, duplicate, replaced or rejected)."""
+    """One message: its id and its outcome, as `Producer.send_one` states them."""
 
     id: str
     outcome: Sent
@@ -46,8 +46,18 @@ class SendReport:
 
     @property
     def replaced(self) -> int:
-        """Number of messages that replaced an earlier one."""
+        """Number of messages that replaced an earlier one, which no consumer held."""
         return self._counts[Sent.REPLACED]
+
+    @property
+    def replaced_in_flight(self) -> int:
+        """Number of messages that replaced one that a handler may still get or be at work on."""
+        return self._counts[Sent.REPLACED_IN_FLIGHT]
+
+    @property
+    def updated(self) -> int:
+        """Number of messages that took the place and the due time of an earlier one."""
+        return self._counts[Sent.UPDATED]
 
     @property
     def rejected(self) -> int:

@@ -116,6 +116,9 @@ class _Recording(BaseProducer):
             if call.on_duplicate is OnDuplicate.REJECT:
                 return Sent.REJECTED
             outcome = Sent.REPLACED
+            if call.on_duplicate is OnDuplicate.UPDATE:
+                before, outcome = self._live[key], Sent.UPDATED
+                message = msgspec.structs.replace(message, delay=before.delay, due=before.due)
         self._live[key] = message
         self.sent.append(message)
         return outcome

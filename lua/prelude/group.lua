@@ -90,10 +90,12 @@ local function is_before(a, b)
   return a_ms < b_ms or a_ms == b_ms and a_seq < b_seq
 end
 
+-- Deletes entries; returns how many of them were in flight.
 local function drop_entries(group, ids, entries)
-  call('XACK', group.ready, group.name, unpack(entries))
+  local held = call('XACK', group.ready, group.name, unpack(entries))
   call('XDEL', group.ready, unpack(entries))
   if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
+  return held
 end
 
 -- How often a message was deferred since its last failure, and the entry that was deferred last. Both
@@ -149,16 +151,17 @@ local function forget_failures(group, ids)
   call('ZREM', group.leases, unpack(ids))
 end
 
--- Removes an id from a group in any state. Returns whether the group had it.
+-- Removes an id from a group in any state. Returns whether the group had it, and whether a consumer
+-- of the group holds it (in flight).
 local function take_out(group, id)
-  local entry, found = call('HGET', group.entries, id), 0
+  local entry, found, held = call('HGET', group.entries, id), 0, 0
   if entry then
-    drop_entries(group, {id}, {entry})
+    held = drop_entries(group, {id}, {entry})
     found = 1
   end
   found = found + call('ZREM', group.retry, id) + call('ZREM', group.garbage, id)
   forget_failures(group, {id})
-  return found > 0
+  return found > 0, held > 0
 end
 
 local function owes(group, id)

@@ -16,14 +16,14 @@ local function fence(body) return call('GETRANGE', body, 1, 9) end
 
 local function is_partly_settled(mark_holder)
   local mark = string.sub(mark_holder, 9, 9)
-  return mark == '+' or mark == 'R'
+  return mark == '+' or string.find(mark, '^%u') ~= nil
 end
 
 -- Marks that one of several groups has settled the message; cancel and reschedule check this.
 local function mark_partly_settled(body)
   local mark = call('GETRANGE', body, 9, 9)
-  if mark == '-' then call('SETRANGE', body, 9, '+') end
-  if mark == 'r' then call('SETRANGE', body, 9, 'R') end
+  local settled = mark == '-' and '+' or string.upper(mark)
+  if settled ~= mark then call('SETRANGE', body, 9, settled) end
 end
 
 local function tombstone(guard, state, due, attempts, now)

@@ -14,7 +14,7 @@ from tests.contract.state import FAR, G, Row
 from tests.rows import Item, enqueue
 
 PAST = 1_000
-ACCEPTED, DUPLICATE, REPLACED, REJECTED = Sent
+ACCEPTED, DUPLICATE, REPLACED, IN_FLIGHT, UPDATED, REJECTED = Sent
 REPLACE, KEEP_LIVE = OnDuplicate.REPLACE, OnDuplicate.KEEP_LIVE
 
 
@@ -93,12 +93,17 @@ def test_later_messages_and_pending_entries_do_not_prevent_direct_delivery(bench
     )
 
 
-@pytest.mark.parametrize("mark", "rR")
-def test_a_repeated_replace_reports_replaced(bench: Bench, mark: str) -> None:
+@pytest.mark.parametrize(
+    ("mark", "outcome"),
+    [*zip("rRfFbB", [REPLACED] * 2 + [IN_FLIGHT] * 2 + [UPDATED] * 2, strict=True)],
+)
+def test_a_repeated_replace_reports_the_first_outcome(
+    bench: Bench, mark: str, outcome: Sent
+) -> None:
     done = {"b": (f"A{mark}", "acked", PAST, 1, PAST)}
     bench.put(body={"a": f"A{mark}"}, done=done, lisa=G(retry={"a": FAR}))
     said = bench.send(item("a", "+0"), item("b", "+0"), on_duplicate=REPLACE)
-    assert said == [REPLACED, REPLACED]
+    assert said == [outcome, outcome]
     bench.check_unchanged()
 
 
@@ -111,16 +116,16 @@ def test_keep_live_keeps_what_one_of_several_groups_still_owes(bench: Bench) -> 
 
 @pytest.mark.parametrize(
     ("mode", "second"),
-    [*zip(OnDuplicate, (DUPLICATE, DUPLICATE, REPLACED, REJECTED), strict=True)],
+    [*zip(OnDuplicate, (DUPLICATE, DUPLICATE, REPLACED, UPDATED, REJECTED), strict=True)],
 )
 def test_an_id_twice_in_one_call(bench: Bench, mode: OnDuplicate, second: Sent) -> None:
     first = item("a", FAR, "one", ttl_ms=5, policy="1")
     batch = [first, item("b", FAR), item("a", FAR + 1, "two")]
-    is_kept = second != REPLACED
+    is_kept = second in (DUPLICATE, REJECTED)
     for calls in (1, 2):
         assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
         bench.check(
-            waiting={"a": FAR if is_kept else FAR + 1, "b": FAR},
+            waiting={"a": FAR + 1 if second is REPLACED else FAR, "b": FAR},
             body={"a": "A-one" if is_kept else "A-two", "b": "A-"},
             expiry={"a": FAR + 5} if is_kept else None,
             policy={"a": "1"} if is_kept else None,

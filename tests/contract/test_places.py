@@ -214,7 +214,10 @@ def test_other_calls_with_an_earlier_receipt_change_nothing(bench: Bench, place:
 @EACH
 @pytest.mark.parametrize("mode", OnDuplicate)
 def test_send_again(bench: Bench, place: str, mode: OnDuplicate) -> None:
-    """With the same token nothing changes; then with another token."""
+    """With the same token nothing changes; then with another token, and again with that one.
+
+    An update takes the due time of what could be rescheduled, and else replaces.
+    """
     held = put(bench, place)
     is_known = "body" in held.state or "done" in held.state
     if is_known:
@@ -222,12 +225,25 @@ def test_send_again(bench: Bench, place: str, mode: OnDuplicate) -> None:
         expected = Sent.REPLACED if was_replaced else Sent.ACCEPTED
         assert bench.send(item("a", "+0"), on_duplicate=mode) == [expected]
         bench.check_unchanged()
-    answers = {"keep": "duplicate", "reject": "rejected", "replace": "replaced"}
-    answer = Sent({**answers, "keep_live": held.keep_live}[mode] if is_known else "accepted")
-    assert bench.send(item("a", FAR + 1, "new", sender="B"), on_duplicate=mode) == [answer]
-    if answer in ("replaced", "accepted"):
-        body = {"a": "Brnew" if is_known else "B-new"}
-        groups = dict.fromkeys(held.groups, G())
-        bench.check(waiting={"a": FAR + 1}, body=body, stats={"sent": 1}, **groups)
-    else:
-        bench.check_change(stats={"duplicate": 1} if answer == "duplicate" else None)
+    rows = [row for group in held.groups.values() for row in group.ready]
+    replaced = "replaced_in_flight" if any(row.holder for row in rows) else "replaced"
+    updated = "updated" if held.reschedule == "rescheduled" else replaced
+    answers = {"keep": "duplicate", "reject": "rejected", "keep_live": held.keep_live}
+    answers |= {"replace": replaced, "update": updated}
+    answer = Sent(answers[mode] if is_known else "accepted")
+    for _ in range(2):
+        assert bench.send(item("a", FAR + 1, "new", sender="B"), on_duplicate=mode) == [answer]
+        if answer in ("duplicate", "rejected"):
+            bench.check_change(stats={"duplicate": 1} if answer == "duplicate" else None)
+            return
+        mark = {"accepted": "-", "replaced": "r", "replaced_in_flight": "f", "updated": "b"}[answer]
+        waiting, part, stats = {"a": FAR + 1}, G(), {"sent": 1}
+        if answer == "updated":
+            waits = held.state.get("waiting", {})
+            retries = [group.retry["a"] for group in held.groups.values() if group.retry]
+            due = min([*waits.values(), *retries, *(row.due for row in rows)])
+            waiting = {"a": due}
+            if not waits:  # due and next, so it is ready again
+                waiting, part, stats = {}, G(ready=[Row("a", due)]), {"sent": 1, "promoted": 1}
+        groups = dict.fromkeys(held.groups, part)
+        bench.check(waiting=waiting, body={"a": f"B{mark}new"}, stats=stats, **groups)

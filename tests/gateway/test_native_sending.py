@@ -15,6 +15,7 @@ from redis import Redis
 from lisa import Producer
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.transitions.enqueue import Sent
 from lisa.gateway.api.idempotency import Idempotency
 from lisa.gateway.trace_context import trace_context, with_trace
 from tests.gateway.native_client import answer_in_turns, pull
@@ -143,7 +144,7 @@ REFUSED: list[tuple[bytes, str]] = [
     (b'{"body":1,"headers":{"a":1}}', "$.headers"),
     (b'{"body":1,"headers":{"a":"' + b"x" * 70_000 + b'"}}', "headers take"),
     (b'{"body":1,"retry":"soon"}', "soon"),
-    (b'{"body":1,"on_duplicate":"?"}', "use keep, keep_live, replace, reject"),
+    (b'{"body":1,"on_duplicate":"?"}', "use keep, keep_live, replace, update, reject"),
     (b'{"body":1,"at_local":"2030-12-24T09:00","fold":2}', "use 0, 1"),
     (b'{"body":NaN}', "not valid UTF-8 JSON"),
     (b'{"body":1e400}', "does not match the schema"),
@@ -314,7 +315,8 @@ def test_each_message_of_a_batch_has_its_own_result(client: httpx.Client) -> Non
         assert said in (result.get("outcome") or result["problem"]["detail"]), message
     problems = {result["problem"]["type"] for result in results if "problem" in result}
     assert problems == {"urn:lisa:problem:invalid"}
-    counts = {"accepted": 2, "duplicate": 1, "replaced": 1, "rejected": 1, "failed": 4}
+    counts = dict.fromkeys([*Sent, "failed"], 0)
+    counts |= {"accepted": 2, "duplicate": 1, "replaced": 1, "rejected": 1, "failed": 4}
     assert (done.status_code, content) == (200, counts)
     listed = client.get(f"/v1/topics/{topic}/messages").json()["messages"]
     assert sorted(one["id"] for one in listed) == ["a", "known", "z"]
@@ -374,12 +376,13 @@ def test_messages_of_a_batch_that_treat_duplicates_alike_are_sent_together(
 
 def test_messages_of_a_batch_with_the_same_id_are_sent_in_order(client: httpx.Client) -> None:
     topic = new_topic()
-    modes = ["keep", "replace", "keep", "reject", "replace", "reject", "keep", "replace"]
+    modes = ["keep", "replace", "keep", "reject", "replace", "reject", "keep", "update"]
     messages = [
         {"id": "same", "body": n, "delay_ms": DAY_MS, "on_duplicate": mode}
         for n, mode in enumerate(modes)
     ]
     outcomes = {"keep": "duplicate", "replace": "replaced", "reject": "rejected"}
+    outcomes["update"] = "updated"
     found = [one["outcome"] for one in batch(client, topic, messages).json()["results"]]
     assert found == ["accepted", *(outcomes[mode] for mode in modes[1:])]
     assert client.get(f"/v1/topics/{topic}/messages/same").json()["body"] == 7

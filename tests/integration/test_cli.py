@@ -19,6 +19,7 @@ from lisa.cli.init import FILES
 from lisa.cli.main import main
 from lisa.core.settings import ManagerSettings, ProducerSettings
 from lisa.core.store import presence
+from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded.server import free_port
@@ -89,10 +90,11 @@ def test_known_ids_and_ids_like_options() -> None:
     assert ask(*send, "1", *options) == {"topic": "orders", "id": "-a", "outcome": "accepted"}
     assert ask(*send, "2", *options)["outcome"] == "duplicate"
     assert ask(*send, "3", *options, "--on-duplicate", "replace")["outcome"] == "replaced"
+    assert ask(*send, "4", *options, "--on-duplicate", "update")["outcome"] == "updated"
     reject = (*send, "4", *options, "--on-duplicate", "reject")
     assert ask(*reject, code=1)["outcome"] == "rejected"
     assert "known" in lisa(*reject, code=1).stderr
-    assert '"body":3' in lisa("get", "--json", "orders", "--", "-a").stdout.replace(" ", "")
+    assert '"body":4' in lisa("get", "--json", "orders", "--", "-a").stdout.replace(" ", "")
     assert lisa("cancel", "orders", "--", "-a").stdout.split() == ["-a", "cancelled"]
 
 
@@ -159,7 +161,7 @@ def test_a_file_of_messages_and_where_it_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "bodies"
     path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8-sig")  # editors on Windows write a mark
     said = ask("send", "orders", "--file", str(path), "--delay", "1h")
-    assert said == {"topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0}
+    assert said == {"topic": "orders"} | dict.fromkeys(Sent, 0) | {"accepted": 3}
     assert ask("send", "orders", "--file", "-", stdin="a\nb\n")["accepted"] == 2
     rows = ask("list", "orders")["messages"]
     bodies = [ask("get", "orders", row["id"])["body"] for row in rows]

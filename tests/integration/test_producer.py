@@ -193,12 +193,17 @@ def test_known_ids(either: Either, topic: Topic) -> None:
     with pytest.raises(DuplicateMessage, match="'a'"):
         either.send("orders", "fifth", id="a", on_duplicate="reject")
     assert send("sixth", "replace") == "replaced"
-    assert either.get("orders", "a").body == "sixth"
+    before = either.get("orders", "a")
+    assert before.body == "sixth"
+    again = either.send_one("orders", "seventh", id="a", delay=2 * HOUR, on_duplicate="update")
+    found = either.get("orders", "a")
+    assert (again.outcome, found.body, found.due) == ("updated", "seventh", before.due)
     bodies = [Outgoing("x", id="a"), "y", Outgoing("z", id="z", delay=2 * HOUR)]
     report = either.send_many("orders", bodies, delay=HOUR)
     assert [outcome for _, outcome in report] == [Sent.DUPLICATE, Sent.ACCEPTED, Sent.ACCEPTED]
     assert topic.waiting().keys() == {one.id for one in report}
     assert either.send_many("orders", bodies[::2], on_duplicate="reject").rejected == 2
+    assert either.send_many("orders", bodies[::2], on_duplicate="update").updated == 2
     assert either.send_many("orders", bodies[::2], on_duplicate="replace").replaced == 2
 
 

@@ -9,6 +9,7 @@ from lisa.core.model.keys import TopicKeys
 from lisa.core.redis.flow import Flow, Pause, Step, drive
 from lisa.core.store import removal_mark
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.enqueue import Sent
 from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
 from tests.model.interleaving import TOPIC, Event, Moment, answered, pairs
 
@@ -147,7 +148,7 @@ def is_settled_somewhere(keys: TopicKeys, moment: Moment, id_: str) -> str:
     """How a message ended; `partly` if one of several groups has settled it, else ''."""
     body = moment.seen.get(keys.body(id_))
     if body is not None:
-        return "partly" if body[9:10] in (b"+", b"R") else ""
+        return "partly" if body[9:10] == b"+" or body[9:10].isupper() else ""
     stone: bytes = moment.seen.get(keys.done(id_), b"")
     return stone[9:].decode().partition(",")[0]
 
@@ -213,12 +214,16 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
     """Follow one life of a message. Returns how it ended, or None if it is live."""
     about = [one for one in story if len(one) > 1 and one[1] in (id_, ALL)]
     begins = next(n for n, one in enumerate(about) if is_new(one) and one[2] == token)
-    life = Life(after(about[:begins], set(groups)), is_far=about[begins][4] == FAR)
+    _, _, _, outcome, due = about[begins]
+    # An update does not have its own due time.
+    life = Life(
+        after(about[:begins], set(groups)), is_far=due == FAR and outcome is not Sent.UPDATED
+    )
     for event in about[begins:]:
         what = event[0]
         assert what != "unknown", "unknown, though it had been sent"
         if is_new(event) and event[2] != token:
-            life.end = life.end or "replaced"
+            life.end = life.end or event[3]
         elif what in ENDS:
             life.ends(what)
         elif what == "rescheduled":
@@ -240,7 +245,10 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
 
 def is_new(event: Event) -> bool:
     """Whether a message was sent as new, not merely repeated."""
-    return event[0] == "sent" and event[3] in ("accepted", "replaced")
+    return event[0] == "sent" and event[3] not in (Sent.DUPLICATE, Sent.REJECTED)
+
+
+REPLACED = (Sent.REPLACED, Sent.REPLACED_IN_FLIGHT, Sent.UPDATED)
 
 
 @dataclass
@@ -258,7 +266,7 @@ class Life:
 
     def ends(self, what: str) -> None:
         """It was cancelled (a repeated cancel says so again), or expired."""
-        if self.end != "replaced":
+        if self.end not in REPLACED:
             assert self.end in (None, what), f"{what} after it was {self.end}"
             self.end = what
 
@@ -268,7 +276,9 @@ class Life:
 
     def happens(self, what: str, group: str) -> None:
         """It was delivered to a group's consumer, acked, or purged there."""
-        assert self.end is None, f"{what} after it was {self.end}"
+        # The consumer that held it may open it only now.
+        if what != "handed" or self.end != Sent.REPLACED_IN_FLIGHT:
+            assert self.end is None, f"{what} after it was {self.end}"
         assert group not in self.settled, f"{what} after it was settled"
         assert what != "handed" or not self.is_far, "handed out before its new due time"
         assert group in self.groups, f"{what} by a group that was removed"

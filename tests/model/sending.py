@@ -63,10 +63,10 @@ def send(topic: Topic, call: Send, clock: Clock) -> list[str]:
             raise Refused("full")
     if is_replay:
         return ["accepted"] * len(ids)
-    outcomes, placed = accept(topic, call)
+    outcomes, dues = accept(topic, call, clock)
     topic.count("duplicate", outcomes.count("duplicate"))
-    if placed:
-        place(topic, placed, outcomes, call, clock)
+    if dues:
+        place(topic, dues, outcomes, call, clock)
     return outcomes
 
 
@@ -76,16 +76,19 @@ def count_new(topic: Topic, call: Send) -> int:
     for id_ in {one.id for one in call.messages} - topic.live.keys():
         stone = topic.tombstones.get(id_)
         new += stone is None or (
-            call.mode in ("replace", "keep_live") and stone.token != call.token
+            call.mode in ("replace", "update", "keep_live") and stone.token != call.token
         )
     return new
 
 
-def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
-    """The outcome of each message, and the numbers of those to be placed."""
+MARKS = {"r": "replaced", "f": "replaced_in_flight", "b": "updated"}
+
+
+def accept(topic: Topic, call: Send, clock: Clock) -> tuple[list[str], dict[int, Time]]:
+    """The outcome of each message, and the due times of those to be placed, by number."""
     known: Message | Tombstone | None
     outcomes: list[str] = []
-    placed: list[int] = []
+    dues: dict[int, Time] = {}
     last_of: dict[str, int] = {}  # an id may occur twice: the number of its last message so far
     replayed: set[str] = set()
     for number, one in enumerate(call.messages):
@@ -95,28 +98,53 @@ def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
         if known is None:
             topic.live[one.id] = Message(call.token, one.text)
             outcomes.append("accepted")
-            placed.append(number)
+            dues[number] = instant(one.due, clock)
         elif known.token == call.token and one.id not in last_of:  # same answer as the first time
-            outcomes.append("replaced" if known.mark in "rR" else "accepted")
+            outcomes.append(MARKS.get(known.mark.lower(), "accepted"))
             replayed.add(one.id)
         elif call.mode == "reject":
             outcomes.append("rejected")
         elif call.mode == "keep" or (call.mode == "keep_live" and not has_ended(topic, one.id)):
             outcomes.append("duplicate")
         elif one.id in replayed:
-            outcomes.append("replaced")
+            outcomes.append("updated" if call.mode == "update" else "replaced")
         else:  # a new life: nothing of the earlier one stays in any place
-            mark = known.mark if known.token == call.token else "r"
-            topic.tombstones.pop(one.id, None)
-            for group in topic.groups:
-                group.take_out(one.id)
-            topic.policy.pop(one.id, None)
-            topic.expiry.pop(one.id, None)
-            topic.live[one.id] = Message(call.token, one.text, mark)
-            outcomes.append("replaced")
-            placed = [n for n in placed if n != last_of.get(one.id)] + [number]
+            last = last_of.get(one.id)
+            kept = due_before(topic, one.id) if last is None else dues.get(last)
+            due = kept if call.mode == "update" else None
+            mark = begin_anew(topic, call, one, known, "r" if due is None else "b")
+            outcomes.append(MARKS[mark])
+            dues.pop(-1 if last is None else last, None)
+            dues[number] = instant(one.due, clock) if due is None else due
         last_of[one.id] = number
-    return outcomes, placed
+    return outcomes, dues
+
+
+def begin_anew(
+    topic: Topic, call: Send, one: Outgoing, known: Message | Tombstone, mark: str
+) -> str:
+    """Replace a known message; returns the mark of the outcome."""
+    if any((entry := group.entry(one.id)) and entry.holder for group in topic.groups):
+        mark = "f"
+    topic.tombstones.pop(one.id, None)
+    for group in topic.groups:
+        group.take_out(one.id)
+    topic.policy.pop(one.id, None)
+    topic.expiry.pop(one.id, None)
+    is_same = known.token == call.token  # an id twice in one call
+    topic.live[one.id] = Message(call.token, one.text, known.mark if is_same else mark)
+    return mark
+
+
+def due_before(topic: Topic, id_: str) -> Time | None:
+    """When a live message is handed out next; None if a consumer holds it, or a group ended it."""
+    if id_ not in topic.live or id_ in topic.waiting:
+        return topic.waiting.get(id_)
+    if topic.why_not_taken_back(id_, dead_counts=True):
+        return None
+    entries = [group.entry(id_) for group in topic.groups]
+    found = [entry.due for entry in entries if entry]
+    return min([*found, *(group.retry[id_] for group in topic.groups if id_ in group.retry)])
 
 
 def has_ended(topic: Topic, id_: str) -> bool:
@@ -130,9 +158,11 @@ def has_ended(topic: Topic, id_: str) -> bool:
     return any(id_ in group.garbage for group in topic.groups)
 
 
-def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, clock: Clock) -> None:
+def place(
+    topic: Topic, dues: dict[int, Time], outcomes: list[str], call: Send, clock: Clock
+) -> None:
     """Put them into waiting; due messages skip to ready unless they would overtake others."""
-    dues = {number: instant(call.messages[number].due, clock) for number in placed}
+    placed = list(dues)
     is_late = min(dues.values()) + A_SECOND <= clock.now and has_late_policy(topic, call)
     # Promote decides what happens to late messages.
     room = 0 if is_late else room_for(topic, list(dues.values()), clock)
@@ -156,7 +186,7 @@ def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, cloc
     for number in placed:
         one = call.messages[number]
         body = Message(call.token, one.text).envelope
-        state = "replaced" if outcomes[number] == "replaced" else "sent"
+        state = "sent" if outcomes[number] == "accepted" else "replaced"
         more = {"expires": topic.expiry.get(one.id), "policy": topic.policy.get(one.id)}
         topic.tell(clock, one.id, state, None, 0, due=dues[number], envelope=body, **more)
     for group in topic.groups:

@@ -51,6 +51,7 @@ class Case:
 
 REPLACER = sender(letter="B", mode=OnDuplicate.REPLACE, times=2)
 REPLACER_FOR_LATER = sender(letter="B", due=FAR, mode=OnDuplicate.REPLACE)
+UPDATER = sender(letter="B", due=FAR, mode=OnDuplicate.UPDATE, times=2)
 FAILED_AND_PUT_OFF = (consumer("c1", then="retry"), rescheduler(FAR))
 CONSUMERS = (consumer("c1"), consumer("c2"))
 TEAM = (manager(), manager(), *CONSUMERS)
@@ -74,6 +75,7 @@ CASES = {
         (manager(), consumer("c1"), rescheduler("+0"), canceller()), sent=sender(due=FAR)
     ),
     "another message of the same id": Case((manager(), *CONSUMERS, REPLACER)),
+    "an update with the same id": Case((manager(), *CONSUMERS, UPDATER)),
     "a message given back": Case(
         (manager(), consumer("c1", then="release"), consumer("c2"), canceller())
     ),

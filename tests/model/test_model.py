@@ -44,7 +44,8 @@ def test_the_queue_is_as_the_model_says(valkey_server: EmbeddedServer) -> None:
 KEEP = OnDuplicate.KEEP
 ALL = list(range(12))
 ANSWERS = """\
-Enqueue: accepted, duplicate, replaced, rejected, refused: full, refused: large
+Enqueue: accepted, duplicate, rejected, replaced, replaced_in_flight, updated
+Enqueue: refused: full, refused: large
 cancel: cancelled, in_flight, done, unknown
 reschedule: rescheduled, in_flight, done, unknown
 get: waiting, ready, in_flight, retry, acked, cancelled, purged
@@ -132,7 +133,10 @@ def failures(play: Machine) -> None:
 
 
 def deliveries(play: Machine) -> None:
-    """Leases that are kept and lost, acks in time and late."""
+    """A message that is replaced; leases that are kept and lost, acks in time and late."""
+    play.take("plain", "g", "c1", None)
+    play.send("plain", [Outgoing(one, "1000") for one in "cdef"], OnDuplicate.REPLACE)
+    play.promote("plain", 500)
     play.take("plain", "g", "c1", None)
     play.extend([7], "c1", int(HOUR))
     play.extend([7], "c2", None)

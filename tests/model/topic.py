@@ -38,8 +38,8 @@ class Message:
     token: str
     text: str
     mark: str = "-"
-    """'-' accepted, 'r' replaced another; '+' and 'R' the same, once one of several groups has
-    settled it."""
+    """'-' accepted, 'r' replaced another, 'f' one in flight, 'b' one whose due time it took; '+'
+    and capitals the same, once one of several groups has settled it."""
 
     @property
     def envelope(self) -> str:
@@ -48,10 +48,10 @@ class Message:
 
     @property
     def is_partly_settled(self) -> bool:
-        return self.mark in "+R"
+        return self.mark == "+" or self.mark.isupper()
 
     def settle_partly(self) -> None:
-        self.mark = {"-": "+", "r": "R"}.get(self.mark, self.mark)
+        self.mark = "+" if self.mark == "-" else self.mark.upper()
 
 
 @dataclass

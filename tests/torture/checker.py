@@ -421,17 +421,21 @@ def after_cancel(case: Case) -> None:
 
 
 def after_replace(case: Case) -> None:
-    """Handled after its replacement: a consumer may only finish what it already had."""
-    for message, change, here in case.changes("P", "r"):
-        for row in here:
-            begin, process = case.handled.begin[row], case.handled.process[row]
-            if case.least[row] <= change.ended + HELD_US:
-                continue
-            excused = case.causes.held_up(process, change.ended, begin)
-            if case.causes.loss_of(change.ended):
-                excused = "the server lost it"
-            what = f"{(begin - change.ended) / 1e6:.3f} s after its replacement was confirmed"
-            case.accuse("after replace", case.messages.number[message], what, excused=excused)
+    """Handled after its replacement: only a consumer that held it in flight may begin with it."""
+    for answer, held_us, why in (
+        ("r", 0, case.causes.stopped),
+        ("f", HELD_US, case.causes.held_up),
+    ):
+        for message, change, here in case.changes("P", answer):
+            for row in here:
+                begin, process = case.handled.begin[row], case.handled.process[row]
+                if case.least[row] <= change.ended + held_us:
+                    continue
+                excused = why(process, change.ended, begin)
+                if case.causes.loss_of(change.ended):
+                    excused = "the server lost it"
+                what = f"{(begin - change.ended) / 1e6:.3f} s after its replacement was confirmed"
+                case.accuse("after replace", case.messages.number[message], what, excused=excused)
 
 
 def answers(case: Case) -> None:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer
+from lisa.core.transitions.enqueue import Sent
 from lisa.producer import Outgoing, SendOutcome
 from tests.torture.ledger import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.world import (
@@ -283,7 +284,8 @@ class Fickle(Sender):
         except LisaError as error:
             self._book.fail(call, error)
         else:
-            self._book.confirm(call, letter or said[0])
+            held = said == Sent.REPLACED_IN_FLIGHT
+            self._book.confirm(call, letter or ("f" if held else said[0]))
 
 
 def main() -> None:

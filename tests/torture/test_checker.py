@@ -78,7 +78,8 @@ the server lost the cancel: send; cancel 0.5; loss 0.3 0.8; handle 1.1
 the process was frozen: freeze 2 1 6; send; cancel 5; handle 6.001
 
 == after replace
-handled: send; replace 0.5 +1000; handle 3 number=old; handle 1.6
+handled: send; replace 1.05 +1000; handle 1.2 number=old; handle 2.2
+in flight, and handled much later: send; replace 0.5 +1000 f; handle 3 number=old; handle 1.6
 
 == lost excused, after replace excused
 the server lost a replacement: loss 0.3 0.8; send; replace 0.5 +1000; handle 3 number=old
@@ -153,6 +154,8 @@ as its window opens: send windows at_s=38.999; handle 39.999 due_s=39.999
 shortly after its window closed: send windows at_s=99.3; handle 100.3 due_s=100.3
 stood still as its window closed: send windows at_s=98; handle 102 due_s=99; stall 99.8 101.9
 a fault counted an attempt: send windows; handle 40.1 due_s=40 attempt=2; freeze 2 30 36
+replaced in flight, and begun after that: send; replace 1.05 +1000 f; handle 1.2 number=old;
+    handle 2.2
 cancelled at an unknown time: send; cancel 1; handle 1.2 asked=none
 cancelled after its lease was lost: send; handle 1.1 took_s=6; freeze 2 1.2 6.5; cancel 7.2
 accepted again after a loss: send due=+3000; loss 0 0.5; again 0.6 +1000 a; handle 1.7 due_s=1.6

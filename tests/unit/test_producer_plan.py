@@ -86,7 +86,7 @@ def test_due() -> None:
         ({"headers": [("a", "b")]}, "mapping"),
         ({"headers": {"a": "x" * 70_000}}, "65535"),
         ({"headers": {"a": "\ud800"}}, "headers"),
-        ({"on_duplicate": "overwrite"}, "keep, keep_live, replace, reject"),
+        ({"on_duplicate": "overwrite"}, "keep, keep_live, replace, update, reject"),
     ],
 )
 def test_refusals(options: dict[str, Any], said: str) -> None:

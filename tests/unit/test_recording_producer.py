@@ -71,7 +71,9 @@ def test_ids_that_are_known() -> None:
         producer.send("orders", 3, id="a", on_duplicate="reject")
     assert producer.send_one("orders", 4, id="a", on_duplicate="replace").outcome == "replaced"
     assert producer.send_one("others", 5, id="a").outcome == "accepted"
-    assert [one.body for one in producer.sent] == [1, 4, 5]
+    again = producer.send_one("orders", 6, id="a", delay=HOUR, on_duplicate="update")
+    assert (again.outcome, producer.sent[-1].delay) == ("updated", producer.sent[0].delay)
+    assert [one.body for one in producer.sent] == [1, 4, 5, 6]
 
 
 def test_cancelled_and_moved_messages() -> None:

@@ -39,7 +39,8 @@ export interface SendRequest {
   late?: Record<string, string> | string | null;
   /**
    * If the id exists: keep the earlier message (the default), keep it only until it is
-   * settled, cancelled or garbage, replace it, or reject the new one.
+   * settled, cancelled or garbage, replace it, update it (replace all but its due time), or
+   * reject the new one.
    */
   on_duplicate?: OnDuplicate | null;
 }
@@ -47,12 +48,15 @@ export interface SendRequest {
 /**
  * What to do with a message whose id is live, or was settled within the retention. KEEP_LIVE
  * keeps a live message, and replaces one that was settled, cancelled or is in garbage.
+ * UPDATE replaces all but the due time of a message that waits to be handed out, and
+ * otherwise replaces it.
  */
 export type OnDuplicate =
   | "keep"
   | "keep_live"
   | "reject"
-  | "replace";
+  | "replace"
+  | "update";
 
 /** A pull. The response is sent with the first messages, or empty after `wait_ms`. */
 export interface PullRequest {
@@ -70,12 +74,17 @@ export interface SendAnswer {
   outcome: Sent;
 }
 
-/** Outcome of sending one message. */
+/**
+ * Outcome of sending one message. REPLACED_IN_FLIGHT: a consumer holds the earlier message.
+ * The new one is sent, but a handler may still get the earlier one, or be at work on it.
+ */
 export type Sent =
   | "accepted"
   | "duplicate"
   | "rejected"
-  | "replaced";
+  | "replaced"
+  | "replaced_in_flight"
+  | "updated";
 
 /** The results in request order, and counts by outcome. */
 export interface BatchAnswer {
@@ -83,6 +92,8 @@ export interface BatchAnswer {
   accepted: number;
   duplicate: number;
   replaced: number;
+  replaced_in_flight: number;
+  updated: number;
   rejected: number;
   /** Messages with a problem, which may have to be sent again. */
   failed: number;

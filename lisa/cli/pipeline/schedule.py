@@ -13,10 +13,12 @@ from lisa.cli.options import Duration
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.options import JobOptions, job_options, pairs
+from lisa.core.transitions.enqueue import OnDuplicate
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.schedule import Scheduled
 
+COUNTS = ("accepted", "duplicate", "replaced", "replaced_in_flight", "updated", "refused")
 FORMATS = ("parquet", "csv", "json", "table")
 
 COLUMN_OPTIONS = (
@@ -112,7 +114,7 @@ COLUMN_OPTIONS = (
 )
 @click.option(
     "--on-duplicate",
-    type=click.Choice(["keep", "keep_live", "replace", "reject"]),
+    type=click.Choice([mode.value for mode in OnDuplicate]),
     default="keep",
     show_default=True,
     help="What to do with an id that already exists.",
@@ -197,11 +199,11 @@ def _print_result(done: Scheduled, directory: str | None, *, as_json: bool) -> N
     if as_json:
         print_json(done)
         return
-    rows: list[tuple[Any, ...]] = [
-        (topic, one.accepted, one.duplicate, one.replaced, one.refused)
-        for topic, one in done.topics.items()
+    rows = [
+        (topic, *(getattr(counts, name) for name in COUNTS))
+        for topic, counts in done.topics.items()
     ]
-    print_table(["topic", "accepted ", "duplicate ", "replaced ", "refused "], rows)
+    print_table(["topic", *(f"{name} " for name in COUNTS)], rows)
     for reason in done.reasons:
         click.echo(f"lisa: refused {reason}", err=True)
     if done.refused and directory:

@@ -3,8 +3,9 @@
     offset  size  content
     0       1     version, "1"
     1       8     send token: 8 random characters of A-Z a-z 0-9 - _, new for each send call
-    9       1     mark: "-" accepted, "r" replaced an earlier message with the same id;
-                  "+" and "R" likewise, after at least one group has settled the message
+    9       1     mark: "-" accepted; "r" replaced an earlier message with the same id, "f" one in
+                  flight, "b" one whose due time it took; "+", "R", "F" and "B" likewise, after at
+                  least one group has settled the message
     10      1     kind of the body: "j" JSON, "s" text (UTF-8), "b" bytes
     11      4     length n of the headers, four lower-case hexadecimal digits
     15      n     headers: a JSON object of text to text; absent if there are none

@@ -17,20 +17,29 @@ class OnDuplicate(StrEnum):
     """What to do with a message whose id is live, or was settled within the retention.
 
     KEEP_LIVE keeps a live message, and replaces one that was settled, cancelled or is in garbage.
+    UPDATE replaces all but the due time of a message that waits to be handed out, and otherwise
+    replaces it.
     """
 
     KEEP = "keep"
     KEEP_LIVE = "keep_live"
     REPLACE = "replace"
+    UPDATE = "update"
     REJECT = "reject"
 
 
 class Sent(StrEnum):
-    """Outcome of sending one message."""
+    """Outcome of sending one message.
+
+    REPLACED_IN_FLIGHT: a consumer holds the earlier message. The new one is sent, but a handler may
+    still get the earlier one, or be at work on it.
+    """
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     REPLACED = "replaced"
+    REPLACED_IN_FLIGHT = "replaced_in_flight"
+    UPDATED = "updated"
     REJECTED = "rejected"
 
 
@@ -43,7 +52,14 @@ class WindowChanged(InvalidMessage):
 
 
 _KNOWN = {"u": Elsewhere.UNKNOWN, "s": Elsewhere.SETTLED}
-_OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": Sent.REJECTED}
+_OUTCOMES = {
+    "a": Sent.ACCEPTED,
+    "d": Sent.DUPLICATE,
+    "r": Sent.REPLACED,
+    "f": Sent.REPLACED_IN_FLIGHT,
+    "b": Sent.UPDATED,
+    "x": Sent.REJECTED,
+}
 
 
 def _numbered(values: Sequence[Argument | None]) -> list[Argument]:

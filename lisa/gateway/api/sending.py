@@ -45,7 +45,8 @@ _item_decoder = msgspec.json.Decoder(SendRequest)
 
 KNOWN = (
     "The id existed: `duplicate` if the earlier message was kept, `replaced` if this message "
-    "replaced it."
+    "replaced it, `replaced_in_flight` if a consumer may still handle the earlier one as well, "
+    "`updated` if this message took its due time."
 )
 
 KEY_REUSED = "The `Idempotency-Key` was used for a request with other content."
@@ -224,6 +225,8 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
         accepted=counts[Sent.ACCEPTED],
         duplicate=counts[Sent.DUPLICATE],
         replaced=counts[Sent.REPLACED],
+        replaced_in_flight=counts[Sent.REPLACED_IN_FLIGHT],
+        updated=counts[Sent.UPDATED],
         rejected=counts[Sent.REJECTED],
         failed=len(found) - counts.total(),
     )

@@ -95,20 +95,24 @@ class SendMessagesRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., on_duplicate: _Optional[str] = ...) -> None: ...
 
 class BatchAnswer(_message.Message):
-    __slots__ = ("results", "accepted", "duplicate", "replaced", "rejected", "failed")
+    __slots__ = ("results", "accepted", "duplicate", "replaced", "rejected", "failed", "replaced_in_flight", "updated")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[BatchResult]
     accepted: int
     duplicate: int
     replaced: int
     rejected: int
     failed: int
-    def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., accepted: _Optional[int] = ..., duplicate: _Optional[int] = ..., replaced: _Optional[int] = ..., rejected: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+    replaced_in_flight: int
+    updated: int
+    def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., accepted: _Optional[int] = ..., duplicate: _Optional[int] = ..., replaced: _Optional[int] = ..., rejected: _Optional[int] = ..., failed: _Optional[int] = ..., replaced_in_flight: _Optional[int] = ..., updated: _Optional[int] = ...) -> None: ...
 
 class BatchResult(_message.Message):
     __slots__ = ("id", "outcome", "problem")

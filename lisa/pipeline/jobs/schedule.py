@@ -43,9 +43,10 @@ Progress = Callable[[int, int], None]
 class Scheduled:
     """Number of a DataFrame's rows by outcome.
 
-    accepted: new messages. duplicate: ids that already existed; nothing was changed. replaced:
-    messages that replaced earlier ones. refused: not sent; `reasons` has the first ten reasons,
-    and `refused_files` the files with all refused rows. seconds: duration of the job.
+    accepted: new messages. duplicate: ids that already existed; nothing was changed. replaced,
+    replaced_in_flight, updated: messages that replaced earlier ones, see `Producer.send_one`.
+    refused: not sent; `reasons` has the first ten reasons, and `refused_files` the files with all
+    refused rows. seconds: duration of the job.
     """
 
     job: str | None
@@ -53,6 +54,8 @@ class Scheduled:
     accepted: int
     duplicate: int
     replaced: int
+    replaced_in_flight: int
+    updated: int
     refused: int
     topics: Mapping[str, Counts]
     reasons: tuple[str, ...]
@@ -89,7 +92,8 @@ def schedule(
     job: required without a column `id`: ids are derived from this name and the rows. Repeating the
         job within `dedupe_for` adds nothing; equal rows of another job are other messages.
     on_duplicate: what to do with an id that exists: "keep", "keep_live" to keep only a message
-        that has not ended, "replace", or "reject" to refuse the row.
+        that has not ended, "replace", "update" (replace all but the due time), or "reject" to
+        refuse the row.
     batch: maximum number of rows per call; limited by the topic's groups (500 with one group).
     max_rate: maximum number of rows per second, over all tasks.
     dedupe_for: minimum time for which ids are deduplicated; raises the topics' option of this name.

@@ -22,6 +22,8 @@ class Counts:
     accepted: int = 0
     duplicate: int = 0
     replaced: int = 0
+    replaced_in_flight: int = 0
+    updated: int = 0
     refused: int = 0
 
     def add(self, other: Counts) -> None:

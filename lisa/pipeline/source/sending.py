@@ -240,6 +240,8 @@ class Sender:
         counts.accepted += outcomes.count(Sent.ACCEPTED)
         counts.duplicate += outcomes.count(Sent.DUPLICATE)
         counts.replaced += outcomes.count(Sent.REPLACED)
+        counts.replaced_in_flight += outcomes.count(Sent.REPLACED_IN_FLIGHT)
+        counts.updated += outcomes.count(Sent.UPDATED)
         if Sent.REJECTED not in outcomes:
             return
         for index, outcome in enumerate(outcomes):

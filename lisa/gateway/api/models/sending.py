@@ -85,7 +85,8 @@ class SendRequest(Request):
         OnDuplicate | None,
         Meta(
             description="If the id exists: keep the earlier message (the default), keep it only "
-            "until it is settled, cancelled or garbage, replace it, or reject the new one."
+            "until it is settled, cancelled or garbage, replace it, update it (replace all but "
+            "its due time), or reject the new one."
         ),
     ] = None
 
@@ -123,6 +124,8 @@ class BatchAnswer(Answer):
     accepted: int
     duplicate: int
     replaced: int
+    replaced_in_flight: int
+    updated: int
     rejected: int
     failed: Annotated[
         int, Meta(description="Messages with a problem, which may have to be sent again.")
