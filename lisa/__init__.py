@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lisa.core.model.late import LateAction, LatePolicy, Ramp
     from lisa.core.model.message import Message
     from lisa.core.model.options import TopicOptions
-    from lisa.core.model.outcomes import Discard, Retry
+    from lisa.core.model.outcomes import Defer, Discard, Retry
     from lisa.core.model.retry_policy import RetryPolicy
     from lisa.core.model.signals import (
         message_acked,
@@ -114,6 +114,7 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "Consumer",
+    "Defer",
     "Delivery",
     "Discard",
     "DuplicateMessage",
@@ -198,7 +199,7 @@ _HOMES = {
     "lisa.core.model.durability": ("Replicas", "replicas"),
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),
-    "lisa.core.model.outcomes": ("Discard", "Retry"),
+    "lisa.core.model.outcomes": ("Defer", "Discard", "Retry"),
     "lisa.core.model.late": ("LateAction", "LatePolicy", "Ramp"),
     "lisa.core.model.retry_policy": ("RetryPolicy",),
     "lisa.core.model.signals": (

@@ -49,7 +49,7 @@ class Middleware(BaseMiddleware):
         """Run around one call of a handler. Returns the handler's result.
 
         An error raised here counts as a failure of the handler: the message is retried, or treated
-        as a `Retry` or `Discard` says. Returning without `call_next` skips the handler.
+        as a `Retry`, `Defer` or `Discard` says. Returning without `call_next` skips the handler.
         """
         return call_next(message)
 

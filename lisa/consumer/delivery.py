@@ -12,6 +12,7 @@ from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import ById
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Fail, Failed, Failure
@@ -117,6 +118,16 @@ class _Settling(PulledMessage):
         """Make the message a dead letter; returns `dead`, or `stale` if it is no longer held."""
         return (yield from self._fail(reason or "the puller discarded it", "discard"))
 
+    def defer(self, *, delay: timedelta | str, reason: str = "") -> Flow[str]:
+        """Deliver again after `delay`, without counting an attempt; returns `deferred` or `stale`.
+
+        For messages that cannot be handled now. Only a ttl ends one that is always deferred.
+        """
+        reason = reason or "the puller deferred it"
+        deferral = Deferral(*self._settlement[:2], checked_delay_ms(delay), reason)
+        postponed = yield from self._ask(Postpone(self.topic, self.group, [deferral]))
+        return postponed.outcome
+
     def extend(self) -> Flow[bool]:
         """Restart the ack timeout; returns False if the delivery is no longer held."""
         receipts, timeout_ms = [self._settlement[:2]], self._ack_timeout_ms
@@ -142,6 +153,7 @@ class Delivery(PulledMessage):
     ack = blocking(_Settling.ack)
     retry = blocking(_Settling.retry)
     discard = blocking(_Settling.discard)
+    defer = blocking(_Settling.defer)
     extend = blocking(_Settling.extend)
     release = blocking(_Settling.release)
 
@@ -157,6 +169,7 @@ class AsyncDelivery(PulledMessage):
     ack = awaiting(_Settling.ack)
     retry = awaiting(_Settling.retry)
     discard = awaiting(_Settling.discard)
+    defer = awaiting(_Settling.defer)
     extend = awaiting(_Settling.extend)
     release = awaiting(_Settling.release)
 

@@ -17,7 +17,7 @@ FAST_S = HANDLER_SECONDS[0]
 class HandlerStats:
     """Written by the threads that run handlers; read by the reader, metrics and health.
 
-    succeeded, failed, discarded: numbers of messages by outcome.
+    succeeded, failed, discarded, deferred: numbers of messages by outcome.
     """
 
     def __init__(self, topic: str) -> None:
@@ -26,6 +26,7 @@ class HandlerStats:
         self.succeeded = 0
         self.failed = 0
         self.discarded = 0
+        self.deferred = 0
         self._slow = Spread(HANDLER_SECONDS)
         self._fast = 0
         self._fast_s = 0.0
@@ -33,7 +34,7 @@ class HandlerStats:
     @property
     def handled(self) -> int:
         """The number of messages that handlers have finished."""
-        return self.succeeded + self.failed + self.discarded
+        return self.succeeded + self.failed + self.discarded + self.deferred
 
     def succeed(self) -> None:
         """Count a handled message, which ends a row of failures."""
@@ -41,9 +42,11 @@ class HandlerStats:
         if self.degradation.failed_in_row:
             self.end_row()
 
-    def count_refusal(self, *, is_discard: bool) -> None:
+    def count_refusal(self, *, is_discard: bool, is_deferral: bool) -> None:
         """Count a message that was not handled."""
-        if is_discard:
+        if is_deferral:
+            self.deferred += 1
+        elif is_discard:
             self.discarded += 1
         else:
             self.failed += 1

@@ -12,7 +12,15 @@ import msgspec
 from lisa.core.delivery.decode import settlement_of
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Discard, Retry, reason_of, text_of
+from lisa.core.model.outcomes import (
+    Defer,
+    Discard,
+    Retry,
+    joined,
+    leaves_of,
+    reason_of,
+    text_of,
+)
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.ack import Settlement
 from lisa.core.transitions.open import Limits
@@ -97,18 +105,34 @@ class Held(msgspec.Struct, eq=False):
 class Verdict(NamedTuple):
     """Why a message was not handled.
 
-    delay: milliseconds until the retry, "discard", or None for the retry policy.
-    error: the exception to log; None for `Retry`, `Discard`, `Batch.fail` and a return of False.
+    delay: milliseconds until the next delivery, "discard", or None for the retry policy.
+    error: the exception to log; None for `Retry`, `Defer`, `Discard`, the text of `Batch.fail` and
+        a return of False.
+    is_deferral: no attempt counts.
     """
 
     reason: str
     delay: int | Literal["discard"] | None = None
     error: BaseException | None = None
+    is_deferral: bool = False
 
     @property
     def is_discard(self) -> bool:
         """Whether the message must not be retried."""
         return self.delay == "discard"
+
+    @property
+    def precedence(self) -> tuple[int, int]:
+        """Orders the outcomes of one message; the highest counts.
+
+        A failure, or a retry after the policy's pause; a retry after a delay; a deferral; a
+        discard, which can be repeated. Of two alike, the one with the longer delay.
+        """
+        if self.delay is None:
+            return 3, 0
+        if self.delay == "discard":
+            return 0, 0
+        return 1 if self.is_deferral else 2, self.delay
 
     def under(self, policy: RetryPolicy | None, attempt: int) -> Verdict:
         """This verdict with the pause of a handler's policy after that failed attempt."""
@@ -124,11 +148,25 @@ Outcome = Verdict | None
 
 
 def verdict_of(error: object) -> Verdict:
-    """The verdict for an exception, or for the text given to `Batch.fail`."""
-    if isinstance(error, Retry):
+    """The verdict for an exception, or for the text given to `Batch.fail`.
+
+    An exception group, as of a task group, is a failure if one of its leaves is. Otherwise the
+    outcome among its leaves that takes precedence counts.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        verdicts = [verdict_of(leaf) for leaf in leaves_of(error)]
+        if any(one.error is not None for one in verdicts):
+            return Verdict(reason_of(error), None, error)
+        reason = joined(one.reason for one in verdicts)
+        return max(verdicts, key=lambda one: one.precedence)._replace(reason=reason)
+    if isinstance(error, (Retry, Defer)):
         # A subclass may not call `super().__init__`.
         delay: timedelta | None = getattr(error, "delay", None)
-        return Verdict(text_of(error), None if delay is None else duration_ms(delay))
+        if delay is not None:
+            is_deferral = isinstance(error, Defer)
+            return Verdict(text_of(error), duration_ms(delay), is_deferral=is_deferral)
+    if isinstance(error, Retry):
+        return Verdict(text_of(error))
     if isinstance(error, Discard):
         return Verdict(text_of(error), "discard")
     if isinstance(error, BaseException):
@@ -137,13 +175,10 @@ def verdict_of(error: object) -> Verdict:
 
 
 def combined(first: Outcome, second: Outcome) -> Outcome:
-    """The outcome for two receivers of one message: a retry takes precedence over a discard.
-
-    Both receivers then get the message again, and the discard can be repeated.
-    """
+    """The outcome for two receivers of one message, which both get if it is delivered again."""
     if first is None or second is None:
         return first or second
-    return second if first.is_discard and not second.is_discard else first
+    return max(first, second, key=lambda one: one.precedence)
 
 
 def settlements_of(deliveries: Iterable[Held]) -> list[Settlement]:

@@ -32,7 +32,12 @@ def _add_one(numbers: Numbers, sub: Subscription) -> None:
     add(numbers, "lisa_consumer_held", len(sub.leases.held), *labels)
     _put_worst(numbers, "lisa_consumer_degraded", sub.stats.degradation.is_degraded, *labels)
     stats = sub.stats
-    outcomes = {"ok": stats.succeeded, "failed": stats.failed, "discarded": stats.discarded}
+    outcomes = {
+        "ok": stats.succeeded,
+        "failed": stats.failed,
+        "discarded": stats.discarded,
+        "deferred": stats.deferred,
+    }
     for outcome, count in outcomes.items():
         add(numbers, "lisa_consumer_handled_total", count, *labels, outcome)
     add(numbers, "lisa_consumer_handler_seconds", stats.seconds(), *labels)

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from blinker import Signal
 
 from lisa.consumer.inflight import Held, Verdict, settlements_of
+from lisa.consumer.outcomes import Refusals
 from lisa.consumer.settled import SettleWatch
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
@@ -19,12 +20,13 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.outcomes import traceback_of
 from lisa.core.redis.flow import Command, Execute, Flow
 from lisa.core.transitions.ack import Ack, Acked
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.retry import Fail, Failed, Failure
 
 log = logging.getLogger("lisa.consumer")
 
-MOST_FAILURES = 100
-"""The most failures of one call: each may have a reason of 1 KiB and a traceback of 2 KiB."""
+MOST_REFUSALS = 100
+"""The most failures or deferrals of one call: each has a reason of 1 KiB, or with a traceback 3."""
 
 MOST_READ_ACKS = 32
 """The most acks that share a pipeline with the next read; the settler thread sends more."""
@@ -53,7 +55,7 @@ class SettleCalls:
         """
         outcomes = sub.outcomes
         fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
-        has_others = outcomes.failures or outcomes.expired
+        has_others = outcomes.has_refusals or outcomes.expired
         if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
             return None
         some = outcomes.acks.take_many(MOST_READ_ACKS)
@@ -97,8 +99,8 @@ class SettleCalls:
             self._ack(sub, outcomes.acks, "acked")
         while outcomes.expired:
             self._ack(sub, outcomes.expired, "expired")
-        while outcomes.failures or outcomes.unanswered:
-            self._fail(sub)
+        while outcomes.has_refusals:
+            self._refuse(sub)
 
     def _ack(self, sub: Subscription, queue: ThreadQueue[Held], state: str) -> None:
         some = queue.take_many(sub.store.batch_size(sub.shard, Ack))
@@ -137,12 +139,18 @@ class SettleCalls:
             elif has_receivers:
                 self._signal_sender.fire(pair, held.message)
 
-    def _fail(self, sub: Subscription) -> None:
-        call, some = sub.outcomes.unanswered or _failing(sub)
+    def _refuse(self, sub: Subscription) -> None:
+        call, some = sub.outcomes.unanswered or _refusing(sub)
         if not some:  # dropped meanwhile
             return
         sub.outcomes.begin_call(call, some)
-        outcomes = self._watch.call(sub, call, "retry", [held for held, _ in some])
+        deliveries = [held for held, _ in some]
+        if isinstance(call, Postpone):
+            self._watch.call(sub, call, "defer", deliveries)
+            sub.outcomes.end_call()
+            sub.leases.forget(deliveries)
+            return
+        outcomes = self._watch.call(sub, call, "retry", deliveries)
         sub.outcomes.end_call()
         for (held, verdict), outcome in zip(some, outcomes, strict=True):
             sub.leases.forget([held])
@@ -160,9 +168,16 @@ class SettleCalls:
             self._signal_sender.fire_failure(held.message, verdict.reason, outcome)
 
 
-def _failing(sub: Subscription) -> tuple[Fail, list[tuple[Held, Verdict]]]:
-    """A call for the next failures, and the deliveries that it settles."""
-    size = min(MOST_FAILURES, sub.store.batch_size(sub.shard, Fail))
+def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
+    """A call for the next deferrals or failures, and the deliveries that it ends."""
+    size = min(MOST_REFUSALS, sub.store.batch_size(sub.shard, Fail))
+    deferred = sub.outcomes.deferrals.take_many(size)
+    if deferred:
+        rows = [
+            Deferral(*held.receipt, cast("int", verdict.delay), verdict.reason)
+            for held, verdict in deferred
+        ]
+        return Postpone(sub.shard, sub.group, rows), deferred
     some = sub.outcomes.failures.take_many(size)
     try:
         settlements = settlements_of(held for held, _ in some)

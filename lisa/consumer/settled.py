@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """One call that settled messages of a topic for a group.
 
-    operation: "ack"; "retry", also for messages that moved to garbage; or "expire".
+    operation: "ack"; "retry", also for messages that moved to garbage; "defer"; or "expire".
     ended: when the call ended, in seconds since the epoch.
     seconds: how long the call took; None if the messages were settled along with a read.
     error: the error of the call, which will be repeated; None if it succeeded.

@@ -213,16 +213,17 @@ class Subscription:
             return
         if outcome.is_discard:
             self.stats.end_row()
-        else:
+        elif not outcome.is_deferral:
             self.stats.fail_in_row()
         self._fail(held, outcome)
 
     def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
         """Queue a handler's outcomes of a batch, which counts as at most one failure in a row."""
-        if all(outcome is not None and not outcome.is_discard for outcome in outcomes):
-            self.stats.fail_in_row()
-        else:
+        told = [one for one in outcomes if one is None or not one.is_deferral]
+        if not all(one is not None and not one.is_discard for one in told):
             self.stats.end_row()
+        elif told:
+            self.stats.fail_in_row()
         for held, outcome in zip(batch, outcomes, strict=True):
             if held.ended:
                 continue
@@ -237,12 +238,14 @@ class Subscription:
         self.outcomes.acks.put(held)
 
     def _fail(self, held: Held, outcome: Verdict) -> None:
-        self.stats.count_refusal(is_discard=outcome.is_discard)
-        log.warning(
-            "topic %s: message %s, attempt %d, was not handled: %s",
+        self.stats.count_refusal(is_discard=outcome.is_discard, is_deferral=outcome.is_deferral)
+        log.log(
+            logging.INFO if outcome.is_deferral else logging.WARNING,
+            "topic %s: message %s, attempt %d, was %s: %s",
             self.shard,
             held.message.id,
             held.message.attempt,
+            "deferred" if outcome.is_deferral else "not handled",
             outcome.reason,
             exc_info=outcome.error,
             extra=held.message.log_fields,
@@ -257,7 +260,8 @@ class Subscription:
 
     def _refuse(self, held: Held, verdict: Verdict) -> None:
         held.end()
-        self.outcomes.failures.put((held, verdict))
+        queue = self.outcomes.deferrals if verdict.is_deferral else self.outcomes.failures
+        queue.put((held, verdict))
 
     def drop_all(self) -> None:
         """Drop all deliveries after their group was removed; ignores the handlers' outcomes."""

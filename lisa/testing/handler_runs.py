@@ -175,6 +175,8 @@ class HandlerRuns:
         pause = verdict.delay
         delay = timedelta(milliseconds=pause) if isinstance(pause, int) else None
         with self._just_before():
+            if verdict.is_deferral and delay is not None:
+                return delivery.defer(delay=delay, reason=verdict.reason)
             return delivery.retry(delay=delay, reason=verdict.reason)
 
 

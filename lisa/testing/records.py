@@ -40,9 +40,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt to handle a message.
 
     at: when the handler ran, by the test's clock; aware, UTC.
-    outcome: "handled"; "retrying" or "dead" after a failure; "stale" if the message was taken away
-        while the handler ran.
-    reason: why the attempt failed, else "".
+    outcome: "handled"; "deferred"; "retrying" or "dead" after a failure; "stale" if the message was
+        taken away while the handler ran.
+    reason: why the attempt failed or was deferred, else "".
     """
 
     message: Message

@@ -128,6 +128,7 @@ def test_a_manager_reports_each_death_and_each_expiry(
 ANSWERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "retry": (lambda delivery: delivery.retry(delay=timedelta(hours=1)), "retrying"),
     "discard": (lambda delivery: delivery.discard("no"), "dead"),
+    "defer": (lambda delivery: delivery.defer(delay="1h"), "deferred"),
     "extend": (lambda delivery: delivery.extend(), True),
     "ack": (lambda delivery: delivery.ack(), "repeated"),
     "release": (lambda delivery: delivery.release(), True),  # the last: it is ready again
@@ -139,7 +140,7 @@ def test_a_delivery_has_the_same_outcome_as_without_the_loss(bench: Bench, proxy
     heard = listen(everywhere, "retrying", "dead", "acked")
     with Consumer(proxy.url("role")) as consumer:
         for name, (act, answer) in ANSWERS.items():
-            lose(proxy, "pull", "retry", "release", "extend", "ack")
+            lose(proxy, "pull", "retry", "defer", "release", "extend", "ack")
             lost = proxy.lost
             [sent] = bench.send(TOPIC, ["x"])
             [delivery] = consumer.pull(TOPIC, wait=timedelta(seconds=5))
@@ -176,9 +177,9 @@ def test_a_repeated_delivery_call_returns_the_first_result(
                 continue
         raise AssertionError("no call was answered")
 
-    for name in ("retry", "discard", "release"):
+    for name in ("retry", "discard", "defer", "release"):
         act, answer = ANSWERS[name]
-        lose(proxy, "pull", "retry", "release", times=8)
+        lose(proxy, "pull", "retry", "defer", "release", times=8)
         [sent] = bench.send(TOPIC, ["x"])
         [delivery] = insisting(partial(pull, 1))
         assert (delivery.id, delivery.attempt) == (sent, 1)

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Discard, Retry
+from lisa.core.model.outcomes import Defer, Discard, Retry
 from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.purge import Purge
+from lisa.manager import Manager
 from lisa.producer import Producer
 from tests.consumers import Bench, Blocking, heard, settled, state_of
 from tests.servers import flush, wait_until
@@ -151,11 +153,25 @@ class Silent(Exception):
         raise KeyboardInterrupt
 
 
+def group(*leaves: Exception) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("in tasks", leaves)
+
+
 RAISED: dict[str, tuple[BaseException | type[BaseException], str, str | None]] = {
     # what a handler raises, the state of its message, and the reason that is kept
     "Discard": (Discard("no such order"), "garbage", "no such order"),
     "Retry": (Retry("later", delay=timedelta(hours=1)), "retry", "later"),
+    "Defer": (Defer("busy", delay="1h"), "retry", "busy"),
     "ValueError": (ValueError("boom"), "retry", "ValueError: boom"),
+    # As of a task group: leaves that fail count most, then Retry, then Defer.
+    "a group of discards": (group(Discard("a"), group(Discard("b"))), "garbage", "a; b"),
+    "a group to defer": (group(Discard("a"), Defer("b", delay="1h")), "retry", "a; b"),
+    "a group to retry": (group(Defer("b", delay="2h"), Retry("c", delay="1h")), "retry", "b; c"),
+    "a group that fails": (
+        group(Discard("a"), Defer("b", delay="1h"), ValueError("c"), ValueError("c")),
+        "retry",
+        "ExceptionGroup: in tasks: Discard: a; Defer: b; ValueError: c",
+    ),
     "SystemExit": (SystemExit(3), "retry", "SystemExit: 3"),
     "of a producer": (InvalidMessage("sent something odd"), "retry", None),
     "cancelled": (asyncio.CancelledError, "retry", None),
@@ -170,11 +186,30 @@ RETURNED: dict[str, tuple[Callable[[], object], str, str | None]] = {
     "generator": (lambda: (number for number in range(3)), "retry", None),
     "the class Retry": (lambda: Retry, "retry", None),
     "an object Retry": (lambda: Retry("soon", delay="1h"), "retry", None),
+    "an object Defer": (lambda: Defer(delay="1h"), "retry", "the handler deferred the message"),
+    "the class Defer": (lambda: Defer, "retry", None),
     "the class Discard": (lambda: Discard, "garbage", None),
     "an object Discard": (lambda: Discard("no"), "garbage", None),
 }
+DEFERRED = ("Defer", "a group to defer", "an object Defer")
 UNAWAITED = "coroutine"
 """As of `call_next(message)` without `await`."""
+
+
+def check_outcomes(
+    bench: Bench, sent: dict[str, str], expected: dict[str, tuple[str, str | None]]
+) -> None:
+    for name, (state, reason) in expected.items():
+        groups = bench.inspect(TOPIC, sent[name]).group_states
+        assert state in [bench.settled_as(TOPIC, sent[name]), *[one.state for one in groups]], name
+        assert reason is None or [one.reason for one in groups] == [reason]
+        counts = {(one.failed_attempts, one.deferrals) for one in groups}
+        assert counts <= {(0, 1) if name in DEFERRED else (1, 0)}, name
+    now_ms = bench.store.drive(bench.store.server_time_ms())
+    for name in ("Retry", "Defer", "a group to defer", "a group to retry"):
+        due_ms = bench.inspect(TOPIC, sent[name]).group_states[0].due_ms
+        assert due_ms is not None
+        assert 3_500_000 < due_ms - now_ms <= 3_600_000, name
 
 
 @pytest.mark.parametrize("batch", [None, 1])
@@ -211,16 +246,40 @@ def test_the_handler_s_outcome_decides(bench: Bench, batch: int | None, *, is_as
     with consumer:
         wait_until(lambda: not bench.ask("XLEN", bench.ready(TOPIC)))
         wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
-    for name, (state, reason) in expected.items():
-        groups = bench.inspect(TOPIC, sent[name]).group_states
-        assert state in [bench.settled_as(TOPIC, sent[name]), *[one.state for one in groups]], name
-        assert reason is None or [one.reason for one in groups] == [reason]
-    now_ms = bench.store.drive(bench.store.server_time_ms())
-    due_ms = bench.inspect(TOPIC, sent["Retry"]).group_states[0].due_ms
-    assert due_ms is not None
-    assert 3_500_000 < due_ms - now_ms <= 3_600_000
+    check_outcomes(bench, sent, expected)
     for coroutine in made:
         coroutine.close()
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_deferred_message_comes_again_with_the_same_attempt(
+    bench: Bench, batch: int | None
+) -> None:
+    """Any number of times, although a failure would be final; only a ttl ends it."""
+    bench.declare(TOPIC, retry_delays="")
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    dead = heard(consumer.message_dead)
+
+    @consumer.on(TOPIC, batch=batch, within="10ms" if batch else None)
+    def handle(given: Any) -> None:
+        for message in given if batch else [given]:
+            seen.extend([message.attempt] * (message.body == "deferred"))
+            busy = Defer("busy", delay="20ms")
+            if message.body == "deferred" and len(seen) > DEGRADED_AFTER:
+                continue
+            if not batch:
+                raise busy
+            given.fail(message, busy)
+
+    deferred, ending = [*bench.send(TOPIC, ["deferred"]), *bench.send(TOPIC, ["x"], ttl_ms=200)]
+    with consumer, Manager(bench.url):
+        wait_until(settled(bench, deferred))
+        wait_until(lambda: bench.settled_as(TOPIC, ending) == "expired")
+        assert consumer.health()["topics"][f"{TOPIC}/lisa"]["state"] == "running"
+    assert seen == [1] * (DEGRADED_AFTER + 1)
+    assert not dead
+    assert bench.stat(TOPIC, "deferred") >= DEGRADED_AFTER + 1
 
 
 def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:

@@ -35,7 +35,7 @@ def test_deliveries_have_the_message_and_its_settling_methods(
     bench: Bench, consumer: Consumer
 ) -> None:
     acked = heard(consumer.message_acked)
-    sent, retried, discarded, released = bench.send(TOPIC, [{"order": 1}, 1, 2, 3])
+    sent, retried, discarded, released, deferred = bench.send(TOPIC, [{"order": 1}, 1, 2, 3, 4])
     [delivery] = consumer.pull(TOPIC)
     assert (delivery.id, delivery.topic, delivery.group) == (sent, TOPIC, "lisa")
     assert (delivery.body, delivery.attempt, delivery.headers) == ({"order": 1}, 1, {})
@@ -44,12 +44,16 @@ def test_deliveries_have_the_message_and_its_settling_methods(
     assert delivery.ack() == "acked"
     assert delivery.ack() == "repeated"
     assert bench.settled_as(TOPIC, sent) == "acked"
-    first, second, third = consumer.pull(TOPIC, batch=3)
+    first, second, third, fourth = consumer.pull(TOPIC, batch=4)
     assert first.retry(delay=timedelta(hours=1), reason="not yet") == "retrying"
     assert second.discard("hopeless") == "dead"
     assert third.release() is True
     assert third.release() is False
     assert third.ack() == "late"  # it takes effect in any state of the message
+    assert fourth.defer(delay="1h", reason="busy") == "deferred"
+    assert third.defer(delay="1h") == "stale"
+    (state,) = bench.inspect(TOPIC, deferred).group_states
+    assert (state.state, state.reason, state.failed_attempts) == ("retry", "busy", 0)
     assert bench.states(TOPIC, retried) == ["retry"]
     assert bench.inspect(TOPIC, retried).group_states[0].reason == "not yet"
     assert bench.states(TOPIC, discarded) == ["garbage"]
@@ -59,6 +63,8 @@ def test_deliveries_have_the_message_and_its_settling_methods(
     for wrong, said in ((timedelta(seconds=-1), "negative"), (timedelta.max, "beyond the year")):
         with pytest.raises(InvalidMessage, match=said):
             first.retry(delay=wrong)
+        with pytest.raises(InvalidMessage, match=said):
+            fourth.defer(delay=wrong)
 
 
 def test_a_pull_takes_at_most_its_batch_and_waits_for_a_message_a_resume_or_a_group(

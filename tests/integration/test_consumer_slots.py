@@ -16,7 +16,7 @@ from lisa.consumer import Batch, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Discard
+from lisa.core.model.outcomes import Defer, Discard
 from tests.consumers import Bench, Blocking, settled, state_of
 from tests.servers import wait_until
 
@@ -82,6 +82,7 @@ def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
     @consumer.on("mails", batch=30, within="1m")
     def fail(batch: Batch) -> None:
         batch.fail(batch[0], Discard("hopeless"))
+        batch.fail(batch[1], Defer("busy", delay="1h"))
         raise ValueError("all")
 
     orders = [{"order": 1}, {"order": 2}, {"order": 3}, {"order": "x"}]
@@ -97,6 +98,8 @@ def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
     assert bench.inspect(TOPIC, second).group_states[0].reason == "this one"
     assert bench.states("mails", hopeless) == ["garbage"]
     assert bench.states("mails", others[-1]) == ["retry"]
+    (state,) = bench.inspect("mails", others[0]).group_states
+    assert (state.reason, state.failed_attempts, state.deferrals) == ("busy", 0, 1)
 
 
 # Leases, slots, prefetching

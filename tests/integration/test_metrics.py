@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from lisa import Batch, Consumer, Discard, Manager, Message, Producer
+from lisa import Batch, Consumer, Defer, Discard, Manager, Message, Producer
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.metrics.page import metrics_page
@@ -259,13 +259,12 @@ def test_a_manager_exports_its_metrics_and_outlives_the_server(own_server: Embed
 @pytest.mark.parametrize("kind", ["inline", "threads", "async", "batch"])
 def test_a_consumers_own_numbers(bench: Bench, kind: str) -> None:
     bench.declare("orders", "g")
+    raised = {"fail": ValueError(), "discard": Discard("never"), "defer": Defer(delay="1h")}
     consumer = Consumer(bench.url, group="g", concurrency=4 if kind == "threads" else 1)
 
     def handle(message: Message) -> None:
-        if message.body == "fail":
-            raise ValueError("no")
-        if message.body == "discard":
-            raise Discard("never")
+        if message.body in raised:
+            raise raised[message.body]
 
     async def handle_soon(message: Message) -> None:
         handle(message)
@@ -280,7 +279,7 @@ def test_a_consumers_own_numbers(bench: Bench, kind: str) -> None:
     else:
         consumer.on("orders", handle_soon if kind == "async" else handle)
     discarded = 0 if kind == "batch" else 2
-    bodies = ["ok"] * 30 + ["discard"] * discarded + ["fail"] * 25
+    bodies = ["ok"] * 30 + ["discard", "defer"] * discarded + ["fail"] * 25
     with consumer, Producer(bench.url) as producer:
         producer.send_many("orders", bodies, retry=[timedelta(hours=1)])
 
@@ -296,7 +295,7 @@ def test_a_consumers_own_numbers(bench: Bench, kind: str) -> None:
         wait_until(lambda: page().value("lisa_consumer_degraded", **OWN) == is_degraded)
         now = page()
     outcomes = {one["outcome"]: n for one, n in now.samples(name)}
-    assert outcomes == {"ok": 30, "failed": 25, "discarded": discarded}
+    assert outcomes == {"ok": 30, "failed": 25, "discarded": discarded, "deferred": discarded}
     assert value(now, "consumer_concurrency") == (4 if kind == "threads" else 1)
     assert value(now, "up") == 1
     assert consumer.numbers() == {}

@@ -22,6 +22,7 @@ from lisa import (
     AsyncProducer,
     Batch,
     Consumer,
+    Defer,
     Discard,
     Message,
     Producer,
@@ -195,6 +196,8 @@ class TestDelivery:
         start, dead = kit.now, list[str | None]()
 
         def handle(message: Message) -> None:
+            if len(kit.attempts()) == 0:
+                raise Defer("closed", delay="1m")
             if message.attempt == 1:
                 raise Retry("busy", delay=timedelta(minutes=7))
             raise ValueError("bad order")
@@ -212,9 +215,10 @@ class TestDelivery:
         kit.producer.send("orders", 1, delay=DAY)
         kit.advance(days=2)
         assert [(one.at - start - DAY, one.outcome, one.reason) for one in kit.attempts()] == [
-            (timedelta(0), "retrying", "busy"),
-            (7 * MINUTE, "retrying", "ValueError: bad order"),
-            (HOUR + 7 * MINUTE, "dead", "ValueError: bad order"),
+            (timedelta(0), "deferred", "closed"),
+            (MINUTE, "retrying", "busy"),
+            (8 * MINUTE, "retrying", "ValueError: bad order"),
+            (HOUR + 8 * MINUTE, "dead", "ValueError: bad order"),
         ]
         (garbage,) = kit.garbage("orders")
         assert (garbage.body, garbage.reason) == (1, "ValueError: bad order")

@@ -12,7 +12,8 @@ import pydantic
 import pytest
 
 import lisa
-from lisa import Batch, ConfigError, Consumer, InvalidMessage, Message, Retry
+from lisa import Batch, ConfigError, Consumer, Defer, Discard, InvalidMessage, Message, Retry
+from lisa.consumer.inflight import combined, verdict_of
 from lisa.consumer.models import BodyMismatch, reader_for
 from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.outcomes import reason_of, traceback_of
@@ -292,14 +293,31 @@ def test_mistakes_are_found_by_the_type_checker() -> None:
 # Outcomes
 
 
-def test_a_pause_as_the_reason_of_a_retry_is_refused() -> None:
+@pytest.mark.parametrize("outcome", [Retry, Defer])
+def test_a_pause_as_the_reason_of_an_outcome_is_refused(outcome: type[Retry | Defer]) -> None:
     pause: Any
-    for pause in (5, 0.5, timedelta(minutes=5)):
-        with pytest.raises(InvalidMessage, match=r"write Retry\(delay="):
-            Retry(pause)
-    assert str(Retry(ValueError("busy"))) == "busy"  # type: ignore[arg-type]
+    for pause in (5, 0.5, timedelta(minutes=5), "5m", "1h30m", "1.5 s", "10 Minutes", "2 days"):
+        with pytest.raises(InvalidMessage, match=rf"write {outcome.__name__}\(delay="):
+            outcome(pause)
+    for reason in ("5m", "404", "5 apples", "m", ValueError("5m")):
+        assert str(outcome(reason, delay="5m")) == str(reason)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="ends beyond the year 9999"):
-        Retry(delay=timedelta.max)
+        outcome(delay=timedelta.max)
+
+
+def test_a_deferral_needs_a_delay_and_a_retry_none() -> None:
+    assert (str(Retry("404")), Retry("404").delay) == ("404", None)
+    for reason in ("", "busy"):
+        with pytest.raises(InvalidMessage, match=r"Defer has no delay; write Defer\(delay='10s'\)"):
+            Defer(reason)
+
+
+def test_of_outcomes_alike_the_one_with_the_longer_delay_counts() -> None:
+    short, long = Defer("a", delay="1s"), Defer("b", delay="1m")
+    for leaves in ([short, long], [long, short, Discard()]):
+        verdict = verdict_of(BaseExceptionGroup("", leaves))
+        assert (verdict.delay, verdict.is_deferral) == (60_000, True)
+        assert combined(verdict_of(leaves[0]), verdict_of(leaves[1])) == verdict_of(long)
 
 
 def deep(n: int, text: str) -> None:

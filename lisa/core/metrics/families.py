@@ -260,7 +260,8 @@ _CONSUMER = (
     _gauge("lisa_consumer_held", "Messages held and not yet settled.", _BY_GROUP),
     _counter(
         "lisa_consumer_handled_total",
-        "Messages whose handler finished: ok, failed (to be retried, or in garbage), discarded.",
+        "Messages whose handler finished: ok, failed (to be retried, or in garbage), discarded, "
+        "deferred.",
         ("topic", "group", "outcome"),
     ),
     Family(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from lisa.core.model.clock import checked_delay_ms
@@ -12,22 +14,35 @@ LONGEST_REASON_BYTES = 1024
 LONGEST_TRACEBACK_BYTES = 2048
 MOST_FRAMES = 20
 _CUT = "...\n"
+_DURATION = re.compile(
+    r"(\d+(\.\d+)?\s*(ms|[smhd]|sec|min|hr|second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
+)
+"""What reads as a duration, also in units that Lisa does not know."""
 
 
 class Retry(Exception):
     """Retry the message after `delay`, or after the policy's pause. Counts as an attempt.
 
-    Raises InvalidMessage for a number or a timedelta as the reason, and for an invalid delay.
+    Raises InvalidMessage for a duration as the reason, and for an invalid delay.
     """
 
     def __init__(self, reason: str = "", *, delay: timedelta | str | None = None) -> None:
-        given: object = reason
-        if isinstance(given, (int, float, timedelta)):
-            raise InvalidMessage(
-                f"Retry({reason!r}) has a pause as its reason; write Retry(delay='10s')"
-            )
+        self.delay = _checked_delay("Retry", reason, delay)
         super().__init__(reason or "the handler asked for a retry")
-        self.delay = None if delay is None else timedelta(milliseconds=checked_delay_ms(delay))
+
+
+class Defer(Exception):
+    """Deliver the message again after `delay`, because it cannot be handled now.
+
+    Counts no attempt: only a ttl ends a message that is always deferred. Raises InvalidMessage
+    without a delay, for an invalid one, and for a duration as the reason.
+    """
+
+    def __init__(self, reason: str = "", *, delay: timedelta | str | None = None) -> None:
+        self.delay = _checked_delay("Defer", reason, delay)
+        if self.delay is None:
+            raise InvalidMessage("Defer has no delay; write Defer(delay='10s')")
+        super().__init__(reason or "the handler deferred the message")
 
 
 class Discard(Exception):
@@ -37,15 +52,42 @@ class Discard(Exception):
         super().__init__(reason or "the handler discarded the message")
 
 
-def meant_to_be_raised(result: object) -> Retry | Discard | None:
-    """The `Retry` or `Discard` that a handler returned, as an instance or without parentheses."""
-    if result is Retry or result is Discard:
+def _checked_delay(name: str, reason: object, delay: timedelta | str | None) -> timedelta | None:
+    """The delay of an outcome. Raises InvalidMessage if the reason is meant to be the delay."""
+    is_text = isinstance(reason, str) and (delay is not None or not _DURATION.fullmatch(reason))
+    if not is_text and isinstance(reason, (str, int, float, timedelta)):
+        raise InvalidMessage(
+            f"{name}({reason!r}) has a pause as its reason; write {name}(delay='10s')"
+        )
+    return None if delay is None else timedelta(milliseconds=checked_delay_ms(delay))
+
+
+def meant_to_be_raised(result: object) -> Exception | None:
+    """The outcome that a handler returned: a `Retry`, `Defer` or `Discard`, or the class itself.
+
+    Instead of an outcome that is not valid, its error: a returned class `Defer` has no delay.
+    """
+    if isinstance(result, (Retry, Defer, Discard)):
+        return result
+    if not isinstance(result, type) or not issubclass(result, (Retry, Defer, Discard)):
+        return None
+    try:
         return result()
-    return result if isinstance(result, (Retry, Discard)) else None
+    except Exception as error:  # noqa: BLE001  a subclass may raise anything
+        return error
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """The errors that an exception group holds, in order; the error itself if it is no group."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for one in error.exceptions:
+        yield from leaves_of(one)
 
 
 def reason_of(error: BaseException) -> str:
-    """`ExceptionName: message`, at most 1 KiB of UTF-8."""
+    """`ExceptionName: message`, at most 1 KiB of UTF-8; a group's message names its leaves."""
     text = text_of(error)
     name = type(error).__name__
     encoded = (f"{name}: {text}" if text else name).encode("utf-8", "replace")
@@ -69,8 +111,16 @@ def traceback_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text; empty if its `__str__` fails."""
+    """An exception's text; empty if its `__str__` fails. That of a group names its leaves."""
     try:
+        if isinstance(error, BaseExceptionGroup):
+            leaves = joined(map(reason_of, leaves_of(error)))
+            return f"{error.message}: {leaves}" if error.message else leaves
         return str(error)
     except Exception:  # noqa: BLE001  __str__ is user code and may raise anything
         return ""
+
+
+def joined(reasons: Iterable[str]) -> str:
+    """Reasons as one text, each once."""
+    return "; ".join(dict.fromkeys(reasons))
