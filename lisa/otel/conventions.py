@@ -13,6 +13,8 @@ MESSAGE_ID = "messaging.message.id"
 BATCH_COUNT = "messaging.batch.message_count"
 ERROR_TYPE = "error.type"
 ATTEMPT = "messaging.lisa.message.delivery_attempt"
+OUTCOME = "messaging.lisa.outcome"
+DEFERRED = "deferred"
 
 DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """The bucket bounds that the conventions recommend."""

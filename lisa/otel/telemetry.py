@@ -14,7 +14,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 import lisa
-from lisa.core.model.outcomes import meant_to_be_raised
+from lisa.core.model.outcomes import Defer, meant_to_be_raised
 from lisa.middleware import Middleware
 from lisa.otel import conventions as names
 from lisa.otel.conventions import Instruments, attributes_of, error_type
@@ -201,7 +201,9 @@ class Telemetry(Middleware):
         def take(result: Any) -> Any:
             nonlocal attributes
             error = meant_to_be_raised(result)
-            if result is False or error is not None:
+            if isinstance(error, Defer):
+                span.set_attribute(names.OUTCOME, names.DEFERRED)
+            elif result is False or error is not None:
                 shown = "False" if error is None else error_type(error)
                 kind = RETURNED_FALSE if error is None else shown
                 attributes = {**attributes, names.ERROR_TYPE: kind}
@@ -214,7 +216,8 @@ class Telemetry(Middleware):
             with _current(span, given):
                 yield take
         except BaseException as error:
-            attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
+            if _is_failure(error):
+                attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
             raise
         finally:
             self._instruments.handlers.record(time.monotonic() - began, attributes)
@@ -229,11 +232,14 @@ class Telemetry(Middleware):
 
 @contextmanager
 def _current(span: Span, context: Context | None = None) -> Iterator[None]:
-    """Make a span current in a context, then end it; records a raised error."""
+    """Make a span current in a context, then end it; records a raised error, or a `Defer`."""
     token = contexts.attach(trace.set_span_in_context(span, context))
     try:
         yield
     except BaseException as error:
+        if not _is_failure(error):
+            span.set_attribute(names.OUTCOME, names.DEFERRED)
+            raise
         span.record_exception(error)
         span.set_attribute(names.ERROR_TYPE, error_type(error))
         span.set_status(Status(StatusCode.ERROR, str(error)))
@@ -241,6 +247,15 @@ def _current(span: Span, context: Context | None = None) -> Iterator[None]:
     finally:
         contexts.detach(token)
         span.end()
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether a raised error is more than a `Defer`, which may be in an exception group."""
+    if not isinstance(error, (Defer, BaseExceptionGroup)):
+        return True
+    from lisa.consumer.inflight import verdict_of  # late: producers do not need consumers
+
+    return not verdict_of(error).is_deferral
 
 
 def _has_sdk(tracers: TracerProvider | None, meters: MeterProvider | None) -> bool:

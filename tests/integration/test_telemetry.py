@@ -18,6 +18,7 @@ from lisa import (
     AsyncProducer,
     Batch,
     Consumer,
+    Defer,
     Discard,
     Message,
     Outgoing,
@@ -280,7 +281,13 @@ def test_a_context_that_the_application_gave_is_kept(recorded: Recorded) -> None
 
 
 def test_a_failed_send_and_a_discarded_message_are_errors(bench: Bench, recorded: Recorded) -> None:
-    def handler(message: Message) -> None:
+    """A deferred one is none."""
+
+    def handler(message: Message) -> Any:
+        if message.body == "raised":
+            raise ExceptionGroup("", [Defer(delay="1h")])
+        if message.body == "returned":
+            return Defer(delay="1h")
         raise Discard("not wanted")
 
     bench.configure(TOPIC, capacity=1)
@@ -296,12 +303,18 @@ def test_a_failed_send_and_a_discarded_message_are_errors(bench: Bench, recorded
     counted = [(one.value, one.attributes.get("error.type")) for one in points]
     assert counted == [(1, None), (1, "TopicFull")]
     bench.configure(TOPIC, capacity=10)
-    (sent,) = bench.send(TOPIC, [1])  # without a context
+    sent, *_ = bench.send(TOPIC, [1, "raised", "returned"])  # without a context
     with bench.consumer(handler, middleware=recorded.middleware):
         wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
-    process = recorded.one("process")
+        wait_until(lambda: bench.stat(TOPIC, "deferred") == 2)
+    process, *deferred = recorded.spans("process")
     assert (attributes(process)["error.type"], list(process.links)) == ("Discard", [])
     assert process.status.description == "not wanted"
+    for span in deferred:
+        assert attributes(span)["messaging.lisa.outcome"] == "deferred"
+        assert span.status.status_code is StatusCode.UNSET
+    points = recorded.points("messaging.process.duration")
+    assert {one.attributes.get("error.type") for one in points} == {"Discard", None}
 
 
 WITHOUT_SDK = """

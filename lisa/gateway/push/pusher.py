@@ -241,9 +241,15 @@ class Pusher:
         if answer.verdict is PushVerdict.DONE:
             await self._settle_persistently(lambda: settler.ack(topic, receipt), delivery)
             return
-        delay = math.ceil(answer.wait_s * 1000) if answer.verdict is PushVerdict.LATER else None
+        if answer.verdict is PushVerdict.LATER:
+            wait_ms = math.ceil(answer.wait_s * 1000)
+            await self._settle_persistently(
+                lambda: settler.defer(topic, receipt, delay_ms=wait_ms, reason=answer.reason),
+                delivery,
+            )
+            return
         await self._settle_persistently(
-            lambda: settler.retry(topic, receipt, reason=answer.reason, delay=delay), delivery
+            lambda: settler.retry(topic, receipt, reason=answer.reason), delivery
         )
 
     async def _settle_persistently(
