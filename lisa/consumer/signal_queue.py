@@ -49,8 +49,8 @@ class SignalSender:
     def fire_unfit(self, unfit: Iterable[tuple[Delivered, Acked | Retried]]) -> None:
         """Fire `expired`, `retrying` or `dead` for settled messages that no handler may see."""
         for one, outcome in unfit:
-            if isinstance(outcome, Retried):
-                self.fire_failure(one.message, one.fault, outcome)
+            if one.fault is not None and isinstance(outcome, Retried):
+                self.fire_failure(one.message, one.fault.reason, outcome)
             elif outcome is not Acked.STALE:
                 self.fire(self.expired, one.message)
 

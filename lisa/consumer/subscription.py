@@ -160,8 +160,8 @@ class Subscription:
             entry_id = entry.entry
             one = Held(entry_id, message, data, now_us, read_at, lease_ends)
             hold(entry_id, one)
-            if fault:
-                self._refuse(one, Verdict(fault, "discard"))
+            if fault is not None:
+                self._refuse(one, Verdict(*fault))
             elif is_past:
                 one.end()
                 self.outcomes.expired.put(one)

@@ -13,6 +13,7 @@ topic's options, so one task may run several times. Results are not kept.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from lisa.core.model.errors import LisaError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
 from lisa.django import producer
@@ -37,7 +39,13 @@ except ImportError:  # before Django 6
     from django_tasks.base import Task
     from django_tasks.signals import task_enqueued, task_finished, task_started
 
+log = logging.getLogger("lisa.django")
+
 PREFIX = "tasks."
+
+
+class UnknownTask(LisaError):
+    """A worker does not have the task. In a rolling deployment another worker may have it."""
 
 
 class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
@@ -89,8 +97,16 @@ class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
         self._finish(result, TaskResultStatus.SUCCESSFUL)
 
     def gave_up(self, _topic: str, *, message: Message) -> None:
-        """Announce a task that has failed for good; a receiver of `message_dead`."""
-        self._finish(self._result_of(message), TaskResultStatus.FAILED)
+        """Announce a task that has failed for good; a receiver of `message_dead`.
+
+        Django's signal names the task, so there is none for a task that this worker does not have.
+        """
+        try:
+            result = self._result_of(message)
+        except (UnknownTask, Discard) as error:
+            log.warning("topic %s: gave up message %s: %s", message.topic, message.id, error)
+            return
+        self._finish(result, TaskResultStatus.FAILED)
 
     def _started(self, message: Message) -> Any:
         result = self._result_of(message)
@@ -110,12 +126,16 @@ class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
     def _result_of(self, message: Message) -> Any:
         body = message.body
         try:
-            task = import_string(body["task"])
-        except (ImportError, KeyError, TypeError) as error:
-            raise Discard(f"cannot import the task: {error}") from error
+            name, args, kwargs = body["task"], body["args"], body["kwargs"]
+        except (KeyError, TypeError) as error:
+            raise Discard(f"the body is not that of a task: {error!r}") from error
+        try:
+            task = import_string(name)
+        except ImportError as error:
+            raise UnknownTask(f"this worker has no task {name}: {error}") from error
         if not isinstance(task, Task):  # a message must not run any other function
-            raise Discard(f"{body['task']} is not a task")
-        return self._result(task, message.id, body["args"], body["kwargs"])
+            raise UnknownTask(f"{name} is not a task of this worker")
+        return self._result(task, message.id, args, kwargs)
 
     def _result(self, task: Any, task_id: str, args: Any, kwargs: Any) -> Any:
         return TaskResult(

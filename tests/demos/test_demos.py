@@ -113,9 +113,13 @@ def test_django_handlers_and_tasks(redis_url: str, processes: Processes, tmp_pat
     pytest.importorskip("django", reason="django is not installed")
     manage("migrate", "--run-syncdb", "-v", "0")
     with Manager(redis_url), Producer(redis_url) as producer, connect(redis_url) as raw:
-        bad = producer.send("tasks.default", {"task": "os.getcwd", "args": [], "kwargs": {}})
+        args: dict[str, Any] = {"args": [], "kwargs": {}}
+        bad = [
+            producer.send("tasks.default", {"task": task, **args}, retry="0s")
+            for task in ("os.getcwd", "shop.tasks.of_the_next_version")
+        ]
         consume = (str(DEMOS / "django" / "manage.py"), "lisa_consumer", "--", "--processes", "2")
-        processes.start(*consume, env={"LISA_REDIS_URL": redis_url}, cwd=tmp_path)
+        workers = processes.start(*consume, env={"LISA_REDIS_URL": redis_url}, cwd=tmp_path)
         unpaid, paid, later, *said = shell(
             "a = Order.place(minutes=0.05); b = Order.place(minutes=600); b.pay();"
             "from datetime import timedelta; from django.utils import timezone;"
@@ -129,10 +133,15 @@ def test_django_handlers_and_tasks(redis_url: str, processes: Processes, tmp_pat
         states = f"print([Order.objects.get(pk=pk).state for pk in ({unpaid}, {paid})])"
         assert shell(states) == "['apology', 'paid']", "handler, then the task it enqueued"
         assert state(producer, "order-timeouts", f"order-{paid}") == "cancelled"
-        wait_until(lambda: state(producer, "tasks.default", bad) == "garbage")
-        found = producer.get("tasks.default", bad)
-        assert found is not None
-        assert [group.reason for group in found.groups.values()] == ["os.getcwd is not a task"]
+        reasons = ("is not a task of this worker", "has no task shop.tasks.of_the_next_version")
+        where = "tasks.default"
+        wait_until(lambda: [state(producer, where, one) for one in bad] == ["garbage"] * 2)
+        for one, reason in zip(bad, reasons, strict=True):
+            found = producer.get("tasks.default", one)
+            assert found is not None
+            assert found.attempts == 2, "another worker may have the task"
+            assert reason in (found.reason or "")
+        assert "a receiver of message" not in workers.output
 
 
 @pytest.mark.full

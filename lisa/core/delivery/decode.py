@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Literal, NamedTuple
 
-from lisa.core.model.envelope import decode_content, fence_of
+from lisa.core.model.envelope import UnknownFormat, decode_content, fence_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.lateness import kept_ms, letter
 from lisa.core.model.message import Message
 from lisa.core.model.stream import Entry
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
 
+log = logging.getLogger("lisa")
+
 _new = tuple.__new__
+
+
+class Fault(NamedTuple):
+    """Why a message cannot be decoded, and how to fail it: for good, or by its policy (None)."""
+
+    reason: str
+    delay: Literal["discard"] | None
 
 
 def unpack(
     topic: str, group: str, entry: Entry, data: bytes, state: Any = None
-) -> tuple[Message, str]:
-    """The message of an entry, and the reason if its body cannot be decoded, else "".
+) -> tuple[Message, Fault | None]:
+    """The message of an entry, and why its body cannot be decoded; None if it can.
 
-    A message that cannot be decoded has None as its body. `state` is that of the consumer.
+    A message that cannot be decoded has None as its body. In a rolling deployment another process
+    may know a form that this one does not. `state` is that of the consumer.
     """
     _, message_id, due_ms, attempt, *_ = entry
-    fault = ""
+    fault: Fault | None = None
     try:
         body, headers = decode_content(data)
     except InvalidMessage as error:
-        body, headers, fault = None, {}, str(error)
+        body, headers = None, {}
+        fault = Fault(str(error), None if isinstance(error, UnknownFormat) else "discard")
+        said = "topic %s: message %s, attempt %d, cannot be read: %s"
+        log.warning(said, topic, message_id, attempt, error)
     return Message(
         id=message_id,
         topic=topic,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from lisa.core.delivery.body_size import AHEAD_BYTES, BodySize
-from lisa.core.delivery.decode import settlement_of, unpack
+from lisa.core.delivery.decode import Fault, settlement_of, unpack
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.errors import GroupRemoved, LisaError, RemovalUnfinished, ServerUnavailable
 from lisa.core.model.message import Message
@@ -62,14 +62,14 @@ class Taken(NamedTuple):
 class Delivered(NamedTuple):
     """An opened entry of this group's consumer.
 
-    `fault` tells why the body cannot be decoded, and is otherwise empty. `is_expired`: the message
+    `fault` tells why the body cannot be decoded, and is otherwise None. `is_expired`: the message
     is past its time to live. Neither kind is for a handler.
     """
 
     message: Message
     settlement: Settlement
     size: int
-    fault: str
+    fault: Fault | None
     is_expired: bool
 
     @property
@@ -182,7 +182,7 @@ class GroupSource:
         expired = [one for one in unfit if not one.fault]
         outcomes: list[Acked | Retried] = []
         if faulty:
-            failures = [Failure.of(one.settlement, one.fault, "discard") for one in faulty]
+            failures = [Failure.of(one.settlement, *one.fault) for one in faulty if one.fault]
             outcomes += yield from self._store.run_by_id(Fail(self.topic, self.group, failures))
         if expired:
             settlements = [one.settlement for one in expired]

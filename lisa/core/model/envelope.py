@@ -11,7 +11,8 @@
     15      n     headers: a JSON object of text to text; absent if there are none
     15+n    ..    the body
 
-A message whose envelope has another version goes to garbage with that reason.
+A process that does not know an envelope's version, or a body's kind, fails the message with that
+reason: it is retried by its policy, because another process may be newer.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ _KINDS = frozenset(b"jsb")
 _WINDOW_FIRST = b'{"lisa-window":'
 _WINDOW_END = HEAD_BYTES + len(_WINDOW_FIRST)
 _WITHOUT_HEADERS = {b"j0000": "j", b"s0000": "s", b"b0000": "b"}
+
+
+class UnknownFormat(InvalidMessage):
+    """An envelope or body in a form that this build does not know; a newer one may know it."""
 
 
 class Envelope(NamedTuple):
@@ -233,11 +238,13 @@ def encode_envelope(token: str, body: object, headers: Mapping[str, str] | None 
 
 
 def decode_envelope(data: bytes) -> Envelope:
-    """Decode an envelope. Raises InvalidMessage with the reason if it is not valid."""
+    """Decode an envelope. Raises InvalidMessage with the reason; UnknownFormat of a newer build."""
     if data[:1] != VERSION:
-        raise InvalidMessage(f"unknown envelope version {data[:1]!r}; this build reads version 1")
-    if len(data) < HEAD_BYTES or data[10] not in _KINDS:
-        raise InvalidMessage("the envelope's head is cut short or damaged")
+        raise UnknownFormat(f"unknown envelope version {data[:1]!r}; this build reads version 1")
+    if len(data) < HEAD_BYTES:
+        raise InvalidMessage("the envelope's head is cut short")
+    if data[10] not in _KINDS:
+        raise UnknownFormat(f"unknown kind of body {data[10:11]!r}; this build reads j, s and b")
     try:
         size = int(data[11:HEAD_BYTES], 16)
         end = HEAD_BYTES + size
