@@ -17,7 +17,7 @@ log = logging.getLogger("lisa")
 _new = tuple.__new__
 
 
-class Fault(NamedTuple):
+class Undecodable(NamedTuple):
     """Why a message cannot be decoded, and how to fail it: for good, or by its policy (None)."""
 
     reason: str
@@ -26,19 +26,19 @@ class Fault(NamedTuple):
 
 def unpack(
     topic: str, group: str, entry: Entry, data: bytes, state: Any = None
-) -> tuple[Message, Fault | None]:
+) -> tuple[Message, Undecodable | None]:
     """The message of an entry, and why its body cannot be decoded; None if it can.
 
     A message that cannot be decoded has None as its body. In a rolling deployment another process
     may know a form that this one does not. `state` is that of the consumer.
     """
     _, message_id, due_ms, attempt, *_ = entry
-    fault: Fault | None = None
+    fault: Undecodable | None = None
     try:
         body, headers = decode_content(data)
     except InvalidMessage as error:
         body, headers = None, {}
-        fault = Fault(str(error), None if isinstance(error, UnknownFormat) else "discard")
+        fault = Undecodable(str(error), None if isinstance(error, UnknownFormat) else "discard")
         said = "topic %s: message %s, attempt %d, cannot be read: %s"
         log.warning(said, topic, message_id, attempt, error)
     return Message(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from lisa.core.delivery.body_size import AHEAD_BYTES, BodySize
-from lisa.core.delivery.decode import Fault, settlement_of, unpack
+from lisa.core.delivery.decode import Undecodable, settlement_of, unpack
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.errors import GroupRemoved, LisaError, RemovalUnfinished, ServerUnavailable
 from lisa.core.model.message import Message
@@ -69,7 +69,7 @@ class Delivered(NamedTuple):
     message: Message
     settlement: Settlement
     size: int
-    fault: Fault | None
+    fault: Undecodable | None
     is_expired: bool
 
     @property
