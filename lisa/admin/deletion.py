@@ -68,7 +68,7 @@ def delete(
 
 def _check_consumers(store: Store, topic: str) -> Flow[None]:
     found = yield from roles.consumers(store, [topic])
-    alive = sorted(one.record.name for one in found if one.alive)
+    alive = sorted(one.record.name for one in found if one.state != "gone")
     if alive:
         others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
         raise TopicInUse(

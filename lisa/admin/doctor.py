@@ -8,7 +8,6 @@ from typing import Any
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
 from lisa.admin.probes import TOPIC, refused, rules
-from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.server_checks import (
@@ -16,18 +15,20 @@ from lisa.core.store.server_checks import (
     USE_AOF,
     Check,
     CheckResult,
+    check_clock,
     check_server,
     info,
     no_append_only_file,
+    with_refusal,
 )
 from lisa.core.store.store import SCHEMA_VERSION, Store
+from lisa.core.store.write_refusals import NO_HEARTBEATS, write_refusal
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
 ROLE = "operator"
 """The role whose rights the doctor checks."""
 _WRITABLE = ("server", "role", "cluster")
-CLOCK_OFFSET_MS = 1_000
 
 
 def examine(store: Store) -> Flow[list[Check]]:
@@ -44,8 +45,11 @@ def examine(store: Store) -> Flow[list[Check]]:
         ]
     else:
         checks = [*check_server(server), *(yield from _cluster(store, server))]
+    refusal = yield from write_refusal(store, store.keys.managers)
+    checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
-    writes = all(one.verdict is not CheckResult.FAIL for one in checks if one.name in _WRITABLE)
+    fails = (one.verdict is CheckResult.FAIL for one in checks if one.name in _WRITABLE)
+    writes = refusal is None and not any(fails)
     # redis-py's cluster client changes the reply of COMMAND INFO; the probes cover clusters.
     listed = server is None or server.get("cluster_enabled") != "1"
     for check in (
@@ -116,15 +120,7 @@ def _clock(store: Store) -> Flow[Check]:
     before = time.time_ns()
     server_us = yield from store.server_time_us()
     middle_us = (before + time.time_ns()) // 2_000
-    offset_ms = (server_us - middle_us) / 1_000
-    found = f"{offset_ms:+.1f} ms relative to this machine"
-    if abs(offset_ms) < CLOCK_OFFSET_MS:
-        return Check.ok("clock", found)
-    return Check.warn(
-        "clock",
-        f"{human(round(abs(offset_ms)))} apart: {found}",
-        "synchronize both clocks with NTP; the server's clock decides when messages are due",
-    )
+    return check_clock((server_us - middle_us) / 1_000)
 
 
 def _commands(store: Store) -> Flow[Check]:
@@ -197,7 +193,10 @@ def _scripts(store: Store) -> Flow[Check]:
 
 def _managers(store: Store) -> Flow[Check]:
     try:
-        alive = [one for one in (yield from roles.managers(store)) if one.alive]
+        found = yield from roles.managers(store)
+        alive = [one for one in found if one.alive]
+        if not alive and (yield from write_refusal(store, store.keys.managers)):
+            return Check.warn("managers", NO_HEARTBEATS, "see the first check")
     except ConfigError as error:
         return Check.warn("managers", str(error), "grant read access to this user")
     if not alive:

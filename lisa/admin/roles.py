@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from lisa.admin.reading import ask_all, pending_entries, stream_ids
@@ -12,6 +12,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.store import Store, chunks, grouped
+from lisa.core.store.write_refusals import write_refusals
 from lisa.core.transitions.base import text
 
 TOPICS_PER_STEP = 100
@@ -22,11 +23,20 @@ P = TypeVar("P", ConsumerPresence, ManagerPresence)
 
 @dataclass(frozen=True, slots=True)
 class RolePresence(Generic[P]):
-    """A role's presence record; `silent_ms` is the time since its last heartbeat."""
+    """A role's presence record; `silent_ms` is the time since its last heartbeat.
+
+    is_unknown: it has no heartbeat, but the server refuses writes, so it may be running.
+    """
 
     record: P
     silent_ms: int
     alive: bool
+    is_unknown: bool = False
+
+    @property
+    def state(self) -> str:
+        """alive, gone or unknown."""
+        return "alive" if self.alive else "unknown" if self.is_unknown else "gone"
 
 
 def consumers(
@@ -36,6 +46,7 @@ def consumers(
     names = list(topics) or (yield from store.topics())
     now_ms = yield from store.server_time_ms()
     found: list[RolePresence[ConsumerPresence]] = []
+    keys: list[str] = []
     for some in chunks(names, TOPICS_PER_STEP):
         asked = yield from counted_pairs(store, some)
         replies = yield from ask_all(
@@ -47,7 +58,8 @@ def consumers(
             for record in presence.records_in(reply or [], ConsumerPresence)
         )
         found += [_seen(presence.whole(parts), now_ms) for parts in records.values()]
-    return found
+        keys += [store.keys.topic(topic).consumers for topic, _ in records]
+    return (yield from _judged(store, found, keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,21 @@ def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
     """All managers."""
     now_ms = yield from store.server_time_ms()
     records = yield from presence.managers(store)
-    return [_seen(record, now_ms) for record in records]
+    found = [_seen(record, now_ms) for record in records]
+    return (yield from _judged(store, found, [store.keys.managers] * len(found)))
+
+
+def _judged(
+    store: Store, found: list[RolePresence[P]], keys: Sequence[str]
+) -> Flow[list[RolePresence[P]]]:
+    """The roles, those without a heartbeat as unknown if the server of their key refuses writes."""
+    silent = [i for i, one in enumerate(found) if not one.alive]
+    if silent:
+        refusals = yield from write_refusals(store, [keys[i] for i in silent])
+        for i, refusal in zip(silent, refusals, strict=True):
+            if refusal is not None:
+                found[i] = replace(found[i], is_unknown=True)
+    return found
 
 
 def _seen(record: P, now_ms: int) -> RolePresence[P]:

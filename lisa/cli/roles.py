@@ -39,7 +39,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
                 one.topic,
                 one.group or "(no group yet)",
                 one.name,
-                one.state if seen.alive else "gone",
+                one.state if seen.alive else seen.state,
                 f"{one.running}/{one.concurrency}",
                 one.held,
                 one.handled,
@@ -65,7 +65,7 @@ def managers(chosen: Chosen) -> None:
         [
             (
                 seen.record.name,
-                "alive" if seen.alive else "gone",
+                seen.state,
                 seen.record.host,
                 seen.record.pid,
                 seen.record.topics,
@@ -88,6 +88,7 @@ def _as_json(chosen: Chosen, found: list[RolePresence[Any]]) -> bool:
                 **msgspec.structs.asdict(seen.record),
                 "silent_ms": seen.silent_ms,
                 "alive": seen.alive,
+                "unknown": seen.is_unknown,
             }
             for seen in found
         ]

@@ -19,7 +19,7 @@ from lisa.cli.output import (
     terminal_width,
     text_table,
 )
-from lisa.cli.topic_output import STATES, counts_fields, manager_warning, require_topics
+from lisa.cli.topic_output import STATES, counts_fields, overdue_warning, require_topics
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -184,7 +184,7 @@ def _lines(
                 local(counts.next_due_ms),
             )
         )
-    said = manager_warning(store, [one.counts for one in found], now_ms)
+    said = overdue_warning(store, [one.counts for one in found], now_ms)
     below = text_table([""], [[said]], width) if said else ()
     table = list(text_table(COLUMNS, rows, width, DROPPED))
     notes = ["", *below] if said else []

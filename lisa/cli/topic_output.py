@@ -42,13 +42,17 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
     }
 
 
-def manager_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
-    """What to print if messages are overdue because no manager runs; None if all is well."""
+def overdue_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
+    """Why messages wait: the server refuses writes, or no manager runs; None if all is well."""
     from lisa.admin.roles import managers
     from lisa.admin.topics import overdue_ms
     from lisa.core.model.clock import duration_ms
     from lisa.core.store.manager_watch import OVERDUE, warning
+    from lisa.core.store.write_refusals import write_refusal
 
+    refusal = store.drive(write_refusal(store, store.keys.managers))
+    if refusal is not None:
+        return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
     late_ms = overdue_ms(states, now_ms)
     if late_ms < duration_ms(OVERDUE) or any(one.alive for one in store.drive(managers(store))):
         return None

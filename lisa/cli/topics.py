@@ -25,7 +25,7 @@ from lisa.cli.topic_journal import journal
 from lisa.cli.topic_output import (
     STATES,
     counts_fields,
-    manager_warning,
+    overdue_warning,
     print_groups,
     print_result,
     store_with_topic,
@@ -71,7 +71,7 @@ def topics(chosen: Chosen) -> None:
         ],
         drop=["at", "groups", "retry", "next due", "in flight"],
     )
-    if said := manager_warning(store, found, now_ms):
+    if said := overdue_warning(store, found, now_ms):
         click.echo(f"lisa: {said}", err=True)
 
 

@@ -28,7 +28,7 @@ from lisa.core.model.errors import (
     TopicFull,
     TopicInUse,
 )
-from lisa.core.redis.errors import ClientError, is_full
+from lisa.core.redis.errors import ClientError, is_full, refusal_of
 from lisa.gateway.access import Forbidden, Unauthorized
 from lisa.gateway.pull_broker import TooManyPulls
 
@@ -126,9 +126,11 @@ def problem_of(error: Exception) -> ErrorResponse:
     if _is_outage(error):
         # The log has the details; the response must not expose the server's address.
         _outages.warn("a request failed because Redis is unavailable: %s", error)
-        return ErrorResponse(
-            503, "server-unavailable", "Redis does not respond", headers=RETRY_LATER
+        refusal = refusal_of(error.__cause__)
+        detail = (
+            f"Redis {refusal.cause} and refuses writes" if refusal else "Redis does not respond"
         )
+        return ErrorResponse(503, "server-unavailable", detail, headers=RETRY_LATER)
     for error_type, status, kind, headers in _KINDS:
         if isinstance(error, error_type):
             return ErrorResponse(status, kind, str(error), headers=headers)

@@ -22,6 +22,7 @@ from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.write_refusals import write_refusal
 from lisa.core.transitions.base import exact_text, text
 from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget
@@ -59,6 +60,7 @@ class Sweeper:
         is_list_there: Callable[[], bool] = lambda: True,
     ) -> None:
         self.moved = Tally()
+        self._refused = -math.inf
         self._store = store
         self._expirer = expirer
         self._configured = configured
@@ -122,7 +124,7 @@ class Sweeper:
         now_ms = self._now_ms(topic)
         self.expire(topic, now_ms)
         records = self._store.drive(presence.consumers(self._store, topic))
-        alive = {one.name for one in presence.alive(records, now_ms)}
+        alive = {one.name for one in self._running(topic, records, now_ms)}
         gone = [one for one in records if one.name not in alive]
         self._finish_removals(topic)
         groups = self._store.drive(self._store.groups(topic))
@@ -173,10 +175,28 @@ class Sweeper:
         now_ms = self._store.drive(self._store.server_time_ms(self._store.keys.managers))
         records = self._store.drive(presence.managers(self._store))
         alive = presence.alive(records, now_ms)
+        is_refused = self._refuses_heartbeats(self._store.keys.managers)
         for record in records:
-            if record not in alive:
+            if record not in alive and not is_refused:
                 self._store.drive(presence.leave_manager(self._store, record.name))
         return len(alive) < len(records)
+
+    def _running(
+        self, topic: str, records: list[ConsumerPresence], now_ms: int
+    ) -> list[ConsumerPresence]:
+        """The records of consumers that may be running."""
+        alive = presence.alive(records, now_ms)
+        if len(alive) < len(records) and self._refuses_heartbeats(
+            self._store.keys.topic(topic).consumers
+        ):
+            return records
+        return alive
+
+    def _refuses_heartbeats(self, key: str) -> bool:
+        """Whether no heartbeat can be written, or could a moment ago; then silence says nothing."""
+        if self._store.drive(write_refusal(self._store, key)):
+            self._refused = time.monotonic()
+        return time.monotonic() - self._refused < 2 * presence.BEAT.total_seconds()
 
     def _forget(
         self, topic: str, group: str, alive: set[str], gone: list[ConsumerPresence]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from redis import exceptions as client
@@ -76,9 +77,44 @@ def is_full(error: BaseException | None) -> bool:
     return isinstance(error, client.OutOfMemoryError) or _text_of(error).startswith("OOM")
 
 
-def is_read_only(error: BaseException) -> bool:
+def is_read_only(error: BaseException | None) -> bool:
     """Whether the server refused a write because it is a read-only replica."""
     return isinstance(error, client.ReadOnlyError) or _text_of(error).startswith("READONLY")
+
+
+class Refusal(NamedTuple):
+    """Why a server refuses writes: the check of `lisa doctor` it belongs to, the cause, its cure."""
+
+    check: str
+    cause: str
+    cure: str
+
+
+_REFUSALS = {
+    "OOM": Refusal(
+        "memory", "is out of memory", "raise its maxmemory, or let consumers reduce the backlog"
+    ),
+    "MISCONF": Refusal(
+        "persistence", "cannot save its data", "check the server's log and its disk"
+    ),
+    "NOREPLICAS": Refusal(
+        "role",
+        "has too few connected replicas",
+        "start its replicas, or lower min-replicas-to-write",
+    ),
+    "READONLY": Refusal(
+        "role", "is a read-only replica", "use the primary's address, or redis+sentinel://"
+    ),
+}
+
+
+def refusal_of(error: BaseException | None) -> Refusal | None:
+    """Why the server refused a write that it would take in order; None for any other error."""
+    if is_full(error):
+        return _REFUSALS["OOM"]
+    if is_read_only(error):
+        return _REFUSALS["READONLY"]
+    return _REFUSALS.get(_text_of(error).partition(" ")[0])
 
 
 def is_missing_script(error: BaseException) -> bool:
@@ -126,9 +162,11 @@ def _hint(where: str, reason: str) -> str:
 
 def read_only(where: str) -> ServerUnavailable:
     """The error for a server that is a read-only replica."""
-    return ServerUnavailable(
-        f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
-    )
+    return ServerUnavailable(_refused(where, _REFUSALS["READONLY"]))
+
+
+def _refused(where: str, refusal: Refusal) -> str:
+    return f"{where} {refusal.cause} and refuses writes: {refusal.cure}"
 
 
 def translated(error: BaseException, where: str) -> LisaError:
@@ -142,21 +180,10 @@ def translated(error: BaseException, where: str) -> LisaError:
             f"{where} does not permit this: {reason}; this user lacks {_lacking(reason)}. "
             "`lisa acl` prints the permissions that each role needs"
         )
-    if is_full(error):
-        return ServerUnavailable(
-            f"{where} is out of memory and refuses writes: raise its maxmemory, "
-            "or let consumers reduce the backlog"
-        )
-    if reason.startswith("MISCONF"):
-        return ServerUnavailable(
-            f"{where} cannot save its data and refuses writes: check the server's log and its disk"
-        )
-    if reason.startswith("NOREPLICAS"):
-        return ServerUnavailable(
-            f"{where} has too few connected replicas and refuses writes (min-replicas-to-write)"
-        )
-    if is_read_only(error):
-        return read_only(where)
+    if refusal := refusal_of(error):
+        return ServerUnavailable(_refused(where, refusal))
+    if reason.startswith("LOADING"):
+        return ServerUnavailable(f"{where} is loading its data and does not answer until then")
     if is_moving(error):
         return SlotMoving(f"{where} is moving the topic's slot to another node: {reason}")
     if passes(error):

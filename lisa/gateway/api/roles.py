@@ -42,7 +42,9 @@ async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
 
 def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
     fields = asdict(one.record) | {"group": one.record.group or None}
-    return ConsumerAnswer(**fields, silent_ms=one.silent_ms, alive=one.alive)
+    return ConsumerAnswer(
+        **fields, silent_ms=one.silent_ms, alive=one.alive, unknown=one.is_unknown
+    )
 
 
 @operations.add("listManagers", "GET", "/v1/managers", answers={200: "All managers."})
@@ -54,4 +56,6 @@ async def managers(call: Call[NoFields, None]) -> Reply[ManagersAnswer]:
 
 
 def _manager(one: RolePresence[ManagerPresence]) -> ManagerAnswer:
-    return ManagerAnswer(**asdict(one.record), silent_ms=one.silent_ms, alive=one.alive)
+    return ManagerAnswer(
+        **asdict(one.record), silent_ms=one.silent_ms, alive=one.alive, unknown=one.is_unknown
+    )

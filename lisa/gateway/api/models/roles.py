@@ -8,6 +8,11 @@ from msgspec import Meta
 
 from lisa.gateway.api.models.base import Answer, Name, Request
 
+Unknown = Annotated[
+    bool,
+    Meta(description="Not alive, but perhaps running: the server refuses to store heartbeats."),
+]
+
 
 class RolesQuery(Request):
     """Filters for listing consumers."""
@@ -27,6 +32,7 @@ class ConsumerAnswer(Answer):
     seen_ms: int
     silent_ms: int
     alive: bool
+    unknown: Unknown
     concurrency: int
     running: int
     held: int
@@ -50,6 +56,7 @@ class ManagerAnswer(Answer):
     seen_ms: int
     silent_ms: int
     alive: bool
+    unknown: Unknown
     topics: int
 
 
