@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.daemon.status import HEALTH
 from lisa.core.model.errors import LisaError
+from lisa.core.store.write_refusals import write_refusal
 from lisa.gateway import api, metrics, page, push
 from lisa.gateway.base_path import BasePath
 from lisa.gateway.compat import camellia, delay_queue, mykit
@@ -71,6 +72,9 @@ def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
         content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": hub.broker.waiting}
         try:
             await hub.store.drive(hub.store.command("PING"))
+            refusal = await hub.store.drive(write_refusal(hub.store, hub.store.keys.managers))
+            if refusal is not None:
+                content["warning"] = f"Redis {refusal.cause} and refuses writes"
         except LisaError as error:
             content |= {"status": "failing", "fault": problem_of(error).detail}
         if faults := hub.faults():

@@ -127,10 +127,8 @@ def problem_of(error: Exception) -> ErrorResponse:
         # The log has the details; the response must not expose the server's address.
         _outages.warn("a request failed because Redis is unavailable: %s", error)
         refusal = refusal_of(error.__cause__)
-        detail = (
-            f"Redis {refusal.cause} and refuses writes" if refusal else "Redis does not respond"
-        )
-        return ErrorResponse(503, "server-unavailable", detail, headers=RETRY_LATER)
+        detail = f"{refusal.cause} and refuses writes" if refusal else "does not respond"
+        return ErrorResponse(503, "server-unavailable", f"Redis {detail}", headers=RETRY_LATER)
     for error_type, status, kind, headers in _KINDS:
         if isinstance(error, error_type):
             return ErrorResponse(status, kind, str(error), headers=headers)

@@ -1,22 +1,29 @@
 """The page of a system in trouble: what needs attention comes first."""
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lisa import Consumer
+import pytest
+from click.testing import CliRunner
+
+from lisa import Consumer, Producer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
+from lisa.cli.main import main
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, problems
+from lisa.core.store.write_refusals import NO_HEARTBEATS
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank
 from lisa.gateway.page.rendering import band, brief
 from lisa.gateway.page.snapshot import Line, ServerFacts, Snapshot
-from tests.browser.conftest import Site, Visitor
+from tests.browser.conftest import Site, Visitor, now_ms
 from tests.gateways import Gateway, new_topic
-from tests.servers import wait_until
+from tests.servers import connect, wait_until
 
 NOW = 1_800_000_000_000
 HOUR = timedelta(hours=1)
@@ -101,6 +108,62 @@ def test_a_missing_manager_is_worse_while_messages_are_overdue() -> None:
     assert found(snapshot(calm, managed=False)) == [(Rank.MANAGER_GONE, "Managers")]
     assert found(snapshot(overdue, managed=False)) == [(Rank.NO_MANAGER, "Managers")]
     assert found(snapshot(managed=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "to", "usual", "cause"),
+    [
+        ("maxmemory", "1", "0", "is out of memory"),
+        ("min-replicas-to-write", "1", "0", "has too few connected replicas"),
+    ],
+)
+def test_a_server_that_refuses_writes_is_the_cause(
+    setting: str, to: str, usual: str, cause: str
+) -> None:
+    """Roles cannot write their heartbeats then, and do not count as gone."""
+    silent_ms = now_ms() - 60_000
+    with EmbeddedServer() as server, connect(server.url) as raw, Gateway(server.url) as gateway:
+        with Producer(server.url) as producer:
+            producer.send("crm", 1)
+            raw.xgroup_create("lisa:{crm}:g:lisa:ready", "lisa", mkstream=True)
+            raw.hset("lisa:{crm}:groups", "lisa", "1")
+        record = {"name": "m", "seen_ms": silent_ms}
+        raw.hset("lisa:managers", "m", json.dumps(record))
+        raw.hset("lisa:{crm}:consumers", "w", json.dumps({**record, "topic": "crm"}))
+
+        def text(path: str) -> str:
+            page = gateway.client.get(path).text.partition("<main")[2]
+            return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+        def lisa(*words: str) -> str:
+            return CliRunner().invoke(main, [*words, "--redis", server.url]).output
+
+        wait_until(lambda: "crm: No consumer" in text("/"))
+        assert "Managers: No manager" in text("/")
+        raw.config_set(setting, to)
+        wait_until(lambda: "Refuses writes" in text("/"))
+        for path in ("/", "/topics/crm", "/managers"):
+            seen = text(path)
+            assert cause in seen
+            assert seen.index("Server: Refuses writes") < seen.index("Managers: No heartbeat")
+            assert "Start lisa-manager" not in seen
+            assert "gone" not in seen
+        assert "crm: No heartbeat" in text("/")
+        assert "No consumer" not in text("/")
+        first, *rest = json.loads(lisa("doctor", "--json"))["checks"]
+        assert (first["verdict"], cause in first["found"]) == ("fail", True)
+        assert next(one for one in rest if one["check"] == "managers")["found"] == NO_HEARTBEATS
+        for command in ("topics", "top --once --interval 0.1"):
+            said = lisa(*command.split())
+            assert cause in said
+            assert "no manager" not in said
+        (manager,) = gateway.client.get("/v1/managers").json()["managers"]
+        (consumer,) = json.loads(lisa("consumers", "--json"))
+        for role in (manager, consumer):
+            assert (role["alive"], role["unknown"]) == (False, True)
+        assert cause in gateway.client.get("/healthz").json()["warning"]
+        raw.config_set(setting, usual)
+        wait_until(lambda: "Managers: No manager" in text("/"))
 
 
 def test_problems_of_the_server_are_those_of_the_doctor() -> None:

@@ -83,7 +83,7 @@ def is_read_only(error: BaseException | None) -> bool:
 
 
 class Refusal(NamedTuple):
-    """Why a server refuses writes: the check of `lisa doctor` it belongs to, the cause, its cure."""
+    """Why a server refuses writes: the check of `lisa doctor` that it fails, cause and cure."""
 
     check: str
     cause: str

@@ -219,6 +219,9 @@ def _eviction(server: dict[str, str]) -> Check:
 
 def _memory(server: dict[str, str]) -> Check:
     limit, used = int(server.get("maxmemory", 0)), int(server.get("used_memory", 0))
+    if used >= limit > 0 and server.get("maxmemory_policy", "noeviction") == "noeviction":
+        found = "all of maxmemory is in use: new messages are refused"
+        return Check.fail("memory", found, "raise maxmemory, or let consumers reduce the backlog")
     if limit and used > limit * MEMORY_IN_USE:
         return Check.warn(
             "memory",

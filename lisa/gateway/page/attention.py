@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.store.server_checks import CheckResult
@@ -24,19 +25,25 @@ MUCH_GARBAGE = 15
 """Messages that a topic may move to garbage within `GARBAGE_MS`."""
 
 
-class Rank(IntEnum):
-    """Kinds of problems, the worst first."""
+REFUSES = "Refuses writes"
+NO_HEARTBEAT = "No heartbeat"
+MAY_RUN = "may be running: no heartbeat can be written while the server refuses writes"
 
-    NO_MANAGER = 0
-    SERVER_FAILS = 1
+
+class Rank(IntEnum):
+    """Kinds of problems, causes before what follows from them, the worst first."""
+
+    SERVER_FAILS = 0
+    NO_MANAGER = 1
     NO_CONSUMER = 2
     OLD = 3
     GARBAGE = 4
     PAUSED = 5
     DEGRADED = 6
     MANAGER_GONE = 7
-    SERVER_WARNS = 8
-    NONE = 9
+    FOLLOWS = 8
+    SERVER_WARNS = 9
+    NONE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,18 @@ def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
 def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
     """The problems of one topic and the managers, the worst first."""
     found = [
+        *_server(snapshot, is_topics=True),
         *_managers(snapshot, [line]),
         *_of_topic(snapshot, line),
         *_consumers(snapshot, [line]),
     ]
     return sorted(found, key=lambda one: one.rank)
+
+
+def of_managers(snapshot: Snapshot) -> list[AttentionItem]:
+    """Why managers may have no heartbeat although they run: the server refuses writes."""
+    lines = snapshot.lines.values() if snapshot.may_run() else ()
+    return [*_server(snapshot, is_topics=True), *_managers(snapshot, list(lines))]
 
 
 def worst(found: Iterable[AttentionItem]) -> dict[str, Rank]:
@@ -96,7 +110,11 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
         detail = f"{_backlog(line, lacking)}, the oldest for {brief(late_ms)}"
         of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
         title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
-        yield AttentionItem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
+        if snapshot.may_run(topic):
+            detail = f"{detail}; consumers {MAY_RUN}"
+            yield AttentionItem(Rank.FOLLOWS, topic, NO_HEARTBEAT, detail, page, late_ms, topic)
+        else:
+            yield AttentionItem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
     elif late_ms >= OLD_MS:
         detail = f"{_backlog(line, None)}, and the oldest is not delivered yet"
         yield AttentionItem(
@@ -149,7 +167,11 @@ def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionIt
     if any(one.alive for one in snapshot.managers) or not lines:
         return
     late_ms = snapshot.overdue_ms(lines)
-    if late_ms is not None:
+    if snapshot.may_run():
+        late = f"; due messages are overdue by {brief(late_ms)}" if late_ms is not None else ""
+        detail = f"managers {MAY_RUN}{late}"
+        yield AttentionItem(Rank.FOLLOWS, "Managers", NO_HEARTBEAT, detail, "/managers", inf)
+    elif late_ms is not None:
         detail = f"due messages are not promoted: overdue by {brief(late_ms)}. Start lisa-manager"
         yield AttentionItem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
     else:
@@ -157,8 +179,18 @@ def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionIt
         yield AttentionItem(Rank.MANAGER_GONE, "Managers", "No manager", detail, "/managers")
 
 
-def _server(snapshot: Snapshot) -> Iterator[AttentionItem]:
-    for one in snapshot.server.problems:
+def _server(snapshot: Snapshot, *, is_topics: bool = False) -> Iterator[AttentionItem]:
+    """The problems of the server; `is_topics`: only the one that stops topics."""
+    refusal = snapshot.refusal
+    if refusal is not None:
+        detail = (
+            f"it {refusal.cause}: {refusal.cure}. Sends fail with status 503, and managers and "
+            "consumers cannot write their heartbeats"
+        )
+        yield AttentionItem(Rank.SERVER_FAILS, "Server", REFUSES, detail, "/managers", inf)
+    for one in snapshot.server.problems[0 if refusal is None else 1 :]:
+        if is_topics:
+            return
         is_failing = one.verdict is CheckResult.FAIL
         rank = Rank.SERVER_FAILS if is_failing else Rank.SERVER_WARNS
         yield AttentionItem(rank, "Server", one.name.capitalize(), one.found, "/managers")

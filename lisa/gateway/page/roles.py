@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from lisa.admin import roles
 from lisa.gateway.access import Scope
+from lisa.gateway.page import attention
 from lisa.gateway.page.view_context import PageRequest
 
 MOST = 500
@@ -30,12 +31,14 @@ async def consumers(visit: PageRequest) -> Response:
             held=held,
             most=MOST_HELD,
         )
-    seen.sort(key=lambda one: (one.alive, one.record.topic, one.record.name))
+    seen.sort(key=lambda one: (one.alive, one.is_unknown, one.record.topic, one.record.name))
     return visit.page(
         "consumers.html",
         roles=seen[:MOST],
         left_out=max(0, len(seen) - MOST),
         alive=sum(one.alive for one in seen),
+        unknown=sum(one.state == "unknown" for one in seen),
+        gone=sum(one.state == "gone" for one in seen),
     )
 
 
@@ -47,5 +50,6 @@ async def managers(visit: PageRequest) -> Response:
         roles=snapshot.managers,
         alive=sum(one.alive for one in snapshot.managers),
         server=snapshot.server,
+        problems=attention.of_managers(snapshot),
         is_operator=visit.token.allows(Scope.OPERATE, None),
     )

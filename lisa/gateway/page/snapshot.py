@@ -10,6 +10,7 @@ from lisa.admin.live import TopicActivity
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import TopicState
 from lisa.core.model.clock import duration_ms
+from lisa.core.redis.errors import Refusal
 from lisa.core.store.manager_watch import OVERDUE
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check
@@ -98,13 +99,23 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All topics and roles at one time; `at_ms` is from the Redis clock."""
+    """All topics and roles at one time; `at_ms` is from the Redis clock.
+
+    refusal: why a server refuses writes.
+    refused: the topics on such a server, and "" if managers cannot write their heartbeats there.
+    """
 
     at_ms: int
     lines: Mapping[str, Line]
     consumers: tuple[RolePresence[ConsumerPresence], ...]
     managers: tuple[RolePresence[ManagerPresence], ...]
     server: ServerFacts
+    refusal: Refusal | None = None
+    refused: frozenset[str] = frozenset()
+
+    def may_run(self, topic: str = "") -> bool:
+        """Whether roles without a heartbeat may run: managers, or the consumers of a topic."""
+        return topic in self.refused
 
     def overdue_ms(self, lines: Iterable[Line]) -> int | None:
         """How long messages of these topics have been overdue without a manager, else None."""

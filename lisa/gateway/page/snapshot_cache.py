@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from lisa.admin import history, live, roles, topics
 from lisa.admin.live import TopicActivity, TopicsSnapshot
 from lisa.admin.reading import ask_all
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
-from lisa.core.store.server_checks import info
+from lisa.core.store.server_checks import CheckResult, check_clock, info, with_refusal
+from lisa.core.store.store import Store
+from lisa.core.store.write_refusals import write_refusals
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page.snapshot import GARBAGE_MS, Line, ServerFacts, Snapshot
 
@@ -36,6 +40,8 @@ GARBAGE_S = 30.0
 FORGET_US = 15_000_000
 RING_US = 2_000_000
 MOST_SHARED = 512
+MOST_PROBED = 500
+"""Topics of a cluster for which to look whether their node refuses writes."""
 
 
 class _SharedQuery:
@@ -111,6 +117,9 @@ class SnapshotCache:
         names = tuple(look.topics)
         consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
         server = await self.flow("server", SERVER_S, self._server)
+        refusals = await store.drive(_refusals(store, names))
+        refusal = next(iter(refusals.values()), None)
+        server = replace(server, problems=tuple(with_refusal(server.problems, refusal)))
         # Start over after a gap, or when the server's clock was set back.
         if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
             await self._begin(look, any(one.alive for one in managers))
@@ -144,7 +153,15 @@ class SnapshotCache:
             )
             for name, counts in sorted(look.topics.items())
         }
-        return Snapshot(at_ms, lines, tuple(consumers), tuple(managers), server)
+        return Snapshot(
+            at_ms,
+            lines,
+            tuple(consumers),
+            tuple(managers),
+            server,
+            refusal=refusal,
+            refused=frozenset(refusals),
+        )
 
     async def _garbage_before(self, look: TopicsSnapshot) -> dict[str, int]:
         """The counters of garbage of `GARBAGE_MS` ago, for topics that have garbage now."""
@@ -199,6 +216,9 @@ class SnapshotCache:
 
     def _server(self) -> Flow[ServerFacts]:
         sections = ("server", "memory", "clients", "persistence", "replication")
+        before = time.time_ns()
+        server_us = yield from self._hub.store.server_time_us()
+        clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
         replies = yield from ask_all(self._hub.store, [("INFO", one) for one in sections])
         facts: dict[str, str] = {}
         for reply in replies:
@@ -210,8 +230,23 @@ class SnapshotCache:
             memory=_number(facts.get("used_memory")),
             most_memory=_number(facts.get("maxmemory")) or None,
             clients=_number(facts.get("connected_clients")),
-            problems=tuple(server_checks.problems(facts)) if facts else (),
+            problems=(
+                *(server_checks.problems(facts) if facts else ()),
+                *([clock] if clock.verdict is not CheckResult.OK else ()),
+            ),
         )
+
+
+def _refusals(store: Store, topics: Sequence[str]) -> Flow[dict[str, Refusal]]:
+    """Why writes are refused, by topic, and for managers under the name ""."""
+    step = max(1, len(topics) // MOST_PROBED) if store.has_nodes else 1
+    names = ["", *topics[::step]]
+    keys = [store.keys.topic(name).waiting if name else store.keys.managers for name in names]
+    try:
+        found = yield from write_refusals(store, keys)
+    except ServerUnavailable:  # one node of several; the others' reads fail by themselves
+        return {}
+    return {name: one for name, one in zip(names, found, strict=True) if one is not None}
 
 
 def _by_topic(found: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

@@ -78,6 +78,7 @@ async def show(visit: PageRequest) -> Response:
     return visit.page(
         "topic.html",
         line=line,
+        snapshot=snapshot,
         problems=attention.of_topic(snapshot, line),
         topic=name,
         now_ms=now_ms,

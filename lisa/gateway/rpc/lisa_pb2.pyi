@@ -1140,7 +1140,7 @@ class ConsumersAnswer(_message.Message):
     def __init__(self, consumers: _Optional[_Iterable[_Union[ConsumerAnswer, _Mapping]]] = ...) -> None: ...
 
 class ConsumerAnswer(_message.Message):
-    __slots__ = ("name", "topic", "group", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "concurrency", "running", "held", "handled", "state")
+    __slots__ = ("name", "topic", "group", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "concurrency", "running", "held", "handled", "state", "unknown")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -1155,6 +1155,7 @@ class ConsumerAnswer(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     HANDLED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic: str
     group: str
@@ -1169,7 +1170,8 @@ class ConsumerAnswer(_message.Message):
     held: int
     handled: int
     state: str
-    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., concurrency: _Optional[int] = ..., running: _Optional[int] = ..., held: _Optional[int] = ..., handled: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    unknown: bool
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., concurrency: _Optional[int] = ..., running: _Optional[int] = ..., held: _Optional[int] = ..., handled: _Optional[int] = ..., state: _Optional[str] = ..., unknown: bool = ...) -> None: ...
 
 class ListManagersRequest(_message.Message):
     __slots__ = ()
@@ -1182,7 +1184,7 @@ class ManagersAnswer(_message.Message):
     def __init__(self, managers: _Optional[_Iterable[_Union[ManagerAnswer, _Mapping]]] = ...) -> None: ...
 
 class ManagerAnswer(_message.Message):
-    __slots__ = ("name", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "topics")
+    __slots__ = ("name", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "topics", "unknown")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -1191,6 +1193,7 @@ class ManagerAnswer(_message.Message):
     SILENT_MS_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     host: str
     pid: int
@@ -1199,4 +1202,5 @@ class ManagerAnswer(_message.Message):
     silent_ms: int
     alive: bool
     topics: int
-    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., topics: _Optional[int] = ...) -> None: ...
+    unknown: bool
+    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., topics: _Optional[int] = ..., unknown: bool = ...) -> None: ...
