@@ -6,10 +6,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from lisa.consumer.inflight import Held
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.group_resolution import is_emptied
 from lisa.core.model.options import TopicOptions
@@ -25,8 +26,14 @@ from lisa.core.transitions.forget import Forget
 class Announcer:
     """Used by the heartbeat's threads; one thread at a time for each subscription."""
 
-    def __init__(self, store: SyncStore, concurrency: int) -> None:
+    def __init__(
+        self,
+        store: SyncStore,
+        concurrency: int,
+        subscriptions: Callable[[], Iterable[Subscription]] = tuple,
+    ) -> None:
         self._store = store
+        self._subscriptions = subscriptions
         self._concurrency = concurrency
         self._started_ms = int(time.time() * 1000)
         self._written: dict[Subscription, float] = {}
@@ -92,6 +99,7 @@ class Announcer:
         self._store.drive(self._watch.look([(sub.shard, sub.group)]))
 
     def _record(self, sub: Subscription, seen_ms: int = 0) -> presence.ConsumerPresence:
+        running, degradation = sub.leases.running(), sub.stats.degradation
         return presence.ConsumerPresence(
             name=sub.name,
             topic=sub.topic,
@@ -101,11 +109,23 @@ class Announcer:
             started_ms=self._started_ms,
             seen_ms=seen_ms,
             concurrency=self._concurrency,
-            running=len(sub.leases.running()),
+            running=len(running),
             held=len(sub.leases.held),
             handled=sub.stats.handled,
             state=sub.state,
+            error=degradation.error,
+            failing_ms=degradation.failing_ms,
+            busy_ms=self._busy_ms(sub, running),
         )
+
+    def _busy_ms(self, sub: Subscription, running: Sequence[Held]) -> int:
+        """How long no handler has been free for this topic, and none has begun another message."""
+        if sub.slots.free:
+            return 0
+        if len(running) < sub.slots.size:  # those of other topics have the rest
+            running = [held for one in self._subscriptions() for held in one.leases.running()]
+        began = max((held.started for held in running), default=time.monotonic())
+        return max(0, round((time.monotonic() - began) * 1000))
 
     @staticmethod
     def _use(sub: Subscription, options: TopicOptions) -> None:

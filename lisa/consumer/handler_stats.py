@@ -56,9 +56,9 @@ class HandlerStats:
         if self.degradation.succeeded():
             log.info("topic %s: a message succeeded; no longer degraded", self._topic)
 
-    def fail_in_row(self) -> None:
+    def fail_in_row(self, reason: str) -> None:
         """Count another failure in a row: a failed message, or a batch that failed completely."""
-        if self.degradation.failed():
+        if self.degradation.failed(reason):
             log.warning(
                 "topic %s: degraded after %d failures in a row", self._topic, DEGRADED_AFTER
             )

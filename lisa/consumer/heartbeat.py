@@ -70,7 +70,7 @@ class Heartbeat:
         self._follow = follow
         self._checks = checks
         self._followed = -math.inf
-        self._announcer = Announcer(store, concurrency)
+        self._announcer = Announcer(store, concurrency, subscriptions)
         self._announced_at: dict[Subscription, float] = {}
         self._failing: dict[_Call, LisaError | None] = {}
         self._pool: KeyedPool[Subscription | None] = KeyedPool("lisa-leases", longest_s=longest_s)

@@ -214,16 +214,17 @@ class Subscription:
         if outcome.is_discard:
             self.stats.end_row()
         elif not outcome.is_deferral:
-            self.stats.fail_in_row()
+            self.stats.fail_in_row(outcome.reason)
         self._fail(held, outcome)
 
     def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
         """Queue a handler's outcomes of a batch, which counts as at most one failure in a row."""
         told = [one for one in outcomes if one is None or not one.is_deferral]
-        if not all(one is not None and not one.is_discard for one in told):
+        failed = [one for one in told if one is not None and not one.is_discard]
+        if len(failed) < len(told):
             self.stats.end_row()
-        elif told:
-            self.stats.fail_in_row()
+        elif failed:
+            self.stats.fail_in_row(failed[-1].reason)
         for held, outcome in zip(batch, outcomes, strict=True):
             if held.ended:
                 continue

@@ -57,8 +57,8 @@ class PullBroker:
         self._most_pulls = most_pulls
         self._queues: dict[tuple[str, str], PullQueue] = {}
         self._releaser = Releaser(store)
-        self._presence = PullPresence(store, name, self._has_older_queue)
-        self._joins = GroupJoins(store, self._presence, name, groups, lambda: self.is_closing)
+        self.presence = PullPresence(store, name, self._has_older_queue)
+        self._joins = GroupJoins(store, self.presence, name, groups, lambda: self.is_closing)
         self.waiting = 0
         self.is_closing = False
         self._handed_out = 0
@@ -103,7 +103,7 @@ class PullBroker:
                 was_lost = await self._was_emptied(whole, group or "", since, ends)
                 if group is not None and not was_lost:
                     raise
-                self._presence.announce_again(topic)
+                self.presence.announce_again(topic)
                 may_declare = True  # the group was declared before
 
     @contextmanager
@@ -124,18 +124,18 @@ class PullBroker:
 
     async def _was_emptied(self, topic: Topic, group: str, since: float, ends: float) -> bool:
         """Whether the server has lost its data since then, so the group was not removed."""
-        while not self._presence.was_emptied_since(topic, since):
+        while not self.presence.was_emptied_since(topic, since):
             try:
                 if not await self.store.drive(
                     was_emptied(self.store, own_shard(topic), self.name, group)
                 ):
                     break
-                self._presence.mark_emptied(topic)
+                self.presence.mark_emptied(topic)
             except ServerUnavailable:
                 if time.monotonic() >= ends or self.is_closing:
                     raise
                 await asyncio.sleep(LOOK_AGAIN_S)
-        return self._presence.was_emptied_since(topic, since)
+        return self.presence.was_emptied_since(topic, since)
 
     async def _enqueue(
         self, topic: Topic, group: str, most: int, ends: float, timeout_ms: int | None
@@ -165,7 +165,7 @@ class PullBroker:
             self.watching,
             self._releaser,
             name=self.name,
-            announce=partial(self._presence.announce, topic, group),
+            announce=partial(self.presence.announce, topic, group),
             on_end=on_end,
         )
 
@@ -194,4 +194,4 @@ class PullBroker:
         self.stop_waiting()
         await asyncio.gather(*(queue.end() for queue in list(self._queues.values())))
         await self._releaser.finish()
-        await self._presence.leave()
+        await self.presence.leave()

@@ -39,6 +39,7 @@ class PullPresence:
         self._has_older_queue = has_older_queue
         self._started_ms = time.time_ns() // 1_000_000
         self._groups: dict[str, dict[str, float]] = {}  # topic -> group -> last pull
+        self._pushes: dict[str, dict[str, Callable[[], presence.PushPresence]]] = {}
         self._announced: dict[str, float] = {}
         self._written: dict[str, float] = {}
         self._emptied: dict[str, float] = {}
@@ -52,6 +53,7 @@ class PullPresence:
             return
         for name in [one for one, at in pulled.items() if now - at > GROUP_KEPT_S]:
             del pulled[name]
+        pushes = tuple(state() for _, state in sorted(self._pushes.get(topic, {}).items()))
         record = presence.ConsumerPresence(
             name=self._name,
             topic=topic,
@@ -59,6 +61,8 @@ class PullPresence:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=self._started_ms,
+            state="degraded" if any(one.state == "degraded" for one in pushes) else "running",
+            pushes=pushes,
         )
         is_new = False
         try:
@@ -68,6 +72,16 @@ class PullPresence:
             if not is_full(error.__cause__):
                 raise
         self.remember(topic, now, is_new=is_new)
+
+    def add_push(self, topic: str, group: str, state: Callable[[], presence.PushPresence]) -> None:
+        """Name a push of a group in the records of its topic."""
+        self._pushes.setdefault(topic, {})[group] = state
+
+    def drop_push(self, topic: str, group: str, state: Callable[[], presence.PushPresence]) -> None:
+        """Undo `add_push`, unless another push has taken the place."""
+        pushes = self._pushes.get(topic, {})
+        if pushes.get(group) == state:
+            del pushes[group]
 
     def remember(self, topic: str, announced: float = -math.inf, *, is_new: bool) -> None:
         """Note that the record was written; `is_new`: the server had none before."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 from urllib.parse import unquote
 
 import httpx
@@ -305,3 +306,31 @@ def test_a_push_waits_for_the_window(
     topic.wait_for("retry", later)
     topic.wait_for("acked", always)
     assert target.ids == [always]
+
+
+def test_a_failing_push_is_seen(client: httpx.Client, target: Target, topic: PushTopic) -> None:
+    """Its target, its last error and since when; also while the target asks for no push."""
+    target.default = Reply(500, body=b"no database")
+    topic.push_to(client, target.url)
+    topic.send(retry=[])
+    host = target.url.split("/")[2]
+
+    def record() -> dict[str, Any]:
+        found = client.get("/v1/consumers", params={"topic": topic.name}).json()["consumers"]
+        return found[0] if found else {}
+
+    def push() -> dict[str, Any]:
+        (one,) = record().get("pushes") or [{}]
+        return {name: one.get(name) for name in ("host", "state", "failed", "error")}
+
+    error = "500 Internal Server Error: no database"
+    wanted = {"host": host, "state": "running", "failed": 1, "error": error}
+    wait_until(lambda: push() == wanted)
+    page = client.get(f"/topics/{topic.name}").text.partition('id="pushes"')[2]
+    for shown in (host, "failing", error):
+        assert shown in page
+    target.default = Reply(503, {"Retry-After": "3600"})
+    topic.send()
+    wait_until(lambda: push()["state"] == "waiting")
+    seen_ms = record()["seen_ms"]
+    wait_until(lambda: record()["seen_ms"] > seen_ms)

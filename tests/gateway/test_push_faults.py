@@ -16,6 +16,7 @@ from lisa.admin import push as admin
 from lisa.admin.push import StoredPushTarget
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.embedded import EmbeddedServer
+from lisa.gateway.pull_presence import PullPresence
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher
 from lisa.gateway.request_metrics import Meter
@@ -208,21 +209,21 @@ def test_pauses_grow_with_each_push_that_fails_after_one() -> None:
     must not pause them for half a minute."""
     pace = TargetRecord()
     for _ in range(DEGRADED_AFTER + 80):
-        pace.failed()
+        pace.failed("500")
     assert pace.is_degraded
     assert 0 < pace.left_s <= FIRST_S
     paused = []
     for _ in range(9):
         paused.append(round(pace.left_s, 1))
         pace.resumes = 0.0  # the pause ends
-        pace.failed()
+        pace.failed("500")
     assert paused[:4] == [round(FIRST_S, 1), 0.5, 1.0, 2.0]
     assert paused[-1] == LONGEST_S
 
 
 def test_a_push_that_began_before_a_wait_does_not_end_it() -> None:
     pace = TargetRecord()
-    pace.asked_to_wait(10.0)
+    pace.asked_to_wait(10.0, "503")
     assert not pace.succeeded()
     pace.resumes = 0.0  # the wait ends
     assert pace.most(5) == 1
@@ -243,8 +244,10 @@ class _Ending(TargetRecord):
 
 
 async def test_a_wait_may_end_between_two_reads_of_it() -> None:
+    store: Any = None
+    presence = PullPresence(store, "gateway", lambda *_: False)
     hub: Any = SimpleNamespace(
-        broker=SimpleNamespace(is_closing=False),
+        broker=SimpleNamespace(is_closing=False, presence=presence),
         meter=Meter(),
         settings=SimpleNamespace(gateway_server=SimpleNamespace(push_concurrency=1)),
     )

@@ -368,7 +368,7 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
     assert await seen_after_pull("lisa") == {"lisa": 1}
     assert await seen_after_pull("audit") == {"audit": 1, "lisa": 1}
     monkeypatch.setattr(pull_presence, "GROUP_KEPT_S", 0.0)
-    hub.broker._presence.announce_again(topic)
+    hub.broker.presence.announce_again(topic)
     assert await seen_after_pull("audit") == {"audit": 1}
 
 

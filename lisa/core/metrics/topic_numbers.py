@@ -185,7 +185,7 @@ class TopicNumbers:
         alive = presence.alive(records, self._now_ms)
         self._processes.update(map(presence.process_of, alive))
         for name in self._groups:
-            mine = [one for one in alive if one.group == name]
+            mine = [one for one in alive if name in one.groups]
             degraded = {one.name for one in mine if one.state == "degraded"}
             self._add_new("lisa_topic_consumers_alive", name, set(map(presence.process_of, mine)))
             self._add_new("lisa_topic_consumers_degraded", name, degraded)

@@ -32,10 +32,29 @@ SEPARATOR = ", "
 """Separates the groups of a record."""
 
 
+class PushPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a gateway's pushes of one group go.
+
+    host: the target, without the path, which may be a secret.
+    state: running, degraded, or waiting (as the target asked).
+    failed: pushes that failed in a row, for `failing_ms`; `error` is the reason of the last one.
+    """
+
+    group: str
+    host: str
+    state: str = "running"
+    failed: int = 0
+    failing_ms: int = 0
+    error: str = ""
+
+
 class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One consumer on one topic.
 
     `group` is empty while no group is declared. A gateway names all groups that clients pull from.
+
+    error: why the last message failed, if messages have failed in a row, for `failing_ms`.
+    busy_ms: how long all handlers have been busy with the same messages.
     """
 
     name: str
@@ -51,6 +70,10 @@ class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     handled: int = 0
     state: str = "running"
     """running, waiting (for a group), paused, degraded or stopping."""
+    error: str = ""
+    failing_ms: int = 0
+    busy_ms: int = 0
+    pushes: tuple[PushPresence, ...] = ()
 
     @property
     def groups(self) -> list[str]:
@@ -132,6 +155,9 @@ def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
         held=sum(one.held for one in parts),
         handled=sum(one.handled for one in parts),
         state=states[0] if states else latest.state,
+        error=next((one.error for one in parts if one.error), ""),
+        failing_ms=max(one.failing_ms for one in parts),
+        busy_ms=max(one.busy_ms for one in parts),
     )
 
 

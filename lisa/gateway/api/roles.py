@@ -13,6 +13,7 @@ from lisa.gateway.api.models.roles import (
     ConsumersAnswer,
     ManagerAnswer,
     ManagersAnswer,
+    PushState,
     RolesQuery,
 )
 from lisa.gateway.api.operations import NO_TOPIC, Call, Operations, Reply, answer
@@ -41,7 +42,8 @@ async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
 
 
 def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
-    fields = asdict(one.record) | {"group": one.record.group or None}
+    pushes = [PushState(**asdict(push)) for push in one.record.pushes]
+    fields = asdict(one.record) | {"group": one.record.group or None, "pushes": pushes}
     return ConsumerAnswer(
         **fields, silent_ms=one.silent_ms, alive=one.alive, unknown=one.is_unknown
     )

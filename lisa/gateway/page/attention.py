@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from lisa.admin.roles import RolePresence
 from lisa.core.delivery.degradation import DEGRADED_AFTER
+from lisa.core.store.presence import ConsumerPresence, PushPresence
 from lisa.core.store.server_checks import CheckResult
-from lisa.gateway.page.rendering import brief, count, link
+from lisa.gateway.page.rendering import brief, count, link, stamp
 from lisa.gateway.page.snapshot import GARBAGE_MS, Line, Snapshot
 
 DUE_FOR_MS = 1_000
@@ -20,6 +22,9 @@ DUE_FOR_MS = 1_000
 
 OLD_MS = 60_000
 """The oldest due message of a topic may be this late."""
+
+FAILING_MS = 10_000
+"""How long every push to a target must have failed to be reported, unless it is degraded."""
 
 MUCH_GARBAGE = 15
 """Messages that a topic may move to garbage within `GARBAGE_MS`."""
@@ -36,14 +41,15 @@ class Rank(IntEnum):
     SERVER_FAILS = 0
     NO_MANAGER = 1
     NO_CONSUMER = 2
-    OLD = 3
-    GARBAGE = 4
-    PAUSED = 5
-    DEGRADED = 6
-    MANAGER_GONE = 7
-    FOLLOWS = 8
-    SERVER_WARNS = 9
-    NONE = 10
+    BUSY = 3
+    DEGRADED = 4
+    OLD = 5
+    GARBAGE = 6
+    PAUSED = 7
+    MANAGER_GONE = 8
+    FOLLOWS = 9
+    SERVER_WARNS = 10
+    NONE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +135,58 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
 
 
 def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionItem]:
-    topics = {line.topic for line in lines}
-    for record in (one.record for one in snapshot.consumers if one.alive):
-        if record.state == "degraded" and record.topic in topics:
-            topic, n = record.topic, DEGRADED_AFTER
-            detail = f"{record.name} takes one message at a time, because {n} in a row failed"
-            href = link("consumers", topic=topic, name=record.name)
+    late = {line.topic: line.late_ms(snapshot.at_ms) for line in lines}
+    seen = [one for one in snapshot.consumers if one.alive and one.record.topic in late]
+    for one in seen:
+        record, topic = one.record, one.record.topic
+        href = link("consumers", topic=topic, name=record.name)
+        if record.state == "degraded" and not record.pushes:
+            detail = (
+                f"{record.name} takes one message at a time, because {DEGRADED_AFTER} in a row "
+                f"failed{_since(snapshot, record.failing_ms)}{_why(record.error)}"
+            )
             yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
+        busy_ms = record.busy_ms + one.silent_ms if record.busy_ms else 0
+        if busy_ms >= OLD_MS and late[topic] >= DUE_FOR_MS:
+            title = f"All handlers busy for {brief(busy_ms)}"
+            detail = f"the {record.concurrency} handlers of {record.name} work on the same messages"
+            if record.concurrency == 1:
+                detail = f"the only handler of {record.name} works on the same message"
+            yield AttentionItem(Rank.BUSY, topic, title, detail, href, busy_ms, topic)
+    for topic in late:
+        for push in failing_pushes(one for one in seen if one.record.topic == topic):
+            yield _failing_push(snapshot, topic, push)
+
+
+def failing_pushes(roles: Iterable[RolePresence[ConsumerPresence]]) -> list[PushPresence]:
+    """The pushes that fail, of which several gateways may have records."""
+    found: dict[tuple[str, str], PushPresence] = {}
+    for push in (push for one in roles for push in one.record.pushes):
+        known = found.get((push.group, push.host))
+        is_failing = push.failing_ms >= FAILING_MS or push.state == "degraded"
+        if is_failing and (known is None or known.failing_ms < push.failing_ms):
+            found[push.group, push.host] = push
+    return list(found.values())
+
+
+def _failing_push(snapshot: Snapshot, topic: str, push: PushPresence) -> AttentionItem:
+    title = {"degraded": "Degraded push", "waiting": "Push waits"}.get(push.state, "Failing push")
+    what = f"the last {count(push.failed)} pushes to {push.host} failed"
+    if push.state == "waiting":
+        what = f"{push.host} asked to wait"
+    elif push.failed == 1:
+        what = f"the last push to {push.host} failed"
+    detail = f"{what}{_since(snapshot, push.failing_ms)}{_why(push.error)}"
+    href = link("topics", topic) + "#pushes"
+    return AttentionItem(Rank.DEGRADED, topic, title, detail, href, push.failing_ms, topic)
+
+
+def _since(snapshot: Snapshot, ms: int) -> str:
+    return f", since {stamp(snapshot.at_ms - ms)}" if ms else ""
+
+
+def _why(error: str) -> str:
+    return f". Last error: {error}" if error else ""
 
 
 def _groups_without_consumer(line: Line) -> list[str] | None:

@@ -74,6 +74,7 @@ async def show(visit: PageRequest) -> Response:
     outlooks = [
         forecast.outlook(one, history.best_pace(measured, one.group or None)) for one in ahead
     ]
+    consumers = [one for one in snapshot.consumers if one.record.topic == name]
     outlook = _chosen(outlooks, visit.query.get("group"))
     return visit.page(
         "topic.html",
@@ -99,7 +100,8 @@ async def show(visit: PageRequest) -> Response:
         spans=SPANS,
         ramp=ramp,
         options=option_rows(options),
-        consumers=[one for one in snapshot.consumers if one.record.topic == name],
+        consumers=consumers,
+        pushes=[push for one in consumers if one.alive for push in one.record.pushes],
     )
 
 

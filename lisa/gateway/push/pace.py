@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from lisa.core.delivery.degradation import Degradation
+from lisa.core.store.presence import PushPresence
 
 
 class TargetRecord:
@@ -17,6 +18,21 @@ class TargetRecord:
         self.resumes = 0.0
         self._degradation = Degradation()
         self._is_asked_to_wait = False
+        self._wish = ""
+        self._asked = 0.0
+
+    def presence(self, group: str, host: str) -> PushPresence:
+        """This record as other roles see it."""
+        row, waits = self._degradation, self._is_asked_to_wait
+        asked_ms = round((time.monotonic() - self._asked) * 1000) if waits else 0
+        return PushPresence(
+            group=group,
+            host=host,
+            state="degraded" if row.is_degraded else "waiting" if waits else "running",
+            failed=row.failed_in_row,
+            failing_ms=max(row.failing_ms, asked_ms),
+            error=row.error or (self._wish if waits else ""),
+        )
 
     @property
     def is_degraded(self) -> bool:
@@ -39,16 +55,18 @@ class TargetRecord:
             self._is_asked_to_wait = False
         return was_slowed and not self._is_asked_to_wait
 
-    def failed(self) -> bool:
+    def failed(self, error: str) -> bool:
         """Record a failed push; returns whether the target has just become degraded."""
-        has_begun = self._degradation.failed()
+        has_begun = self._degradation.failed(error)
         if self.is_degraded and not self.left_s:  # concurrent failures cost one pause
             self._rest(self._degradation.backoff.take())
         return has_begun
 
-    def asked_to_wait(self, seconds: float) -> None:
+    def asked_to_wait(self, seconds: float, error: str) -> None:
         """Record that the target asked for no push for `seconds`."""
-        self._is_asked_to_wait = True
+        if not self._is_asked_to_wait:
+            self._asked = time.monotonic()
+        self._is_asked_to_wait, self._wish = True, error
         self._rest(seconds)
 
     def _rest(self, seconds: float) -> None:

@@ -14,8 +14,10 @@ from lisa.admin.push import StoredPushTarget, find
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.store.presence import PushPresence
 from lisa.core.store.runner import caller
 from lisa.gateway.context import GatewayContext
+from lisa.gateway.pull_presence import BEAT_S
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
 from lisa.gateway.waiter import HandedOut
@@ -50,7 +52,11 @@ class Pusher:
         self._is_full = False
         for verdict in PushVerdict:
             hub.meter.pushes.add(0, target.topic, verdict.value)
+        hub.broker.presence.add_push(target.topic, target.group, self._presence)
         self._task = asyncio.create_task(self._run(), name=f"push {target.topic}")
+
+    def _presence(self) -> PushPresence:
+        return self._pace.presence(self.target.group, _host_of(self.target))
 
     @property
     def _where(self) -> str:
@@ -75,6 +81,7 @@ class Pusher:
         """
         with suppress(asyncio.CancelledError):
             await self._task
+        self._hub.broker.presence.drop_push(self.target.topic, self.target.group, self._presence)
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         left = list(self._active)
@@ -109,7 +116,8 @@ class Pusher:
         free = self._free()
         if free <= 0:
             self._is_full = True
-            await self._until(left_s or None)
+            await self._hub.broker.presence.announce(self.target.topic, self.target.group)
+            await self._until(min(left_s or BEAT_S, BEAT_S))
             self._is_full = False
             return
         for one in await self._take(free):
@@ -225,8 +233,8 @@ class Pusher:
             extra=delivery.message.log_fields,
         )
         if answer.verdict is PushVerdict.LATER:
-            pace.asked_to_wait(answer.wait_s)
-        elif pace.failed():
+            pace.asked_to_wait(answer.wait_s, answer.reason)
+        elif pace.failed(answer.reason):
             log.warning(
                 "%s: degraded after %d failed pushes to %s in a row",
                 self._where,

@@ -1140,7 +1140,7 @@ class ConsumersAnswer(_message.Message):
     def __init__(self, consumers: _Optional[_Iterable[_Union[ConsumerAnswer, _Mapping]]] = ...) -> None: ...
 
 class ConsumerAnswer(_message.Message):
-    __slots__ = ("name", "topic", "group", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "concurrency", "running", "held", "handled", "state", "unknown")
+    __slots__ = ("name", "topic", "group", "host", "pid", "started_ms", "seen_ms", "silent_ms", "alive", "concurrency", "running", "held", "handled", "state", "unknown", "error", "failing_ms", "busy_ms", "pushes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -1156,6 +1156,10 @@ class ConsumerAnswer(_message.Message):
     HANDLED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FAILING_MS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_MS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic: str
     group: str
@@ -1171,7 +1175,27 @@ class ConsumerAnswer(_message.Message):
     handled: int
     state: str
     unknown: bool
-    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., concurrency: _Optional[int] = ..., running: _Optional[int] = ..., held: _Optional[int] = ..., handled: _Optional[int] = ..., state: _Optional[str] = ..., unknown: bool = ...) -> None: ...
+    error: str
+    failing_ms: int
+    busy_ms: int
+    pushes: _containers.RepeatedCompositeFieldContainer[PushState]
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., silent_ms: _Optional[int] = ..., alive: bool = ..., concurrency: _Optional[int] = ..., running: _Optional[int] = ..., held: _Optional[int] = ..., handled: _Optional[int] = ..., state: _Optional[str] = ..., unknown: bool = ..., error: _Optional[str] = ..., failing_ms: _Optional[int] = ..., busy_ms: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[PushState, _Mapping]]] = ...) -> None: ...
+
+class PushState(_message.Message):
+    __slots__ = ("group", "host", "state", "failed", "failing_ms", "error")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FAILING_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    host: str
+    state: str
+    failed: int
+    failing_ms: int
+    error: str
+    def __init__(self, group: _Optional[str] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., failed: _Optional[int] = ..., failing_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListManagersRequest(_message.Message):
     __slots__ = ()

@@ -20,6 +20,17 @@ class RolesQuery(Request):
     topic: Annotated[Name | None, Meta(description="Defaults to all topics.")] = None
 
 
+class PushState(Answer):
+    """How a gateway's pushes of one group go, as of its last heartbeat."""
+
+    group: str
+    host: str
+    state: Annotated[str, Meta(description="running, degraded, or waiting (Retry-After).")]
+    failed: Annotated[int, Meta(description="Pushes that failed in a row.")]
+    failing_ms: Annotated[int, Meta(description="How long every push has failed.")]
+    error: Annotated[str, Meta(description="Why the last push failed.")]
+
+
 class ConsumerAnswer(Answer):
     """One consumer on one topic, as of its last heartbeat."""
 
@@ -38,6 +49,12 @@ class ConsumerAnswer(Answer):
     held: int
     handled: int
     state: str
+    error: Annotated[str, Meta(description="Why the last message failed, while messages fail.")]
+    failing_ms: Annotated[int, Meta(description="How long every message has failed.")]
+    busy_ms: Annotated[
+        int, Meta(description="How long all handlers have been busy with the same messages.")
+    ]
+    pushes: Annotated[list[PushState], Meta(description="The pushes of a gateway.")]
 
 
 class ConsumersAnswer(Answer):
