@@ -82,6 +82,17 @@
   const cell = (one) => (one.dataset.v === "" ? null : Number(one.dataset.v));
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // Labels differ in width, by value and by font, so an axis is as wide as the widest of its own.
+  const FONT = "11px system-ui, sans-serif";
+  const GAP = 4;
+  const TICK = 8;
+  const pen = document.createElement("canvas").getContext("2d");
+  function widthOf(text) {
+    pen.font = FONT;
+    return Math.max(0, ...String(text).split("\n").map((line) => pen.measureText(line).width));
+  }
+  const widest = (_, labels) => Math.ceil(Math.max(0, ...(labels ?? []).map(widthOf))) + TICK + 2 * GAP;
+
   function read(figure) {
     // Within `details`, because uPlot's own legend is a table as well.
     const rows = [...figure.querySelectorAll("details tbody tr")];
@@ -120,7 +131,7 @@
     if (figure.dataset.now) marks.push([Number(figure.dataset.now), "now", "--soft"]);
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.font = FONT.replace("11", 11 * devicePixelRatio);
     ctx.textAlign = "right";
     ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
     for (const [at, label, hue] of marks) {
@@ -131,9 +142,10 @@
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const room = ctx.measureText(label).width + 6;
+      const room = ctx.measureText(label).width + GAP * devicePixelRatio;
       ctx.textAlign = x - room < bbox.left ? "left" : "right";
-      ctx.fillText(label, x + (ctx.textAlign === "left" ? 4 : -4), bbox.top + 11 * devicePixelRatio);
+      const gap = (ctx.textAlign === "left" ? GAP : -GAP) * devicePixelRatio;
+      ctx.fillText(label, x + gap, bbox.top + 11 * devicePixelRatio);
     }
     ctx.restore();
   }
@@ -145,8 +157,8 @@
     const tell = TELL[figure.dataset.unit] ?? short;
     const now = () => Number(figure.dataset.now ?? 0);
     const axis = {
-      stroke: colour("--soft"), font: "11px system-ui, sans-serif",
-      grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 },
+      stroke: colour("--soft"), font: FONT, gap: GAP,
+      grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1, size: TICK },
     };
     const log = figure.dataset.log === "1";
     return {
@@ -155,7 +167,7 @@
       cursor: { y: false, drag: { x: false, y: false } },
       hooks: { draw: [(plot) => mark(plot, figure)] },
       scales: { x: { range: (_, low, high) => [low, Math.max(high + step, now())] }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
-      axes: [{ ...axis, values: clock, space: 64 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((one) => (one === null ? "" : tell(one))) }],
+      axes: [{ ...axis, values: clock, space: () => 2 * widthOf("00:00") }, { ...axis, size: widest, values: (_, ticks) => ticks.map((one) => (one === null ? "" : tell(one))) }],
       series: [{ label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...heads.slice(1).map((head) => {
         const hue = colour(`--hue${head.dataset.hue}`);
         const bars = head.dataset.paint === "bars";
