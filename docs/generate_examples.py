@@ -204,6 +204,7 @@ async def _schedule(call: Walk) -> None:
     await call("setSchedule", definition, daily)
     await call("getSchedule", path=daily)
     await call("listSchedules", path={"topic": "reports"})
+    await call("listAllSchedules")
     await call("nextTicks", path=daily, query={"count": "2"})
     await call("runSchedule", path=daily)
     week = {"from_ms": NOW_MS - 14 * DAY_MS, "to_ms": NOW_MS - 7 * DAY_MS}

@@ -10,6 +10,7 @@ from lisa.admin.acl import every_command, rights_of
 from lisa.admin.probes import TOPIC, refused, rules
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.presence import NO_HEARTBEATS, write_refusal
 from lisa.core.store.server_checks import (
     SUPPORTED,
     USE_AOF,
@@ -22,7 +23,6 @@ from lisa.core.store.server_checks import (
     with_refusal,
 )
 from lisa.core.store.store import SCHEMA_VERSION, Store
-from lisa.core.store.write_refusals import NO_HEARTBEATS, write_refusal
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 

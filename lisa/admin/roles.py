@@ -10,9 +10,8 @@ from lisa.admin.reading import ask_all, pending_entries, stream_ids
 from lisa.admin.shards import counted_pairs, shards
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
-from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence, write_refusals
 from lisa.core.store.store import Store, chunks, grouped
-from lisa.core.store.write_refusals import write_refusals
 from lisa.core.transitions.base import text
 
 TOPICS_PER_STEP = 100

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from lisa.admin.reading import ask_all
+from lisa.core.model.clock import duration_ms
 from lisa.core.model.recurring.definition import Record, occurrence_id
-from lisa.core.model.recurring.ticks import ticks_between
+from lisa.core.model.recurring.ticks import is_overdue, ticks_between
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
-from lisa.core.store.store import Store
+from lisa.core.store.manager_watch import OVERDUE
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.inspect import Inspect
+
+TOPICS_PER_STEP = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,33 @@ class PastTick:
     tick_ms: int
     id: str
     message: FoundMessage | None
+
+
+class LateTicks(NamedTuple):
+    """Ticks of a topic that no manager has handled in time; `since_ms`: the oldest one."""
+
+    ticks: int
+    since_ms: int
+
+
+def late(store: Store, topics: Sequence[str], now_ms: int) -> Flow[dict[str, LateTicks]]:
+    """The late ticks of the schedules of topics that have some."""
+    found: dict[str, LateTicks] = {}
+    for some in chunks(topics, TOPICS_PER_STEP):
+        keys = [store.keys.topic(topic).ticks for topic in some]
+        until = now_ms - duration_ms(OVERDUE)
+        heads = [("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys]
+        counts = [("ZCOUNT", key, "-inf", until) for key in keys]
+        replies = yield from ask_all(store, [*heads, *counts])
+        for topic, head, n in zip(some, replies, replies[len(some) :], strict=False):
+            if head and n:
+                found[topic] = LateTicks(n, int(float(head[1])))
+    return found
+
+
+def is_late(record: Record, now_ms: int) -> bool:
+    """Whether a tick has come that a running manager would have handled by now."""
+    return is_overdue(record, now_ms - duration_ms(OVERDUE))
 
 
 def past(

@@ -10,7 +10,7 @@ import click
 from lisa.cli.messages import shown_body
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
-from lisa.cli.topic_output import store_with_topic
+from lisa.cli.topic_output import late_warning, require_topics
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.late import late_text
 
@@ -27,19 +27,29 @@ _topic_and_name = together(click.argument("topic"), click.argument("name"))
 
 
 @schedules.command("list")
-@click.argument("topic")
+@click.argument("topic", required=False)
 @common
-def list_(chosen: Chosen, topic: str) -> None:
-    """List the schedules of TOPIC with their next ticks. Exit code 1 if the topic is unknown."""
-    found = chosen.producer().schedules(topic)
-    if not found:
-        store_with_topic(chosen, topic)
+def list_(chosen: Chosen, topic: str | None) -> None:
+    """List the schedules of TOPIC, or of all topics, with their next ticks.
+
+    Exit code 1 if the topic is unknown.
+    """
+    from lisa.admin.schedules import late
+    from lisa.core.store.schedule_reads import list_all, scheduled_topics
+
+    store = chosen.store()
+    topics = [topic] if topic else sorted(store.drive(scheduled_topics(store)))
+    found = [schedule for one in topics for schedule in store.drive(list_all(store, one))]
+    if topic and not found:
+        require_topics(store, [topic])
     if chosen.json:
-        print_json({"topic": topic, "schedules": [_fields(one) for one in found]})
+        schedules = [_fields(one) for one in found]
+        print_json({"topic": topic, "schedules": schedules} if topic else {"schedules": schedules})
         return
     now_ms = chosen.server_ms()
     rows = (
         [
+            *([] if topic else [one.topic]),
             one.name,
             one.definition.rule,
             one.definition.tz,
@@ -50,8 +60,13 @@ def list_(chosen: Chosen, topic: str) -> None:
         for one in found
     )
     print_table(
-        ["name", "rule", "tz", "next", "created ", "version "], rows, drop=["version", "tz"]
+        [*([] if topic else ["topic"]), "name", "rule", "tz", "next", "created ", "version "],
+        rows,
+        drop=["version", "tz"],
     )
+    late_ms = [now_ms - one.since_ms for one in store.drive(late(store, topics, now_ms)).values()]
+    if late_ms and (said := late_warning(store, max(late_ms), "schedules")):
+        click.echo(f"lisa: {said}", err=True)
 
 
 @schedules.command()

@@ -44,19 +44,24 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
 
 def overdue_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
     """Why messages wait: the server refuses writes, or no manager runs; None if all is well."""
-    from lisa.admin.roles import managers
     from lisa.admin.topics import overdue_ms
+
+    return late_warning(store, overdue_ms(states, now_ms))
+
+
+def late_warning(store: SyncStore, late_ms: int, what: str = "messages") -> str | None:
+    """The same for messages or schedules that are late by that much."""
+    from lisa.admin.roles import managers
     from lisa.core.model.clock import duration_ms
     from lisa.core.store.manager_watch import OVERDUE, warning
-    from lisa.core.store.write_refusals import write_refusal
+    from lisa.core.store.presence import write_refusal
 
     refusal = store.drive(write_refusal(store, store.keys.managers))
     if refusal is not None:
         return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
-    late_ms = overdue_ms(states, now_ms)
     if late_ms < duration_ms(OVERDUE) or any(one.alive for one in store.drive(managers(store))):
         return None
-    return warning(late_ms)
+    return warning(late_ms, what)
 
 
 def print_groups(counts: TopicState) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.daemon.status import HEALTH
 from lisa.core.model.errors import LisaError
-from lisa.core.store.write_refusals import write_refusal
+from lisa.core.store.presence import write_refusal
 from lisa.gateway import api, metrics, page, push
 from lisa.gateway.base_path import BasePath
 from lisa.gateway.compat import camellia, delay_queue, mykit

@@ -18,11 +18,10 @@ from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.sharding import Shard
 from lisa.core.store import group_removal, presence, removal_mark
 from lisa.core.store.paging import readable
-from lisa.core.store.presence import ConsumerPresence
+from lisa.core.store.presence import ConsumerPresence, write_refusal
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.store.write_refusals import write_refusal
 from lisa.core.transitions.base import exact_text, text
 from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget

@@ -13,9 +13,8 @@ from lisa import Consumer, Producer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
 from lisa.cli.main import main
-from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.presence import NO_HEARTBEATS, ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, problems
-from lisa.core.store.write_refusals import NO_HEARTBEATS
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank

@@ -17,10 +17,9 @@ from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Aside, Flow, any_runs
-from lisa.core.store.presence import ManagerPresence, alive, records_in
+from lisa.core.store.presence import ManagerPresence, alive, records_in, write_refusal
 from lisa.core.store.replies import microseconds
 from lisa.core.store.store import Store
-from lisa.core.store.write_refusals import write_refusal
 
 OVERDUE = timedelta(seconds=3)
 """A running manager promotes within milliseconds; one that starts needs a second."""
@@ -80,10 +79,10 @@ class ManagerWatch:
             log.warning("topic %s: %s", shard, warning(late_ms))
 
 
-def warning(late_ms: int) -> str:
-    """What to tell the user about messages that are overdue by that much."""
+def warning(late_ms: int, what: str = "messages") -> str:
+    """What to tell the user about messages or schedules that are overdue by that much."""
     return (
-        f"messages are overdue by {human(late_ms)}, and no manager is running; "
+        f"{what} are overdue by {human(late_ms)}, and no manager is running; "
         "start one: lisa-manager"
     )
 

@@ -16,6 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from lisa.core.model.clock import duration_ms
+from lisa.core.redis import errors
+from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import Store
@@ -30,6 +32,9 @@ GONE_AFTER_MS = duration_ms(GONE_AFTER)
 
 SEPARATOR = ", "
 """Separates the groups of a record."""
+
+NO_HEARTBEATS = "unknown: heartbeats cannot be written while the server refuses writes"
+"""What is known of roles without a heartbeat then; they may be running."""
 
 
 class PushPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,3 +189,21 @@ def managers(store: Store) -> Flow[list[ManagerPresence]]:
     """All manager records, sorted by name, including those of managers that are gone."""
     reply = yield from store.command("HGETALL", store.keys.managers)
     return records_in(reply, ManagerPresence)
+
+
+def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | None]]:
+    """Why the servers that hold these keys refuse writes; None where writes are accepted.
+
+    Tries a write that changes nothing, of the kind that a full server refuses first. A user who may
+    not write gets None. Raises LisaError if a server does not answer.
+    """
+    asked = keys if store.has_nodes else keys[:1]
+    replies = yield from store.commands_once([("ZADD", key, "XX", 0, "") for key in asked])
+    found = [errors.refusal_of(one) if isinstance(one, Exception) else None for one in replies]
+    return found if store.has_nodes else found * len(keys)
+
+
+def write_refusal(store: Store, key: str) -> Flow[Refusal | None]:
+    """Why the server that holds a key refuses writes; None if it accepts them."""
+    (found,) = yield from write_refusals(store, [key])
+    return found

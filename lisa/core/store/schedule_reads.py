@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +22,7 @@ PAGE = 500
 
 MOST_TICKS = 10_000
 """The most ticks that `next_ticks` computes: half a second's work."""
+TOPICS_PER_PAGE = 500
 _CURSOR = re.compile("[0-9]{1,20}")
 
 
@@ -126,6 +127,34 @@ def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
         cursor = some.cursor
         if cursor is None:
             return [found_[name] for name in sorted(found_)]
+
+
+class RecordPage(NamedTuple):
+    """Some schedules by topic and name, and the cursor of the next page; None at the end."""
+
+    records: dict[str, dict[str, Record]]
+    cursor: str | None
+
+
+def page_of_topics(
+    store: Store, topics: Sequence[str], cursor: str | None = None, count: int = PAGE
+) -> Flow[RecordPage]:
+    """Some schedules of several topics, in the order of the topics; see `record_page`.
+
+    Looks at `TOPICS_PER_PAGE` topics at most. A cursor is that of a topic, `@`, and its name.
+    """
+    position, _, first = (cursor or "").partition("@")
+    found: dict[str, dict[str, Record]] = {}
+    total = 0
+    for i, topic in enumerate(sorted(one for one in topics if one >= first)):
+        if i >= TOPICS_PER_PAGE or total >= count:
+            return RecordPage(found, f"0@{topic}")
+        at = position if topic == first else None
+        found[topic], following = yield from record_page(store, topic, at, count)
+        total += len(found[topic])
+        if following is not None:
+            return RecordPage(found, f"{following}@{topic}")
+    return RecordPage(found, None)
 
 
 def upcoming(record: Record, now_ms: int, count: int) -> Iterator[int]:

@@ -20,6 +20,7 @@ from lisa.gateway.api.bodies import read_body, response_body
 from lisa.gateway.api.cursors import unknown_cursor
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.schedules import (
+    AllSchedulesQuery,
     BackfillAnswer,
     BackfillRequest,
     NextQuery,
@@ -69,6 +70,26 @@ async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
     if not page.schedules and cursor is None:
         await require_topic(call.hub, call.topic)
     shown = [_schedule(one) for one in page.schedules]
+    return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
+
+
+@operations.add("listAllSchedules", "GET", "/v1/schedules", answers={200: "A page."})
+async def list_all(call: Call[AllSchedulesQuery, None]) -> Reply[SchedulesAnswer]:
+    """List the schedules of all allowed topics.
+
+    In the order of the topics. A page may be short or empty; continue until `cursor` is null.
+    """
+    store, cursor = call.hub.store, call.query.cursor
+    if cursor is not None and not schedule_reads.is_cursor(cursor.partition("@")[0]):
+        raise unknown_cursor(cursor)
+    topics = await store.drive(schedule_reads.scheduled_topics(store))
+    seen = [topic for topic in topics if call.token.sees(topic)]
+    page = await store.drive(schedule_reads.page_of_topics(store, seen, cursor))
+    shown = [
+        _schedule(ScheduleInfo.of(topic, name, record))
+        for topic, records in page.records.items()
+        for name, record in records.items()
+    ]
     return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
 
 
@@ -258,6 +279,7 @@ def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
     return ScheduleAnswer(
         **{
             **fields,
+            "topic": one.topic,
             "name": one.name,
             "version": one.version,
             "paused": one.is_paused,

@@ -38,6 +38,7 @@ VIEWS: dict[str, View] = {
     "/search": search.show,
     "/consumers": roles.consumers,
     "/managers": roles.managers,
+    "/schedules": schedules.show_all,
     "/topics/{topic}": topic.show,
     "/topics/{topic}/garbage": garbage.show,
     "/topics/{topic}/schedules": schedules.show_list,

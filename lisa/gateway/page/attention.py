@@ -95,6 +95,13 @@ def of_managers(snapshot: Snapshot) -> list[AttentionItem]:
     return [*_server(snapshot, is_topics=True), *_managers(snapshot, list(lines))]
 
 
+def of_schedules(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
+    """Why ticks of these topics are late: the server refuses writes, or no manager runs."""
+    if not any(line.late for line in lines):
+        return []
+    return [*_server(snapshot, is_topics=True), *_managers(snapshot, lines)]
+
+
 def worst(found: Iterable[AttentionItem]) -> dict[str, Rank]:
     """The worst rank of each topic that has a problem."""
     ranks: dict[str, Rank] = {}
@@ -126,6 +133,13 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
         yield AttentionItem(
             Rank.OLD, topic, f"Due for {brief(late_ms)}", detail, page, late_ms, topic
         )
+    if line.late is not None and not snapshot.may_run():
+        since = brief(snapshot.at_ms - line.late.since_ms)
+        n = line.late.ticks
+        detail = f"{count(n)} {'tick has' if n == 1 else 'ticks have'} come and created no message"
+        href = link("topics", topic, "schedules")
+        title = f"{'Schedule' if n == 1 else 'Schedules'} late by {since}"
+        yield AttentionItem(Rank.OLD, topic, title, detail, href, late_ms, topic)
     if line.new_garbage > MUCH_GARBAGE:
         detail = f"{count(line.new_garbage)} messages died within {brief(GARBAGE_MS)}"
         href = link("topics", topic, "garbage")
@@ -223,7 +237,10 @@ def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionIt
         detail = f"managers {MAY_RUN}{late}"
         yield AttentionItem(Rank.FOLLOWS, "Managers", NO_HEARTBEAT, detail, "/managers", inf)
     elif late_ms is not None:
-        detail = f"due messages are not promoted: overdue by {brief(late_ms)}. Start lisa-manager"
+        detail = (
+            "due messages are not promoted, and schedules create none: overdue by "
+            f"{brief(late_ms)}. Start lisa-manager"
+        )
         yield AttentionItem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
     else:
         detail = "messages will not become ready when due. Start lisa-manager"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.responses import Response
 
-from lisa.admin.schedules import PastTick, past
+from lisa.admin.schedules import PastTick, is_late, past
 from lisa.core.model.clock import ms_datetime, zone_of
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.recurring.definition import Record, ScheduleDefinition, check_name
 from lisa.core.redis.flow import Flow
 from lisa.core.store import schedule_reads
 from lisa.core.store.store import Store
+from lisa.gateway.page import attention
 from lisa.gateway.page.bodies import Body, shown
 from lisa.gateway.page.message import BODY_BYTES
 from lisa.gateway.page.topic import require_topic
@@ -29,9 +31,16 @@ READ_S = 2.0
 class ScheduleRow:
     """One schedule of the list, and its latest tick."""
 
+    topic: str
     name: str
     record: Record
     last: PastTick | None
+    now_ms: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a tick has come that a running manager would have handled."""
+        return is_late(self.record, self.now_ms)
 
 
 class _Listed(NamedTuple):
@@ -50,12 +59,28 @@ class _One(NamedTuple):
 async def show_list(visit: PageRequest) -> Response:
     """A page of a topic's schedules."""
     line = await require_topic(visit)
-    topic, store = line.topic, visit.hub.store
-    cursor = visit.query.get("cursor", "")
-    cursor = cursor if schedule_reads.is_cursor(cursor) else ""
-    listed = await visit.snapshots.flow(
-        ("schedules", topic, cursor), READ_S, lambda: _listed(store, topic, cursor)
+    return await _list(visit, [line.topic], line.topic)
+
+
+async def show_all(visit: PageRequest) -> Response:
+    """A page of the schedules of all topics that the visitor may see."""
+    store = visit.hub.store
+    found = await visit.snapshots.flow(
+        "scheduled", READ_S, lambda: schedule_reads.scheduled_topics(store)
     )
+    return await _list(visit, [topic for topic in found if visit.token.sees(topic)], None)
+
+
+async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) -> Response:
+    store, snapshot = visit.hub.store, await visit.snapshot()
+    cursor = visit.query.get("cursor", "")
+    cursor = cursor if schedule_reads.is_cursor(cursor.partition("@")[0]) else ""
+    listed = await visit.snapshots.flow(
+        ("schedules", topic or visit.token.name, cursor),
+        READ_S,
+        lambda: _listed(store, topics, cursor or None),
+    )
+    lines = [snapshot.lines[one] for one in topics if one in snapshot.lines]
     return visit.page(
         "schedules.html",
         topic=topic,
@@ -63,21 +88,23 @@ async def show_list(visit: PageRequest) -> Response:
         total=listed.total,
         cursor=listed.cursor,
         now_ms=listed.now_ms,
+        problems=attention.of_schedules(snapshot, lines),
     )
 
 
-def _listed(store: Store, topic: str, cursor: str) -> Flow[_Listed]:
-    now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
-    total = yield from store.command("HLEN", store.keys.topic(topic).schedules)
-    records, following = yield from schedule_reads.record_page(
-        store, topic, cursor or None, PER_PAGE
-    )
-    latest = yield from past(store, topic, records, now_ms, 1)
-    rows = [
-        ScheduleRow(name, records[name], latest[name][0] if latest[name] else None)
-        for name in sorted(records)
-    ]
-    return _Listed(rows, following, total, now_ms)
+def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Listed]:
+    now_ms = yield from store.server_time_ms()
+    sizes = yield from store.commands([("HLEN", store.keys.topic(one).schedules) for one in topics])
+    page = yield from schedule_reads.page_of_topics(store, topics, cursor, PER_PAGE)
+    rows: list[ScheduleRow] = []
+    for topic, records in page.records.items():
+        latest = yield from past(store, topic, records, now_ms, 1)
+        rows += [
+            ScheduleRow(topic, name, records[name], next(iter(latest[name]), None), now_ms)
+            for name in sorted(records)
+        ]
+    rows.sort(key=lambda row: not row.is_late)
+    return _Listed(rows, page.cursor, sum(sizes), now_ms)
 
 
 async def show(visit: PageRequest) -> Response:
@@ -102,6 +129,7 @@ async def show(visit: PageRequest) -> Response:
         latest=one.latest,
         body=body_of(record.definition),
         now_ms=now_ms,
+        is_late=is_late(record, now_ms),
         in_zone=in_zone,
     )
 

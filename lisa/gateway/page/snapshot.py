@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from lisa.admin import topics
 from lisa.admin.live import TopicActivity
 from lisa.admin.roles import RolePresence
+from lisa.admin.schedules import LateTicks
 from lisa.admin.topics import TopicState
 from lisa.core.model.clock import duration_ms
 from lisa.core.redis.errors import Refusal
@@ -30,6 +31,7 @@ class Line:
     waits_since_ms: due time of the first waiting message or retry, if it is due.
     waiting_due: waiting messages that are due.
     new_garbage: messages in garbage that died within `GARBAGE_MS`.
+    late: late ticks of its schedules.
     """
 
     counts: TopicState
@@ -40,6 +42,7 @@ class Line:
     waits_since_ms: int | None = None
     waiting_due: int = 0
     new_garbage: int = 0
+    late: LateTicks | None = None
 
     @property
     def consumers(self) -> int:
@@ -118,8 +121,10 @@ class Snapshot:
         return topic in self.refused
 
     def overdue_ms(self, lines: Iterable[Line]) -> int | None:
-        """How long messages of these topics have been overdue without a manager, else None."""
+        """How long messages or ticks of these topics are overdue without a manager, else None."""
+        lines = list(lines)
         late_ms = topics.overdue_ms((line.counts for line in lines), self.at_ms)
+        late_ms = max([late_ms, *(self.at_ms - one.late.since_ms for one in lines if one.late)])
         if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
             return None
         return late_ms

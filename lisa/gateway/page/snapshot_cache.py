@@ -13,16 +13,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lisa.admin import history, live, roles, topics
+from lisa.admin import history, live, roles, schedules, topics
 from lisa.admin.live import TopicActivity, TopicsSnapshot
 from lisa.admin.reading import ask_all
+from lisa.admin.schedules import LateTicks
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
+from lisa.core.store.presence import write_refusals
+from lisa.core.store.schedule_reads import scheduled_topics
 from lisa.core.store.server_checks import CheckResult, check_clock, info, with_refusal
 from lisa.core.store.store import Store
-from lisa.core.store.write_refusals import write_refusals
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page.snapshot import GARBAGE_MS, Line, ServerFacts, Snapshot
 
@@ -138,6 +140,7 @@ class SnapshotCache:
         at_ms = look.at_us // 1000
         due = await store.drive(topics.due_waiting(store, look.topics.values(), at_ms))
         dead = await self._garbage_before(look)
+        late_ticks = await self.flow("ticks", ROLES_S, lambda: _late_ticks(store, at_ms))
         lines = {
             name: Line(
                 counts,
@@ -150,6 +153,7 @@ class SnapshotCache:
                 new_garbage=min(
                     counts.garbage, max(0, counts.total("garbage") - dead.get(name, 0))
                 ),
+                late=late_ticks.get(name),
             )
             for name, counts in sorted(look.topics.items())
         }
@@ -235,6 +239,11 @@ class SnapshotCache:
                 *([clock] if clock.verdict is not CheckResult.OK else ()),
             ),
         )
+
+
+def _late_ticks(store: Store, now_ms: int) -> Flow[dict[str, LateTicks]]:
+    topics = yield from scheduled_topics(store)
+    return (yield from schedules.late(store, topics, now_ms))
 
 
 def _refusals(store: Store, topics: Sequence[str]) -> Flow[dict[str, Refusal]]:

@@ -98,6 +98,7 @@ class ScheduleRequest(Request):
 class ScheduleAnswer(Answer):
     """A schedule. `version` counts its changes, `created` its occurrences."""
 
+    topic: str
     name: str
     version: int
     paused: bool
@@ -172,6 +173,15 @@ class SchedulesQuery(Request):
 
     cursor: Annotated[
         Annotated[str, Meta(pattern=r"^[0-9]{1,20}$")] | None,
+        Meta(description="The `cursor` of the previous page; omit it for the first page."),
+    ] = None
+
+
+class AllSchedulesQuery(Request):
+    """Paging of the schedules of all topics."""
+
+    cursor: Annotated[
+        Annotated[str, Meta(pattern=r"^[0-9]{1,20}@.+$", max_length=256)] | None,
         Meta(description="The `cursor` of the previous page; omit it for the first page."),
     ] = None
 
