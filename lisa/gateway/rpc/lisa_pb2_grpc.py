@@ -149,6 +149,11 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
                 _registered_method=True)
+        self.ListAllSchedules = channel.unary_unary(
+                '/lisa.v1.Lisa/ListAllSchedules',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListAllSchedulesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
+                _registered_method=True)
         self.GetSchedule = channel.unary_unary(
                 '/lisa.v1.Lisa/GetSchedule',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
@@ -422,6 +427,12 @@ class LisaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAllSchedules(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSchedule(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -685,6 +696,11 @@ def add_LisaServicer_to_server(servicer, server):
             'ListSchedules': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSchedules,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.SerializeToString,
+            ),
+            'ListAllSchedules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAllSchedules,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListAllSchedulesRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.SerializeToString,
             ),
             'GetSchedule': grpc.unary_unary_rpc_method_handler(
@@ -1428,6 +1444,33 @@ class Lisa(object):
             target,
             '/lisa.v1.Lisa/ListSchedules',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAllSchedules(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ListAllSchedules',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListAllSchedulesRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
             options,
             channel_credentials,
