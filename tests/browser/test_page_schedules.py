@@ -1,14 +1,18 @@
 """The pages of schedules: what they show, and what they change."""
 
 import html
+import json
 import re
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
-from lisa import ScheduleInfo
+from lisa import Manager, Producer, ScheduleInfo
+from lisa.cli.main import main
 from lisa.core.model.recurring.define import define
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.page.schedule_forms import exact_duration, fields_of, options_of
 from lisa.gateway.page.schedules import PER_PAGE
 from tests.browser.conftest import Site, Visitor
@@ -251,3 +255,41 @@ def test_reading_allows_no_change(site: Site, guarded: Gateway, topic: str) -> N
             assert done.status_code == (303 if may else 403)
     assert stored(site, topic).is_paused
     assert any("schedule='daily'" in one for one in guarded.said)
+
+
+def test_without_a_manager_schedules_are_late() -> None:
+    with (
+        EmbeddedServer() as server,
+        Producer(server.url) as producer,
+        Gateway(server.url) as gateway,
+    ):
+        for topic in ("reports", "bills"):
+            producer.schedule("tick", topic=topic, body=1, every="1s")
+        producer.schedule("daily", topic="bills", body=1, cron="@daily")
+        get = gateway.client.get
+        wait_until(lambda: "bills: Schedule late by" in get("/").text)
+        overview = get("/").text
+        assert overview.index("Managers: No manager") < overview.index("bills: Schedule late by")
+        for path, rows in (("/schedules", 3), ("/topics/bills/schedules", 2)):
+            page = get(path).text
+            assert "Start lisa-manager" in page
+            assert page.count("<tr>") == rows + 1
+            assert page.count(">late by") == rows - 1
+            assert page.index("name=tick") < page.index("name=daily")
+        assert ">late by" in get("/topics/bills/schedule?name=tick").text
+        cursor, names = None, list[tuple[str, str]]()
+        while True:
+            part = get("/v1/schedules", params={"cursor": cursor} if cursor else {}).json()
+            names += [(one["topic"], one["name"]) for one in part["schedules"]]
+            cursor = part["cursor"]
+            if cursor is None:
+                break
+        assert sorted(names) == [("bills", "daily"), ("bills", "tick"), ("reports", "tick")]
+        run = CliRunner().invoke
+        listed = run(main, ["schedules", "list", "--json", "--redis", server.url]).stdout
+        shown = [(one["topic"], one["name"]) for one in json.loads(listed)["schedules"]]
+        assert shown == sorted(names)
+        said = run(main, ["schedules", "list", "--redis", server.url]).stderr
+        assert "schedules are overdue by" in said
+        with Manager(server.url):
+            wait_until(lambda: "Schedule late by" not in get("/").text)
