@@ -6,14 +6,18 @@ a cursor for the next call. The archive is searched by `lisa pipeline search`.
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import time
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lisa.admin.messages import LiveState, MessageSource, candidates
 from lisa.admin.shards import shards
 from lisa.admin.story import Preview, previews
+from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
@@ -22,8 +26,74 @@ from lisa.core.transitions.base import text
 STEP = 200
 """Messages that are read at once."""
 
-BODY_BYTES = 8 * 1024
-"""Only the beginning of a body is searched."""
+TEXT_STEP = 50
+"""The same for a search of bodies."""
+
+BODY_BYTES = 64 * 1024
+"""Only the beginning of a body is searched: as much as the web page shows."""
+
+BESIDE = r"\s*([{}\[\],:])\s*"
+"""JSON's punctuation, with the spaces that an indented body has beside it."""
+
+_SPACES = re.compile(f"{BESIDE}|\\s+")
+_ESCAPE = re.compile(
+    r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|u([0-9a-f]{4})|([\"\\/bfnrt]))",
+    re.IGNORECASE,
+)
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_HEX = re.compile(r"[0-9a-f]{2}(?:\s+[0-9a-f]{2})+|(?:[0-9a-f]{2}){4,}", re.IGNORECASE)
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+
+
+class WantedText:
+    """A text to search for, as somebody types it or copies it from where a body is displayed.
+
+    Ignored are case, the spaces beside JSON's punctuation, and whether characters are escaped. A
+    binary body is found by its bytes in hexadecimal or base64 as well.
+
+    plain: the text in the form in which it is compared. binary: the bytes that it may stand for.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._has_spaces = _SPACES.search(text) is not None or "\\" in text
+        self.plain = self._folded(text).strip()
+        self.binary = tuple(_bytes_in(text.strip()))
+
+    def is_in(self, text: str) -> bool:
+        """Whether a text contains it."""
+        return self.plain in self._folded(text)
+
+    def is_in_body(self, envelope: Envelope) -> bool:
+        """Whether a body contains it."""
+        if envelope.kind == "b" and any(one in envelope.body for one in self.binary):
+            return True
+        return self.is_in(envelope.body.decode("utf-8", "replace"))
+
+    def _folded(self, text: str) -> str:
+        if "\\" in text:
+            text = unescaped(text)
+        if self._has_spaces:
+            text = _SPACES.sub(lambda match: match[1] or " ", text)
+        return text.lower() if text.isascii() else unicodedata.normalize("NFC", text).casefold()
+
+
+def unescaped(text: str) -> str:
+    """A text in which the escapes of JSON are replaced by their characters."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(match: re.Match[str]) -> str:
+    high, low, code, letter = match.groups()
+    if high:
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
+    return chr(int(code, 16)) if code else _ESCAPED.get(letter, letter)
+
+
+def _bytes_in(text: str) -> Iterator[bytes]:
+    if _HEX.fullmatch(text):
+        yield bytes.fromhex(text)
+    if _BASE64.fullmatch(text):
+        yield base64.b64decode(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +124,7 @@ class SearchPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageQuery:
-    """What to search for. in_text: in headers and body, ignoring case, instead of the id."""
+    """What to search for. in_text: in headers and body (see `WantedText`), not the id."""
 
     wanted: str
     in_text: bool = False
@@ -77,6 +147,8 @@ def search(
     """
     start = _read_cursor(cursor)
     ends, looked = time.monotonic() + within_s, 0
+    text_wanted = WantedText(query.wanted) if query.in_text else None
+    step = TEXT_STEP if query.in_text else STEP
     hits: dict[tuple[str, str], SearchHit] = {}
     last = ("", LiveState.WAITING)
     for topic in sorted(topics):
@@ -90,12 +162,12 @@ def search(
                     here = json.dumps([*_name(topic, source), position])
                     return SearchPage(tuple(hits.values()), looked, *last, here)
                 try:
-                    found, position = yield from candidates(store, source, position, STEP)
+                    found, position = yield from candidates(store, source, position, step)
                 except ValueError:
                     raise _unknown_cursor(cursor) from None
                 looked += len(found)
                 ids = [text(one.id) for one in found if one.id]
-                for one, where in (yield from _matching(store, topic, ids, query)):
+                for one, where in (yield from _matching(store, topic, ids, query, text_wanted)):
                     hit = SearchHit(topic, one, source.state, source.group, where)
                     hits.setdefault((topic, one), hit)
     return SearchPage(tuple(hits.values()), looked, *last, None)
@@ -136,25 +208,24 @@ def _sources(store: Store, topic: str, start: list[str] | None) -> Flow[list[Mes
 
 
 def _matching(
-    store: Store, topic: str, ids: Sequence[str], query: MessageQuery
+    store: Store, topic: str, ids: Sequence[str], query: MessageQuery, wanted: WantedText | None
 ) -> Flow[list[tuple[str, str]]]:
     """The ids that match, and the part that matches."""
-    if not query.in_text:
+    if wanted is None:
         return [(one, "id") for one in ids if one.startswith(query.wanted)]
     found = yield from previews(store, topic, ids, BODY_BYTES)
     return [
         (one, where)
         for one, preview in zip(ids, found, strict=True)
-        if (where := _part(preview, query.wanted.lower()))
+        if (where := _part(preview, wanted))
     ]
 
 
-def _part(preview: Preview | None, wanted: str) -> str:
-    """The part of a message that contains a text in lower case; empty if none does."""
+def _part(preview: Preview | None, wanted: WantedText) -> str:
+    """The part of a message that contains a text; empty if none does."""
     if preview is None or preview.envelope is None:
         return ""
     for name, value in preview.envelope.headers.items():
-        if wanted in name.lower() or wanted in value.lower():
+        if wanted.is_in(name) or wanted.is_in(value):
             return f"header {name}"
-    body = preview.envelope.body.decode("utf-8", "replace")
-    return "body" if wanted in body.lower() else ""
+    return "body" if wanted.is_in_body(preview.envelope) else ""

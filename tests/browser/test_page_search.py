@@ -1,6 +1,7 @@
 """The search for messages, live and archived: by the id's start, and by text."""
 
 import html
+import json
 import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,8 @@ from deltalake import write_deltalake
 
 from lisa import Consumer, Producer
 from lisa.admin.messages import LiveState
-from lisa.admin.search import MessageQuery, SearchPage, search
+from lisa.admin.search import MessageQuery, SearchPage, WantedText, search
+from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
 from lisa.embedded.server import free_port
 from lisa.gateway.page import archived
@@ -84,13 +86,73 @@ def test_text_is_found_in_headers_and_body(cast: Cast, redis_url: str) -> None:
     with Producer(redis_url) as producer:
         producer.send("orders", {"note": "Gr\u00fc\u00dfe"}, id="body", delay=HOUR)
         producer.send("orders", 1, id="header", headers={"trace": "GR\u00dc\u00dfE-7"}, delay=HOUR)
-        producer.send("orders", "x" * 9_000 + "gr\u00fc\u00dfe", id="too-far", delay=HOUR)
+        producer.send("orders", "x" * 70_000 + "gr\u00fc\u00dfe", id="too-far", delay=HOUR)
         producer.send("orders", b"\xff\x00", id="bytes", delay=HOUR)
     (page,) = every_page(cast, ["orders"], MessageQuery(wanted="gr\u00fc\u00dfe", in_text=True))
     assert [(hit.id, hit.where) for hit in page.hits] == [
         ("body", "body"),
         ("header", "header trace"),
     ]
+
+
+NOTE = {
+    "note": 'say "hi" at C:\\new',
+    "tags": ["a", {"n": 42}],
+    "name": "Gr\u00fc\u00df \U0001f600",
+}
+SHOWN = json.dumps(NOTE, indent=2, ensure_ascii=False)
+COPIES = [
+    *[
+        (kind, stored, wanted)
+        for kind, stored in (
+            ("j", json.dumps(NOTE)),
+            ("j", json.dumps(NOTE, ensure_ascii=False, separators=(",", ":"))),
+            ("s", SHOWN),
+        )
+        for wanted in (
+            SHOWN,
+            '"tags": [\n    "a",',
+            '"tags":["a",{"n":42}]',
+            '"n": 42',
+            'say \\"hi\\" at',
+            r"C:\\new",
+            "GR\u00dc\u00df \U0001f600",
+            r"gr\u00fc\u00df \ud83d\ude00",
+        )
+    ],
+    ("s", "e\u0301t\u00e9", "\u00e9te\u0301"),
+    ("b", "\0\x01<b>", "00 01 3c"),
+    ("b", "\0\x01<b>", "AAE8Yj4="),
+]
+"""A kind of body, how it is stored, and what somebody copies from the page or the sender's code."""
+
+
+def test_what_one_copies_from_the_page_is_found(tmp_path: Path) -> None:
+    for kind, stored, wanted in COPIES:
+        whole_body = Envelope("", "", kind, {}, stored.encode())
+        assert WantedText(wanted).is_in_body(whole_body), (stored, wanted)
+    for kind, stored in {(kind, stored) for kind, stored, _ in COPIES}:
+        for other in ('"n": 43', "n 42", "hello", "00 02"):
+            assert not WantedText(other).is_in_body(Envelope("", "", kind, {}, stored.encode()))
+    archive = write(
+        tmp_path,
+        [row(i, kind=kind, body=stored.encode()) for i, (kind, stored, _) in enumerate(COPIES)],
+    )
+    for i, (_, stored, wanted) in enumerate(COPIES):
+        if "\u0301" in stored:
+            continue  # the archive's SQL cannot compose characters
+        pages = whole(archive, ArchiveQuery(wanted=wanted, in_text=True))
+        assert f"m{i:03}" in [hit.id for page in pages for hit in page.hits], (stored, wanted)
+
+
+def test_a_search_by_id_offers_the_bodies(site: Site) -> None:
+    topic = new_topic("searched")
+    site.producer.send(topic, {"order": 42}, id="first", delay=HOUR)
+    wait_until(lambda: topic in site.page("/"))
+    page = site.page("/search", q="42", topic=topic)
+    link = re.search(r'href="([^"]+)">Search headers and bodies for', page)
+    assert link is not None
+    assert f"/topics/{topic}/messages/first" in site.page(html.unescape(link[1]))
 
 
 def test_a_foreign_cursor_is_refused(cast: Cast, client: redis.Redis) -> None:

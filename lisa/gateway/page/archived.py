@@ -5,7 +5,9 @@ Each call stops after some hits or seconds, and returns a cursor for the next ca
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from lisa.admin.search import BESIDE, WantedText, unescaped
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
@@ -32,7 +35,7 @@ _COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveQuery:
-    """What to search for. in_text: in headers and body, ignoring case, instead of the id."""
+    """What to search for. in_text: in headers and body (see `WantedText`), not the id."""
 
     wanted: str
     in_text: bool = False
@@ -202,12 +205,28 @@ def _topic(query: ArchiveQuery) -> list[str]:
 
 
 def _matches(query: ArchiveQuery) -> list[str]:
-    wanted = _text(query.wanted)
     if not query.in_text:
+        wanted = _text(query.wanted)
         return [f"starts_with(id, {wanted})", f"id <> {wanted}"]
-    values = "array_to_string(map_values(headers), ' ')"
-    texts = (values, "TRY_CAST(body AS VARCHAR)")
-    return [f"({' OR '.join(f'contains(lower({one}), lower({wanted}))' for one in texts)})"]
+    names, values = (f"array_to_string(map_{one}(headers), ' ')" for one in ("keys", "values"))
+    found = []
+    for text in (names, values, "TRY_CAST(body AS VARCHAR)"):
+        folded = f"lower(regexp_replace({text}, {_text(BESIDE)}, '\\1', 'g'))"
+        found += [f"contains({folded}, lower({_text(form)}))" for form in _forms(query.wanted)]
+    for some in WantedText(query.wanted).binary:
+        found.append(f"(kind = 'b' AND contains(encode(body, 'hex'), {_text(some.hex())}))")
+    return [f"({' OR '.join(found)})"]
+
+
+def _forms(wanted: str) -> list[str]:
+    """A text as it may be stored: with and without the escapes of JSON."""
+    plain = unescaped(wanted)
+    quoted = [json.dumps(plain, ensure_ascii=one)[1:-1] for one in (True, False)]
+    unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
+    found = [wanted, unquoted, plain, *quoted]
+    for same in (wanted, wanted.lower(), wanted.upper()):  # escapes differ by case
+        found.append(re.sub(r"[^\0-\x7f]", lambda match: json.dumps(match[0])[1:-1], same))
+    return list(dict.fromkeys(re.sub(BESIDE, r"\1", one).strip() for one in found))
 
 
 def _on(day: date | None) -> str:

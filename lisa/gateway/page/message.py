@@ -9,6 +9,7 @@ from starlette.responses import Response
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.reading import entry_number
+from lisa.admin.search import BODY_BYTES
 from lisa.admin.story import StoryEvent
 from lisa.core.model.envelope import decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -21,7 +22,6 @@ from lisa.gateway.page.snapshot_cache import LOOK_S
 from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
 
-BODY_BYTES = 64 * 1024
 EVENTS_PER_LOOK = 20_000
 STORY_S = 2.0
 _POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")

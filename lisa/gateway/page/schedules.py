@@ -9,6 +9,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from lisa.admin.schedules import PastTick, is_late, past
+from lisa.admin.search import BODY_BYTES
 from lisa.core.model.clock import ms_datetime, zone_of
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.recurring.definition import Record, ScheduleDefinition, check_name
@@ -17,7 +18,6 @@ from lisa.core.store import schedule_reads
 from lisa.core.store.store import Store
 from lisa.gateway.page import attention
 from lisa.gateway.page.bodies import Body, shown
-from lisa.gateway.page.message import BODY_BYTES
 from lisa.gateway.page.topic import require_topic
 from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
