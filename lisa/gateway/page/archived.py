@@ -223,9 +223,11 @@ def _forms(wanted: str) -> list[str]:
     plain = unescaped(wanted)
     quoted = [json.dumps(plain, ensure_ascii=one)[1:-1] for one in (True, False)]
     unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
-    found = [wanted, unquoted, plain, *quoted]
-    for same in (wanted, wanted.lower(), wanted.upper()):  # escapes differ by case
-        found.append(re.sub(r"[^\0-\x7f]", lambda match: json.dumps(match[0])[1:-1], same))
+    cases = (wanted, wanted.lower(), wanted.upper())  # their escapes differ
+    ascii_only = [
+        re.sub(r"[^\0-\x7f]", lambda one: json.dumps(one[0])[1:-1], each) for each in cases
+    ]
+    found = [wanted, unquoted, plain, *quoted, *ascii_only]
     return list(dict.fromkeys(re.sub(BESIDE, r"\1", one).strip() for one in found))
 
 
