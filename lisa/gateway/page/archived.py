@@ -30,6 +30,7 @@ BODY_BYTES = 32 * 1024
 _LIVE = "live"
 """The day, in a cursor, of messages that had not ended when the table was written."""
 
+_NOT_ASCII = re.compile(r"[^\0-\x7f]")
 _COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
 
 
@@ -224,9 +225,7 @@ def _forms(wanted: str) -> list[str]:
     quoted = [json.dumps(plain, ensure_ascii=one)[1:-1] for one in (True, False)]
     unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
     cases = (wanted, wanted.lower(), wanted.upper())  # their escapes differ
-    ascii_only = [
-        re.sub(r"[^\0-\x7f]", lambda one: json.dumps(one[0])[1:-1], each) for each in cases
-    ]
+    ascii_only = [_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], each) for each in cases]
     found = [wanted, unquoted, plain, *quoted, *ascii_only]
     return list(dict.fromkeys(re.sub(BESIDE, r"\1", one).strip() for one in found))
 
