@@ -111,7 +111,9 @@ func (c *Client) SendBatch(
 	err := c.call(ctx, request{
 		method: "POST", path: topicPath(topic) + "/messages:batch", content: content,
 		repeat: repeatOf(messages...),
-		fits:   func() bool { return len(answer.Results) == len(messages) },
+		fits: func() bool {
+			return slices.EqualFunc(answer.Results, content.Messages, batchAnswer.fits)
+		},
 	}, &answer)
 	if err != nil {
 		return nil, err

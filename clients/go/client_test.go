@@ -99,6 +99,7 @@ func calls(t *testing.T, client *Client) map[string]func() error {
 		"Retry":           func() error { _, err := held.Retry(ctx, ""); return err },
 		"RetryAfter":      func() error { _, err := held.RetryAfter(ctx, 1, ""); return err },
 		"Discard":         func() error { _, err := held.Discard(ctx, ""); return err },
+		"Defer":           func() error { _, err := held.Defer(ctx, 1, ""); return err },
 		"Extend":          func() error { return held.Extend(ctx) },
 		"Release":         func() error { return held.Release(ctx) },
 	}
@@ -153,6 +154,8 @@ func TestArgumentsAreRefusedBeforeAnyRequest(t *testing.T) {
 	isRefused(t, "AckTimeout", err)
 	_, err = deliveries[0].RetryAfter(ctx, -1, "")
 	isRefused(t, "delay", err)
+	_, err = deliveries[0].Defer(ctx, -1, "")
+	isRefused(t, "delay", err)
 	isRefused(t, "Grace", Worker{Client: client, Grace: -1}.Run(ctx))
 	if len(g.seen()) != 1 { // the pull
 		t.Error(g.seen())
@@ -191,6 +194,7 @@ func TestAnAnswerOfAnotherShapeIsAnErrorOfEveryCall(t *testing.T) {
 		"a list":          answering(200, "application/json", "[]"),
 		"no fields":       answering(200, "application/json", "{}"),
 		"another message": answering(200, "application/json", `{"id": "b", "outcome": "x", "held": true}`),
+		"no results":      answering(200, "application/json", `{"results": [{}], "deliveries": [{}]}`),
 		"other types":     answering(200, "application/json", `{"id": "a", "outcome": 1, "held": "yes"}`),
 		"text":            answering(200, "text/plain", `{"id": "a", "outcome": "acked", "held": true}`),
 		"a redirect": func(w http.ResponseWriter, r *http.Request) {
@@ -239,7 +243,8 @@ func TestTheTimeoutOfAnHTTPClientDoesNotEndPulls(t *testing.T) {
 		pulled(w, r)
 	}
 	own := &http.Client{Timeout: 100 * time.Millisecond}
-	client, err := NewClient(Config{URL: newGateway(t, slow).URL, HTTPClient: own})
+	url := newGateway(t, slow).URL
+	client, err := NewClient(Config{URL: url, HTTPClient: own})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,6 +254,10 @@ func TestTheTimeoutOfAnHTTPClientDoesNotEndPulls(t *testing.T) {
 	}
 	if _, err := client.Send(ctx, "t", Message{}); !errors.Is(err, ErrUnreachable) {
 		t.Error(err) // its Timeout is the default of the calls'
+	}
+	endless, _ := NewClient(Config{URL: url, Timeout: math.MaxInt64})
+	if _, err := endless.Pull(ctx, "t", PullOptions{Wait: time.Minute}); err != nil {
+		t.Error(err)
 	}
 	if own.Timeout == 0 || own.CheckRedirect != nil {
 		t.Error("the caller's HTTP client was changed")
@@ -279,22 +288,22 @@ func TestAHandlerThatEndsItsGoroutineFailsItsMessageOnly(t *testing.T) {
 }
 
 func TestAnInvalidDelayLeavesThePauseToThePolicy(t *testing.T) {
-	g := newGateway(t, pulled, done)
-	ctx, stop := context.WithCancel(context.Background())
-	var errs []error
-	Worker{
-		Client: g.client(t), Topic: "t", OnError: func(err error) { errs = append(errs, err) },
-		Handler: func(context.Context, *Delivery) error {
-			stop()
-			return &RetryError{Delay: -1, Err: errors.New("closed")}
-		},
-	}.Run(ctx)
-	found := g.seen()[len(g.seen())-1]
-	if !strings.HasSuffix(found, `{"receipt":"r","reason":"closed"}`) {
-		t.Error(found)
-	}
-	if len(errs) != 1 || !errors.Is(errs[0], ErrInvalid) {
-		t.Error(errs)
+	closed := errors.New("closed")
+	for _, failure := range []error{&RetryError{-1, closed}, &DeferError{-1, closed}} {
+		g := newGateway(t, pulled, done)
+		ctx, stop := context.WithCancel(context.Background())
+		var errs []error
+		Worker{
+			Client: g.client(t), Topic: "t", OnError: func(err error) { errs = append(errs, err) },
+			Handler: func(context.Context, *Delivery) error { stop(); return failure },
+		}.Run(ctx)
+		found := g.seen()[len(g.seen())-1]
+		if !strings.HasSuffix(found, `/retry?id=a {"receipt":"r","reason":"closed"}`) {
+			t.Error(found)
+		}
+		if len(errs) != 1 || !errors.Is(errs[0], ErrInvalid) {
+			t.Error(errs)
+		}
 	}
 }
 

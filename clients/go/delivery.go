@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard or Release. A
-// message that is not settled is redelivered when its ack timeout ends.
+// Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard, Defer or
+// Release. A message that is not settled is redelivered when its ack timeout ends.
 //
 // The errors of all calls match ErrStale if the delivery is no longer held. If the answer to a
 // release is lost, its repetition is stale, too.
@@ -58,6 +58,20 @@ func (d *Delivery) RetryAfter(
 	return d.fail(ctx, settlement{Reason: reason, Delay: &pause})
 }
 
+// Defer puts the message off: it is redelivered after the delay, and no attempt is counted. It
+// returns when the message is due.
+func (d *Delivery) Defer(
+	ctx context.Context, delay time.Duration, reason string,
+) (time.Time, error) {
+	var check check
+	pause := check.milliseconds("delay", delay)
+	if check.err != nil {
+		return time.Time{}, check.err
+	}
+	answer, err := d.call(ctx, "defer", settlement{Reason: reason, Delay: &pause})
+	return answer.due(), err
+}
+
 // Discard moves the message to garbage without further attempts.
 func (d *Delivery) Discard(ctx context.Context, reason string) (RetryResult, error) {
 	return d.fail(ctx, settlement{Reason: reason, Discard: true})
@@ -76,19 +90,17 @@ func (d *Delivery) Release(ctx context.Context) error {
 }
 
 func (d *Delivery) fail(ctx context.Context, content settlement) (RetryResult, error) {
-	content.Reason = content.Reason[:min(len(content.Reason), longestReason)]
 	answer, err := d.call(ctx, "retry", content)
-	result := RetryResult{IsDead: answer.Outcome == "dead", Attempts: answer.Attempts}
-	if answer.Due != nil {
-		result.Due = time.UnixMilli(*answer.Due)
-	}
-	return result, err
+	return RetryResult{
+		IsDead: answer.Outcome == "dead", Due: answer.due(), Attempts: answer.Attempts,
+	}, err
 }
 
 func (d *Delivery) call(
 	ctx context.Context, verb string, content settlement,
 ) (answer settlementAnswer, err error) {
 	content.Receipt = d.Receipt
+	content.Reason = content.Reason[:min(len(content.Reason), longestReason)]
 	err = d.client.call(ctx, request{
 		method: "POST", path: messagePath(d.Topic, d.ID, verb), content: content,
 		fits: func() bool { return answer.ID == d.ID && (answer.Outcome != "" || answer.Held) },
@@ -111,6 +123,13 @@ type settlementAnswer struct {
 	Held        bool   // of Extend and Release
 	Due         *int64 `json:"due_ms"`
 	Attempts    int
+}
+
+func (a settlementAnswer) due() time.Time {
+	if a.Due == nil {
+		return time.Time{}
+	}
+	return time.UnixMilli(*a.Due)
 }
 
 type pullRequest struct {

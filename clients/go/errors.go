@@ -62,6 +62,16 @@ type RetryError struct {
 func (e *RetryError) Error() string { return text(e.Err, "the handler asked for a retry") }
 func (e *RetryError) Unwrap() error { return e.Err }
 
+// DeferError is returned by a handler to get the message again after Delay, without counting an
+// attempt: it cannot be handled now.
+type DeferError struct {
+	Delay time.Duration
+	Err   error // the reason
+}
+
+func (e *DeferError) Error() string { return text(e.Err, "the handler deferred the message") }
+func (e *DeferError) Unwrap() error { return e.Err }
+
 // DiscardError is returned by a handler to move the message to garbage without further attempts.
 type DiscardError struct {
 	Err error // the reason

@@ -49,8 +49,11 @@ func (c *Client) call(ctx context.Context, r request, answer any) error {
 	deadline := time.Now().Add(c.timeout)
 	pauses := backoff{first: firstPause, longest: longestPause}
 	for {
-		left := max(time.Until(deadline), firstPause) + r.wait
-		err := c.callOnce(ctx, r, content, left, answer)
+		until := deadline
+		if least := time.Now().Add(firstPause); until.Before(least) {
+			until = least
+		}
+		err := c.callOnce(ctx, r, content, until.Add(r.wait), answer)
 		if err == nil || !isRepeatable(err, r.repeat) {
 			return err
 		}
@@ -65,12 +68,12 @@ func (c *Client) call(ctx context.Context, r request, answer any) error {
 }
 
 func (c *Client) callOnce(
-	ctx context.Context, r request, content []byte, timeout time.Duration, answer any,
+	ctx context.Context, r request, content []byte, until time.Time, answer any,
 ) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	attempt, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	attempt, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()

@@ -70,6 +70,7 @@ const (
 	Acked     State = "acked"
 	Cancelled State = "cancelled"
 	Expired   State = "expired"
+	Skipped   State = "skipped" // by its late policy
 	Purged    State = "purged"
 )
 
@@ -87,6 +88,7 @@ type GroupState struct {
 	State     State
 	Due       time.Time     // zero if the message is settled
 	Attempts  int           // attempts started, including the current one
+	Deferrals int           // since the last failure; they count no attempt
 	Consumer  string        // that has the message in flight
 	Idle      time.Duration // how long it has had the message
 	Reason    string        // the reason of the last failure
@@ -99,7 +101,8 @@ type Body struct {
 	IsBytes bool
 }
 
-// Decode decodes a JSON body into the value that v points to.
+// Decode decodes a JSON body into the value that v points to. As always in package json, a number
+// in an any is a float64: decode integers beyond 2^53 into an int64, a big.Int or a json.Number.
 func (b Body) Decode(v any) error {
 	if b.IsBytes {
 		return fmt.Errorf("lisa: the body is bytes, not JSON")
@@ -169,14 +172,14 @@ func (b bodyAnswer) body() Body {
 type stateAnswer struct {
 	State                       State
 	Due                         *int64 `json:"due_ms"`
-	Attempts                    int
+	Attempts, Deferrals         int
 	Idle                        int64 `json:"idle_ms"`
 	Consumer, Reason, Traceback string
 }
 
 func (s stateAnswer) state() GroupState {
 	found := GroupState{
-		State: s.State, Attempts: s.Attempts, Consumer: s.Consumer,
+		State: s.State, Attempts: s.Attempts, Deferrals: s.Deferrals, Consumer: s.Consumer,
 		Idle: time.Duration(s.Idle) * time.Millisecond, Reason: s.Reason, Traceback: s.Traceback,
 	}
 	if s.Due != nil {
@@ -207,6 +210,10 @@ func (m messageAnswer) info() *MessageInfo {
 type batchAnswer struct {
 	SendResult
 	Problem *problemAnswer
+}
+
+func (b batchAnswer) fits(sent sendRequest) bool {
+	return b.Problem != nil || b.ID == sent.ID && b.Outcome != ""
 }
 
 func (b batchAnswer) result() BatchResult {

@@ -23,8 +23,9 @@ var ErrWorkerStopped = errors.New("lisa: the worker has stopped")
 // Handler handles one message. Delivery is at-least-once, so handlers should be idempotent.
 //
 // A message is acked if its handler returns nil. After a *RetryError it is retried after that delay,
-// after a *DiscardError it moves to garbage, and after any other error or a panic it is retried by
-// its retry policy. The context ends when the worker loses the message, or when the grace time is
+// after a *DeferError it is redelivered after that delay without counting an attempt, after a
+// *DiscardError it moves to garbage, and after any other error or a panic it is retried by its retry
+// policy. The context ends when the worker loses the message, or when the grace time is
 // over.
 type Handler func(ctx context.Context, message *Delivery) error
 
@@ -192,23 +193,31 @@ func (r *workerRun) handle(delivery *Delivery) {
 
 var errGoexit = errors.New("the handler called runtime.Goexit")
 
+// settle: of errors that are joined, a retry counts before a deferral, and that before a discard,
+// which would be final.
 func settle(ctx context.Context, delivery *Delivery, failure error) error {
 	var retry *RetryError
+	var deferral *DeferError
 	var discard *DiscardError
 	var err error
 	switch {
 	case failure == nil:
 		_, err = delivery.Ack(ctx)
-	case errors.As(failure, &discard):
-		_, err = delivery.Discard(ctx, failure.Error())
+		return err
 	case errors.As(failure, &retry):
 		_, err = delivery.RetryAfter(ctx, retry.Delay, failure.Error())
-		if errors.Is(err, ErrInvalid) { // Without a valid delay, the policy determines the pause.
-			_, other := delivery.Retry(ctx, failure.Error())
-			err = errors.Join(err, other)
-		}
+	case errors.As(failure, &deferral):
+		_, err = delivery.Defer(ctx, deferral.Delay, failure.Error())
+	case errors.As(failure, &discard):
+		_, err = delivery.Discard(ctx, failure.Error())
+		return err
 	default:
 		_, err = delivery.Retry(ctx, failure.Error())
+		return err
+	}
+	if errors.Is(err, ErrInvalid) { // Without a valid delay, the policy determines the pause.
+		_, other := delivery.Retry(ctx, failure.Error())
+		err = errors.Join(err, other)
 	}
 	return err
 }

@@ -102,6 +102,10 @@ class PythonRunner:
         delay, reason = milliseconds(given.get("delay_ms")), given.get("reason", "")
         return held(self._deliveries[given["of"]].retry(delay=delay, reason=reason))
 
+    def defer(self, _: str, given: dict[str, Any]) -> Any:
+        delay, reason = timedelta(milliseconds=given["delay_ms"]), given.get("reason", "")
+        return held(self._deliveries[given["of"]].defer(delay=delay, reason=reason))
+
     def discard(self, _: str, given: dict[str, Any]) -> Any:
         return held(self._deliveries[given["of"]].discard(given["reason"]))
 
@@ -149,18 +153,21 @@ class Worker:
         name, body = f"{message.id}/{message.attempt}", message.body
         with self._lock:
             self._started.append(name)
+            calls = sum(one.startswith(f"{message.id}/") for one in self._started)
             self._most = max(self._most, len(self._started) - len(self._ended))
         if body.get("holds"):
             self._finish.wait(STEP_S)
         with self._lock:
             self._ended.append(name)
-        if message.attempt > body.get("fails", 0):
+        if calls > body.get("fails", 0):
             return
         match body.get("with"):
             case "discard":
                 raise lisa.Discard("no such order")
             case "retry":
                 raise lisa.Retry("closed", delay=milliseconds(body.get("delay_ms")))
+            case "defer":
+                raise lisa.Defer("busy", delay=timedelta(milliseconds=body["delay_ms"]))
             case "panic":
                 raise SystemExit
         raise RuntimeError("broken")
@@ -193,7 +200,8 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(found: lisa.FoundInGroup) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in ("state", "due_ms", "attempts", "reason")}
+    names = ("state", "due_ms", "attempts", "deferrals", "reason")
+    return {name: getattr(found, name) for name in names}
 
 
 def shown(body: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@ import { bodyOf, requestOf, type OutgoingMessage } from "./bodies.js";
 import { Delivery, messagePath, topicPath } from "./delivery.js";
 import { ProblemError } from "./errors.js";
 import {
-  Http, is, isNumber, isText, type CallOptions, type ClientOptions, type Fields, type Repeat,
+  fits, Http, is, isNumber, isText, listOf, type CallOptions, type ClientOptions, type Fields,
+  type Repeat, type Shape,
 } from "./http.js";
 import type { BatchAnswer, MessageAnswer, PullAnswer, PullRequest, SendAnswer } from "./schema.js";
 
@@ -50,7 +51,8 @@ export class Client {
     topic: string, messages: readonly OutgoingMessage[], options?: CallOptions,
   ): Promise<BatchAnswer> {
     const content = { messages: messages.map(requestOf) };
-    const results = (found: unknown) => Array.isArray(found) && found.length === messages.length;
+    const results = content.messages.map(({ id }): Shape => (one) =>
+      fits(one, { id: is(id), outcome: isText }) || fits(one, { problem: { type: isText } }));
     return this.#http.call("POST", `${topicPath(topic)}/messages:batch`, {
       ...options, content, repeat: repeatOf(messages), answer: { results },
     });
@@ -125,7 +127,9 @@ export class Client {
 
 const FOUND: Fields = { state: isText, topic: isText, attempts: isNumber, headers: {}, groups: {} };
 const PULLED: Fields = {
-  deliveries: [{ id: isText, receipt: isText, attempt: isNumber, due_ms: isNumber, headers: {} }],
+  deliveries: listOf({
+    id: isText, receipt: isText, attempt: isNumber, due_ms: isNumber, headers: {},
+  }),
 };
 
 /** Whether an id is unknown; a topic that does not exist has no messages. */

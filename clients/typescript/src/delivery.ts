@@ -2,11 +2,11 @@ import { bodyOf } from "./bodies.js";
 import { LisaError } from "./errors.js";
 import { is, isText, type CallOptions, type Fields, type Http } from "./http.js";
 import { isWellFormed } from "./json.js";
-import type { AckAnswer, DeliveryAnswer, RetryAnswer } from "./schema.js";
+import type { AckAnswer, DeferAnswer, DeliveryAnswer, RetryAnswer } from "./schema.js";
 
 /**
- * A delivered message, to be settled by `ack`, `retry`, `discard` or `release`. A message that is
- * not settled is redelivered when its ack timeout ends.
+ * A delivered message, to be settled by `ack`, `retry`, `discard`, `defer` or `release`. A message
+ * that is not settled is redelivered when its ack timeout ends.
  *
  * Calls are repeated after faults. They reject with a ProblemError of the kind "stale" if the
  * delivery is no longer held. If the answer to a release is lost, its repetition is stale, too.
@@ -52,6 +52,14 @@ export class Delivery<T = unknown> {
   discard(reason?: string, options?: CallOptions): Promise<RetryAnswer> {
     const fields = { reason: shortened(reason), discard: true };
     return this.#call("retry", fields, OUTCOME, options);
+  }
+
+  /** Put the message off: it is redelivered after `delay_ms`, and no attempt is counted. */
+  defer(
+    deferral: { delay_ms: number; reason?: string | undefined }, options?: CallOptions,
+  ): Promise<DeferAnswer> {
+    const fields = { ...deferral, reason: shortened(deferral.reason) };
+    return this.#call("defer", fields, { outcome: is("deferred") }, options);
   }
 
   /** Restart the ack timeout; by default with the duration of the pull. */

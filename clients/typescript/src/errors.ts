@@ -4,6 +4,7 @@
 //     ├── ProblemError       the gateway answered with an error
 //     ├── UnreachableError   no answer of a gateway arrived in time
 //     ├── RetryError         thrown by a handler: retry the message
+//     ├── DeferError         thrown by a handler: not now; no attempt counts
 //     └── DiscardError       thrown by a handler: give the message up
 
 import type { Problem } from "./schema.js";
@@ -46,12 +47,24 @@ export class RetryError extends LisaError {
 
   constructor(reason: string, { delayMs }: { delayMs?: number | undefined } = {}) {
     super(reason);
-    if (delayMs !== undefined && !(delayMs >= 0 && delayMs < Infinity)) {
-      throw new LisaError(`delayMs must be 0 or more milliseconds, not ${String(delayMs)}`);
-    }
-    this.delayMs = delayMs;
+    this.delayMs = delayMs === undefined ? undefined : checkedDelay(delayMs);
+  }
+}
+
+/** Thrown by a handler: redeliver the message after `delayMs`, without counting an attempt. */
+export class DeferError extends LisaError {
+  readonly delayMs: number;
+
+  constructor(reason: string, { delayMs }: { delayMs: number }) {
+    super(reason);
+    this.delayMs = checkedDelay(delayMs);
   }
 }
 
 /** Thrown by a handler: move the message to garbage without further attempts. */
 export class DiscardError extends LisaError {}
+
+function checkedDelay(ms: number): number {
+  if (typeof ms === "number" && ms >= 0 && ms < Infinity) return ms;
+  throw new LisaError(`delayMs must be 0 or more milliseconds, not ${String(ms)}`);
+}

@@ -33,12 +33,14 @@ export interface CallOptions {
 /** The failed calls to repeat: all, those that certainly changed nothing, or none. */
 export type Repeat = "all" | "refused" | "none";
 
-/** What an answer must look like: checks of its fields or elements. */
-export type Shape = ((value: unknown) => boolean) | [Shape] | Fields;
+/** What an answer must look like: a check, or those of its elements or fields. */
+export type Shape = ((value: unknown) => boolean) | Shape[] | Fields;
 export interface Fields { [name: string]: Shape }
 
 export const isText = (value: unknown) => typeof value === "string";
 export const isNumber = (value: unknown) => typeof value === "number";
+export const listOf = (shape: Shape) => (value: unknown) =>
+  Array.isArray(value) && value.every((one) => fits(one, shape));
 export const is = (expected: unknown) => (value: unknown) => value === expected;
 
 interface Request extends CallOptions {
@@ -108,7 +110,8 @@ export class Http {
     } catch (error) {
       if (error instanceof LisaError) throw error;
       signal?.throwIfAborted();
-      const why = request.signal.aborted ? `no answer within ${Math.round(timeoutMs)} ms` : reasonOf(error);
+      const { aborted } = request.signal;
+      const why = aborted ? `no answer within ${Math.round(timeoutMs)} ms` : reasonOf(error);
       throw failure(why, { cause: error });
     } finally {
       cancel();
@@ -160,10 +163,11 @@ function parsed(text: string): unknown {
   }
 }
 
-function fits(value: unknown, shape: Shape): boolean {
+export function fits(value: unknown, shape: Shape): boolean {
   if (typeof shape === "function") return shape(value);
   if (Array.isArray(shape)) {
-    return Array.isArray(value) && value.every((one) => fits(one, shape[0]));
+    return Array.isArray(value) && value.length === shape.length
+      && shape.every((one, index) => fits(value[index], one));
   }
   if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
   const fields = value as Record<string, unknown>;

@@ -6,7 +6,7 @@ export {
 } from "./client.js";
 export { Delivery } from "./delivery.js";
 export {
-  DiscardError, LisaError, ProblemError, RetryError, UnreachableError,
+  DeferError, DiscardError, LisaError, ProblemError, RetryError, UnreachableError,
 } from "./errors.js";
 export type { CallOptions, ClientOptions } from "./http.js";
 export type * from "./schema.js";

@@ -1,6 +1,8 @@
 import type { Client } from "./client.js";
 import type { Delivery } from "./delivery.js";
-import { DiscardError, LisaError, ProblemError, RetryError, UnreachableError } from "./errors.js";
+import {
+  DeferError, DiscardError, LisaError, ProblemError, RetryError, UnreachableError,
+} from "./errors.js";
 import { retryAfterMs } from "./http.js";
 import { duration } from "./options.js";
 import { Backoff, sleep } from "./sleep.js";
@@ -8,8 +10,8 @@ import { Backoff, sleep } from "./sleep.js";
 const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
 const RELEASE_TIMEOUT_MS = 2_000;
-/** The longest that the gateway allows. */
-const LONGEST_ACK_TIMEOUT_MS = 30 * 86_400_000;
+/** The longest ack timeout that the gateway allows. */
+const THIRTY_DAYS_MS = 30 * 86_400_000;
 
 export interface WorkerOptions {
   /** Maximum number of running handlers, 1 to 500: 1. */
@@ -56,7 +58,7 @@ export class Worker<T = unknown> {
     this.#handler = handler;
     this.#group = options.group;
     this.#concurrency = options.concurrency ?? 1;
-    this.#ackTimeoutMs = duration("ackTimeoutMs", options.ackTimeoutMs, 30_000, LONGEST_ACK_TIMEOUT_MS);
+    this.#ackTimeoutMs = duration("ackTimeoutMs", options.ackTimeoutMs, 30_000, THIRTY_DAYS_MS);
     this.#waitMs = duration("waitMs", options.waitMs, 20_000, 60_000);
     this.#graceMs = duration("graceMs", options.graceMs, 10_000);
     this.#onError = options.onError ?? ((error) => console.error("lisa:", error));
@@ -191,15 +193,39 @@ export class Worker<T = unknown> {
   }
 }
 
+/**
+ * An AggregateError is a failure if one of its errors is. Otherwise a retry counts before a
+ * deferral, and that before a discard, which would be final; of two alike, the longer delay.
+ */
 function fail<T>(delivery: Delivery<T>, error: unknown): Promise<unknown> {
-  if (error instanceof DiscardError) return delivery.discard(error.message);
-  if (!(error instanceof RetryError)) return delivery.retry({ reason: textOf(error) });
-  return delivery.retry({ delay_ms: error.delayMs, reason: error.message });
+  const causes = causesOf(error);
+  const reason = [...new Set(causes.map(textOf))].join("; ");
+  const retries = causes.filter((one) => one instanceof RetryError);
+  const deferrals = causes.filter((one) => one instanceof DeferError);
+  const discards = causes.filter((one) => one instanceof DiscardError);
+  if (retries.length + deferrals.length + discards.length < causes.length) {
+    return delivery.retry({ reason });
+  }
+  if (retries.length > 0) {
+    const delays = retries.map(({ delayMs }) => delayMs);
+    const delay_ms = delays.includes(undefined) ? undefined : Math.max(...delays as number[]);
+    return delivery.retry({ delay_ms, reason });
+  }
+  if (deferrals.length > 0) {
+    return delivery.defer({ delay_ms: Math.max(...deferrals.map((one) => one.delayMs)), reason });
+  }
+  return delivery.discard(reason);
+}
+
+function causesOf(error: unknown): unknown[] {
+  const isGroup = error instanceof AggregateError && error.errors.length > 0;
+  return isGroup ? error.errors.flatMap(causesOf) : [error];
 }
 
 function textOf(error: unknown): string {
+  const isOutcome = [RetryError, DeferError, DiscardError].some((one) => error instanceof one);
   try {
-    return String(error);
+    return isOutcome ? (error as Error).message : String(error);
   } catch {
     return "the handler threw an object that cannot be converted to text";
   }

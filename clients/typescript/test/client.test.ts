@@ -5,7 +5,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 
-import { Client, LisaError, RetryError, Worker } from "lisa-delay-queue";
+import { Client, DeferError, DiscardError, LisaError, RetryError, Worker } from "lisa-delay-queue";
 import { Backoff, sleep } from "../dist/sleep.js";
 
 type Answer = (init: RequestInit) => Response | Promise<Response>;
@@ -42,6 +42,7 @@ async function callsOf(client: Client): Promise<[string, () => Promise<unknown>]
     ack: () => held.ack(),
     retry: () => held.retry(),
     discard: () => held.discard(),
+    defer: () => held.defer({ delay_ms: 1 }),
     extend: () => held.extend(),
     release: () => held.release(),
   });
@@ -87,6 +88,7 @@ test("a value without JSON is refused with its path, before any request", async 
     ["fold", () => client.reschedule("t", "a", { at_local: "09:00", fold: due as 0 })],
     ["wait_ms", () => client.pull("t", { wait_ms: due })],
     ["delay_ms", () => held.retry({ delay_ms: due })],
+    ["delay_ms", () => held.defer({ delay_ms: due })],
     ["ack_timeout_ms", () => held.extend(due)],
     ["timeoutMs", () => client.get("t", "a", { timeoutMs: due })],
     ["id", () => client.cancel("t", undefined as never)],
@@ -98,6 +100,7 @@ test("a value without JSON is refused with its path, before any request", async 
   for (const [path, call] of paths) await refused(call, path);
   assert.equal(requests.length, 1); // the pull
   assert.throws(() => new RetryError("later", { delayMs: due }), LisaError);
+  assert.throws(() => new DeferError("later", { delayMs: undefined as never }), LisaError);
   for (const option of ["ackTimeoutMs", "waitMs", "graceMs", "concurrency"]) {
     assert.throws(() => new Worker(client, "t", () => {}, { [option]: due }), LisaError);
   }
@@ -123,6 +126,7 @@ test("an answer of another shape is an error of every call", async () => {
     "null": () => Response.json(null),
     "a list": () => Response.json([]),
     "no fields": () => Response.json({}),
+    "no results": () => Response.json({ results: [{}], deliveries: [{}] }),
     "another message": () => Response.json({ id: "b", outcome: "acked", held: true }),
     "text": () => new Response(
       '{"id":"a","outcome":"acked","held":true,"deliveries":[],"results":[1]}'),
@@ -154,7 +158,7 @@ test("no call follows a redirect", async () => {
   for (const [name, call] of await callsOf(client)) {
     await assert.rejects(call, /30[17].*redirect/, name);
   }
-  assert.equal(seen.length, 13);
+  assert.equal(seen.length, 14);
   assert.ok(!seen.includes("/elsewhere?secret"));
   server.closeAllConnections();
   server.close();
@@ -226,5 +230,24 @@ test("whatever a handler throws fails its message only", async () => {
   for (const thrown of [Object.create(null), Symbol("s"), new Error("\ud800"), undefined]) {
     const { requests } = await workOnce(() => { throw thrown; }, {});
     assert.match(requests.join(), /^POST .*message\/retry\?id=a .*"reason":"[^"]+"}$/);
+  }
+});
+
+test("of several errors, a failure counts first, and a discard last", async () => {
+  const [discard, broken] = [new DiscardError("gone"), new Error("broken")];
+  const [soon, late] = [100, 200].map((delayMs) => new RetryError("closed", { delayMs }));
+  const defer = new DeferError("busy", { delayMs: 50 });
+  const cases: [unknown[], string][] = [
+    [[discard, new AggregateError([discard])], 'retry {"reason":"gone","discard":true}'],
+    [[discard, defer], 'defer {"delay_ms":50,"reason":"gone; busy"}'],
+    [[defer, late, soon], 'retry {"delay_ms":200,"reason":"busy; closed"}'],
+    [[late, new RetryError("closed")], 'retry {"reason":"closed"}'],
+    [[discard, broken], 'retry {"reason":"gone; Error: broken"}'],
+    [[], 'retry {"reason":"AggregateError: none"}'],
+  ];
+  for (const [errors, expected] of cases) {
+    const { requests } = await workOnce(() => { throw new AggregateError(errors, "none"); }, {});
+    const found = requests.join().replace(/.*message.(\w+)\?id=a /, "$1 ");
+    assert.equal(found.replace('"receipt":"r",', ""), expected);
   }
 });

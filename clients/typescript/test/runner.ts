@@ -7,14 +7,15 @@
 import { createInterface } from "node:readline";
 
 import {
-  Client, DiscardError, ProblemError, RetryError, UnreachableError, Worker, type Delivery,
+  Client, DeferError, DiscardError, ProblemError, RetryError, UnreachableError, Worker,
+  type Delivery,
 } from "lisa-delay-queue";
 import { encode, parse } from "../dist/json.js";
 
 /** What a handler does: see scenarios.yml. */
 interface Body {
   fails?: number;
-  with?: "retry" | "discard" | "panic";
+  with?: "retry" | "defer" | "discard" | "panic";
   delay_ms?: number;
   holds?: boolean;
 }
@@ -49,6 +50,7 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
   },
   ack: (_, name) => held(name).ack(),
   retry: async (_, { of, ...failure }) => (await held(of).retry(failure)).outcome,
+  defer: async (_, { of, ...deferral }) => (await held(of).defer(deferral)).outcome,
   discard: async (_, { of, reason }) => (await held(of).discard(reason)).outcome,
   extend: (_, name) => held(name).extend(),
   release: (_, name) => held(name).release(),
@@ -89,10 +91,14 @@ async function handle(message: Delivery<Body>, signal: AbortSignal): Promise<voi
     });
   }
   report.ended.push(name);
-  if (message.attempt > (message.body.fails ?? 0)) return;
+  if (report.started.filter((one) => one.startsWith(`${message.id}/`)).length
+      > (message.body.fails ?? 0)) return;
   if (message.body.with === "discard") throw new DiscardError("no such order");
   if (message.body.with === "retry") {
     throw new RetryError("closed", { delayMs: message.body.delay_ms });
+  }
+  if (message.body.with === "defer") {
+    throw new DeferError("busy", { delayMs: message.body.delay_ms ?? 0 });
   }
   if (message.body.with === "panic") throw undefined;
   throw new Error("broken");

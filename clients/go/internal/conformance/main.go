@@ -121,6 +121,10 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 		return r.held(name).Ack(ctx)
 	case "retry", "discard":
 		return r.fail(ctx, one.Name, decoded[failure](one))
+	case "defer":
+		given := decoded[failure](one)
+		_, err := r.held(given.Of).Defer(ctx, milliseconds(*given.Delay), given.Reason)
+		return "deferred", err
 	case "extend":
 		return nil, r.held(name).Extend(ctx)
 	case "release":

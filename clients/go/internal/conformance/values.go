@@ -49,7 +49,7 @@ func sent(result lisa.SendResult) any {
 func stateOf(state lisa.GroupState) map[string]any {
 	return map[string]any{
 		"state": state.State, "due_ms": state.Due.UnixMilli(), "attempts": state.Attempts,
-		"reason": state.Reason,
+		"deferrals": state.Deferrals, "reason": state.Reason,
 	}
 }
 

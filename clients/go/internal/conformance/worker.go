@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log"
 	"slices"
+	"strings"
 	"sync"
 
 	"lisa.example/lisa"
@@ -71,7 +72,7 @@ func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 	if err := message.Body.Decode(&body); err != nil {
 		return err
 	}
-	finished := w.began(nameOf(message))
+	calls, finished := w.began(message)
 	if body.Holds {
 		select {
 		case <-finished:
@@ -81,12 +82,15 @@ func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 	}
 	w.end(nameOf(message))
 	switch {
-	case message.Attempt > body.Fails:
+	case calls > body.Fails:
 		return nil
 	case body.With == "discard":
 		return &lisa.DiscardError{Err: errors.New("no such order")}
 	case body.With == "retry":
 		return &lisa.RetryError{Delay: milliseconds(*body.Delay), Err: errors.New("closed")}
+	}
+	if body.With == "defer" {
+		return &lisa.DeferError{Delay: milliseconds(*body.Delay), Err: errors.New("busy")}
 	}
 	if body.With == "panic" {
 		panic("broken")
@@ -94,12 +98,18 @@ func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 	return errors.New("broken")
 }
 
-func (w *worker) began(name string) chan struct{} {
+// began returns how often handlers of the message have begun, and what they may wait for.
+func (w *worker) began(message *lisa.Delivery) (calls int, finished chan struct{}) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	w.found.Started = append(w.found.Started, name)
+	w.found.Started = append(w.found.Started, nameOf(message))
 	w.found.Most = max(w.found.Most, len(w.found.Started)-len(w.found.Ended))
-	return w.finished
+	for _, name := range w.found.Started {
+		if strings.HasPrefix(name, message.ID+"/") {
+			calls++
+		}
+	}
+	return calls, w.finished
 }
 
 func (w *worker) aborted(name string) {
