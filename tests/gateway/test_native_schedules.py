@@ -130,3 +130,13 @@ def test_schedules_are_listed(client: httpx.Client) -> None:
     page = client.get(f"/v1/topics/{topic}/schedules").json()
     assert page["cursor"] is None
     assert sorted(one["name"] for one in page["schedules"]) == ["a", "b/c", "d e"]
+
+
+def test_the_query_names_a_schedule_that_a_path_cannot_name(client: httpx.Client) -> None:
+    path, name = f"/v1/topics/{new_topic()}/schedule", "?name=.."
+    assert client.put(path + name, json=DAILY).json() == {"name": "..", "changed": True}
+    assert client.post(f"{path}/pause{name}").status_code == 200
+    assert client.get(path + name).json()["paused"]
+    assert client.get(f"{path}/next{name}&count=2").status_code == 200
+    assert client.delete(path + name).json() == {"name": "..", "changed": True}
+    assert client.get(path).status_code == 400

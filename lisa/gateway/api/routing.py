@@ -29,7 +29,8 @@ PREFIX = b"/v1/"
 INDEX = PREFIX.rstrip(b"/")
 MOST_PARAMETERS = 32
 
-BY_PATH, BY_QUERY = "/messages/{id}", "/message"
+BY_QUERY = {"/messages/{id}": "/message", "/schedules/{name}": "/schedule"}
+"""Paths with ids of any characters, and the paths whose query has the id instead."""
 
 _FOUND = "lisa.native"
 
@@ -202,7 +203,8 @@ class NativeRoute(BaseRoute):
     """Routes all operations. Splits the path before percent-decoding its segments.
 
     An id may therefore contain any character: `a%2Ffire` is an id, `a/fire` fires message `a`. For
-    ids that do not survive a path, such as `..`, `messages/{id}` is also `message?id=`.
+    ids that do not survive a path, such as `..`, `messages/{id}` is also `message?id=`, and
+    `schedules/{name}` is also `schedule?name=`.
     """
 
     def __init__(self, hub: GatewayContext, operations: Sequence[Operation]) -> None:
@@ -210,9 +212,11 @@ class NativeRoute(BaseRoute):
         for operation in operations:
             path = operation.path.removeprefix(INDEX.decode()).removeprefix("/")
             self._root.grow(path).endpoints[operation.method] = Endpoint(hub, operation)
-            if BY_PATH in path:
-                node = self._root.grow(path.replace(BY_PATH, BY_QUERY))
-                node.endpoints[operation.method] = Endpoint(hub, operation, "id")
+            for by_path, by_query in BY_QUERY.items():
+                if by_path in path:
+                    node = self._root.grow(path.replace(by_path, by_query))
+                    named = by_path.partition("{")[2].rstrip("}")
+                    node.endpoints[operation.method] = Endpoint(hub, operation, named)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Find the path's node; the method is checked in `handle`."""
