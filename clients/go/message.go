@@ -33,6 +33,7 @@ const (
 	Keep     OnDuplicate = "keep"      // keep the earlier message
 	KeepLive OnDuplicate = "keep_live" // keep it, but replace it if it has ended
 	Replace  OnDuplicate = "replace"
+	Update   OnDuplicate = "update" // replace all but the due time
 	Reject   OnDuplicate = "reject" // return an error that matches ErrDuplicate
 )
 
@@ -43,7 +44,10 @@ const (
 	Accepted  Outcome = "accepted"
 	Duplicate Outcome = "duplicate" // the id was known; the earlier message is unchanged
 	Replaced  Outcome = "replaced"
+	Updated   Outcome = "updated"  // all but the due time is new
 	Rejected  Outcome = "rejected" // in batches only
+	// ReplacedInFlight: a consumer may still handle the earlier message as well.
+	ReplacedInFlight Outcome = "replaced_in_flight"
 )
 
 // SendResult is the result of sending one message.
