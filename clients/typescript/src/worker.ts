@@ -197,24 +197,29 @@ export class Worker<T = unknown> {
  * An AggregateError is a failure if one of its errors is. Otherwise a retry counts before a
  * deferral, and that before a discard, which would be final; of two alike, the longer delay.
  */
-function fail<T>(delivery: Delivery<T>, error: unknown): Promise<unknown> {
+async function fail<T>(delivery: Delivery<T>, error: unknown): Promise<void> {
   const causes = causesOf(error);
   const reason = [...new Set(causes.map(textOf))].join("; ");
   const retries = causes.filter((one) => one instanceof RetryError);
   const deferrals = causes.filter((one) => one instanceof DeferError);
   const discards = causes.filter((one) => one instanceof DiscardError);
-  if (retries.length + deferrals.length + discards.length < causes.length) {
-    return delivery.retry({ reason });
+  const isFailure = retries.length + deferrals.length + discards.length < causes.length;
+  try {
+    if (isFailure || retries.some(({ delayMs }) => delayMs === undefined)) {
+      await delivery.retry({ reason });
+    } else if (retries.length > 0) {
+      await delivery.retry({ delay_ms: Math.max(...retries.map((one) => one.delayMs!)), reason });
+    } else if (deferrals.length > 0) {
+      await delivery.defer({ delay_ms: Math.max(...deferrals.map((one) => one.delayMs)), reason });
+    } else {
+      await delivery.discard(reason);
+    }
+  } catch (refusal) {
+    // Without a valid delay, as one of centuries, the policy determines the pause.
+    const isInvalid = refusal instanceof ProblemError && refusal.kind === "invalid";
+    if (isInvalid) await delivery.retry({ reason });
+    throw refusal;
   }
-  if (retries.length > 0) {
-    const delays = retries.map(({ delayMs }) => delayMs);
-    const delay_ms = delays.includes(undefined) ? undefined : Math.max(...delays as number[]);
-    return delivery.retry({ delay_ms, reason });
-  }
-  if (deferrals.length > 0) {
-    return delivery.defer({ delay_ms: Math.max(...deferrals.map((one) => one.delayMs)), reason });
-  }
-  return delivery.discard(reason);
 }
 
 function causesOf(error: unknown): unknown[] {

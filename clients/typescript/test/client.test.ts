@@ -201,10 +201,12 @@ test("times of any length are waited for", async () => {
   assert.ok(new Backoff(100, 100).next(0) >= 100);
 });
 
+const done = () => Response.json({ id: "a", outcome: "acked", held: true });
+const invalid = () => Response.json({ type: "urn:lisa:problem:invalid" }, { status: 400 });
+
 /** Run a worker whose handler gets one message, and stop it in the handler. */
-async function workOnce(handler: () => unknown, options: object) {
-  const { client, requests } = clientOf(pulled, () =>
-    Response.json({ id: "a", outcome: "acked", held: true }));
+async function workOnce(handler: () => unknown, options: object, ...answers: Answer[]) {
+  const { client, requests } = clientOf(pulled, ...answers, done);
   const errors: string[] = [];
   const onError = (error: unknown) => { errors.push(String(error)); };
   const worker = new Worker(client, "orders", () => { worker.stop(); return handler(); }, {
@@ -230,6 +232,15 @@ test("whatever a handler throws fails its message only", async () => {
   for (const thrown of [Object.create(null), Symbol("s"), new Error("\ud800"), undefined]) {
     const { requests } = await workOnce(() => { throw thrown; }, {});
     assert.match(requests.join(), /^POST .*message\/retry\?id=a .*"reason":"[^"]+"}$/);
+  }
+});
+
+test("a delay that the gateway refuses leaves the pause to the policy", async () => {
+  for (const failure of [RetryError, DeferError]) {
+    const handler = () => { throw new failure("closed", { delayMs: 1e15 }); };
+    const { requests, errors } = await workOnce(handler, {}, invalid);
+    assert.match(requests[1]!, /retry\?id=a {"receipt":"r","reason":"closed"}$/);
+    assert.equal(errors.length, 1);
   }
 });
 
