@@ -458,7 +458,7 @@ def again(case: Case) -> None:
     for row in _rows(~case.is_first):
         before, after = case.handled[row - 1], case.handled[row]
         number, do = case.number(row), int(case.messages.do[after.message])
-        if before.verdict == Verdict.FAILED:
+        if before.verdict in (Verdict.FAILED, Verdict.DEFERRED):
             cause = _of_retry(case, number, do, before, after)
         else:
             cause = case.causes.of_again(number, do, before, after)
@@ -473,15 +473,19 @@ def again(case: Case) -> None:
 
 
 def _of_retry(case: Case, number: int, do: int, before: Any, after: Any) -> str | None:
-    """The next attempt must follow the pause, unless a sender moved it or there was a fault."""
+    """The next attempt must follow the pause, unless a sender moved it or there was a fault.
+
+    After a deferral it has the same number.
+    """
     due = before.end_from + pause_ms(do) * 1000 - CLOCKS_US
     change = case.run.changes.get(int(after.message))
     if change is not None and change.kind == "R" and change.answer in ("r", ""):
         is_between = before.begin <= (change.ended or after.begin_by)
         if is_between and change.tried <= after.begin_by:
             due = min(due, change.due * 1000)
-    if after.attempt == before.attempt + 1 and after.begin_by >= due:
-        return "the attempt before failed"
+    has_failed = before.verdict == Verdict.FAILED
+    if after.attempt == before.attempt + has_failed and after.begin_by >= due:
+        return "the attempt before failed" if has_failed else "it was deferred"
     return case.causes.of_again(number, do, before, after) or case.causes.around(
         before.begin - ACK_US, after.begin
     )

@@ -8,9 +8,17 @@ import asyncio
 import time
 from datetime import timedelta
 
-from lisa import Batch, Consumer, Discard, Message, Retry
+from lisa import Batch, Consumer, Defer, Discard, Message, Retry
 from tests.torture.ledger import Diary, Handling, Orders
-from tests.torture.world import ACK_S, HANG_TIMEOUT_S, RETRY_AFTER_MS, Do, Verdict, place_number
+from tests.torture.world import (
+    ACK_S,
+    DEFER_UNTIL,
+    HANG_TIMEOUT_S,
+    RETRY_AFTER_MS,
+    Do,
+    Verdict,
+    place_number,
+)
 
 FAILS = {Do.RAISE: 2, Do.RETRY: 1, Do.FALSE: 1, Do.POISON: 1_000}
 """How many attempts fail."""
@@ -35,6 +43,8 @@ def begin(message: Message) -> Handling:
 def verdict_on(handling: Handling) -> Verdict:
     if handling.do is Do.DISCARD:
         return Verdict.DISCARDED
+    if handling.do is Do.DEFER and handling.due_ms % DEFER_UNTIL:
+        return Verdict.DEFERRED
     has_failed = handling.attempt <= FAILS.get(handling.do, 0)
     return Verdict.FAILED if has_failed else Verdict.OK
 
@@ -56,6 +66,8 @@ def end(handling: Handling) -> bool | None:
         return None
     if do is Do.RETRY:
         raise Retry("once more", delay=timedelta(milliseconds=RETRY_AFTER_MS))
+    if do is Do.DEFER:
+        raise Defer("not now", delay=timedelta(milliseconds=RETRY_AFTER_MS))
     if do is Do.DISCARD:
         raise Discard("told to")
     if do is Do.FALSE:

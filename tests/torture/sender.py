@@ -51,7 +51,7 @@ STORIES = {
 }  # fmt: skip
 HARD = {
     Do.OK: 600, Do.RAISE: 100, Do.RETRY: 100, Do.FALSE: 50, Do.SLOW: 100, Do.SLOWER: 50,
-    Do.DISCARD: 6, Do.POISON: 2,
+    Do.DISCARD: 6, Do.POISON: 2, Do.DEFER: 50,
 }  # fmt: skip
 DOES = {
     "hard": HARD,

@@ -33,6 +33,7 @@ STORIES = """
 == lost
 never handled: send
 not in one of two groups: send two; handle 1.1 group=west
+it was always deferred: send hard do=DEFER; handle 1.1 DEFERRED
 its handler failed: send hard; handle 1.1 FAILED
 a replacement: send; replace 0.5 +1000
 a cancel that came too late: send; cancel 0.5 i
@@ -105,6 +106,9 @@ a retry that repeats its attempt: send hard do=RAISE; handle 1.1 FAILED;
     handle 1.4 attempt=1 due_s=1
 a retry that leaves out an attempt: send hard do=RAISE; handle 1.1 FAILED;
     handle 1.4 attempt=3 due_s=1
+a deferral that counts an attempt: send hard do=DEFER; handle 1.1 DEFERRED;
+    handle 1.4 attempt=2 due_s=1.35
+a deferral without its delay: send hard do=DEFER; handle 1.1 DEFERRED; handle 1.15 due_s=1.15
 in another topic: send; handle 1.1; handle 1.1 topic=async
 sent by nobody: handle 1 number=99
 a deferral that counted: send windows; handle 40.1 due_s=40 attempt=2
@@ -167,6 +171,8 @@ a call failed in a stall: fail; stall 21 23
 twice, the ack lost by the server: twice 1.1 30; loss 1 3
 twice, its process stood still: twice; stall 1 4
 twice, the other process frozen: twice; freeze 3 0.9 4.9
+deferred: send hard do=DEFER; handle 1.1 DEFERRED; handle 1.3 DEFERRED due_s=1.25;
+    handle 1.5 due_s=1.45
 a retry after an unknown time: send hard do=RAISE; handle 1.1 FAILED unsure_s=0.06;
     handle 1.2 attempt=2 unsure_s=0.06
 a retry that was moved: send hard do=RAISE; handle 1.1 FAILED; move 1.15 +0; handle 1.17 attempt=2

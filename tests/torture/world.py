@@ -14,6 +14,7 @@ RETENTION_S = 60.0
 RETRY_DELAY_MS = 200
 RETRIES = 200  # faults alone must never use up a message's attempts
 RETRY_AFTER_MS = 100
+DEFER_UNTIL = 3
 POISON_RETRIES = 2
 ANSWERS_OF_TROUBLE = (0, 408, 502, 503, 504)
 """HTTP status codes allowed while a server or a client fails. 0: no response."""
@@ -66,6 +67,7 @@ class Do(IntEnum):
     SLOW = 6
     SLOWER = 7  # longer than the ack timeout
     HANG = 8  # longer than the handler's timeout, on the first attempt
+    DEFER = 9  # until a delivery's due time is a multiple of DEFER_UNTIL
 
 
 class Verdict(IntEnum):
@@ -75,11 +77,12 @@ class Verdict(IntEnum):
     OK = 1
     FAILED = 2
     DISCARDED = 3
+    DEFERRED = 4
 
 
 def pause_ms(do: int) -> int:
-    """The minimum pause of a failed message before its next attempt."""
-    return RETRY_AFTER_MS if do in (Do.RETRY, Do.POISON) else RETRY_DELAY_MS
+    """The minimum pause of a failed or deferred message before its next delivery."""
+    return RETRY_AFTER_MS if do in (Do.RETRY, Do.POISON, Do.DEFER) else RETRY_DELAY_MS
 
 
 def topic_number(name: str) -> int:
