@@ -84,13 +84,23 @@ def send(
         return
     given = (body or "").encode("utf-8", "surrogateescape")
     data = sys.stdin.buffer.read() if body == "-" else given
-    if not chosen.json:
-        click.echo(producer.send(topic, parse_body(data, kind), id=message_id, **options))
-        return
     sent, outcome = producer.send_one(topic, parse_body(data, kind), id=message_id, **options)
-    print_json({"topic": topic, "id": sent, "outcome": outcome})
-    if outcome == "rejected":
+    if chosen.json:
+        print_json({"topic": topic, "id": sent, "outcome": outcome})
+    elif outcome != Sent.REJECTED:
+        click.echo(sent)
+    if outcome in (Sent.DUPLICATE, Sent.REJECTED):
+        _tell_duplicate(producer, topic, sent)
+    if outcome == Sent.REJECTED:
         raise click.exceptions.Exit(1)
+
+
+def _tell_duplicate(producer: Producer, topic: str, message_id: str) -> None:
+    """Say that nothing was sent, and which message has the id."""
+    found = producer.get(topic, message_id)
+    state = f" ({str(found.state).replace('_', ' ')})" if found is not None else ""
+    said = f"nothing was sent: id {message_id} is already known on topic {topic}{state}"
+    click.echo(f"lisa: {said}", err=True)
 
 
 def parse_headers(pairs: Iterable[str]) -> dict[str, str]:

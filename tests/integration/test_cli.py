@@ -93,7 +93,10 @@ def test_known_ids_and_ids_like_options() -> None:
     assert ask(*send, "4", *options, "--on-duplicate", "update")["outcome"] == "updated"
     reject = (*send, "4", *options, "--on-duplicate", "reject")
     assert ask(*reject, code=1)["outcome"] == "rejected"
-    assert "known" in lisa(*reject, code=1).stderr
+    known = "lisa: nothing was sent: id -a is already known on topic orders (waiting)\n"
+    assert (lisa(*reject, code=1).stdout, lisa(*reject, code=1).stderr) == ("", known)
+    kept = lisa(*send, "2", *options)
+    assert (kept.stdout, kept.stderr) == ("-a\n", known)
     assert '"body":4' in lisa("get", "--json", "orders", "--", "-a").stdout.replace(" ", "")
     assert lisa("cancel", "orders", "--", "-a").stdout.split() == ["-a", "cancelled"]
 
