@@ -110,8 +110,11 @@ def test_damaged_envelopes_restored_messages_and_actors(spark: SparkSession) -> 
         for i, data in enumerate([*damaged, token_only])
     ]
     back = SENT | {"id": "back", "state": "restored", "attempt": 2, "reason": "boom"}
+    deferred = {"id": "late", "group": "a", "state": "deferred", "attempt": 2, "due": 9000}
     for i, one in enumerate(
         [
+            SENT | {"id": "late"},
+            deferred | {"reason": "busy"},
             SENT | {"id": "back"},
             {"id": "back", "group": "a", "state": "acked", "attempt": 1},
             {"id": "back", "group": "b", "state": "in_flight", "attempt": 3},
@@ -121,7 +124,9 @@ def test_damaged_envelopes_restored_messages_and_actors(spark: SparkSession) -> 
     ):
         events.append(at(2000 + i, len(events) + 1, **one))
     found = {row.id: row for row in fold(frame(spark, events)).collect()}
-    assert len(found) == len(damaged) + 2
+    assert len(found) == len(damaged) + 3
+    (waits,) = found["late"].groups
+    assert (waits.state, waits.attempts, waits.reason) == ("retry", 2, "busy")
     for i, data in enumerate(damaged):
         row = found[f"m{i}"]
         assert (row.kind, row.headers, row.body) == (None, None, data)

@@ -8,7 +8,8 @@ import asyncio
 import time
 from datetime import timedelta
 
-from lisa import Batch, Consumer, Defer, Discard, Message, Retry
+import lisa
+from lisa import Batch, Consumer, Discard, Message, Retry
 from tests.torture.ledger import Diary, Handling, Orders
 from tests.torture.world import (
     ACK_S,
@@ -22,6 +23,9 @@ from tests.torture.world import (
 
 FAILS = {Do.RAISE: 2, Do.RETRY: 1, Do.FALSE: 1, Do.POISON: 1_000}
 """How many attempts fail."""
+
+Defer = getattr(lisa, "Defer", None)
+"""Roles of an earlier build have none, and handle such messages."""
 
 PAUSES_S = {Do.SLOW: 0.3, Do.SLOWER: 1.5 * ACK_S, Do.HANG: 3 * HANG_TIMEOUT_S}
 
@@ -43,7 +47,7 @@ def begin(message: Message) -> Handling:
 def verdict_on(handling: Handling) -> Verdict:
     if handling.do is Do.DISCARD:
         return Verdict.DISCARDED
-    if handling.do is Do.DEFER and handling.due_ms % DEFER_UNTIL:
+    if Defer and handling.do is Do.DEFER and handling.due_ms % DEFER_UNTIL:
         return Verdict.DEFERRED
     has_failed = handling.attempt <= FAILS.get(handling.do, 0)
     return Verdict.FAILED if has_failed else Verdict.OK
@@ -66,7 +70,7 @@ def end(handling: Handling) -> bool | None:
         return None
     if do is Do.RETRY:
         raise Retry("once more", delay=timedelta(milliseconds=RETRY_AFTER_MS))
-    if do is Do.DEFER:
+    if verdict is Verdict.DEFERRED and Defer:
         raise Defer("not now", delay=timedelta(milliseconds=RETRY_AFTER_MS))
     if do is Do.DISCARD:
         raise Discard("told to")
