@@ -1,10 +1,11 @@
--- extend: in flight, with a new lease.
+-- extend: in flight, with a new lease, or begun.
 -- Guarantee: only for deliveries that the index names and that this consumer still holds. JUSTID
--- keeps the delivery count. A repeated call renews the leases again; with a journal it returns the
--- first answer instead, and is not journaled twice.
+-- keeps the delivery count, which is 2 once the caller said that a handler has begun. A repeated call
+-- renews the leases again; with a journal it returns the first answer instead, and is not journaled
+-- twice.
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; consumer; own ack timeout in ms or '' for the topic's; n;
---       n times id, entry
+--       n times id, entry, begun (0 or 1; 2 leaves the lease as it is)
 -- Returns {'OK', letters}: k kept, l lost; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
@@ -13,23 +14,26 @@ local group = groups[tonumber(ARGV[ARGS + 1])]
 local consumer, timeout = ARGV[ARGS + 2], ARGV[ARGS + 3]
 local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
 local ids = {}
-for i = 1, n do ids[i] = ARGV[first + 2 * i - 1] end
+for i = 1, n do ids[i] = ARGV[first + 3 * i - 2] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 local _, now = clock()
 
 local letters, events, journaled = {}, {}, is_journaled()
 for i = 1, n do
-  local entry = ARGV[first + 2 * i]
+  local entry, begun = ARGV[first + 3 * i - 1], ARGV[first + 3 * i]
   local held = indexed[i] == entry and pending(group, entry)
   if held and held[2] == consumer then
-    call('XCLAIM', group.ready, group.name, consumer, 0, entry, 'JUSTID')
-    if timeout ~= '' then
-      call('ZADD', group.leases, int(now + tonumber(timeout)), ids[i])
-    else
-      call('ZREM', group.leases, ids[i])
-    end
     letters[i] = 'k'
-    if journaled then
+    call('XCLAIM', group.ready, group.name, consumer, 0, entry, 'IDLE', begun == '2' and held[3] or 0,
+      'RETRYCOUNT', begun == '0' and held[4] or BEGUN, 'JUSTID')
+    if begun ~= '2' then
+      if timeout ~= '' then
+        call('ZADD', group.leases, int(now + tonumber(timeout)), ids[i])
+      else
+        call('ZREM', group.leases, ids[i])
+      end
+    end
+    if journaled and begun ~= '2' then
       local attempt = field(read_entry(group, entry) or {}, 'attempt') or 1
       events[#events + 1] = {ids[i], 'extended', group.name, attempt}
     end

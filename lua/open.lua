@@ -122,14 +122,15 @@ if #away > 0 then
 end
 if paused and #kept > 0 then
   begin_freeing()
-  local back, dues, old = {}, {}, {}
+  local back, dues, old, suspects = {}, {}, {}, {}
   for k, i in ipairs(kept) do
     local entry = ARGV[ENTRY + i]
     local fields = read_entry(group, entry)
     back[k], old[k], dues[k] = ARGV[ID + i], entry, fields and field(fields, 'due') or int(now)
+    suspects[back[k]] = fields and field(fields, 'suspect')
     found[i] = false
   end
-  add_ready(group, back, dues, failed_attempts(group, back))
+  add_ready(group, back, dues, failed_attempts(group, back), suspects)
   drop_entries(group, {}, old)
   call('ZREM', group.leases, unpack(back))
 elseif own_timeout ~= '' then

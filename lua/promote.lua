@@ -209,7 +209,8 @@ if moved > 0 or #leaving > 0 then begin_freeing() end
 for g, group in ipairs(groups) do
   local plan = plans[g]
   local failed = failed_attempts(group, plan.ids)
-  add_ready(group, plan.ids, plan.dues, failed, carried, settings[5] or DEFAULT.ack_timeout)
+  local suspects = failed and suspects_among(group, plan.retried)
+  add_ready(group, plan.ids, plan.dues, failed, suspects, carried, settings[5] or DEFAULT.ack_timeout)
   if settings[3] == '1' then tell(group, plan, failed) end
   if #plan.held > 0 then call('ZADD', group.retry, unpack(plan.held)) end
   if #plan.retried > 0 then call('ZREM', group.retry, unpack(plan.retried)) end

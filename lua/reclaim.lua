@@ -1,5 +1,8 @@
--- reclaim: in flight past the ack timeout -> retry or garbage.
--- Guarantee: an entry without a message is cleared and does not block the others; a delivery's own
+-- reclaim: in flight past the ack timeout -> retry or garbage; or, without an attempt, -> ready.
+-- Guarantee: a delivery that a handler process held counts as an attempt only if its handler is known
+-- to have begun (see extend). Others may have been read ahead: they return to ready as suspects, whose
+-- handlers begin one at a time, each with an extend before it. MOST_RETURNS bounds how often a suspect
+-- returns while none of its neighbours had begun. An entry without a message is cleared and does not block the others; a delivery's own
 -- lease is respected; each call checks one window, and the caller continues from the cursor. If the
 -- clock shows a later time than the caller considers possible, nothing is reclaimed. A repeated call
 -- returns the first answer.
@@ -10,7 +13,7 @@
 --       latest ms that the clock may show, or ''
 -- Returns {'OK', 'later' (the clock shows more: nothing was done), 'ahead' (deliveries are in the
 --       future of the clock) or '', cursor or '' at the end, ms until the next lease of this window ends or -1,
---       entries cleared, id, the due time of its delivery or '', outcome ('r<due>' or 'g'), failed
+--       entries cleared, suspects returned to ready, id, the due time of its delivery or '', outcome ('r<due>' or 'g'), failed
 --       attempts, ...}; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
@@ -22,16 +25,18 @@ local most = math.min(tonumber(ARGV[ARGS + 5]), 50)
 local timeout = option('ack_timeout')
 local _, now = clock()
 local latest = tonumber(ARGV[ARGS + 6])
-if latest and now > latest then return {'OK', 'later', '', -1, 0} end
+if latest and now > latest then return {'OK', 'later', '', -1, 0, 0} end
 local retry_head = head(group.retry)
 local cleared, next_end, clock_state = {}, -1, ''
-local ids, entries, delivered, seen = {}, {}, {}, {}
+local ids, entries, delivered, reasons, seen = {}, {}, {}, {}, {}
+local back, old, dues_back, suspects = {}, {}, {}, {}
 
-local function add(id, entry, fields)
+local function add(id, entry, fields, reason)
   if seen[id] then return end
   seen[id] = true
-  ids[#ids + 1], entries[#entries + 1] = id, entry
-  delivered[#ids] = fields and string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
+  local k = #ids + 1
+  ids[k], entries[k], reasons[k] = id, entry, reason or 'ack timeout'
+  delivered[k] = fields and string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
 end
 
 local function note_end(ms)
@@ -54,7 +59,24 @@ local function scan_leases()
   if #over == most then note_end(0) elseif rest[2] then note_end(tonumber(rest[2]) - now) end
 end
 
-local function scan_overdue(overdue)
+-- Whether the process announces when handlers of suspects begin; older ones, and pulls, do not.
+local function announces(consumer) return string.sub(consumer, -#HANDLER_SUFFIX) == HANDLER_SUFFIX end
+
+-- Counts a delivery as an attempt, or returns its message to ready as a suspect.
+local function judge(id, item, fields, has_begun)
+  local entry, consumer, before = item[1], item[2], field(fields, 'suspect')
+  if item[4] >= BEGUN then return add(id, entry, fields, before and SUSPECT_REASON) end
+  local returns = tonumber(before or 0) + (has_begun[consumer] and 0 or 1)
+  if not announces(consumer) or returns > MOST_RETURNS then return add(id, entry, fields) end
+  if seen[id] then return end
+  seen[id] = true
+  back[#back + 1], old[#old + 1], suspects[id] = id, entry, returns
+  dues_back[#back] = field(fields, 'due') or int(now)
+end
+
+local function scan_overdue(items, has_begun)
+  local overdue = {}
+  for i, item in ipairs(items) do overdue[i] = item[1] end
   local found, wanted = read_entries(group, overdue), {}
   for i, fields in ipairs(found) do wanted[i] = fields and field(fields, 'id') or '' end
   local indexed = call('HMGET', group.entries, unpack(wanted))
@@ -64,7 +86,7 @@ local function scan_overdue(overdue)
     if id == '' or indexed[i] ~= entry then
       cleared[#cleared + 1] = entry
     elseif not (has_leases and call('ZSCORE', group.leases, id)) then
-      add(id, entry, found[i])
+      judge(id, items[i], found[i], has_begun)
     end
   end
 end
@@ -86,21 +108,35 @@ begin_freeing()
 if from == '-' then scan_leases() end
 local window = call('XPENDING', group.ready, group.name, from, to, most)
 local cursor = #window == most and '(' .. window[#window][1] or ''
-local overdue, held, lefts = {}, {}, {}
+local overdue, held, lefts, has_begun = {}, {}, {}, {}
 for _, item in ipairs(window) do
   local left = timeout - item[3]
+  if item[4] >= BEGUN then has_begun[item[2]] = true end
   if left > 0 then
     held[#held + 1], lefts[#lefts + 1] = item[1], left
   else
-    overdue[#overdue + 1] = item[1]
+    overdue[#overdue + 1] = item
   end
 end
 if #held > 0 then scan_rest(held, lefts, delivered_ahead(group, window)) end
-if #overdue > 0 then scan_overdue(overdue) end
+if #overdue > 0 then scan_overdue(overdue, has_begun) end
 if #cleared > 0 then drop_entries(group, {}, cleared) end
 
-local reasons = {}
-for i = 1, #ids do reasons[i] = 'ack timeout' end
+if #back > 0 then
+  local failed = failed_attempts(group, back)
+  add_ready(group, back, dues_back, failed, suspects)
+  drop_entries(group, {}, old)
+  count('released', #back, group)
+  if is_journaled() then
+    local events = {}
+    for k, id in ipairs(back) do
+      local attempt = failed and tonumber(failed[k] or 0) + 1 or 1
+      events[k] = {id, 'ready', group.name, attempt, 'due', dues_back[k], 'reason', 'suspect'}
+    end
+    journal(events)
+  end
+end
+
 local dues, failed = fail(group, ids, entries, {}, reasons)
 local reply, earliest = {}, nil
 for i, id in ipairs(ids) do
@@ -111,6 +147,6 @@ end
 count('reclaimed', #ids, group)
 count('cleared', #cleared, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
-reply = {'OK', clock_state, cursor, next_end, #cleared, unpack(reply)}
+reply = {'OK', clock_state, cursor, next_end, #cleared, #back, unpack(reply)}
 -- After an outage a caller may repeat the call up to one ack timeout later.
-return #ids > 0 and remember(reply, timeout) or reply
+return #ids + #back > 0 and remember(reply, timeout) or reply

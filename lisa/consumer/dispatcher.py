@@ -19,6 +19,7 @@ from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import TURN_S, AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
+from lisa.consumer.suspects import SUSPECTS
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
 from lisa.core.redis.flow import drive
@@ -197,6 +198,10 @@ class Dispatcher:
         except BaseException as error:
             sub.fail_unhandled(work, error)
             raise
+        finally:
+            for held in deliveries_of(work):
+                if held.is_suspect:
+                    SUSPECTS.end(held)
         return 1
 
     def _run_batch(self, sub: Subscription, plan: HandlerPlan, batch: list[Held]) -> int:

@@ -44,6 +44,7 @@ class Held(msgspec.Struct, eq=False):
     ended: the handler has finished, or the delivery was dropped.
     limits: of the message's window, if it has one; `closes`: when it may have closed by Redis's
         clock, in `time.monotonic` seconds. No handler starts from then on.
+    is_suspect: an earlier process ended while it held the message; the handler begins alone.
     overdue: the handler exceeded its timeout; leases of such handlers are not renewed.
     """
 
@@ -56,6 +57,7 @@ class Held(msgspec.Struct, eq=False):
     started: float = 0.0
     ended: bool = False
     overdue: bool = False
+    is_suspect: bool = False
     limits: Limits | None = None
     closes: float = math.inf
     task: Cancellable | None = None

@@ -218,8 +218,9 @@ class Intake:
                 self._collector is not None
                 and self._handlers.batch(sub.topic, sub.wanted) is not None
             ):
-                self._collector.add(deliveries)
-            elif deliveries:
+                self._collector.add([held for held in deliveries if not held.is_suspect])
+                deliveries = [held for held in deliveries if held.is_suspect]
+            if deliveries:
                 had_slot, has_slot = has_slot, False
                 self._hand_over_work(deliveries, has_slot=had_slot)
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from lisa.consumer.inflight import Held
 from lisa.consumer.membership import Membership
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.extend import Begun, Extend
 
 log = logging.getLogger("lisa.consumer")
 
@@ -66,13 +67,13 @@ class Leases:
             self._shortened()
 
     def renew(self, held: Held) -> bool:
-        """Extend a lease that may have ended; returns whether this consumer still holds it.
+        """Extend the lease of a delivery whose handler begins; returns whether it is still held.
 
         Raises ServerUnavailable.
         """
         now = time.monotonic()
         try:
-            kept = self._store.call(self._extension([held]))[0]
+            kept = self._store.call(self._extension([held], Begun.YES))[0]
         except ServerUnavailable:
             raise
         except LisaError:
@@ -101,9 +102,10 @@ class Leases:
                     self._lose(held)
         return True if due else None
 
-    def _extension(self, some: Iterable[Held]) -> Extend:
-        member = self._membership
-        return Extend(member.shard, member.group, member.name, [held.receipt for held in some])
+    def _extension(self, some: Sequence[Held], begun: Begun | None = None) -> Extend:
+        member, receipts = self._membership, [held.receipt for held in some]
+        told = [(Begun.YES if one.started else Begun.NO) if begun is None else begun for one in some]
+        return Extend(member.shard, member.group, member.name, receipts, begun=told)
 
     def _is_due(self, left_s: float) -> bool:
         """Whether a third of the lease has passed, or the ack timeout became shorter since then."""
@@ -132,4 +134,6 @@ class Leases:
                     self.handler_timeout_s,
                     extra=held.message.log_fields,
                 )
+                with suppress(LisaError):  # then the message returns as one that may not have begun
+                    self._store.call(self._extension([held], Begun.AND_NO_LEASE))
                 held.stop_extending()

@@ -16,8 +16,9 @@ from lisa.consumer.shutdown import ShutdownCalls, give_back
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.model.errors import LisaError
+from lisa.core.model.options import HANDLER_SUFFIX
 from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
-from lisa.core.store.presence import unique_name
+from lisa.core.store.presence import handler_name
 from lisa.core.store.store import SyncStore, chunks
 
 log = logging.getLogger("lisa.consumer")
@@ -192,11 +193,11 @@ class ReaderSet:
             )
             if not self.is_open or not is_wanted or is_read:
                 return
-            name = unique_name(wanted.name) if wanted.name else self._name
+            name = handler_name(wanted.name) if wanted.name else self._name
             if any(one.shard == shard and one.name == name for one in known):
                 # An earlier subscription still holds deliveries under this name; to a reader with
                 # the same name they would be entries whose reply was lost.
-                name = f"{self._name}-{secrets.token_hex(3)}"
+                name = f"{self._name}-{secrets.token_hex(3)}{HANDLER_SUFFIX}"
             self._shards.setdefault((wanted.topic, group), set()).add(shard)
             reader = self._new_reader(shard, group, name)
             reader.sub.pause(paused=any(one.is_paused_here for one in known if one.wanted == group))

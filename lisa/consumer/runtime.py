@@ -39,7 +39,7 @@ from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
 from lisa.core.redis.flow import Flow
-from lisa.core.store.presence import unique_name
+from lisa.core.store.presence import handler_name, unique_name
 from lisa.core.store.store import SyncStore
 
 log = logging.getLogger("lisa.consumer")
@@ -81,7 +81,7 @@ class Runtime:
             lambda one: self._dispatcher.spawn_logged(one),  # noqa: PLW0108  it is created below
         )
         self._longest_s = longest_round_s(address.socket_timeout_s)
-        self.readers = ReaderSet(self._store, unique_name(options.name), self._new_reader)
+        self.readers = ReaderSet(self._store, handler_name(options.name), self._new_reader)
         self._settler = Settler(
             self.readers.subscriptions,
             self._signal_sender,

@@ -16,6 +16,7 @@ from lisa.consumer.outcomes import Outcomes
 from lisa.consumer.prefetch import Pace
 from lisa.consumer.releases import Releases
 from lisa.consumer.slots import AnySlots
+from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
@@ -159,6 +160,8 @@ class Subscription:
             message, fault = unpack(topic, group, entry, data, state)
             entry_id = entry.entry
             one = Held(entry_id, message, data, now_us, read_at, lease_ends)
+            if entry.is_suspect:
+                one.is_suspect = True
             hold(entry_id, one)
             if fault is not None:
                 self._refuse(one, Verdict(*fault))
@@ -175,14 +178,27 @@ class Subscription:
         self.unstarted.put_all(work)
 
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; False if `may_start` is."""
+        """Mark a delivery as running; False if `may_start` is, or other suspects take too long."""
+        if held.is_suspect and not self._wait_for_suspects(held):
+            return False
         if not self.may_start(held, now):
             return False
         held.begin(now)
         return True
 
+    def _wait_for_suspects(self, held: Held) -> bool:
+        ends = time.monotonic() + WAIT_S
+        while not SUSPECTS.begin(held):
+            if time.monotonic() > ends or self.closing.is_set():
+                self.give_back([held])
+                return False
+            time.sleep(LOOK_S)
+        return True
+
     def may_start(self, held: Held, now: float) -> bool:
         """Whether a delivery has its lease, renewed if necessary, and its window is open.
+
+        A suspect's lease is always renewed, which tells Redis that the handler begins.
 
         Otherwise the delivery is dropped: its message moves until the window opens, or, if the
         server does not answer, is released later.
@@ -191,7 +207,8 @@ class Subscription:
             self.defer(held)
             return False
         try:
-            is_lost = now > held.lease_ends and not self.leases.renew(held)
+            is_due = held.is_suspect or now > held.lease_ends
+            is_lost = is_due and not self.leases.renew(held)
         except ServerUnavailable:
             self.releases.owe(held)
             is_lost = True

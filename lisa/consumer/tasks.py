@@ -19,6 +19,7 @@ from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
+from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
 from lisa.core.daemon.threads import ServiceThread, in_thread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive, start_task
@@ -128,6 +129,8 @@ class HandlerTasks:
 
     def _end(self, sub: Subscription, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        for held in deliveries_of(work):
+            SUSPECTS.end(held)
         if not task.cancelled() and (error := task.exception()) is not None:
             unforeseen(f"topic {sub.shard}: a delivery failed", error)
             sub.fail_unhandled(work, error)
@@ -165,10 +168,16 @@ class HandlerTasks:
 
     @staticmethod
     async def _is_startable(sub: Subscription, held: Held, now: float) -> bool:
-        """See `Subscription.may_start`."""
-        if now < held.closes and now <= held.lease_ends:
+        """See `Subscription.start`."""
+        if now < held.closes and now <= held.lease_ends and not held.is_suspect:
             return True
-        return await in_thread(sub.may_start, held, now)
+        ends = now + WAIT_S
+        while held.is_suspect and not SUSPECTS.begin(held):
+            if time.monotonic() > ends or sub.closing.is_set():
+                await in_thread(sub.give_back, [held])
+                return False
+            await asyncio.sleep(LOOK_S)
+        return await in_thread(sub.may_start, held, time.monotonic())
 
     @staticmethod
     def _measure(sub: Subscription, began: float, count: int) -> None:

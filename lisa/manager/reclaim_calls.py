@@ -87,7 +87,7 @@ class ReclaimCalls:
         estimated: the clock was set, a call was slow, or the topic is `failing`.
         """
         topic, group, ends = call.topic, call.group, math.inf
-        moved, cleared, is_ahead = 0, 0, False
+        moved, cleared, returned, is_ahead = 0, 0, 0, False
         self._unanswered[_key(call)] = call
         while True:
             if isinstance(result, GroupRemoved):
@@ -95,6 +95,7 @@ class ReclaimCalls:
             if isinstance(result, LisaError):
                 raise result
             moved, cleared = moved + len(result.moved), cleared + result.cleared
+            returned += result.returned
             self._signals.failed(topic, group, result.moved)
             _log_deaths(topic, group, result.moved)
             if result.next_end_ms is not None:
@@ -115,16 +116,19 @@ class ReclaimCalls:
             self._clocks.of(topic).sample(self._store)
         elif is_ahead:
             self._clocks.restart_ahead(topic, group)
-        self._count(topic, group, moved, cleared)
+        self._count(topic, group, moved, cleared, returned)
         return None if is_later else ends
 
-    def _count(self, topic: str, group: str, moved: int, cleared: int) -> None:
-        if not (moved or cleared):
+    def _count(self, topic: str, group: str, moved: int, cleared: int, returned: int) -> None:
+        if not (moved or cleared or returned):
             return
         self.moved.add(moved, "reclaimed")
         self.moved.add(cleared, "cleared")
         TopicLog(log, topic, group).info(
-            "%d reclaimed after the ack timeout, %d entries cleared", moved, cleared
+            "%d reclaimed after the ack timeout, %d returned without an attempt, %d entries cleared",
+            moved,
+            returned,
+            cleared,
         )
 
 

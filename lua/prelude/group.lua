@@ -8,13 +8,17 @@ local function room(group, max_ready, wanted)
 end
 
 -- Adds ids, with due times and any failed attempts, to the group's stream and index. The entry of a
--- first attempt carries the ack timeout and its envelope in `carried`, if it has one.
-local function add_ready(group, ids, dues, failed, carried, timeout)
+-- suspect has its number in `suspects`; that of a first attempt carries the ack timeout and its
+-- envelope in `carried`, if it has one.
+local function add_ready(group, ids, dues, failed, suspects, carried, timeout)
   local ready, index = group.ready, {}
   for i, id in ipairs(ids) do
     local before = failed and tonumber(failed[i] or 0) or 0
     index[2 * i - 1] = id
-    if before > 0 then
+    if suspects and suspects[id] then
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1,
+        'suspect', suspects[id])
+    elseif before > 0 then
       index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
     elseif carried and carried[id] then
       index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'ack', timeout, 'body', carried[id])
@@ -28,6 +32,16 @@ end
 local function failed_attempts(group, ids)
   if #ids == 0 or call('EXISTS', group.attempts) == 0 then return nil end
   return call('HMGET', group.attempts, unpack(ids))
+end
+
+-- Those of some retries that ended a process or its lease as suspects, as {id = '0'}.
+local function suspects_among(group, ids)
+  local found = {}
+  if #ids == 0 then return found end
+  for i, reason in ipairs(call('HMGET', group.reasons, unpack(ids))) do
+    if reason == SUSPECT_REASON then found[ids[i]] = '0' end
+  end
+  return found
 end
 
 local function field(fields, name)
@@ -112,7 +126,7 @@ end
 -- entries. Returns the events.
 local function put_back(group, ids, entries, dues, reasons)
   local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
-  local events, again, back, ready_dues, counts, notes = {}, {}, {}, {}, {}, {}
+  local events, again, back, ready_dues, counts, suspects, notes = {}, {}, {}, {}, {}, {}, {}
   local noted = call('EXISTS', group.reasons) == 1 and call('HMGET', group.reasons, unpack(ids)) or {}
   for i, id in ipairs(ids) do
     local before, due = tonumber(failed[i] or 0) or 0, dues[i]
@@ -127,6 +141,7 @@ local function put_back(group, ids, entries, dues, reasons)
       local fields, k = read_entry(group, entries[i]), #back + 1
       back[k], counts[k] = id, before
       ready_dues[k] = fields and field(fields, 'due') or int(select(2, clock()))
+      suspects[id] = fields and field(fields, 'suspect')
       events[i] = {id, 'ready', group.name, before + 1, 'due', ready_dues[k], 'reason', 'released'}
     end
   end
@@ -135,7 +150,7 @@ local function put_back(group, ids, entries, dues, reasons)
     call('ZADD', group.retry, unpack(again))
     call('HSET', group.reasons, unpack(notes))
   end
-  add_ready(group, back, ready_dues, counts)
+  add_ready(group, back, ready_dues, counts, suspects)
   call('ZREM', group.leases, unpack(ids))
   count('deferred', #again / 2, group)
   count('released', #back, group)

@@ -7,7 +7,8 @@ that state" and notices anything left over.
 - a body is `"A-text"`: the send token's letter (eight times), the mark, and the text; `body="ab"`
   names the ids of bodies that are all `"A-"`;
 - a tombstone is `("A-", state, due or None, attempts, instant)`;
-- a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread;
+- a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread; that of a suspect
+  also has its number;
 - an event of the journal is `(id, state, group, attempt, {further field: value})`, in order;
   `read` checks that their numbers have no gaps;
 - a reason `"no *2"` is that of a message that was deferred twice since its last failure;
@@ -30,13 +31,22 @@ FOREIGN = "(acknowledged by a foreign hand)"
 
 
 class Row(NamedTuple):
-    """One stream entry. `holder` has it in flight, for `idle_ms` already (written, not read)."""
+    """One stream entry. `holder` has it in flight, for `idle_ms` already (written, not read).
+
+    suspect: None for no suspect. begun: whether its holder told that its handler began (written).
+    """
 
     id: str
     due: Any
     attempt: int = 1
     holder: str | None = None
     idle_ms: int = 0
+    suspect: int | None = None
+    begun: bool = False
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return self[:4] if self.suspect is None else (*self[:4], self.suspect)
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,8 @@ def topic(*, declared: Sequence[str] | None = None, **parts: Any) -> State:
         entries = group.entries
         if entries is None:
             entries = {row.id: number for number, row in enumerate(group.ready)}
-        state[f"{name}:ready"] = [tuple(row[:4]) for row in group.ready]
-        state[f"{name}:idle"] = [row.idle_ms for row in group.ready]
+        state[f"{name}:ready"] = [row.state for row in group.ready]
+        state[f"{name}:idle"] = [(row.idle_ms, row.begun) for row in group.ready]
         for kind in GROUP_KEYS[1:]:
             value = entries if kind == "entries" else getattr(group, kind)
             if value:
@@ -115,14 +125,15 @@ def _put_group(store: SyncStore, keys: TopicKeys, group: str, state: State) -> N
     store.ask("XGROUP", "CREATE", its.ready, group, "0", "MKSTREAM")
     made: list[bytes] = []
     rows = zip(state[f"{group}:ready"], state[f"{group}:idle"], strict=True)
-    for (message_id, due, attempt, holder), idle_ms in rows:
+    for (message_id, due, attempt, holder, *suspect), (idle_ms, begun) in rows:
         more = ("attempt", attempt) if attempt > 1 else ()
+        more += ("suspect", *suspect) if suspect else ()
         entry = store.ask("XADD", its.ready, "*", "id", message_id, "due", due, *more)
         made.append(entry)
         if holder is not None:
             store.ask("XREADGROUP", "GROUP", group, holder, "COUNT", 1, "STREAMS", its.ready, ">")
-            if idle_ms:
-                idle = ("IDLE", idle_ms, "JUSTID")
+            if idle_ms or begun:
+                idle = ("IDLE", idle_ms, "RETRYCOUNT", 1 + begun, "JUSTID")
                 store.ask("XCLAIM", its.ready, group, holder, 0, entry, *idle)
             if holder == FOREIGN:
                 store.ask("XACK", its.ready, group, entry)
@@ -211,7 +222,8 @@ def _rows(store: SyncStore, ready: str, group: str, entries: Sequence[Any]) -> l
         if held is None and _order(entry) <= _order(read_up_to):
             holder = FOREIGN
         row = (fields[b"id"].decode(), int(fields[b"due"]), int(fields.get(b"attempt", 1)), holder)
-        rows.append(row)
+        suspect = (int(fields[b"suspect"]),) if b"suspect" in fields else ()
+        rows.append(row + suspect)
     return rows + [f"pending without an entry: {one[1].decode()}" for one in pending.values()]
 
 

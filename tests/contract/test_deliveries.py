@@ -11,7 +11,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
-from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.extend import Begun, Extend
 from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull, Pulled
@@ -240,6 +240,20 @@ def test_only_the_consumers_own_deliveries_are_extended(bench: Bench) -> None:
     assert pending(bench, "a")[1] <= bench.clock() - bench.start
     assert pending(bench, "b")[1] >= LONG
     assert {m: pending(bench, m)[2] for m in "ab"} == counts
+
+
+def test_a_handler_that_began_is_recorded_with_or_without_a_new_lease(bench: Bench) -> None:
+    rows = [Row(m, 1, 1, "c1", LONG) for m in "abc"]
+    bench.put(body="abc", lisa=G(ready=rows, leases={"c": FAR}))
+    receipts = [*map(bench.receipt, "abc")]
+    begun = [Begun.NO, Begun.YES, Begun.AND_NO_LEASE]
+    assert bench.call(Extend(TOPIC, "lisa", "c1", receipts, begun=begun)) == [True] * 3
+    found = [pending(bench, m) for m in "abc"]
+    assert [count for _, _, count in found] == [1, 2, 2]
+    assert [idle >= LONG for _, idle, _ in found] == [False, False, True]
+    bench.check_unchanged()
+    bench.call(Extend(TOPIC, "lisa", "c1", receipts))
+    assert [pending(bench, m)[2] for m in "abc"] == [1, 2, 2], "it remains known"
 
 
 def test_the_topics_ack_timeout_ends_a_lease_with_its_own(bench: Bench) -> None:

@@ -2,8 +2,14 @@
 
 from typing import Any
 
+from lisa.core.model.options import MOST_RETURNS, SUSPECT_REASON
+from lisa.core.model.stream import read_command
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.forget import Forget
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import ClockState, Reclaim, Reclaimed
+from lisa.core.transitions.release import Release
 from lisa.core.transitions.renew import Renew, Renewed
 from lisa.core.transitions.retry import Failed, Retried
 from lisa.core.transitions.trim import Trim, Trimmed
@@ -53,6 +59,59 @@ def test_only_overdue_deliveries_are_reclaimed(bench: Bench) -> None:
             reasons={"a": WHY, "b": WHY},
         ),
     )
+
+
+def test_only_a_handler_that_had_begun_costs_an_attempt(bench: Bench) -> None:
+    """Of a handler process; other messages return as suspects, and count who of them had begun."""
+    rows = [
+        Row("a", 1, 1, "c1-h", LONG),
+        Row("b", 2, 2, "c1-h", LONG, begun=True),
+        Row("c", 3, 1, "c2-h", LONG, suspect=MOST_RETURNS, begun=True),
+        Row("d", 4, 3, "c2-h", LONG, suspect=MOST_RETURNS),
+        Row("e", 5, 1, "c3-h", LONG, suspect=MOST_RETURNS - 1),
+        Row("f", 6, 1, "c3-h", LONG, suspect=MOST_RETURNS),
+        Row("g", 7, 1, "c3-h", LONG),
+        Row("h", 8, 1, "c4", LONG),
+    ]
+    attempts = {"b": 1, "d": 2}
+    bench.put(body="abcdefgh", lisa=G(ready=rows, attempts=attempts, reasons={"d": "boom"}))
+    said = reclaim(bench)
+    assert (moved(said), said.returned) == (["b", "c", "f", "h"], 4)
+    back = [
+        Row("a", 1, suspect=0),
+        Row("d", 4, 3, suspect=MOST_RETURNS),
+        Row("e", 5, suspect=MOST_RETURNS),
+        Row("g", 7, suspect=1),
+    ]
+    later = bench.now + 20_000
+    bench.check_change(
+        stats={"reclaimed@lisa": 4, "retried@lisa": 4, "released@lisa": 4},
+        lisa=G(
+            ready=back,
+            retry=dict.fromkeys("bcfh", later),
+            attempts={"b": 2, "c": 1, "d": 2, "f": 1, "h": 1},
+            reasons={"b": WHY, "c": SUSPECT_REASON, "d": "boom", "f": WHY, "h": WHY},
+        ),
+    )
+
+
+def test_a_suspect_stays_one_until_a_handler_has_ended(bench: Bench) -> None:
+    """Through releases, a pause and its retry."""
+    rows = [Row("a", 1, 1, "c1-h", suspect=3), Row("b", 2, 2, "c1-h", suspect=0)]
+    failed: dict[str, Any] = {"attempts": {"b": 1, "c": 4}, "reasons": {"c": SUSPECT_REASON}}
+    bench.put(body="abc", lisa=G(ready=rows, retry={"c": 3}, **failed))
+    receipts = [bench.receipt(m) for m in "ab"]
+    bench.call(Release(TOPIC, "lisa", receipts[:1]))
+    bench.call(Defer(TOPIC, "lisa", [Outside(*receipts[1], FAR, FAR + 1)]))
+    bench.call(Promote(TOPIC))
+    back = [Row("a", 1, suspect=3), Row("b", 2, 2, suspect=0), Row("c", 3, 5, suspect=0)]
+    bench.check_change(stats={"released@lisa": 2}, lisa=G(ready=back, **failed))
+    bench.store.ask("HSET", bench.keys.options, "paused", 1)
+    entry = bench.opening("a")
+    bench.store.ask(*read_command(bench.keys.group("lisa").ready, "lisa", "c1-h", 1, 0))
+    assert bench.call(Open(TOPIC, "lisa", [entry])).paused
+    back = [*back[1:], back[0]]
+    bench.check_change(options={"paused": "1"}, lisa=G(ready=back, **failed))
 
 
 def test_the_topics_ack_timeout_decides(bench: Bench) -> None:

@@ -77,6 +77,18 @@ MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
 RAMP_LATE_MS = 10_000
 """A ramp limits messages later than this: the backlog of an outage, not of a failover."""
 
+HANDLER_SUFFIX = "-h"
+"""Ends the names of consumers that announce when the handler of a suspect begins."""
+
+BEGUN = 2
+"""The delivery count of a pending entry whose handler is known to have begun."""
+
+MOST_RETURNS = 10
+"""How often a suspect returns to ready, if nothing tells which handlers had begun."""
+
+SUSPECT_REASON = "ack timeout during its handler"
+"""Why an announced handler of a suspect failed; at its retry the message is a suspect again."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Option:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from lisa.core.model.clock import duration_ms
+from lisa.core.model.options import HANDLER_SUFFIX
 from lisa.core.redis import errors
 from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
@@ -104,6 +105,11 @@ def unique_name(configured: str | None) -> str:
     """The configured name plus host, pid and a random suffix, unique among live roles."""
     base = configured or "lisa"
     return f"{base}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def handler_name(configured: str | None) -> str:
+    """The unique name of a consumer that runs handlers; see decision 32."""
+    return unique_name(configured) + HANDLER_SUFFIX
 
 
 def announce_consumer(

@@ -17,12 +17,16 @@ USUAL = "usual"
 
 A usual case either returns the script's reply, or changes nothing and lets the script run.
 """
-_NUMBERS = (
+_CONSTANTS = (
+    "BEGUN",
     "BYTES_PER_CALL",
     "BYTES_IN_ENTRY",
     "BODIES_IN_ENTRIES",
+    "HANDLER_SUFFIX",
     "MIN_LATE_MS",
+    "MOST_RETURNS",
     "RAMP_LATE_MS",
+    "SUSPECT_REASON",
 )
 """Constants of `core.model.options` that scripts may name."""
 _PARTS = ("call", "topic", "late", "group", "settle", "fail")
@@ -121,7 +125,7 @@ def _with_constants(code: str) -> str:
     defaults = encode({name: one.default for name, one in OPTIONS.items()})
     code = re.sub(r"\bDEFAULT\.(\w+)", lambda found: f"'{defaults[found[1]]}'", code)
     read, words = _without_comments(code), _words(code)
-    constants = {name: str(getattr(options, name)) for name in _NUMBERS if name in words}
+    constants = {name: repr(getattr(options, name)) for name in _CONSTANTS if name in words}
     if "DEFAULT" in words:
         named = sorted(set(re.findall(r"\boption\('(\w+)", read)))
         table = ", ".join(f"{name} = '{defaults[name]}'" for name in named)

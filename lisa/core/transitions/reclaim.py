@@ -38,8 +38,8 @@ class Reclaimed(NamedTuple):
     """Result for one window; `cursor` is None at the end of the list.
 
     `next_end_ms` is the time until the next lease in the window ends, None if there is none.
-    `cleared` is the number of entries without a message that were deleted.
-    `clock` says whether the server's clock was as expected.
+    `cleared` is the number of entries without a message that were deleted, `returned` that of
+    messages that returned to ready as suspects. `clock` says whether the server's clock was as expected.
     """
 
     cursor: str | None
@@ -47,6 +47,7 @@ class Reclaimed(NamedTuple):
     cleared: int
     moved: list[ReclaimedMessage]
     clock: ClockState = ClockState.FINE
+    returned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Reclaim(Recorded, OfGroup, Transition[Reclaimed]):
         return (self.seed, self.start, self.end, self.window, latest)
 
     def parse(self, reply: Sequence[Any]) -> Reclaimed:
-        clock, cursor, next_end, cleared, *rest = reply
+        clock, cursor, next_end, cleared, returned, *rest = reply
         ends_ms = int(next_end)
         moved = [
             ReclaimedMessage(
@@ -88,4 +89,5 @@ class Reclaim(Recorded, OfGroup, Transition[Reclaimed]):
             int(cleared),
             moved,
             ClockState(text(clock)),
+            int(returned),
         )
