@@ -19,7 +19,6 @@ from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import TURN_S, AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.consumer.suspects import SUSPECTS
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
 from lisa.core.redis.flow import drive
@@ -199,9 +198,8 @@ class Dispatcher:
             sub.fail_unhandled(work, error)
             raise
         finally:
-            for held in deliveries_of(work):
-                if held.is_suspect:
-                    SUSPECTS.end(held)
+            if isinstance(work, Held) and work.is_suspect:
+                self._settler.flush_now_for(sub)  # the next suspect waits for that
         return 1
 
     def _run_batch(self, sub: Subscription, plan: HandlerPlan, batch: list[Held]) -> int:

@@ -188,7 +188,7 @@ class Subscription:
 
     def _wait_for_suspects(self, held: Held) -> bool:
         ends = time.monotonic() + WAIT_S
-        while not SUSPECTS.begin(held):
+        while not SUSPECTS.begin(held, self.leases.held):
             if time.monotonic() > ends or self.closing.is_set():
                 self.give_back([held])
                 return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Container
 
 from lisa.consumer.inflight import Held
 
@@ -28,22 +29,21 @@ class Suspects:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: Held | None = None
+        self._holder: Container[str] = ()
         self._since = 0.0
 
-    def begin(self, held: Held) -> bool:
-        """Whether a suspect may begin now. If so, `end` must follow."""
+    def begin(self, held: Held, holder: Container[str]) -> bool:
+        """Whether a suspect may begin now, because the one before is settled.
+
+        holder: the entries of deliveries that its subscription holds, without settled ones.
+        """
         now = time.monotonic()
         with self._lock:
-            if self._running is not None and now - self._since < LONGEST_S:
+            before = self._running
+            if before and before.entry in self._holder and now - self._since < LONGEST_S:
                 return False
-            self._running, self._since = held, now
+            self._running, self._holder, self._since = held, holder, now
             return True
-
-    def end(self, held: Held) -> None:
-        """Let the next suspect begin. Does nothing for another delivery than the running one."""
-        with self._lock:
-            if self._running is held:
-                self._running = None
 
 
 SUSPECTS = Suspects()

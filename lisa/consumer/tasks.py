@@ -129,14 +129,12 @@ class HandlerTasks:
 
     def _end(self, sub: Subscription, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        for held in deliveries_of(work):
-            SUSPECTS.end(held)
         if not task.cancelled() and (error := task.exception()) is not None:
             unforeseen(f"topic {sub.shard}: a delivery failed", error)
             sub.fail_unhandled(work, error)
         sub.slots.release()
         self._settler.notify(sub)
-        if not sub.unstarted:
+        if not sub.unstarted or (isinstance(work, Held) and work.is_suspect):
             self._settler.flush_now()
 
     async def _run_one(self, sub: Subscription, plan: HandlerPlan, held: Held) -> None:
@@ -172,7 +170,7 @@ class HandlerTasks:
         if now < held.closes and now <= held.lease_ends and not held.is_suspect:
             return True
         ends = now + WAIT_S
-        while held.is_suspect and not SUSPECTS.begin(held):
+        while held.is_suspect and not SUSPECTS.begin(held, sub.leases.held):
             if time.monotonic() > ends or sub.closing.is_set():
                 await in_thread(sub.give_back, [held])
                 return False

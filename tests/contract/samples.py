@@ -62,7 +62,8 @@ DEAD = {
     "lisa": G(garbage={"a": 5, "b": 6}, attempts={"a": 2}, reasons={"a": "no"}),
     "audit": G(ready=[Row("b", 5)]),
 }
-LATE = {
+AHEAD = Row("c", 3, 1, "c1-h", LONG)
+LATE: dict[str, Any] = {
     "body": LIVE,
     "policy": {"b": ""},
     "lisa": G(ready=[Row("a", 1, 1, "c1", LONG), Row("b", 2, 1, "c1", LONG)], leases={"b": 5}),
@@ -252,8 +253,9 @@ SAMPLES: dict[str, Sample] = {
     ),
     "reclaim": Sample(
         make=lambda _, ids: Reclaim(TOPIC, "lisa"),
-        state=LATE,
+        state={**LATE, "lisa": G(ready=[*LATE["lisa"].ready, AHEAD], leases={"b": 5})},
         events=lambda now: [
+            ("c", "ready", "lisa", 1, {"due": 3, "reason": "suspect"}),
             ("b", "garbage", "lisa", 1, {"reason": "ack timeout"}),
             ("a", "retry", "lisa", 1, {"reason": "ack timeout", "due": now + 20_000}),
         ],

@@ -52,8 +52,9 @@ class Daemons:
         self._ledger.touch()
         (directory / "shop.py").write_text(HANDLERS)
 
-    def start(self, *arguments: str, slow_s: float = 60) -> Process:
-        return self._processes.start(*self._command, *arguments, env={"SLOW": str(slow_s)})
+    def start(self, *arguments: str, slow_s: float = 60, kind: str = "") -> Process:
+        env = {"SLOW": str(slow_s), "KIND": kind}
+        return self._processes.start(*self._command, *arguments, env=env)
 
     def ledger(self) -> list[str]:
         return self._ledger.read_text().splitlines()
@@ -79,8 +80,8 @@ def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
 ) -> None:
     bench.configure(TOPIC, retry_delays="1h")
     [sent] = bench.send(TOPIC, ["slow"])
-    process = daemons.start(slow_s=0.5)
-    process.wait_for("start slow")
+    process = daemons.start(slow_s=2)
+    wait_until(lambda: bench.has_begun(TOPIC))
     process.signal(signal.SIGSTOP)
     with bench.manager(TOPIC):
         wait_until(lambda: bench.states(TOPIC, sent) == ["retry"])
@@ -102,7 +103,7 @@ def test_messages_not_started_by_a_frozen_consumer_are_not_handled_twice(
     bench.send(TOPIC, ["slow", *range(1000, 1050)])
     process.wait_for("start slow")
     process.signal(signal.SIGSTOP)
-    other = daemons.start()
+    other = daemons.start(slow_s=0.3)
     with bench.manager(TOPIC):
         other.wait_for("end 1049")
         process.signal(signal.SIGCONT)
@@ -167,6 +168,67 @@ def test_a_server_that_starts_after_its_consumer_and_is_killed_in_the_middle(
 
 # Several processes
 
+POISON = """
+import asyncio, os
+from lisa.consumer import Consumer
+
+consumer = Consumer()
+
+def handle(message):
+    with open("ledger", "a") as ledger:
+        print(message.body, message.attempt, file=ledger)
+    if message.body in ("poison", "venom"):
+        os._exit(1)
+
+async def handle_async(message):
+    await asyncio.sleep(0)
+    handle(message)
+
+def handle_batch(messages):
+    for message in messages:
+        handle(message)
+
+KIND = os.environ["KIND"]
+for topic in ("orders", "mails"):
+    if KIND == "batch":
+        consumer.on(topic, batch=50, within="10ms")(handle_batch)
+    else:
+        consumer.on(topic)(handle_async if KIND == "async" else handle)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "concurrency"), [("sync", 1), ("sync", 8), ("async", 20), ("batch", 1)]
+)
+def test_a_poison_message_costs_only_itself_its_attempts(
+    kind: str, concurrency: int, bench: Bench, daemons: Daemons, tmp_path: Path
+) -> None:
+    """Messages that were read ahead, handled without an ack, or running in other handlers lose
+    none, in other topics neither. The poison message has its attempts, and one run more."""
+    bench.configure(TOPIC, retry_delays="")
+    bench.declare("mails", ack_timeout=ACK_TIMEOUT, retry_delays="0")
+    (tmp_path / "shop.py").write_text(POISON)
+    consumers: list[Process] = []
+
+    def are_settled(topic: str, acked: int) -> bool:
+        if not consumers or not consumers[-1].alive:
+            consumers.append(daemons.start("--concurrency", str(concurrency), kind=kind))
+        return (bench.stat(topic, "acked"), bench.stat(topic, "garbage")) == (acked, 1)
+
+    bench.send("mails", range(30))
+    bench.send(TOPIC, [*range(150), "poison", *range(151, 300)])
+    with bench.manager(TOPIC, "mails"):
+        wait_until(lambda: are_settled(TOPIC, 299))
+        bench.send("mails", [*range(30, 40), "venom", *range(40, 60)])
+        wait_until(lambda: are_settled("mails", 60))
+    assert consumers[-1].stop() == 0
+    handled = Counter(daemons.ledger())
+    mortal = {name: times for name, times in handled.items() if name[0] in "pv"}
+    assert mortal == {"poison 1": 2, "venom 1": 2, "venom 2": 1}
+    assert not [name for name in handled if name.endswith(" 2") and name not in mortal]
+    assert len(consumers) == 6
+
+
 PARENT = """
 import sys
 from lisa.core.daemon.processes import ChildProcesses
@@ -189,6 +251,7 @@ def test_processes_share_the_work_and_one_that_died_is_replaced(
     wait_until(lambda: len(presences(bench)) == 2)
     [killed] = re.findall(r"start slow attempt 1 in (\d+)", parent.wait_for("start slow attempt 1"))
     assert int(killed) in children(parent.pid)
+    wait_until(lambda: bench.has_begun(TOPIC))
     os.kill(int(killed), signal.SIGKILL)
     with bench.manager(TOPIC):
         wait_until(settled(bench, sent))

@@ -153,7 +153,7 @@ def defer(
 
 
 def give_back(group: Group, entry: Entry, clock: Clock) -> None:
-    group.add(clock, entry.id, entry.due)
+    group.add(clock, entry.id, entry.due, entry.suspect)
     group.drop(entry)
     group.leases.pop(entry.id, None)
 
@@ -315,13 +315,16 @@ def extend(
     *,
     consumer: str,
     lease: int | None,
+    begun: int,
 ) -> list[bool]:
-    """In flight, with a new lease: only for its holder."""
+    """In flight, with a new lease, or begun (2: with the old lease): only for its holder."""
     answers = []
     for receipt in receipts:
         entry = receipt.entry
         answers.append(holds(group, receipt) and entry.holder == consumer)
-        if answers[-1]:
+        if answers[-1] and begun:
+            entry.times = 2
+        if answers[-1] and begun < 2:
             entry.since = clock.written
             group.leases.pop(entry.id, None)
             if lease is not None:

@@ -16,7 +16,7 @@ OCCURRENCES = ("e@1", "e@2")
 
 topics = st.sampled_from(["plain", "pair", "told"])
 groups = st.sampled_from(["g", "h"])
-consumers = st.sampled_from(["c1", "c2"])
+consumers = st.sampled_from(["c1", "c2-h", "c3-h"])
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=3)  # which of the existing ones
 dues = st.sampled_from(["+0", "+0", "1000", "2000", "-5", "+" + HOUR, FAR])
 leases = st.sampled_from([None, None, 0, int(HOUR)])

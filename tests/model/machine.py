@@ -22,7 +22,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
-from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.extend import Begun, Extend
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
@@ -364,13 +364,16 @@ class Machine(RuleBasedStateMachine):
         )
 
     @WITH_RECEIPTS
-    @rule(picks=picks, consumer=consumers, lease=leases)
-    def extend(self, picks: list[int], consumer: str, lease: int | None) -> None:
+    @rule(picks=picks, consumer=consumers, lease=leases, begun=st.sampled_from([*Begun]))
+    def extend(
+        self, picks: list[int], consumer: str, lease: int | None, begun: Begun = Begun.NO
+    ) -> None:
         topic, group, receipts = self._picked(picks)
+        pairs = [one.pair for one in receipts]
         self._call_in_group(
-            Extend(topic, group, consumer, [one.pair for one in receipts], lease),
+            Extend(topic, group, consumer, pairs, lease, [begun] * len(pairs)),
             lambda its, group_of, clock: delivering.extend(
-                its, group_of, receipts, clock, consumer=consumer, lease=lease
+                its, group_of, receipts, clock, consumer=consumer, lease=lease, begun=begun
             ),
         )
 
@@ -423,11 +426,12 @@ class Machine(RuleBasedStateMachine):
             said = managing.reclaim(its, group_of, cursors[-1], window, clock)
             cursors.append(said.cursor)
             self.seen["Reclaim: cleared"] += said.cleared
-            return said.moved, said.cleared, said.cursor and f"({said.cursor.name}"
+            self.seen["Reclaim: returned"] += said.returned
+            return said.moved, said.cleared, said.returned, said.cursor and f"({said.cursor.name}"
 
         def read_answer(said: Reclaimed) -> tuple[object, ...]:
             moved = [(one.id, one.due_ms, tuple(one.retried)) for one in said.moved]
-            return moved, said.cleared, said.cursor
+            return moved, said.cleared, said.returned, said.cursor
 
         while True:
             start = f"({cursors[-1].name}" if cursors[-1] else FIRST
@@ -622,4 +626,13 @@ class Machine(RuleBasedStateMachine):
 
 def as_read(entries: list[Entry]) -> list[Read]:
     """Entries as a consumer reads them."""
-    return [Read(str(one.name), one.id, int(one.due), one.attempt) for one in entries]
+    return [
+        Read(
+            str(one.name),
+            one.id,
+            int(one.due),
+            one.attempt,
+            is_suspect=one.suspect is not None,
+        )
+        for one in entries
+    ]

@@ -8,6 +8,8 @@ from tests.model.topic import STEPS, Entry, Group, Time, Topic, earliest, in_ord
 from tests.model.unknowns import Clock, LateReason
 
 FOREVER = 10**15
+SUSPECT = "ack timeout during its handler"
+MOST_RETURNS = 10
 
 
 class Promoted(NamedTuple):
@@ -26,6 +28,7 @@ class Reclaimed(NamedTuple):
 
     cursor: Entry | None
     cleared: int
+    returned: int
     moved: list[tuple[str, Time, tuple[str, Time | None, int]]]
 
 
@@ -91,7 +94,8 @@ def promote_into(
     takes = wanted[: max(0, min(room, most))]
     held = [item for item in waiting if item not in takes] if len(topic.groups) > 1 else []
     for id_, due in takes:
-        group.add(clock, id_, due)
+        is_suspect = id_ in group.retry and group.reasons.get(id_) == SUSPECT
+        group.add(clock, id_, due, 0 if is_suspect else None)
         group.retry.pop(id_, None)
         attempt = group.attempts.get(id_, 0) + 1
         topic.tell(clock, id_, "ready", group, attempt, due=due)
@@ -108,9 +112,10 @@ def reclaim(
     """In flight for too long -> retry or garbage: a window of pending entries `after` an entry.
 
     A delivery with its own lease is reclaimed when that ends (before the first window). Pending
-    entries without a message are cleared and do not block the window.
+    entries without a message are cleared and do not block the window. A handler process's delivery
+    whose handler may not have begun returns to ready as a suspect, unless too often before.
     """
-    overdue: list[Entry] = []
+    overdue, back = list[Entry](), list[tuple[Entry, int]]()
     if after is None:
         for id_, ends in in_order(group.leases)[:window]:
             if ends <= clock.now:
@@ -121,6 +126,7 @@ def reclaim(
                     del group.leases[id_]
     seen = [one for one in group.pending if after is None or one.number > after.number][:window]
     cleared = 0
+    with_begun = {one.holder for one in seen if one.times > 1}
     for entry in seen:
         if clock.now < entry.since + int(topic.option("ack_timeout")):
             continue
@@ -128,13 +134,27 @@ def reclaim(
             group.drop(entry)
             cleared += 1
         elif entry.id not in group.leases:
-            overdue.append(entry)
-    moved = [
-        (one.id, one.due, fail(topic, group, one, clock, reason="ack timeout")) for one in overdue
-    ]
+            returns = (entry.suspect or 0) + (entry.holder not in with_begun)
+            is_known = entry.times > 1 or not (entry.holder or "").endswith("-h")
+            if is_known or returns > MOST_RETURNS:
+                overdue.append(entry)
+            else:
+                back.append((entry, returns))
+    for entry, returns in back:
+        group.add(clock, entry.id, entry.due, returns)
+        group.drop(entry)
+        topic.tell(
+            clock, entry.id, "ready", group, entry.attempt, due=entry.due, reason="suspect"
+        )
+    moved = []
+    for one in overdue:
+        is_again = one.suspect is not None and one.times > 1 and one.id not in group.leases
+        reason = SUSPECT if is_again else "ack timeout"
+        moved.append((one.id, one.due, fail(topic, group, one, clock, reason=reason)))
+    topic.count("released", len(back), group)
     topic.count("reclaimed", len(moved), group)
     topic.count("cleared", cleared, group)
-    return Reclaimed(seen[-1] if len(seen) == window else None, cleared, moved)
+    return Reclaimed(seen[-1] if len(seen) == window else None, cleared, len(back), moved)
 
 
 def late_action(topic: Topic, id_: str, clock: Clock) -> str:

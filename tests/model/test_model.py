@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.extend import Begun
 from lisa.embedded import EmbeddedServer
 from tests.model.draws import FAR, HOUR, OVERLAPS
 from tests.model.machine import Machine
@@ -53,7 +54,7 @@ Ack: acked, late, stale, repeated, refused: no such group
 Fail: retrying, dead, stale, repeated
 Promote:: moved, full, expired
 Reclaim: retrying, dead, repeated
-Reclaim:: cleared
+Reclaim:: cleared, returned
 Postpone: deferred, released, stale, repeated
 Declare: True, False, refused: removal unfinished, repeated
 Expire: expired, in_flight, not_due, skipped, garbage, kept, repeated
@@ -141,6 +142,14 @@ def deliveries(play: Machine) -> None:
     play.extend([7], "c1", int(HOUR))
     play.extend([7], "c2", None)
     play.release([7])
+    play.release([7])
+    play.take("plain", "g", "c2-h", None)
+    play.reclaim("plain", "g", 200)
+    play.take("plain", "g", "c2-h", None)
+    play.extend([7], "c2-h", None, Begun.YES)
+    play.reclaim("plain", "g", 200)
+    play.promote("plain", 500)
+    play.take("plain", "g", "c2-h", None)
     play.release([7])
     play.take("plain", "g", "c1", None)
     play.defer([7], "open window")
