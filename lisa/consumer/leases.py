@@ -104,7 +104,9 @@ class Leases:
 
     def _extension(self, some: Sequence[Held], begun: Begun | None = None) -> Extend:
         member, receipts = self._membership, [held.receipt for held in some]
-        told = [(Begun.YES if one.started else Begun.NO) if begun is None else begun for one in some]
+        told = [
+            (Begun.YES if one.started else Begun.NO) if begun is None else begun for one in some
+        ]
         return Extend(member.shard, member.group, member.name, receipts, begun=told)
 
     def _is_due(self, left_s: float) -> bool:

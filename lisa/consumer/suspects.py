@@ -2,7 +2,7 @@
 
 A suspect is a message that a process held when it ended, without having told whether its handler
 had begun. If the process of a suspect ends again, only that suspect has begun, and counts an
-attempt; see decision 32.
+attempt; see decision 33.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class ReclaimCalls:
         self.moved.add(moved, "reclaimed")
         self.moved.add(cleared, "cleared")
         TopicLog(log, topic, group).info(
-            "%d reclaimed after the ack timeout, %d returned without an attempt, %d entries cleared",
+            "%d reclaimed after the ack timeout, %d returned as suspects, %d entries cleared",
             moved,
             returned,
             cleared,

@@ -7,8 +7,8 @@ that state" and notices anything left over.
 - a body is `"A-text"`: the send token's letter (eight times), the mark, and the text; `body="ab"`
   names the ids of bodies that are all `"A-"`;
 - a tombstone is `("A-", state, due or None, attempts, instant)`;
-- a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread; that of a suspect
-  also has its number;
+- a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread; that of a
+  suspect also has its number;
 - an event of the journal is `(id, state, group, attempt, {further field: value})`, in order;
   `read` checks that their numbers have no gaps;
 - a reason `"no *2"` is that of a message that was deferred twice since its last failure;
@@ -126,8 +126,8 @@ def _put_group(store: SyncStore, keys: TopicKeys, group: str, state: State) -> N
     made: list[bytes] = []
     rows = zip(state[f"{group}:ready"], state[f"{group}:idle"], strict=True)
     for (message_id, due, attempt, holder, *suspect), (idle_ms, begun) in rows:
-        more = ("attempt", attempt) if attempt > 1 else ()
-        more += ("suspect", *suspect) if suspect else ()
+        more = [*(("attempt", attempt) if attempt > 1 else ())]
+        more += ["suspect", *suspect] if suspect else []
         entry = store.ask("XADD", its.ready, "*", "id", message_id, "due", due, *more)
         made.append(entry)
         if holder is not None:

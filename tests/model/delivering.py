@@ -152,8 +152,8 @@ def defer(
     return answers
 
 
-def give_back(group: Group, entry: Entry, clock: Clock) -> None:
-    group.add(clock, entry.id, entry.due, entry.suspect)
+def give_back(group: Group, entry: Entry, clock: Clock, suspect: int | None = None) -> None:
+    group.add(clock, entry.id, entry.due, entry.suspect if suspect is None else suspect)
     group.drop(entry)
     group.leases.pop(entry.id, None)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tests.model.delivering import fail
+from tests.model.delivering import fail, give_back
 from tests.model.topic import STEPS, Entry, Group, Time, Topic, earliest, in_order
 from tests.model.unknowns import Clock, LateReason
 
@@ -117,13 +117,7 @@ def reclaim(
     """
     overdue, back = list[Entry](), list[tuple[Entry, int]]()
     if after is None:
-        for id_, ends in in_order(group.leases)[:window]:
-            if ends <= clock.now:
-                entry = group.entry(id_)
-                if entry and entry.holder:
-                    overdue.append(entry)
-                else:
-                    del group.leases[id_]
+        overdue += own_leases_ended(group, window, clock)
     seen = [one for one in group.pending if after is None or one.number > after.number][:window]
     cleared = 0
     with_begun = {one.holder for one in seen if one.times > 1}
@@ -135,17 +129,13 @@ def reclaim(
             cleared += 1
         elif entry.id not in group.leases:
             returns = (entry.suspect or 0) + (entry.holder not in with_begun)
-            is_known = entry.times > 1 or not (entry.holder or "").endswith("-h")
-            if is_known or returns > MOST_RETURNS:
-                overdue.append(entry)
-            else:
-                back.append((entry, returns))
+            counts = may_have_begun(entry) or returns > MOST_RETURNS
+            overdue += [entry] if counts else []
+            back += [] if counts else [(entry, returns)]
     for entry, returns in back:
-        group.add(clock, entry.id, entry.due, returns)
-        group.drop(entry)
-        topic.tell(
-            clock, entry.id, "ready", group, entry.attempt, due=entry.due, reason="suspect"
-        )
+        give_back(group, entry, clock, returns)
+        attempt = entry.attempt
+        topic.tell(clock, entry.id, "ready", group, attempt, due=entry.due, reason="suspect")
     moved = []
     for one in overdue:
         is_again = one.suspect is not None and one.times > 1 and one.id not in group.leases
@@ -155,6 +145,23 @@ def reclaim(
     topic.count("reclaimed", len(moved), group)
     topic.count("cleared", cleared, group)
     return Reclaimed(seen[-1] if len(seen) == window else None, cleared, len(back), moved)
+
+
+def own_leases_ended(group: Group, most: int, clock: Clock) -> list[Entry]:
+    found = []
+    for id_, ends in in_order(group.leases)[:most]:
+        if ends <= clock.now:
+            entry = group.entry(id_)
+            if entry and entry.holder:
+                found.append(entry)
+            else:
+                del group.leases[id_]
+    return found
+
+
+def may_have_begun(entry: Entry) -> bool:
+    """Whether a handler has begun, or a holder that tells nothing had the message in its hands."""
+    return entry.times > 1 or not (entry.holder or "").endswith("-h")
 
 
 def late_action(topic: Topic, id_: str, clock: Clock) -> str:

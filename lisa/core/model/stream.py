@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Entry(NamedTuple):
     """One entry of a ready stream. The id may be empty or invalid if another program wrote it.
 
-    is_suspect: whether an earlier process ended while it held the message, see decision 32.
+    is_suspect: whether an earlier process ended while it held the message, see decision 33.
     envelope, ack_timeout_ms: what the entry carries of its message and topic; empty and 0 if it
         carries nothing. See `core.delivery.opening.from_entries`.
     """

@@ -108,7 +108,7 @@ def unique_name(configured: str | None) -> str:
 
 
 def handler_name(configured: str | None) -> str:
-    """The unique name of a consumer that runs handlers; see decision 32."""
+    """The unique name of a consumer that runs handlers; see decision 33."""
     return unique_name(configured) + HANDLER_SUFFIX
 
 

@@ -41,6 +41,8 @@ class Extend(Recorded, OfGroup, ById[bool]):
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms
         begun = self.begun or [Begun.NO] * len(self.receipts)
         deliveries = (
-            part for pair, one in zip(self.receipts, begun, strict=True) for part in (*pair, int(one))
+            part
+            for pair, one in zip(self.receipts, begun, strict=True)
+            for part in (*pair, int(one))
         )
         return [self.consumer, timeout, len(self.receipts), *deliveries]

@@ -39,7 +39,8 @@ class Reclaimed(NamedTuple):
 
     `next_end_ms` is the time until the next lease in the window ends, None if there is none.
     `cleared` is the number of entries without a message that were deleted, `returned` that of
-    messages that returned to ready as suspects. `clock` says whether the server's clock was as expected.
+    messages that returned to ready as suspects. `clock` says whether the server's clock was as
+    expected.
     """
 
     cursor: str | None
