@@ -4,7 +4,7 @@ from typing import Any
 
 from lisa.core.model.options import MOST_RETURNS, SUSPECT_REASON
 from lisa.core.model.stream import read_command
-from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.defer import Deferral, Postpone
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
@@ -102,7 +102,8 @@ def test_a_suspect_stays_one_until_a_handler_has_ended(bench: Bench) -> None:
     bench.put(body="abc", lisa=G(ready=rows, retry={"c": 3}, **failed))
     receipts = [bench.receipt(m) for m in "ab"]
     bench.call(Release(TOPIC, "lisa", receipts[:1]))
-    bench.call(Defer(TOPIC, "lisa", [Outside(*receipts[1], FAR, FAR + 1)]))
+    open_window = Deferral(*receipts[1], FAR + 1, closes_ms=FAR)
+    bench.call(Postpone(TOPIC, "lisa", [open_window]))
     bench.call(Promote(TOPIC))
     back = [Row("a", 1, suspect=3), Row("b", 2, 2, suspect=0), Row("c", 3, 5, suspect=0)]
     bench.check_change(stats={"released@lisa": 2}, lisa=G(ready=back, **failed))
