@@ -21,6 +21,7 @@ from lisa.core.store.server_checks import (
     info,
     no_append_only_file,
     with_refusal,
+    wrong_mode,
 )
 from lisa.core.store.store import SCHEMA_VERSION, Store
 from lisa.core.transitions import loader
@@ -44,6 +45,9 @@ def examine(store: Store) -> Flow[list[Check]]:
             )
         ]
     else:
+        wrong = wrong_mode(store.where, server)
+        if wrong is not None:
+            raise wrong
         checks = [*check_server(server), *(yield from _cluster(store, server))]
     refusal = yield from write_refusal(store, store.keys.managers)
     checks = with_refusal(checks, refusal)

@@ -10,7 +10,6 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
@@ -103,17 +102,19 @@ def examples() -> Path:
 
 def _yaml_changes(chosen: Chosen) -> dict[str, str]:
     """What to replace in the YAML files. Raises ConfigError or UsageError."""
+    from lisa.core.model.addresses import ServerUrl
     from lisa.core.model.keys import Keys
     from lisa.core.redis.address import DEFAULT_URL, Address
 
     changes = {}
     if chosen.redis:
-        if urlsplit(Address(chosen.redis).url).password is not None:
+        address = Address(chosen.redis)
+        if address.parts.has_password:
             raise click.UsageError(
                 "these files hold no password: omit it from --redis and set LISA_REDIS__PASSWORD "
                 "(for systemd: in lisa.env)"
             )
-        changes[f" url: {DEFAULT_URL}\n"] = f" url: {chosen.redis}\n"
+        changes[f" url: {DEFAULT_URL}\n"] = f" url: {ServerUrl.parse(chosen.redis)}\n"
     if chosen.prefix:
         changes["  prefix: lisa\n"] = f"  prefix: {Keys(chosen.prefix).prefix}\n"
     return changes

@@ -19,11 +19,12 @@ NODE_TIMEOUT_S = 1.0
 
 def warn_of_password(url: str | None) -> None:
     """Warn if the value of --redis has a password, because the process list shows it."""
-    from urllib.parse import urlsplit
+    from lisa.core.model.addresses import ServerUrl
+    from lisa.core.model.errors import ConfigError
 
     try:
-        has_password = bool(url) and (urlsplit(url).password or "password=" in urlsplit(url).query)
-    except ValueError:  # the address is checked later
+        has_password = url and ServerUrl.parse(url).has_password
+    except ConfigError:  # the address is checked later
         return
     if has_password:
         sys.stderr.write(

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Protocol, TypeVar
 
 from lisa.core.daemon.threads import ServiceThread, longest_round_s, unforeseen
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis.cluster_flows import slot_of
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.errors import ClientError, translated
@@ -94,7 +94,9 @@ class Nodes:
             self._nodes[""].probe()
             self._nodes[""].start()
             return
-        self._read_slots()
+        refusal = self._read_slots()
+        if isinstance(refusal, ConfigError):
+            raise refusal
         self._thread.start()
         ends = time.monotonic() + 2 * PROBE_TIMEOUT_S
         for node in list(self._nodes.values()):
@@ -210,18 +212,20 @@ class Nodes:
                 unforeseen("nodes", error)
             self._thread.rest()
 
-    def _read_slots(self) -> None:
-        """Read the slot map of this process's client and apply its changes."""
+    def _read_slots(self) -> LisaError | None:
+        """Read the slot map of this process's client and apply its changes; or return the error."""
         connection = self._store.connection
         try:
             connection.refresh()
         except ClientError as error:
-            self._error = str(translated(error, self._store.where))
-            return
+            failure = translated(error, self._store.where)
+            self._error = str(failure)
+            return failure
         rows = connection.slots()
         if rows:
             self._error = None
             self._apply_slots(([row[0] for row in rows], [row[1:] for row in rows]))
+        return None
 
     def _apply_slots(self, slots: tuple[list[int], list[tuple[int, str]]]) -> None:
         if slots == self._slots:

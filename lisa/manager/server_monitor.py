@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis import errors
-from lisa.core.store.server_checks import info
+from lisa.core.store.server_checks import info, wrong_mode
 from lisa.core.store.store import SyncStore
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.server_clock import ServerClock
@@ -96,6 +96,8 @@ class ServerMonitor:
         """
         try:
             server = info(self._probe.ask("INFO", "server"))
+            if wrong := wrong_mode(self._store.where, server):
+                raise wrong
             replication = info(self._probe.ask("INFO", "replication"))
             self._check_role(replication)
             self._check_writes()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
+from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.sharding import topic_of
 from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import ById
@@ -14,8 +14,6 @@ from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.producer.sending import Sending
 from lisa.testing.records import SentMessage, dated, sent_by
-
-DEFAULT_PORT = 6379
 
 _write = Sending._write  # noqa: SLF001  the one method through which all producers write
 
@@ -71,8 +69,8 @@ class ProducerWatch:
 
 def _server(url: str) -> object:
     """The server and the database of a URL, which may be written in several ways."""
-    parts = urlsplit(url)
-    if parts.scheme != "redis":
+    parts = ServerUrl.parse(url)
+    if parts.scheme != "redis" or parts.kind:
         return url
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    return host, parts.port or DEFAULT_PORT, parts.path.strip("/") or "0"
+    ((host, port),) = parts.nodes
+    return "127.0.0.1" if host == "localhost" else host, port, parts.path.strip("/") or "0"

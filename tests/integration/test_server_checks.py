@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +13,11 @@ from click.testing import CliRunner
 
 from lisa import AsyncProducer, ConfigError, Consumer, Manager, Producer, ServerUnavailable
 from lisa.cli.main import main
+from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.store import server_checks
 from lisa.embedded import EmbeddedServer
-from tests.clusters import address, two_nodes
+from tests import topologies
+from tests.clusters import address
 from tests.servers import Processes, connect, flush
 
 TOO_OLD = "runs Redis .*, which is too old: use Redis 6.2 or newer, or Valkey"
@@ -103,6 +107,34 @@ def test_a_role_refuses_an_old_server_before_it_writes(
     assert "layout" not in checks
     with connect(redis_server_url) as client:
         assert client.dbsize() == 0
+
+
+# Kinds of servers
+
+
+def test_an_address_of_another_kind_is_refused_at_once(
+    redis_server_url: str, two_nodes: list[str], tmp_path: Path
+) -> None:
+    """By each role, before it waits or writes, and by the doctor; whichever node is named."""
+    host = redis_server_url.removeprefix("redis://").removesuffix("/0")
+    with topologies.sentinels("valkey", tmp_path, replicas=0, count=1) as made:
+        port = made.ports[0]
+        cases = [
+            *((url, "is a node of a cluster: use redis\\+cluster://") for url in two_nodes),
+            (f"redis+cluster://{host}", "is no node of a cluster: use redis://host:port"),
+            (f"redis+sentinel://{host}/shop", "is no Sentinel: use redis://host:port"),
+            (f"redis://127.0.0.1:{port}", "is a Sentinel: use redis\\+sentinel://"),
+            (f"redis+cluster://127.0.0.1:{port}", "is no node of a cluster"),
+        ]
+        for url, cure in cases:
+            for role in (*ROLES, *ROLES):  # the refusal is not forgotten
+                began = time.monotonic()
+                with pytest.raises(ConfigError, match=cure):
+                    role(url)
+                assert time.monotonic() - began < PRODUCER_RETRY_TIME.total_seconds() / 2
+            done = CliRunner().invoke(main, ["doctor", "--redis", url])
+            assert done.exit_code not in (0, 1)
+            assert re.search(cure, done.output), done.output
 
 
 @pytest.mark.parametrize(
@@ -206,13 +238,12 @@ def test_a_user_without_the_right_to_info_works(
 
 @pytest.mark.full
 def test_a_role_checks_the_node_of_a_cluster_that_holds_the_schema(
-    caplog: pytest.LogCaptureFixture,
+    two_nodes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with two_nodes() as nodes:
-        url = address(nodes)
-        for node in nodes:
-            with connect(node) as client:
-                client.config_set("maxmemory-policy", "allkeys-lru")
-        produce(url)
-        consume(url)
+    url = address(two_nodes)
+    for node in two_nodes:
+        with connect(node) as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+    produce(url)
+    consume(url)
     assert warnings(caplog) == ["maxmemory-policy"]

@@ -29,7 +29,7 @@ ROLES = {"producer", "manager", "consumer"}
 BELOW_CORE: dict[str, set[str]] = {
     "model": set(),
     "daemon": {"model"},
-    "settings": {"model"},
+    "settings": {"model", "redis"},
     "transitions": {"model"},
     "redis": {"model", "daemon", "transitions"},
     "store": {"model", "transitions", "redis"},

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
-from lisa.core.model.addresses import HOST_AND_PORT, PORTS, check_server_url, shown_url
+from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,16 +71,20 @@ class Address:
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    parts: ServerUrl = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_server_url(self.url)
+        self._set(ServerUrl.parse(self.url))
         self._adopt_socket_timeout()
         self._query_options()
 
+    def _set(self, parts: ServerUrl) -> None:
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "url", str(parts))
+
     def _adopt_socket_timeout(self) -> None:
         """Move `socket_timeout` from the URL to its field, which blocking reads may exceed."""
-        parts = urlsplit(self.url)
-        query = parse_qsl(parts.query, keep_blank_values=True)
+        query = parse_qsl(self.parts.query, keep_blank_values=True)
         given = [value for name, value in query if name == "socket_timeout"]
         if not given:
             return
@@ -93,21 +97,22 @@ class Address:
                 f"{self.shown!r}: socket_timeout={given[-1]!r} is not a number of seconds above 0"
             ) from None
         rest = urlencode([pair for pair in query if pair[0] != "socket_timeout"])
-        object.__setattr__(self, "url", urlunsplit(parts._replace(query=rest)))
+        self._set(replace(self.parts, query=rest))
         object.__setattr__(self, "socket_timeout_s", timeout_s)
 
     def _query_options(self) -> dict[str, Any]:
         """redis-py's keyword arguments in the URL's query. Raises ConfigError."""
         found: dict[str, Any] = {}
-        parts = urlsplit(self.url)
-        if not parts.query:
+        if not self.parts.query:
             return found
         from lisa.core.redis.url_options import PARSERS  # late: few addresses have options
 
-        for name, value in parse_qsl(parts.query):
+        for name, value in parse_qsl(self.parts.query, keep_blank_values=True):
             if name not in PARSERS:
                 raise ConfigError(f"{self.shown!r}: unknown option {name!r}")
-            if name.startswith("ssl_") and not parts.scheme.startswith("rediss"):
+            if name in found or (name == "db" and self.parts.database):
+                raise ConfigError(f"{self.shown!r}: {name} is given twice; remove one")
+            if name.startswith("ssl_") and not self.parts.has_tls:
                 raise ConfigError(f"{self.shown!r}: the option {name!r} needs rediss://")
             if name.startswith("sentinel_") and self.kind != "sentinel":
                 raise ConfigError(f"{self.shown!r}: the option {name!r} needs redis+sentinel://")
@@ -134,7 +139,7 @@ class Address:
             "ssl_keyfile": settings.tls_key_file,
         }
         options: dict[str, Any] = {name: str(path) for name, path in tls.items() if path}
-        if urlsplit(settings.url).scheme.startswith("rediss"):
+        if ServerUrl.parse(settings.url).has_tls:
             options["ssl_check_hostname"] = settings.tls_check_hostname
         timeout = settings.socket_timeout
         return cls(
@@ -150,7 +155,7 @@ class Address:
     @property
     def kind(self) -> str:
         """'' for one server, else 'sentinel' or 'cluster'."""
-        return urlsplit(self.url).scheme.partition("+")[2]
+        return self.parts.kind
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -172,7 +177,7 @@ class Address:
     @property
     def shown(self) -> str:
         """The address without credentials, for logs and errors."""
-        return shown_url(self.url)
+        return self.parts.shown
 
     def blocking_for(self, seconds: float) -> Address:
         """A copy for calls that block, each on its own connection, for up to `seconds`."""
@@ -189,7 +194,7 @@ class Address:
         return replace(self, socket_timeout_s=within_s)
 
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments for redis-py, without the credentials in the URL."""
+        """Keyword arguments for redis-py; for a single server, besides its URL as `shown`."""
         given: dict[str, Any] = {
             "protocol": 2,
             "driver_info": None,  # avoids two commands per connection and their permission
@@ -197,63 +202,38 @@ class Address:
             "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
             **self._keepalive(),
             **self.options,
+            **({"username": self.username} if self.username else {}),
+            **({"password": self.password} if self.password else {}),
+            **self._query_options(),
+            **({"username": self.parts.user} if self.parts.user else {}),
+            **({"password": self.parts.password} if self.parts.password else {}),
         }
-        if self.username:
-            given["username"] = self.username
-        if self.password:
-            given["password"] = self.password
+        if self.kind and self.parts.has_tls:
+            given["ssl"] = True
         return given
 
     def _keepalive(self) -> dict[str, Any]:
-        if self.url.startswith("unix:"):
+        if self.parts.scheme == "unix":
             return {}
         known = {getattr(socket, name): n for name, n in KEEPALIVE.items() if hasattr(socket, name)}
         return {"socket_keepalive": True, "socket_keepalive_options": known}
 
-    def hosts(self) -> tuple[list[tuple[str, int]], list[str], dict[str, Any]]:
-        """Hosts, path segments and keyword arguments of a Sentinel or cluster address."""
-        parts = urlsplit(self.url)
-        userinfo, _, netloc = parts.netloc.rpartition("@")
-        hosts = []
-        for entry in netloc.split(","):
-            found = HOST_AND_PORT.fullmatch(entry)
-            if found is None:
-                raise ConfigError(f"{self.shown!r}: {entry!r} is not host:port")
-            hosts.append((found[1] or found[2], int(found[3] or PORTS[self.kind])))
-        keywords = self.keywords() | self._query_options()
-        user, _, password = userinfo.partition(":")
-        if user:
-            keywords["username"] = unquote(user)
-        if password:
-            keywords["password"] = unquote(password)
-        if parts.scheme.startswith("rediss"):
-            keywords["ssl"] = True
-        return hosts, [part for part in parts.path.split("/") if part], keywords
-
     def node(self, name: str) -> Address:
         """The address of one node of this cluster; `name` is its host:port."""
-        host, _, port = name.rpartition(":")
-        name = f"[{host}]:{port}" if ":" in host else name
-        parts = urlsplit(self.url)
-        user, at, _ = parts.netloc.rpartition("@")
-        query = f"?{parts.query}" if parts.query else ""
-        scheme = parts.scheme.partition("+")[0]
-        return replace(self, url=f"{scheme}://{user}{at}{name}/0{query}")
+        return replace(self, url=str(self.parts.of_node(name)))
 
     def service(self) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
         """Sentinels, service name, and keyword arguments including the database."""
-        hosts, path, keywords = self.hosts()
-        for name in _SENTINEL_CREDENTIALS:
-            keywords.pop(f"sentinel_{name}", None)
-        if not path:
-            raise ConfigError(f"{self.shown!r} names no service: end it with /NAME, e.g. /mymaster")
-        if len(path) > 1:
-            keywords["db"] = int(path[1])
-        return hosts, path[0], keywords
+        keywords = self.keywords()
+        for credential in _SENTINEL_CREDENTIALS:
+            keywords.pop(f"sentinel_{credential}", None)
+        if self.parts.database:
+            keywords["db"] = int(self.parts.database)
+        return self.parts.nodes, self.parts.segments[0], keywords
 
     def sentinel_keywords(self) -> dict[str, Any]:
         """Keyword arguments for redis-py's connections to the sentinels."""
-        _, _, keywords = self.hosts()
+        keywords = self.keywords()
         own = {
             name: keywords.get(f"sentinel_{name}") or getattr(self, f"sentinel_{name}")
             for name in _SENTINEL_CREDENTIALS

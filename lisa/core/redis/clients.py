@@ -144,19 +144,18 @@ def _node_url(node: NodeAddress, keywords: dict[str, Any]) -> str:
 
 
 def _node_keywords(address: Address) -> dict[str, Any]:
-    _, _, keywords = address.hosts()
-    return {name: value for name, value in keywords.items() if name not in _CLUSTERS_OWN}
+    return {name: value for name, value in address.keywords().items() if name not in _CLUSTERS_OWN}
 
 
 def _topology(address: Address) -> Topology:
-    hosts, _, given = address.hosts()
+    remap = address.options.get("address_remap")
 
     def connect(node: NodeAddress) -> redis.Redis:
         keywords = _node_keywords(address) | _SHORT
         keywords.pop("redis_connect_func", None)
         return _blocking(_node_url(node, keywords), **keywords)
 
-    return topology_of(address, lambda: Topology(hosts, connect, given.get("address_remap")))
+    return topology_of(address, lambda: Topology(address.parts.nodes, connect, remap))
 
 
 def _cluster(address: Address) -> RawCluster:
@@ -210,7 +209,7 @@ def make_client(address: Address) -> Any:
         }
         sentinel: Any = Sentinels(hosts, sentinel_kwargs=own, **given)
         return share_contexts(sentinel.master_for(service, connection_pool_class=SentinelPool))
-    return _blocking(address.url, command_packer=Packer(), **address.keywords())
+    return _blocking(address.shown, command_packer=Packer(), **address.keywords())
 
 
 def make_async_client(address: Address) -> Any:
@@ -223,7 +222,7 @@ def make_async_client(address: Address) -> Any:
         own = {**address.sentinel_keywords(), "retry": _ONCE_ASYNC}
         sentinel: Any = AsyncSentinels(hosts, sentinel_kwargs=own, retry=_ONCE_ASYNC, **keywords)
         return _packed(sentinel.master_for(service, connection_pool_class=AsyncSentinelPool))
-    return _asyncio(address.url, **address.keywords())
+    return _asyncio(address.shown, **address.keywords())
 
 
 def reporting_client_id(address: Address, report: Callable[[int | None], None]) -> Address:

@@ -173,12 +173,14 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
         if isinstance(first, exceptions.ClusterDownError):
             yield _Refresh(topology)
         if not isinstance(first, exceptions.AskError):  # the base class of MovedError
-            break
+            return replies
         node = topology.redirected(first.host, first.port, node)
         asking = not isinstance(first, exceptions.MovedError)
         if not asking:
             topology.moved(first.slot_id, node)
         replies = yield from _send(topology, node, commands, asking=asking)
+    if isinstance(replies[0], exceptions.AskError):
+        raise exceptions.ClusterError(f"more than {MOST_REDIRECTIONS} redirections: {replies[0]}")
     return replies
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from redis import exceptions as client
 
@@ -20,8 +19,6 @@ _PASSING = (
     client.BusyLoadingError,
     client.ClusterError,  # CLUSTERDOWN, or too many redirections while a slot moves
     client.TryAgainError,
-    client.AskError,
-    client.MovedError,
     client.MasterDownError,
     client.ReadOnlyError,
     client.RedisClusterException,
@@ -29,6 +26,7 @@ _PASSING = (
     EOFError,
 )
 _NEVER = (
+    client.AskError,  # and its subclass MovedError: the cluster's clients follow them
     client.AuthenticationError,
     client.AuthorizationError,
     client.AuthenticationWrongNumberOfArgsError,
@@ -38,7 +36,7 @@ _NEVER = (
 _UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)
 _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
 """How servers word a refusal; the last form is that of Redis 6.2 inside scripts."""
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_LOCAL = re.compile(r"redis://(localhost|127\.0\.0\.1|\[::1\])?(:|/|$)")
 _IN_SCRIPT = re.compile(r"^Error running script .*?: -(?=[A-Z]+ )")
 """How Redis 6.2 begins an error of a command in a script."""
 _PASSING_WORDS = (
@@ -153,9 +151,7 @@ def _lacking(reason: str) -> str:
 
 def _hint(where: str, reason: str) -> str:
     """How to start a server, if none listens on this machine."""
-    parts = urlsplit(where)
-    is_local = parts.scheme == "redis" and parts.hostname in _LOCAL
-    if not is_local or "refused" not in reason.lower():
+    if not _LOCAL.match(where) or "refused" not in reason.lower():
         return ""
     return "; `lisa up` starts a server for development"
 
@@ -169,12 +165,35 @@ def _refused(where: str, refusal: Refusal) -> str:
     return f"{where} {refusal.cause} and refuses writes: {refusal.cure}"
 
 
+_KINDS = {
+    "cluster": "is a node of a cluster: use redis+cluster://host:port",
+    "sentinel": "is a Sentinel: use redis+sentinel://host:port/service",
+    "standalone": "is no node of a cluster: use redis://host:port",
+    "no sentinel": "is no Sentinel: use redis://host:port, or redis+cluster:// for a cluster",
+}
+"""Mode of a server, as in INFO -> the cure for an address of another kind."""
+_OTHER_KINDS = {
+    "cluster support disabled": "standalone",
+    "unknown command 'CLUSTER'": "standalone",
+    "unknown command 'SENTINEL'": "no sentinel",
+}
+"""Words in a server's answer -> its mode."""
+
+
+def wrong_kind(where: str, mode: str) -> ConfigError:
+    """The error for a server whose mode is not that of its address."""
+    return ConfigError(f"{where} {_KINDS[mode]}")
+
+
 def translated(error: BaseException, where: str) -> LisaError:
     """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
     reason = _text_of(error).splitlines()[0][:300] if str(error) else type(error).__name__
     # A server that requires a password refuses long commands by their length, before login.
     if isinstance(error, _UNKNOWN_USER) or "unauthenticated" in reason:
         return ConfigError(f"{where} refused the user or password: {reason}")
+    mode = next((mode for words, mode in _OTHER_KINDS.items() if words in reason), None)
+    if mode or is_redirection(error):
+        return wrong_kind(where, mode or "cluster")
     if is_refused(error):
         return ConfigError(
             f"{where} does not permit this: {reason}; this user lacks {_lacking(reason)}. "

@@ -13,6 +13,7 @@ from typing import Any
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from lisa.core.redis.errors import passes
 from lisa.core.redis.parallel import OTHERS_S, ask_together
 from lisa.core.redis.tls import share_contexts
 from lisa.core.redis.topology import NodeAddress
@@ -42,8 +43,11 @@ class _LatestEpoch:
                 if state["config-epoch"] == latest and self.check_master_state(state, service):
                     self._epoch = latest
                     return state["ip"], state["port"]
-        errors = [repr(answer) for answer in answers if isinstance(answer, BaseException)]
-        raise MasterNotFoundError(f"No master found for {service!r}: {', '.join(errors)}")
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors and not states and not any(map(passes, errors)):
+            raise errors[0]  # a wrong password, or servers that are no sentinels
+        shown = ", ".join(map(repr, errors))
+        raise MasterNotFoundError(f"No master found for {service!r}: {shown}")
 
 
 class Sentinels(_LatestEpoch, Sentinel):

@@ -44,12 +44,9 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 _TEXT = (
     "client_name",
-    "encoding",
-    "host",
     "lib_name",
     "lib_version",
     "password",
-    "port",
     "sentinel_password",
     "sentinel_username",
     "ssl_ca_certs",
@@ -78,6 +75,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(_TEXT, str),
     **{name: _of_redis_py[name] for name in _AS_IN_REDIS_PY},
     "db": _integer(0),
+    "encoding": _one_of("utf-8"),  # keys and scripts have no other
     "health_check_interval": _integer(0),
     "max_connections": _integer(1),
     "protocol": lambda text: int(_one_of("2", "3")(text)),

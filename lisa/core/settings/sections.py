@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from lisa.core.model import option_types as kinds
-from lisa.core.model.addresses import check_server_url
+from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.late import Ramp
 from lisa.core.model.options import (
@@ -90,8 +90,10 @@ class RedisSettings(Section):
     @field_validator("url")
     @classmethod
     def _is_a_server(cls, url: str) -> str:
-        checked(check_server_url)(url)
-        return url
+        from lisa.core.redis.address import Address  # late: settings may be read for their page
+
+        checked(Address)(url)
+        return str(ServerUrl.parse(url))
 
     @model_validator(mode="after")
     def _key_and_certificate(self) -> Self:

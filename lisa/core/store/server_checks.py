@@ -15,7 +15,7 @@ from typing import Self
 
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
-from lisa.core.redis.errors import Refusal
+from lisa.core.redis.errors import Refusal, wrong_kind
 
 OLDEST = (6, 2)
 """The oldest version of Redis with the commands that Lisa needs. Every Valkey has them."""
@@ -83,13 +83,17 @@ def check_for_roles(where: str, reply: object, *, warns: bool) -> None:
     """Check a server that a role is about to use, given the reply to INFO or its error.
 
     Logs one warning for each problem, if `warns`. A server that refuses INFO is not checked, nor is
-    the persistence of an embedded server. Raises ConfigError if the server is older than `OLDEST`.
+    the persistence of an embedded server. Raises ConfigError if the server is older than `OLDEST`,
+    or of another kind than its address.
     """
     if not isinstance(reply, (bytes, str)):
         log.debug("%s: version and configuration are not checked: %s", where, reply)
         _seen.add(where)
         return
     server = info(reply)
+    wrong = wrong_mode(where, server)
+    if wrong is not None:
+        raise wrong
     version = _version(server)
     if version.verdict is CheckResult.FAIL:
         raise ConfigError(f"{where} runs {version.found}, which is too old: {version.cure}")
@@ -98,6 +102,14 @@ def check_for_roles(where: str, reply: object, *, warns: bool) -> None:
     if is_first and warns:
         for one in _problems(server):
             log.warning("%s: %s: %s; to fix this: %s", where, one.name, one.found, one.cure)
+
+
+def wrong_mode(where: str, server: dict[str, str]) -> ConfigError | None:
+    """The error for a server that belongs to a cluster or is a Sentinel, but not its address."""
+    mode = server.get("server_mode") or server.get("redis_mode", "standalone")  # Valkey, Redis
+    kind = where.partition("://")[0].partition("+")[2]
+    is_wrong = mode == "sentinel" or (mode == "cluster" and kind != "cluster")
+    return wrong_kind(where, mode) if is_wrong else None
 
 
 def _problems(server: dict[str, str]) -> list[Check]:

@@ -217,9 +217,9 @@ class Store(Router):
         found, about = yield from (
             self._answered(key, commands) if is_patient else self._once(Chain(key, commands))
         )
+        check_for_roles(self.where, about, warns=self._who in ROLES_THAT_WARN)
         if isinstance(found, errors.ClientError):
             raise errors.translated(found, self.where) from found
-        check_for_roles(self.where, about, warns=self._who in ROLES_THAT_WARN)
         return found  # type: ignore[no-any-return]
 
     def batch_size(self, topic: str, kind: type[Transition[Any]] | None = None) -> int:

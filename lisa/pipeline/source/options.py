@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import timedelta
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -46,16 +47,12 @@ def as_url(address: Address) -> str:
 
     The paths of the files are absolute, because workers may have another working directory.
     """
-    parts = urlsplit(address.url)
-    host = parts.netloc.rpartition("@")[2]
-    netloc = parts.netloc
+    parts = address.parts
     if address.password or address.username:
-        user = quote(address.username or "", safe="")
-        netloc = f"{user}:{quote(address.password or '', safe='')}@{host}"
+        parts = replace(parts, user=address.username or "", password=address.password or "")
     options = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **address.options}
     files = {name: absolute(str(options[name])) for name in _FILES if options.get(name)}
-    query = urlencode(options | files)
-    return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
+    return str(replace(parts, query=urlencode(options | files)))
 
 
 def wrong(name: str, value: str, what: str) -> ConfigError:
