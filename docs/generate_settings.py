@@ -23,6 +23,10 @@ Each role reads the root `lisa-delay-queue:` of a YAML file and ignores other ro
 the environment, the environment over the file, and the file over the default. A file may contain
 the keys of several roles; Lisa refuses unknown keys.
 
+YAML is read as YAML 1.2, not 1.1: `9:30`, `no` and `2027-01-01` are text. So is a number that
+begins with 0, such as `010`. Lisa changes nothing in the `body` and the `headers` of a schedule. A
+time is ISO 8601 text with a whole date: `2026-12-24T09:00`.
+
 Durations have a unit: `500ms`, `10s`, `2m`, `1h30m`, `2d`. Schedules are Quartz expressions with
 six or seven fields (1 is Sunday), crontab expressions with five (0 and 7 are Sunday), or an
 interval such as `1s`. `LISA_CONFIG` names the file if no flag does. `LISA_REDIS_URL` is an alias

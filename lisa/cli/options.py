@@ -200,10 +200,12 @@ class Moment(_MomentType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
         """Parse the value, or fail with a usage error."""
+        from lisa.core.model.clock import parse_moment
+
         try:
-            return value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is not an ISO time; write 2026-01-31T17:00:00+01:00", param, ctx)
+            return value if isinstance(value, datetime) else parse_moment(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def read_text_file(path: Path) -> str:

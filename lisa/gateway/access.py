@@ -26,6 +26,7 @@ import yaml
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_topic
 from lisa.core.settings import GatewayServerSettings
+from lisa.core.settings.file import read_yaml
 
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9_.:*?-]{1,128}\Z")
 _SHORTEST = 16
@@ -244,8 +245,8 @@ _FORWARDING = (b"forwarded", b"via", b"x-real-ip")
 def read_tokens(path: Path) -> list[Token]:
     """The tokens in a YAML file. Raises ConfigError naming the file, the entry and the fix."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}".splitlines()[0]) from None
     entries = content.get("tokens") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:

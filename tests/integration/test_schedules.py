@@ -142,6 +142,27 @@ def test_an_edit_of_another_version_is_refused(producer: Producer) -> None:
     assert schedule_of(producer, "s").version == 2
 
 
+def test_a_schedule_without_a_tick_left_is_refused(cast: Cast, producer: Producer) -> None:
+    """When it is declared or changed; one that has ended in the meantime is not."""
+    never: list[dict[str, Any]] = [
+        {"every": "1h", "until": "2020-01-01"},
+        {"cron": "0 0 0 1 1 ? 2020"},
+        {"cron": "0 9 25 12 *", "start": "2031-01-01", "until": "2031-12-24"},
+    ]
+    for options in never:
+        with pytest.raises(InvalidMessage, match="'s' would never tick"):
+            producer.schedule("s", topic=TOPIC, body=1, **options)
+    assert producer.schedules(TOPIC) == []
+    until = datetime.now(UTC) + timedelta(seconds=2)
+    assert producer.schedule("s", topic=TOPIC, body=1, every="1s", until=until)
+    for options in never:
+        with pytest.raises(InvalidMessage, match="'s' would never tick"):
+            producer.schedule("s", topic=TOPIC, body=2, **options)
+    with Manager(cast.url):
+        wait_until(lambda: schedule_of(producer, "s").next is None)
+    assert not producer.schedule("s", topic=TOPIC, body=1, every="1s", until=until)
+
+
 def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
     producer.schedule("s", topic=TOPIC, body=1, every="1h")
     pending = ids_waiting(cast)

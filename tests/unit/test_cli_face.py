@@ -68,7 +68,7 @@ JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
         (["send", "orders"], "BODY or --file"),
         (["send", "orders", "x", "--delay", "30"], "has no unit"),
         (["send", "orders", "x", "--delay", "-3s"], "not a duration"),
-        (["send", "orders", "x", "--at", "tomorrow"], "not an ISO time"),
+        (["send", "orders", "x", "--at", "tomorrow"], "not a date and time"),
         (["send", "orders", "x", "--at", "2030-01-01T00:00"], "--tz ZONE"),
         (["send", "orders", "x", "--at-ms", "1.5"], "--at-ms"),
         (["send", "orders", "x", "--delay", "1s", "--at-ms", "5"], "contradict"),

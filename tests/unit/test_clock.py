@@ -2,6 +2,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 import pytest
+import pytz
+from dateutil import tz
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -14,7 +16,9 @@ from lisa.core.model.clock import (
     human,
     ms_datetime,
     parse_duration,
+    parse_moment,
     parse_zone,
+    zone_name,
 )
 from lisa.core.model.errors import InvalidMessage
 
@@ -103,6 +107,44 @@ def test_zones_by_name_and_by_offset() -> None:
     for bad in ("Mars/Olympus", "", "../etc/passwd", "+99:00", "+\u0660\u0665:00"):
         with pytest.raises(InvalidMessage, match="time zone"):
             parse_zone(bad)
+
+
+def test_zones_of_other_libraries() -> None:
+    """As those of the standard library, or refused: never local mean time."""
+    new_york, other = ZoneInfo("America/New_York"), pytz.timezone("America/New_York")
+    assert parse_zone(other) == new_york
+    assert parse_zone(pytz.utc) == ZoneInfo("UTC")
+    assert zone_name(pytz.FixedOffset(90)) == zone_name(tz.tzoffset(None, 5400)) == "+01:30"
+    for unknown in (tz.gettz("Europe/Berlin"), tz.tzstr("EST5EDT")):
+        with pytest.raises(InvalidMessage, match="pass its name, as in 'Europe/Berlin'"):
+            parse_zone(unknown)
+    for wall in (datetime(2030, 1, 1, 9), datetime(2030, 7, 1, 9), datetime(2024, 11, 3, 1, 30)):  # noqa: DTZ001
+        for fold, is_dst in ((0, True), (1, False)):
+            given, expected = other.localize(wall, is_dst), wall.replace(tzinfo=new_york, fold=fold)
+            assert datetime_ms(given) == datetime_ms(expected)
+        local_mean = wall.replace(tzinfo=other)
+        with pytest.raises(InvalidMessage, match="use zoneinfo, or pytz with localize"):
+            datetime_ms(local_mean)
+    dateutil = datetime(2024, 11, 3, 1, 30, fold=1, tzinfo=tz.gettz("America/New_York"))
+    assert datetime_ms(dateutil) == datetime_ms(dateutil.replace(tzinfo=new_york))
+
+
+def test_texts_of_times_have_a_whole_date() -> None:
+    for text, read in {
+        "2026-12-24T09:00": datetime(2026, 12, 24, 9),  # noqa: DTZ001
+        " 2026-12-24 09:00:30.5Z": datetime(2026, 12, 24, 9, 0, 30, 500_000, tzinfo=UTC),
+        "20261224T0900+0100": datetime(2026, 12, 24, 9, tzinfo=timezone(timedelta(hours=1))),
+        "2026-12-24": datetime(2026, 12, 24),  # noqa: DTZ001
+    }.items():
+        assert parse_moment(text) == read
+    wrong: object
+    for wrong in (
+        *("09:00", "T09:00", "2026-12", "2026", "2026-W52", "2026W521", "2026-06-31", "12-24"),
+        *("2026-12-24x09:00", "2026-12-24T", "2026-12-24T9", "", "tomorrow", "20271231120000"),
+        *(20271231, 2027, True, None, 1.5),
+    ):
+        with pytest.raises(InvalidMessage, match="write ISO 8601, as in '2026-12-24T09:00'"):
+            parse_moment(wrong)
 
 
 def test_the_bounds_of_a_due_time() -> None:

@@ -85,6 +85,11 @@ REFUSED = {
     "* * * * FRU": "did you mean FRI",
     "1,,2 * * * * ?": "second '1,,2'",
     "0/10 * * * *": "write 0-59/10",
+    "*/90 * * * *": "the step 90 exceeds the 60 values; use every='90m'",
+    "0 0 */45 * *": "use every='45d'",
+    "0 0 0/48 * * ?": "use every='48h'",
+    "0 0 * * */8": "exceeds the 7 values",
+    "0 0 1 1-6/13 *": "exceeds the 12 values",
     "*/0 * * * *": "not a positive number",
     "30-10 * * * *": "ends before it begins; write 30-59,0-10",
     "0 0 0 ? * FRI-MON": "FRI-MON ends before it begins; write FRI-7,1-MON",
@@ -96,6 +101,11 @@ REFUSED = {
     "0 0 * * 5#6": "write 1 to 5 or L after #",
     "0 0 0 1 1 * 1969": "outside 1970-2199",
 }
+
+
+def test_steps_as_long_as_their_field_are_accepted() -> None:
+    for cron in ("*/60 * * * *", "0 */24 * * *", "0 0 */31 */12 *", "0/60 * * * * ?"):
+        assert len(parse_cron(cron).seconds) == 1
 
 
 def test_a_wrong_pattern_is_refused_with_its_fault() -> None:
@@ -111,6 +121,7 @@ MANAGERS_OWN = {
     "0 0 0 1 * MON": "exclude each other",
     "0 0 1 * 1": "exclude each other",
     "61 * * * * ?": "second '61'.*outside 0-59",
+    "0 */90 * * * ?": "or '90m' as a crontab setting",
     "": "not a schedule",
     "soon": "not a schedule",
     "1ms": "too short",

@@ -10,6 +10,7 @@ import pytest
 
 from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.core.model.clock import parse_zone
+from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.settings import (
@@ -161,6 +162,27 @@ def test_yaml_numbers_stay_text_and_merged_keys_may_be_overridden(write: Write) 
     assert ProducerSettings.load(path).zone == parse_zone("+10:30"), "not 630, as in YAML 1.1"
     twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
     assert "topic is given twice" in refusal(ManagerSettings, twice)
+
+
+def test_data_of_users_are_read_as_yaml_1_2(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any depth, whatever the keys; a number that would not keep its digits stays text."""
+    body = """{topic: 7, token: 1e3, list: [{zone: 5, group: no}, 9:30, 010, 1_000, 0x1F, ~, true],
+        day: 2027-01-01, at: 12:30:45, 'on': on, yes: 1.5}"""
+    expected = {
+        "topic": 7,
+        "token": 1000.0,
+        "day": "2027-01-01",
+        "at": "12:30:45",
+        "on": "on",
+        "list": [{"zone": 5, "group": "no"}, "9:30", "010", "1_000", 31, None, True],
+        "yes": 1.5,
+    }
+    schedules = f"[{{name: a, topic: 7, every: 1m, body: {body}}}]"
+    path = write(f"lisa-delay-queue: {{schedules: {schedules}}}")
+    monkeypatch.setenv("LISA_SCHEDULES", schedules)
+    for (found,) in (ManagerSettings.load(path).schedules, ManagerSettings.load().schedules):
+        assert (found.topic, found.body) == ("7", expected)
+        assert decode_body(found.definition().kind, found.definition().encoded_body) == expected
 
 
 def test_secrets_are_not_shown(write: Write) -> None:
@@ -331,6 +353,19 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
         ("{redis: {url: localhost}}", ["redis.url", "write redis://localhost"]),
         ("{redis: {tls-cert-file: a}}", ["redis", "must be set together"]),
         ("{enabled: true, enabled: false}", ["enabled is given twice", "line 1"]),
+        ("{manager-server: {count: true}}", ["manager-server.count", "true is not a number"]),
+        *(
+            (f"{{schedules: [{{name: a, topic: t, every: 1m, {wrong}}}]}}", ["schedules[0]", *why])
+            for wrong, why in {
+                "until: 20271231": ["until: 20271231 is not a date", "'2026-12-24T09:00'"],
+                "start: 2027": ["start: 2027 is not a date", "'2026-12-24T09:00'"],
+                "start: 2026-12": ["start: '2026-12' is not a date"],
+                "until: true": ["until: True is not a date"],
+                "count: true": ["count", "true is not a number"],
+                "headers: {zone: 7}": ["headers.zone", "put it in quotes"],
+            }.items()
+        ),
+        ("{schedules: [{name: a, topic: t, every: 1m, body: {1: a, '1': b}}]}", ["1 is given twi"]),
         ("[", ["not valid YAML", "line"]),
         ("{? [a, b] : 1}", ["not valid YAML", "unhashable key"]),
         ("5", ["lisa-delay-queue is a section"]),

@@ -143,6 +143,8 @@ def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:
                 "use an aware datetime, or give the producer a zone"
             )
         moment = moment.replace(tzinfo=zone)
+    if hasattr(moment.tzinfo, "localize"):
+        moment = _without_pytz(moment)
     first = moment.replace(fold=0)
     second = moment.replace(fold=1)
     before, after = first.utcoffset(), second.utcoffset()
@@ -150,6 +152,46 @@ def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:
         raise InvalidMessage(f"the time zone of {moment!r} has no offset")
     chosen = first if before < after or not moment.fold else second
     return duration_ms(chosen - EPOCH)
+
+
+def _without_pytz(moment: datetime) -> datetime:
+    """The same moment in a zone that follows PEP 495.
+
+    A zone of pytz has a fixed offset, which `localize` chooses; without, it is local mean time.
+    Raises InvalidMessage if the zone does not have the offset at that time.
+    """
+    zone = parse_zone(moment.tzinfo)
+    for fold in (0, 1):
+        found = moment.replace(tzinfo=zone, fold=fold)
+        if found.utcoffset() == moment.utcoffset():
+            return found
+    raise InvalidMessage(
+        f"{moment.isoformat()}: {zone} has another offset then; use zoneinfo, or pytz with "
+        "localize() and normalize()"
+    )
+
+
+_MOMENT = re.compile(
+    r"\d{4}(-?)\d{2}\1\d{2}(?:[T ]\d{2}(?:(:?)\d{2}(?:\2\d{2}(?:[.,]\d+)?)?)?"
+    r"(?:Z|[+-]\d{2}(?::?\d{2}(?::?\d{2})?)?)?)?",
+    re.ASCII,
+)
+
+
+def parse_moment(text: object) -> datetime:
+    """A time in ISO 8601, naive without an offset; a date alone is its midnight.
+
+    The only parser of such texts. Refuses what is not a whole date: a time without a date, a month,
+    a week. Raises InvalidMessage.
+    """
+    try:
+        if isinstance(text, str) and _MOMENT.fullmatch(text.strip()):
+            return datetime.fromisoformat(text.strip())
+    except ValueError:  # such as the 31st of June
+        pass
+    raise InvalidMessage(
+        f"{text!r} is not a date and time; write ISO 8601, as in '2026-12-24T09:00'"
+    )
 
 
 def ms_datetime(ms: int) -> datetime:
@@ -199,14 +241,17 @@ def _why_so_old(due_ms: int) -> str:
 
 
 def parse_zone(value: object) -> tzinfo:
-    """A time zone from its IANA name (`"Asia/Shanghai"`, `"UTC"`) or offset (`"+08:00"`).
+    """A time zone from its IANA name (`"Asia/Shanghai"`, `"UTC"`), offset (`"+08:00"`) or object.
 
-    Raises InvalidMessage.
+    The zone follows PEP 495: zones of other libraries are replaced by name, or if they have a fixed
+    offset. Raises InvalidMessage.
     """
-    if isinstance(value, tzinfo):
-        return value
     from zoneinfo import ZoneInfo  # late: few programs name a zone
 
+    if isinstance(value, (ZoneInfo, timezone)):
+        return value
+    if isinstance(value, tzinfo):
+        return _replaced(value)
     text = str(value).strip()
     if offset := _OFFSET.fullmatch(text):
         sign = -1 if offset[1] == "-" else 1
@@ -221,6 +266,19 @@ def parse_zone(value: object) -> tzinfo:
         ) from None
 
 
+def _replaced(zone: tzinfo) -> tzinfo:
+    """The zone of the standard library for one of pytz, dateutil, or another library."""
+    name = getattr(zone, "key", None) or getattr(zone, "zone", None)
+    if isinstance(name, str):
+        return parse_zone(name)
+    offset = zone.utcoffset(None)
+    if offset is None:
+        raise InvalidMessage(
+            f"the time zone {zone!r} is not supported; pass its name, as in 'Europe/Berlin'"
+        )
+    return timezone(offset)
+
+
 @lru_cache(maxsize=1024)
 def zone_of(name: str) -> tzinfo:
     """The time zone of a name, cached. Raises InvalidMessage."""
@@ -231,13 +289,13 @@ def zone_name(zone: tzinfo | str | None) -> str:
     """The name under which a zone is stored, `UTC` for None. Raises InvalidMessage."""
     if zone is None:
         return "UTC"
-    parse_zone(zone)
+    found = parse_zone(zone)
     if isinstance(zone, str):
         return zone.strip()
-    key = getattr(zone, "key", None)
+    key = getattr(found, "key", None)
     if key:
         return str(key)
-    offset = zone.utcoffset(None)
+    offset = found.utcoffset(None)
     if offset is None:
         raise InvalidMessage(f"tz={zone!r} has no name; pass text like 'Europe/Berlin'")
     minutes = offset // timedelta(minutes=1)

@@ -13,6 +13,7 @@ import yaml
 from lisa.core.model.addresses import KUBERNETES_VARIABLE
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import names
+from lisa.core.settings.file import read_yaml
 
 PREFIX = "LISA_"
 _ALIASES = {"LISA_REDIS_URL": "redis__url"}
@@ -74,6 +75,8 @@ def _value(variable: str, text: str, models: names.Models, name: str) -> Any:
     if names.is_text(names.fields(models)[name]) or not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except yaml.YAMLError:
         raise ConfigError(f"environment: {variable} is not valid JSON; check its quotes") from None
+    except ConfigError as error:
+        raise ConfigError(f"environment: {variable}: {error}") from None

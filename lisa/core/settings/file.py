@@ -1,8 +1,9 @@
 """Reads the YAML file: the `lisa-delay-queue` root, and the server under `spring.redis`."""
 
 import difflib
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import yaml
@@ -11,15 +12,33 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.settings.names import snake
 
 ROOT = "lisa-delay-queue"
-_NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"))
+_TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TEXTS = ("topic", "group", "consumer", "username", "password", "token", "zone")
-"""Keys whose values are text, as in Spring: `topic: 7`, `password: 0123`, `zone: +10:30`."""
+"""Settings whose values are text, as in Spring: `topic: 7`, `password: 123456`."""
+_DATA = ("body", "headers")
+"""Settings with users' data, in which keys have no meaning for Lisa."""
+
+_FLOAT = r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+_SCALARS = {
+    "null": ("~nN", r"~|null|Null|NULL|"),
+    "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    "int": ("-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9A-Fa-f]+"),
+    "float": ("-+.0123456789", rf"{_FLOAT}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
+    "merge": ("<", "<<"),
+}
+"""The core schema of YAML 1.2: first characters and pattern of what is not text.
+
+PyYAML follows YAML 1.1, where `9:30` is 570, `010` is 8 and `no` is false. All of these are text
+here, also `010`, which YAML 1.2 takes for 10: it may be a postal code.
+"""
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run time
-    """Refuses duplicate keys in a mapping; PyYAML would silently drop the first."""
+    """YAML 1.2. Refuses duplicate keys in a mapping; PyYAML would silently drop the first."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -31,20 +50,50 @@ class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run t
             self._checked.add(node)
             seen = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen and key.tag != f"{_TAG}merge":
                     line = key.start_mark.line + 1
                     text = f"{key.value} is given twice, again in line {line}; remove one"
                     raise ConfigError(text)
                 seen.add(key.value)
         super().flatten_mapping(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's
-        mapping = super().construct_mapping(node, deep=deep)
-        values = {key.value: value for key, value in node.value}  # own ones come after merged ones
-        for key in _TEXTS:
-            if key in values and values[key].tag in _NUMBERS:
-                mapping[key] = values[key].value
-        return mapping
+    def get_single_node(self) -> Any:
+        """The document, in which settings that are text have the tag of text."""
+        return _with_texts(super().get_single_node(), {})
+
+
+for _name, (_first, _pattern) in _SCALARS.items():
+    _firsts = [*_first, ""] if _name == "null" else [*_first]
+    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(rf"(?:{_pattern})$"), _firsts)
+
+
+def _with_texts(node: Any, done: dict[int, Any]) -> Any:
+    """A copy in which the values of `_TEXTS` are text, except within users' data."""
+    if id(node) in done or not isinstance(node, yaml.CollectionNode):
+        return done.get(id(node), node)
+    done[id(node)] = made = type(node)(
+        node.tag, [], node.start_mark, node.end_mark, node.flow_style
+    )
+    if isinstance(node, yaml.SequenceNode):
+        made.value += [_with_texts(one, done) for one in node.value]
+        return made
+    for key, value in node.value:
+        name = snake(key.value) if isinstance(key, yaml.ScalarNode) else ""
+        if name in _TEXTS and isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS:
+            text = yaml.ScalarNode(f"{_TAG}str", value.value, value.start_mark, value.end_mark)
+            made.value.append((key, text))
+        else:
+            made.value.append((key, value if name in _DATA else _with_texts(value, done)))
+    return made
+
+
+_NUMBERS = tuple(f"{_TAG}{kind}" for kind in ("int", "float", "bool"))
+
+
+def read_yaml(text: str) -> Any:
+    """Plain values from YAML 1.2. Raises yaml.YAMLError, and ConfigError for a duplicate key."""
+    # `.load` with a subclass of SafeLoader creates plain values only.
+    return yaml.load(text, _Loader)  # noqa: S506
 
 
 def spring_settings(source: str, section: dict[str, Any]) -> dict[str, str]:
@@ -99,8 +148,7 @@ def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 def _document(path: Path) -> dict[Any, Any]:
     try:
-        # `.load` with a subclass of SafeLoader creates plain values only.
-        document = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506
+        document = read_yaml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; check --config") from None
     except UnicodeDecodeError:
@@ -109,6 +157,8 @@ def _document(path: Path) -> dict[Any, Any]:
         raise ConfigError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML{_where(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: there is no {ROOT} in this file; begin it with '{ROOT}:'")
     return document

@@ -34,7 +34,7 @@ def sections(models: Models, name: str) -> list[type[BaseModel]]:
     found: list[type[BaseModel]] = []
     for model in models:
         field = model.model_fields.get(name)
-        for leaf in _leaves(field.annotation) if field else ():
+        for leaf in leaves(field.annotation) if field else ():
             if isinstance(leaf, type) and issubclass(leaf, BaseModel) and leaf not in found:
                 found.append(leaf)
     return found
@@ -107,12 +107,13 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"valid are {', '.join(spelled)}"
 
 
-def _leaves(annotation: Any) -> Iterable[Any]:
+def leaves(annotation: Any) -> Iterable[Any]:
+    """The types of which an annotation is made."""
     members = get_args(annotation)
     if not members:
         yield annotation
     for member in members:
-        yield from _leaves(member)
+        yield from leaves(member)
 
 
 def _bare(annotation: Any) -> Any:

@@ -28,6 +28,7 @@ from lisa.core.settings.sections import (
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,
+    Strict,
 )
 from lisa.core.settings.sources import read_sources
 
@@ -48,7 +49,7 @@ def _lower(value: object) -> object:
 ListenAddress = Annotated[str, BeforeValidator(checked(listen_address))]
 
 
-class RoleSettings(BaseSettings):
+class RoleSettings(Strict, BaseSettings):
     """Settings of every role."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")

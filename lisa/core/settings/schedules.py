@@ -1,6 +1,5 @@
 """The section `schedules` of the manager: recurring messages."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -27,8 +26,10 @@ class ScheduleSettings(Section):
         default="vixie",
         description="When a time that a change of the clock skips fires: right after, or never.",
     )
-    start: datetime | str | None = Field(default=None, description="No tick before this time.")
-    until: datetime | str | None = Field(default=None, description="No tick after this time.")
+    start: Any = Field(  # `define` reads it; pydantic takes 2027 for seconds since 1970
+        default=None, description="No tick before this time, such as `2026-12-24T09:00`."
+    )
+    until: Any = Field(default=None, description="No tick after this time.")
     count: int | None = Field(default=None, description="Maximum number of occurrences.")
     jitter: Duration | None = Field(
         default=None, description="Each occurrence is due later by up to this."

@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     InstanceOf,
     SecretStr,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -40,9 +41,23 @@ from lisa.core.settings.fields import (
     checked,
     topic_option,
 )
+from lisa.core.settings.names import leaves
 
 
-class Section(BaseModel):
+class Strict(BaseModel):
+    """Settings whose numbers are numbers."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `count: true`, which pydantic takes for 1."""
+        kinds = set(leaves(cls.model_fields[info.field_name or ""].annotation))
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"{str(value).lower()} is not a number")
+        return value
+
+
+class Section(Strict):
     """A frozen section that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from lisa.core.model.clock import ms_datetime, utc_text
 from lisa.core.model.errors import InvalidMessage, Misplaced, ScheduleChanged, TopicFull
 from lisa.core.model.recurring.definition import (
     Record,
@@ -69,6 +70,9 @@ def put(
                 f"not {if_version}; read it again"
             )
         mark = print_ if declared else record.declared if record else ""
+        is_new = record is None or record.definition != definition
+        if is_new and not (record and is_overdue(record, now_ms)):
+            _require_tick(name, definition, now_ms)
         if record is None:
             new = Record(version=1, made_ms=now_ms, definition=definition, declared=mark)
             return begin(new, now_ms, is_split=is_split)
@@ -89,6 +93,16 @@ def put(
     if done is not None:  # a manager may have unlisted the topic before the schedule existed
         yield from store.list_scheduled(topic)
     return done is not None
+
+
+def _require_tick(name: str, definition: ScheduleDefinition, now_ms: int) -> None:
+    """Raise InvalidMessage if a new or changed schedule has no tick left."""
+    if next_tick(definition, now_ms, now_ms) is None:
+        until_ms = definition.until_ms
+        is_past = until_ms is not None and until_ms <= now_ms
+        limit = "" if until_ms is None else f" until {utc_text(ms_datetime(until_ms))}"
+        why = "that is past" if is_past else f"{definition.rule!r} has no time left"
+        raise InvalidMessage(f"schedule {name!r} would never tick{limit}: {why}")
 
 
 def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:

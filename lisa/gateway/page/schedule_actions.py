@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 
 from starlette.responses import Response
 
-from lisa.core.model.clock import datetime_ms, ms_datetime, zone_of
+from lisa.core.model.clock import datetime_ms, ms_datetime, parse_moment, zone_of
 from lisa.core.model.errors import InvalidMessage, ScheduleChanged, TopicFull
 from lisa.core.model.recurring.definition import Record, check_name
 from lisa.core.store import schedule_reads
@@ -81,7 +81,7 @@ def _range(action: FormAction, record: Record) -> tuple[int, int]:
 def _instant(action: FormAction, name: str, zone: tzinfo) -> int:
     text = action.fields.get(name, "")
     try:
-        found = datetime_ms(datetime.fromisoformat(text), zone)
+        found = datetime_ms(parse_moment(text), zone)
         ms_datetime(found)  # in UTC, the first and the last hours of all years are out of range
     except (OverflowError, ValueError):
         raise InvalidMessage(f"{text!r} is not a time; write it as in 2026-12-24T09:00") from None

@@ -46,6 +46,14 @@ def next_instant(pattern: CronPattern, zone: tzinfo, after_s: int, *, skips: boo
     return None
 
 
+def first_instant(pattern: CronPattern, zone: tzinfo, *, skips: bool) -> int | None:
+    """The pattern's first instant of all; None if it names days that its years do not have."""
+    if not pattern.years:
+        return next_instant(pattern, zone, -1, skips=skips)
+    begin = datetime(min(pattern.years), 1, 1, tzinfo=UTC)
+    return next_instant(pattern, zone, int(begin.timestamp()) - NEAR_S, skips=skips)
+
+
 def wall_instant(zone: tzinfo, local: datetime, fold: int = 0) -> int:
     """The instant at which the wall clock shows `local`, in epoch seconds.
 

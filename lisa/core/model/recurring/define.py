@@ -14,6 +14,7 @@ from lisa.core.model.clock import (
     duration_ms,
     ms_datetime,
     named_duration,
+    parse_moment,
     parse_zone,
     zone_name,
 )
@@ -99,7 +100,7 @@ def define(
         overlap=_choice("overlap", Overlap, options.get("overlap", Overlap.ALLOW)),
         kind=kind,
         body=text,
-        template=bool(options.get("template", False)),
+        template=_flag("template", options.get("template", False)),
         headers=headers,
         ttl_ms=checked_ttl_ms(options.get("ttl")),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
@@ -123,6 +124,12 @@ def _count(count: object) -> int | None:
     return count
 
 
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidMessage(f"{name} is true or false, not {value!r}")
+    return value
+
+
 def _ms(name: str, value: timedelta | str | None) -> int | None:
     return None if value is None else duration_ms(named_duration(name, value))
 
@@ -131,15 +138,11 @@ def _instant(name: str, moment: datetime | str | None, zone: str) -> int | None:
     """Epoch ms of a moment; a naive one is in the schedule's zone. Raises InvalidMessage."""
     if moment is None:
         return None
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError:
-            raise InvalidMessage(
-                f"{name}={moment!r} is not a time; write ISO 8601, as in 2026-12-24T09:00"
-            ) from None
     if not isinstance(moment, datetime):
-        raise InvalidMessage(f"{name} is a datetime or ISO 8601 text, not {moment!r}")
+        try:
+            moment = parse_moment(moment)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"{name}: {error}") from None
     instant_ms = datetime_ms(moment, parse_zone(zone))
     try:
         ms_datetime(instant_ms).astimezone(parse_zone(zone))  # it is shown like this

@@ -18,6 +18,7 @@ from lisa.core.model.clock import human, zone_of
 from lisa.core.model.envelope import decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
+from lisa.core.model.recurring.calendar import first_instant
 from lisa.core.model.recurring.grammar import parse_cron
 from lisa.core.model.recurring.template import check_template, filled, placeholders
 
@@ -107,12 +108,14 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def _check_times(self) -> None:
         if bool(self.cron) == bool(self.every_ms):
             raise InvalidMessage("a schedule needs exactly one of cron and every")
-        zone_of(self.tz)
+        zone = zone_of(self.tz)
         if self.cron:
             try:
-                parse_cron(self.cron)
+                pattern = parse_cron(self.cron)
             except ConfigError as error:
                 raise InvalidMessage(str(error)) from None
+            if first_instant(pattern, zone, skips=self.dst is Dst.SKIP) is None:
+                raise InvalidMessage(f"cron {self.cron!r} never ticks: no year has such a day")
         elif self.every_ms < MIN_EVERY_MS:
             raise InvalidMessage(f"every={human(self.every_ms)} is too short; it is at least 1s")
         if self.overlap is Overlap.REPLACE_UNSTARTED and self.jitter_ms >= self.every_ms > 0:

@@ -30,6 +30,7 @@ NICKNAMES = {
 }
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_UNITS = {"second": "s", "minute": "m", "hour": "h", "day-of-month": "d", "day-of-week": "d"}
 _LONGEST_MONTH = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 
 
@@ -100,6 +101,11 @@ class _Field:
             if not re.fullmatch(r"[0-9]{1,4}", step_text) or not int(step_text):
                 raise self.refuse(whole, f"the step {step_text!r} is not a positive number")
             step = int(step_text)
+            most = len(_WEEKDAYS) if self.high == 7 else self.high - self.low + 1
+            if step > most:  # it would fire as if there were no step
+                every = f"{step}{_UNITS[self.name]}" if self.name in _UNITS else ""
+                cure = f"; use every={every!r}, or {every!r} as a crontab setting" if every else ""
+                raise self.refuse(whole, f"the step {step} exceeds the {most} values{cure}")
         if body == "*":
             return range(self.low, self.high + 1, step)
         first_text, dash, last_text = body.partition("-")

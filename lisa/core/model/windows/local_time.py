@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date, datetime, time, tzinfo
 from typing import NamedTuple
 
-from lisa.core.model.clock import check_due_ms, zone_name, zone_of
+from lisa.core.model.clock import check_due_ms, parse_moment, zone_name, zone_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.recurring.calendar import wall_instant, wall_time
@@ -53,7 +53,7 @@ class LocalTime(NamedTuple):
             return None
         try:
             zone_of(tz)
-            return LocalTime(datetime.fromisoformat(wall), tz, 1 if fold == "fold=1" else 0)
+            return LocalTime(parse_moment(wall), tz, 1 if fold == "fold=1" else 0)
         except (ValueError, InvalidMessage):
             return None
 
@@ -108,7 +108,7 @@ def _parsed(value: object) -> datetime | time:
         text = value.strip()
         try:
             is_time = "-" not in text and ":" in text
-            parsed = time.fromisoformat(text.zfill(5)) if is_time else datetime.fromisoformat(text)
+            parsed = time.fromisoformat(text.zfill(5)) if is_time else parse_moment(text)
         except ValueError:
             raise InvalidMessage(
                 f"at_local={value!r} is not a local time; write ISO 8601, as in 2026-12-24T09:00"

@@ -22,6 +22,8 @@ DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = 24 * 60
 LONGEST_TEXT = 500
 
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_PERIOD = re.compile(rf"{_DATE}(\.\.{_DATE})?")
 _TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?")
 _LONG_NAMES = {
     name: number
@@ -182,6 +184,8 @@ def _with_zone(window: HandOverWindow, given: str) -> HandOverWindow:
 def _dates(text: str) -> tuple[date, date]:
     first, dots, last = text.partition("..")
     try:
+        if not _PERIOD.fullmatch(text):  # such as a week, which `fromisoformat` takes for a Monday
+            raise ValueError
         period = (date.fromisoformat(first), date.fromisoformat(last if dots else first))
     except ValueError:
         raise InvalidMessage(
