@@ -120,7 +120,7 @@ class AsyncConsumer(BaseConsumer):
         The iterator makes one pull: it ends after these deliveries, or if there are none within
         `wait`. Deliveries that it does not reach are released. Raises LisaError.
         """
-        times = self._checked_pull(topic, wait, ack_timeout)
+        topic, times = self._checked_pull(topic, wait, ack_timeout)
         if self._puller is None:
             self._puller = AsyncPuller(self._options, self._handlers.signals)
         return self._puller.pull(topic, batch, *times)

@@ -232,11 +232,11 @@ class BaseConsumer(Registration):
     @staticmethod
     def _checked_pull(
         topic: str, wait: timedelta | str, ack_timeout: timedelta | str | None
-    ) -> tuple[timedelta, timedelta | None]:
-        """The durations of a pull. Raises LisaError if an argument is invalid."""
-        check_topic(topic)
+    ) -> tuple[str, tuple[timedelta, timedelta | None]]:
+        """The topic and the durations of a pull. Raises LisaError if an argument is invalid."""
+        topic = check_topic(topic)
         timeout = None if ack_timeout is None else named_duration("ack_timeout", ack_timeout)
-        return named_duration("wait", wait), timeout
+        return topic, (named_duration("wait", wait), timeout)
 
     def _new_runtime(self) -> Runtime:
         return Runtime(self._options, self._handlers, failed=self._fail, app=self._app)

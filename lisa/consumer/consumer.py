@@ -72,7 +72,7 @@ class Consumer(BaseConsumer):
         topic's for these deliveries. On a sharded topic, each call reads one shard in turn. Raises
         LisaError.
         """
-        times = self._checked_pull(topic, wait, ack_timeout)
+        topic, times = self._checked_pull(topic, wait, ack_timeout)
         with self._lock:
             if self._runtime is None:
                 self._runtime = self._new_runtime()

@@ -62,7 +62,7 @@ class Handlers:
         Raises ConfigError if an option or the handler's signature is invalid, and InvalidMessage if
         the topic name is.
         """
-        check_topic(topic)
+        topic = check_topic(topic)
         check_signature(topic, handler, "message" if batch is None else "batch")
         receiver = Receiver(
             handler,

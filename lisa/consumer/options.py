@@ -54,8 +54,8 @@ class ConsumerOptions:
 
     def checked(self) -> Self:
         """These options. Raises ConfigError if one is invalid."""
-        if self.group is not None:
-            check_group(self.group)
+        if self.group is not None and self.group is not (plain := check_group(self.group)):
+            return replace(self, group=plain).checked()
         name = self.name
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(

@@ -78,7 +78,7 @@ class Plan:
         given = topics if isinstance(topics, Mapping) else dict.fromkeys(topics)
         for topic in [*given, *groups]:
             plans[check_topic(topic)] = _topic_plan(given.get(topic), groups.get(topic, ()))
-        check_group(default_group)
+        default_group = check_group(default_group)
         for one in recurring:
             _add_schedule(plans, one)
         return cls(topics=plans, default_group=default_group, schedules=schedules)

@@ -130,7 +130,7 @@ class Flows(Sending):
         can safely be sent again.
         """
         check_iterable(bodies, "bodies")
-        check_topic(topic)
+        topic = check_topic(topic)
         plan = SendPlan.of(options, self._zone)
         report = SendReport()
         for piece in pieces(bodies):
@@ -151,7 +151,7 @@ class Flows(Sending):
     def cancel_many(self, topic: str, message_ids: Iterable[str]) -> Flow[list[Cancelled]]:
         """Cancel messages; returns one result per id, in the order given (see `cancel`)."""
         check_iterable(message_ids, "message_ids")
-        check_topic(topic)
+        topic = check_topic(topic)
         ids = [check_id(message_id) for message_id in message_ids]
         results: list[Cancelled] = []
         while len(results) < len(ids):

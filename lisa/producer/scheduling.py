@@ -95,7 +95,8 @@ class Scheduling(Sending):
             late=late,
         )
         definition = define(body, options, self._zone)
-        yield from self._open_to_send(check_topic(topic))
+        topic = check_topic(topic)
+        yield from self._open_to_send(topic)
         flow = schedules.put(self._store, topic, name, definition, if_version=if_version)
         return (yield from flow)
 
@@ -132,7 +133,8 @@ class Scheduling(Sending):
         """Remove a schedule and its pending occurrence; False if there was none."""
         from lisa.core.store import schedules
 
-        yield from self._open_to_send(check_topic(topic))
+        topic = check_topic(topic)
+        yield from self._open_to_send(topic)
         return (yield from schedules.remove(self._store, topic, name))
 
     def run_schedule(self, topic: str, name: str) -> Flow[str]:
@@ -142,7 +144,8 @@ class Scheduling(Sending):
         """
         from lisa.core.store import schedules
 
-        yield from self._open_to_send(check_topic(topic))
+        topic = check_topic(topic)
+        yield from self._open_to_send(topic)
         return (yield from schedules.run_now(self._store, topic, name))
 
     def next_ticks(self, topic: str, name: str, count: int = 5) -> Flow[list[datetime]]:
@@ -171,14 +174,16 @@ class Scheduling(Sending):
             if not isinstance(moment, datetime):
                 raise InvalidMessage(f"start and end are datetimes, not {moment!r}")
         from_ms, to_ms = datetime_ms(start, self._zone), datetime_ms(end, self._zone)
-        yield from self._open_to_send(check_topic(topic))
+        topic = check_topic(topic)
+        yield from self._open_to_send(topic)
         return (yield from schedules.backfill(self._store, topic, name, from_ms, to_ms))
 
 
 def _set_paused(producer: Sending, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:
     from lisa.core.store import schedules
 
-    yield from producer._open_to_send(check_topic(topic))  # noqa: SLF001  a step of its methods
+    topic = check_topic(topic)
+    yield from producer._open_to_send(topic)  # noqa: SLF001  a step of its methods
     flow = schedules.set_paused(producer._store, topic, name, is_paused=is_paused)  # noqa: SLF001
     return (yield from flow)
 

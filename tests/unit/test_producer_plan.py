@@ -4,6 +4,7 @@ All of it is checked before any server call.
 """
 
 import asyncio
+import json
 import math
 import re
 import sys
@@ -11,12 +12,15 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
+from enum import Enum, IntEnum
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
 import pydantic
 import pytest
+from markupsafe import Markup
 
 from lisa import AsyncProducer, Consumer, Retry, RetryPolicy
 from lisa.core.model import envelope as envelopes
@@ -169,6 +173,19 @@ def test_bad_topics_are_refused(topic: Any) -> None:
             call(topic, "x")
 
 
+class Model(pydantic.BaseModel):
+    order: Any
+
+
+class Level(Enum):
+    LOW = "low"
+
+
+class Money(int):
+    pass
+
+
+DATA = make_dataclass("Data", ["order"])
 RECURSIVE: list[Any] = []
 RECURSIVE.append(RECURSIVE)
 
@@ -182,6 +199,17 @@ RECURSIVE.append(RECURSIVE)
             ({"a": [{key: 1}]}, rf"the key {re.escape(repr(key))} is not text; quote it")
             for key in (True, None, (1, 2))
         ),
+        *(
+            (body, re.escape(f"two keys {path!r}, {keys}"))
+            for body, path, keys in (
+                ({1: "a", "1": "b"}, "1", "1 and '1'"),
+                ({"a": [{}, {"b": {"2.5": 0, 2.5: 0}}]}, "a[1].b.2.5", "'2.5' and 2.5"),
+                ([{NOON: 0, f"{NOON:%FT%TZ}": 0}], "[0].2030-01-01T12:00:00Z", f"{NOON!r} and "),
+                ({Level.LOW: 0, "low": 0}, "low", "<Level.LOW: 'low'> and 'low'"),
+                (DATA({-1: 0, "-1": 0}), "order.-1", "-1 and '-1'"),
+                (Model(order={1: 0, "1": 0}), "order.1", "1 and '1'"),
+            )
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -189,7 +217,7 @@ def test_bad_bodies_are_refused(body: Any, said: str) -> None:
     with pytest.raises(InvalidMessage, match=said) as alone:
         Producer(NOWHERE).send("orders", body)
     with pytest.raises(InvalidMessage, match=said) as among:
-        envelopes.encode_tails([type(body)(), body], b"0000")
+        envelopes.encode_tails([body, body], b"0000")
     assert str(among.value) == str(alone.value)
 
 
@@ -210,11 +238,37 @@ def test_mistakes_of_a_call() -> None:
         Producer(NOWHERE, patience=None)  # type: ignore[arg-type]
 
 
-class Model(pydantic.BaseModel):
-    order: int
+MODELS = (msgspec.defstruct("Struct", [("order", int)]), DATA, Model)
 
 
-MODELS = (msgspec.defstruct("Struct", [("order", int)]), make_dataclass("Data", ["order"]), Model)
+class Number(IntEnum):
+    X = 1
+
+
+class Text(str, Enum):  # noqa: UP042 - as many programs have them
+    """Of the kind whose members are formatted with their names."""
+
+    ORDERS = "orders"
+
+
+def test_subclasses_of_plain_types_are_plain_values() -> None:
+    """As json.dumps writes them; in bodies, headers, ids and names."""
+    values = {"a": [Markup("<b>"), np.float64(1.5), Money(5), Text.ORDERS, Number.X]}
+    bodies = ((values, values), ({Money(5): Markup("x")}, {"5": "x"}), (Money(5), 5))
+    for body, read in bodies:
+        assert envelopes.encode_body(body)[1] == envelopes.encode_body(read)[1]
+        assert msgspec.json.decode(envelopes.encode_body(body)[1]) == json.loads(json.dumps(body))
+    assert envelopes.encode_body(Markup("<b>")) == (b"s", b"<b>")
+    with pytest.raises(InvalidMessage, match="NaN"):
+        envelopes.encode_body({"a": np.float64("nan")})
+    headers = {Markup("a"): Markup("b"), Text.ORDERS: Text.ORDERS, "c": "d"}
+    plain = {"a": "b", "orders": "orders", "c": "d"}
+    assert envelopes.encode_headers(headers) == envelopes.encode_headers(plain)
+    with pytest.raises(InvalidMessage, match="headers are text to text"):
+        envelopes.encode_headers({"a": np.float64(1)})  # type: ignore[dict-item]
+    for check in (check_topic, check_group, check_id):
+        assert type(check(Text.ORDERS)) is str
+        assert f"{check(Text.ORDERS)}" == "orders"
 
 
 def test_bodies_survive_a_round_trip_alone_and_among_others() -> None:

@@ -23,7 +23,7 @@ import math
 import os
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ import msgspec
 import uuid_utils
 
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.model.keys import WINDOW_HEADER, plain_text
 from lisa.core.model.options import LARGEST_BODY_BYTES
 
 VERSION = b"1"
@@ -47,6 +47,8 @@ _FROM_SORTED = bytes.maketrans(_SORTED_ALPHABET.encode(), _BASE64.encode())
 _GENERATED = re.compile(r"[0-9A-Z_a-z~]{22}\Z")
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
+_NUMBER_AS_KEY = re.compile(rb'"[-0-9][^"]*":').search
+_COLLECTIONS = (list, tuple, set, frozenset)
 _WINDOW_FIRST = b'{"lisa-window":'
 _WINDOW_END = HEAD_BYTES + len(_WINDOW_FIRST)
 _WITHOUT_HEADERS = {b"j0000": "j", b"s0000": "s", b"b0000": "b"}
@@ -99,7 +101,18 @@ def new_token() -> str:
     return binascii.b2a_base64(os.urandom(6), newline=False).translate(_TO_URLSAFE).decode("ascii")
 
 
+_PLAIN: tuple[tuple[type, Callable[[Any], object]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+)
+
+
 def _encode_hook(value: object) -> object:
+    if not isinstance(value, bool):
+        for kind, plain in _PLAIN:  # a subclass, such as Markup or numpy.float64
+            if isinstance(value, kind):
+                return plain(value)
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
@@ -134,26 +147,69 @@ def encode_body(body: object) -> tuple[bytes, bytes]:
     # msgspec writes NaN as null, so only a body with a null needs the slow check.
     if b"null" in encoded and _has_nan(body):
         raise InvalidMessage("the body holds NaN or an infinity, which JSON cannot write")
+    if not _keeps_keys(body, encoded):
+        _check_keys(body, "")
     return b"j", encoded
 
 
 def _has_nan(value: object) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
+    if isinstance(value, Mapping) and any(map(_has_nan, value)):
+        return True
+    return any(_has_nan(part) for _, part in _parts(value))
+
+
+def _keeps_keys(body: object, encoded: bytes) -> bool:
+    """Whether no two keys of a mapping became one. False if the slower check has to decide.
+
+    Sends pay for this, so it looks at keys only: at those of the body, and within it for texts that
+    numbers and dates have as keys. Inside other mappings, members of enumerations go unnoticed.
+    """
+    objects = encoded.count(b"{")
+    if type(body) is dict:
+        try:
+            "".join(body)  # the fastest check of all keys
+        except TypeError:
+            return False
+        objects -= 1
+    return not objects or _NUMBER_AS_KEY(encoded) is None
+
+
+def _check_keys(value: object, path: str) -> None:
+    """Raise InvalidMessage if two keys of a mapping have the same text in JSON, as 1 and "1"."""
     if isinstance(value, Mapping):
-        return any(_has_nan(item) for pair in value.items() for item in pair)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(_has_nan(item) for item in value)
-    if isinstance(value, msgspec.Struct) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    ):
-        return _has_nan(
-            msgspec.structs.asdict(value)
-            if isinstance(value, msgspec.Struct)
-            else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        )
+        seen: dict[str, object] = {}
+        for key in value:
+            text = key if type(key) is str else _key_text(key)
+            if text in seen:
+                raise InvalidMessage(
+                    f"the body has two keys {f'{path}.{text}'.lstrip('.')!r}, {seen[text]!r} and "
+                    f"{key!r}, of which JSON keeps one; remove one"
+                )
+            seen[text] = key
+    for name, part in _parts(value):
+        if not isinstance(part, (str, int, float, bytes)):
+            _check_keys(part, f"{path}{name}")
+
+
+def _key_text(key: object) -> str:
+    """The text of a key that is not text, as JSON has it."""
+    return str(next(iter(_decoder.decode(_encoder.encode({key: 0})))))
+
+
+def _parts(value: object) -> Iterable[tuple[str, object]]:
+    """The values inside a value, each with its step in a path."""
+    if isinstance(value, Mapping):
+        return [(f".{name}", part) for name, part in value.items()]
+    if isinstance(value, _COLLECTIONS):
+        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    if isinstance(value, msgspec.Struct):
+        return _parts(msgspec.structs.asdict(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _parts({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     dump = getattr(value, "model_dump", None)
-    return _has_nan(dump()) if callable(dump) else False
+    return _parts(dump()) if callable(dump) else ()
 
 
 def decode_body(kind: str, body: bytes) -> Any:
@@ -174,7 +230,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
-    return dict(given)
+    return {plain_text(name): plain_text(value) for name, value in given.items()}
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes:
@@ -210,6 +266,10 @@ def encode_tail(body: object, headers: bytes) -> bytes:
     return kind + headers + encoded
 
 
+def _is_sure(body: object, encoded: bytes) -> bool:
+    return b"null" not in encoded and _keeps_keys(body, encoded)
+
+
 _ALIKE: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
     bytes: (b"b", bytes),
     str: (b"s", str.encode),
@@ -224,7 +284,7 @@ def encode_tails(bodies: Sequence[object], headers: bytes) -> list[bytes]:
     if encode is not None:
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
             encoded = list(map(encode, bodies))
-            unsure = kind == b"j" and any(b"null" in one for one in encoded)
+            unsure = kind == b"j" and not all(map(_is_sure, bodies, encoded))
             if max(map(len, encoded)) <= LARGEST_BODY_BYTES and not unsure:
                 start = kind + headers
                 return [start + one for one in encoded]

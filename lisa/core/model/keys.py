@@ -67,7 +67,12 @@ def _check_name(what: str, name: str) -> str:
         raise InvalidMessage(
             f"{what} {name!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 _ . : -"
         )
-    return name
+    return plain_text(name)
+
+
+def plain_text(text: str) -> str:
+    """The text itself, also of a subclass: a member of an Enum would name its class in a key."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def check_id(message_id: str) -> str:
@@ -84,7 +89,7 @@ def check_id(message_id: str) -> str:
         )
     if not message_id.isprintable() and _CONTROL.search(message_id):
         raise InvalidMessage(f"message id {message_id!r} contains control characters")
-    return message_id
+    return plain_text(message_id)
 
 
 class GroupKeys(NamedTuple):

@@ -58,7 +58,7 @@ def put(
     The same definition changes nothing. declared: a manager's YAML defines it, which changes only
     what a declaration wrote last. Raises InvalidMessage and ScheduleChanged.
     """
-    check_name(name)
+    name = check_name(name)
     definition.check()
     yield from _check_size(store, topic, name, definition)
     print_ = definition.fingerprint

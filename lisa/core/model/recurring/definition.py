@@ -17,7 +17,7 @@ import msgspec
 from lisa.core.model.clock import human, zone_of
 from lisa.core.model.envelope import decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import check_id
+from lisa.core.model.keys import check_id, plain_text
 from lisa.core.model.recurring.calendar import first_instant
 from lisa.core.model.recurring.grammar import parse_cron
 from lisa.core.model.recurring.template import check_template, filled, placeholders
@@ -230,7 +230,7 @@ def check_name(name: str) -> str:
     check_id(name)
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidMessage(f"the name of a schedule has at most {_LONGEST_NAME} bytes")
-    return name
+    return plain_text(name)
 
 
 def occurrence_id(name: str, tick_ms: int) -> str:
