@@ -188,7 +188,7 @@ def test_without_the_holiday_library_entries_are_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "holidays", None)
-    public_holidays._dates_of.cache_clear()  # another test may have filled it
+    public_holidays._names_of.cache_clear()  # another test may have filled it
     bench.put(options={"window": "not holidays FR-973"}, body="a", lisa=HELD)
     with pytest.raises(ConfigError, match="holidays"):
         bench.store.drive(Opening(bench.store).open(Open(TOPIC, "lisa", [bench.opening("a")])))

@@ -1,6 +1,8 @@
 """Windows and local due times: parsing, instants in all zones, and explanations."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
+from threading import Event
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -323,13 +325,34 @@ def test_holidays_close_a_window() -> None:
         parse("not holidays QQ")
 
 
+def test_threads_that_look_up_a_holiday_first_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library knows a year as soon as one thread begins to compute it."""
+    library = pytest.importorskip("holidays", reason="needs the extra holidays")
+    compute, begun, seen = library.countries.UnitedStates._populate, Event(), Event()
+
+    def slowly(calendar: Any, year: int) -> None:
+        if not begun.is_set():
+            begun.set()
+            seen.wait(30)
+        compute(calendar, year)
+
+    monkeypatch.setattr(library.countries.UnitedStates, "_populate", slowly)
+    calendar, day = public_holidays.parse_calendar("US"), date(2093, 12, 25)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(public_holidays.holiday_name, calendar, day)
+        begun.wait(30)
+        second = public_holidays.holiday_name(calendar, day)
+        seen.set()
+        assert first.result() == second == "Christmas Day"
+
+
 def moved_ms(window: Any, text: str) -> int:
     return int(moved(str(at(text)), window, at(text) - DAY))
 
 
 def test_holidays_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "holidays", None)
-    public_holidays._dates_of.cache_clear()
+    public_holidays._names_of.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'lisa-delay-queue\[holidays\]'"):
         parse("not holidays FR")
 

@@ -31,19 +31,26 @@ def parse_calendar(text: str) -> Calendar:
             "as in 'not holidays DE-BE'"
         )
     calendar = Calendar(found[1], found[2] or "")
-    _dates_of(calendar)
+    _new(calendar)
     return calendar
 
 
-@lru_cache(maxsize=16_384)
 def holiday_name(calendar: Calendar, day: date) -> str:
     """The name of a date's holiday; "" if the date is none. Raises what `parse_calendar` raises."""
-    return str(_dates_of(calendar).get(day) or "")
+    return _names_of(calendar, day.year).get(day, "")
 
 
-@lru_cache(maxsize=256)
-def _dates_of(calendar: Calendar) -> Any:
-    """The library's mapping of dates to names. It adds a year when one of its dates is read."""
+@lru_cache(maxsize=1_024)
+def _names_of(calendar: Calendar, year: int) -> dict[date, str]:
+    """Names of the holidays in a year; also of those observed in it that belong to a neighbour.
+
+    The library's mapping adds a year when one of its dates is read, and shows threads that read
+    meanwhile a part of it. So each call makes a mapping of its own.
+    """
+    return dict(_new(calendar, (year - 1, year, year + 1)))
+
+
+def _new(calendar: Calendar, years: tuple[int, ...] = ()) -> Any:
     try:
         import holidays
     except ImportError:
@@ -52,7 +59,9 @@ def _dates_of(calendar: Calendar) -> Any:
             "pip install 'lisa-delay-queue[holidays]'"
         ) from None
     try:
-        return holidays.country_holidays(calendar.country, subdiv=calendar.subdivision or None)
+        return holidays.country_holidays(
+            calendar.country, subdiv=calendar.subdivision or None, years=years
+        )
     except NotImplementedError:
         raise InvalidMessage(
             f"window: the library holidays has no country or subdivision {calendar}"
