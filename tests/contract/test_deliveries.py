@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lisa.core.delivery import window_check
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError
@@ -182,6 +183,23 @@ def test_opening_reads_the_windows_first(bench: Bench, journal: str, topic_windo
     assert said.envelopes == [bodies["a"], None]
     assert bench.store.ask("ZRANGE", bench.keys.group("lisa").retry, 0, -1) == [b"b"]
     assert bench.store.ask("HGET", bench.keys.stats, "deferred@lisa") == b"1"
+
+
+def test_a_header_without_a_zone_is_counted_and_logged_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of messages whose sender did not know the window, as of schedules; UTC applies."""
+    monkeypatch.setattr(window_check, "_told", set())
+    bench.put(options={"window": "always; tz=@zone-of"}, body="ab", lisa=HELD)
+    for message_id in "ab":
+        body = encode_envelope("A" * 8, "x", {"zone-of": "CEST"})
+        bench.store.ask("SET", bench.keys.body(message_id), body)
+        call = Open(TOPIC, "lisa", [bench.opening("a")])
+        bench.store.drive(Opening(bench.store).open(call))
+    assert bench.store.ask("HGET", bench.keys.stats, window_check.UNKNOWN_ZONES) == b"2"
+    (told,) = [one.getMessage() for one in caplog.records if "'CEST'" in one.getMessage()]
+    assert told.startswith(f"topic {TOPIC}: header 'zone-of': unknown time zone 'CEST'; write")
+    assert told.endswith("; UTC applies")
 
 
 def test_without_the_holiday_library_entries_are_released(

@@ -39,10 +39,10 @@ def close_windows_early() -> None:
     closed: set[bytes] = set()
     real = window_check.limits_of
 
-    def limits_of(head: bytes, topic_window: str, now_ms: int) -> Limits | None:
+    def limits_of(head: bytes, topic_window: str, now_ms: int, unknown: Any) -> Limits | None:
         token = head[1:9]
         if not has_window(head) or token in closed:
-            return real(head, topic_window, now_ms)
+            return real(head, topic_window, now_ms, unknown)
         closed.add(token)
         return Limits(now_ms + 60_000, now_ms + 100)
 

@@ -237,6 +237,14 @@ def test_a_topics_window_moves_due_times_at_the_send(producer: Either, cast: Cas
         "utc": CHRISTMAS_MS + 12 * HOUR_MS,
         "own": CHRISTMAS_MS,
     }
+    # A zone that cannot be read is refused, unless the window has another.
+    producer.send(TOPIC, 1, id="cest", at_ms=CHRISTMAS_MS, headers={"zone": "CEST"})
+    assert waiting(cast)["cest"] == CHRISTMAS_MS + 12 * HOUR_MS
+    cast.store.call(Configure(TOPIC, {"window": "12-13; tz=@zone"}))
+    for headers in ({"zone": "CEST"}, {}):
+        with pytest.raises(InvalidMessage, match="'zone'"):
+            producer.send(TOPIC, 1, id="refused", at_ms=CHRISTMAS_MS, headers=headers)
+    assert "refused" not in waiting(cast)
     # Producers notice that the option changed, and was removed.
     cast.store.call(Configure(TOPIC, {"window": "14-15"}))
     producer.send(TOPIC, 1, id="changed", at_ms=CHRISTMAS_MS)

@@ -285,6 +285,23 @@ def test_the_zone_of_a_topics_window_may_be_in_a_header() -> None:
     assert window_of({}, "") is None
 
 
+@pytest.mark.parametrize(
+    "name", ["CEST", "W. Europe Standard Time", "europe/berlin", "UTC+2", " ", "", None]
+)
+def test_a_send_needs_a_zone_where_a_header_has_to_name_it(name: str | None) -> None:
+    producer, headers = RecordingProducer(), {} if name is None else {"zone": name}
+    with pytest.raises(InvalidMessage, match=r"'zone'.*; or state a default: tz=@zone\|Europe"):
+        producer.send("t", 1, window="9-17; tz=@zone", headers=headers)
+    own = headers | {WINDOW_HEADER: "9-17; tz=@zone"}
+    with pytest.raises(InvalidMessage, match="'zone'"):
+        producer.schedule("s", topic="t", body=1, every="1h", headers=own)
+    producer.send("t", 1, window="9-17; tz=@zone", headers=headers, tz="Asia/Tokyo")
+    producer.send("t", 1, window="9-17; tz=@zone|Asia/Tokyo", headers=headers)
+    assert {one.headers[WINDOW_HEADER] for one in producer.sent} == {"9-17; tz=Asia/Tokyo"}
+    steps = explain("+0", headers, "0-24; tz=@zone", at("2026-03-01T00:00"))
+    assert any("'zone'" in step and step.endswith("; UTC applies") for step in steps)
+
+
 def test_a_due_time_is_computed_again_from_its_headers() -> None:
     now = at("2026-06-01T00:00")
     headers = {LOCAL_HEADER: "2026-06-07T09:00 Asia/Tokyo"}

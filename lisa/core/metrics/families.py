@@ -71,6 +71,7 @@ TOPIC_COUNTERS = _counters(
         "rescheduled": "Messages whose due time was changed.",
         "overlapped": "Ticks of schedules that an unfinished occurrence prevented or delayed.",
         "restored": "Messages restored from an archive.",
+        "unknown_zones": "Deliveries whose window takes the zone from a header that names none.",
         "pauses": "Times the topic was paused; each shard counts.",
         "resumes": "Times the topic was resumed; each shard counts.",
         "journaled": "Events written to the journal.",

@@ -35,6 +35,8 @@ _ZERO = timedelta(0)
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _PART = re.compile(r"([0-9]+)(?:\.([0-9]{1,6}))?(ms|[smhd])")
 _DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
+_NO_ZONE = re.compile(r"right/|localtime$|posixrules$|Factory$")
+"""Files among the time zone data: with leap seconds, or with what this machine is set to."""
 _OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
@@ -259,6 +261,8 @@ def parse_zone(value: object) -> tzinfo:
         if distance < timedelta(days=1):
             return timezone(sign * distance)
     try:
+        if _NO_ZONE.match(text):
+            raise ValueError
         return ZoneInfo(text)
     except (KeyError, ValueError, OSError):
         raise InvalidMessage(

@@ -16,7 +16,8 @@ from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
 from lisa.core.model.windows.local_time import LISTED, LocalTime
-from lisa.core.model.windows.placing import clock_ms, due_again, moved, window_of
+from lisa.core.model.windows.placing import clock_ms, due_again, for_send, moved, window_of
+from lisa.core.model.windows.window import parse_stored
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
@@ -35,10 +36,17 @@ def enqueue_placed(
     """Send the messages of a call with due times in the topic's window.
 
     windows: the windows of topics, as far as known. note: lists messages with a wall time. Raises
-    what `write` raises, and InvalidMessage if the topic's window does not open within 400 days.
+    what `write` raises, and InvalidMessage if the topic's window does not open within 400 days, or
+    if it takes the zone from a header that names none.
     """
+    is_current = False
     for left in reversed(range(MOST_CHANGES)):
-        placed = in_window(call, windows.get(call.topic, ""))
+        try:
+            placed = in_window(call, windows.get(call.topic, ""))
+        except InvalidMessage:
+            if is_current:
+                raise
+            placed = call  # perhaps the topic has another window by now, which the reply tells
         if call.has_local:
             yield from note(placed)
         try:
@@ -46,6 +54,7 @@ def enqueue_placed(
         except WindowChanged as error:
             if not left:
                 raise
+            is_current = True
             if error.window:
                 windows[call.topic] = error.window
             else:
@@ -60,7 +69,8 @@ def in_window(call: Enqueue, window: str) -> Enqueue:
     now_ms, dues = clock_ms(), list[str]()
     for due, envelope in _messages(call):
         headers = headers_of(envelope)
-        applies = None if WINDOW_HEADER in headers else window_of(headers, window)
+        is_own = WINDOW_HEADER in headers or window_of(headers, window) is None
+        applies = None if is_own else for_send(parse_stored(window), headers)
         dues.append(due if applies is None else moved(due, applies, now_ms))
     alike = dues.count(dues[0]) == len(dues)
     return replace(call, dues=dues[:1] if alike else dues, window=window)

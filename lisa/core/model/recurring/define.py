@@ -81,7 +81,7 @@ def define(
     retry, late = options.get("retry"), options.get("late")
     headers = checked_headers(options.get("headers"))
     if WINDOW_HEADER in headers:
-        check_window(headers[WINDOW_HEADER])
+        check_window(headers[WINDOW_HEADER], headers)
     every_ms = _ms("every", options.get("every"))
     if every_ms == 0 and options.get("cron") is None:  # 0 means none in a record
         raise InvalidMessage("every=0 is too short; it is at least 1s")

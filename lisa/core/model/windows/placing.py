@@ -101,48 +101,97 @@ def asked_local(
 
 
 def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> HandOverWindow | None:
-    """A message's own window with a fixed zone: its own, the header's, `zone`, or else UTC."""
+    """A message's own window with a fixed zone: its own, the header's, `zone`, or else UTC.
+
+    Raises InvalidMessage also if a header has to name the zone and does not.
+    """
     if text is None:
         return None
     window = parse(text)
     if window.tz and not window.zone_header:
         return window
-    return for_message(window, headers, "UTC" if zone is None else zone_name(zone))
+    return for_send(window, headers, "" if zone is None else zone_name(zone))
+
+
+def for_send(
+    window: HandOverWindow, headers: Mapping[str, str], default: str = ""
+) -> HandOverWindow:
+    """The window in the zone of a message that is about to be sent.
+
+    Raises InvalidMessage if its header names no zone, and neither the window nor `default` does.
+    """
+    default = window.tz or default
+    try:
+        return window.in_zone(_named_zone(window, headers) or default or "UTC")
+    except InvalidMessage as error:
+        if not default:
+            raise InvalidMessage(
+                f"{error}; or state a default: tz=@{window.zone_header}|Europe/Berlin"
+            ) from None
+        return window.in_zone(default)
 
 
 def for_message(
-    window: HandOverWindow, headers: Mapping[str, str], default: str = "UTC"
+    window: HandOverWindow,
+    headers: Mapping[str, str],
+    unknown: Callable[[str], None] = lambda _: None,
 ) -> HandOverWindow:
-    """The window in the zone that applies to a message with these headers."""
-    named = headers.get(window.zone_header, "") if window.zone_header else ""
-    if named:
-        try:
-            parse_zone(named)
-        except InvalidMessage:
-            named = ""
-    return window.in_zone(named or window.tz or default)
+    """The window in the zone of a message that was sent, by default UTC.
+
+    unknown: called with the error if the header names no zone.
+    """
+    try:
+        return window.in_zone(_named_zone(window, headers) or window.tz or "UTC")
+    except InvalidMessage as error:
+        unknown(f"{error}; {window.tz or 'UTC'} applies")
+        return window.in_zone(window.tz or "UTC")
 
 
-def window_of(headers: Mapping[str, str], topic_window: str) -> HandOverWindow | None:
+def _named_zone(window: HandOverWindow, headers: Mapping[str, str]) -> str:
+    """The zone in a message's header; "" if the window fixes one. Raises InvalidMessage."""
+    if not window.zone_header:
+        return ""
+    named = headers.get(window.zone_header, "")
+    if not named and window.tz:
+        return ""
+    if not named:
+        raise InvalidMessage(f"the window needs the header {window.zone_header!r} with a time zone")
+    try:
+        parse_zone(named)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"header {window.zone_header!r}: {error}") from None
+    return named
+
+
+def window_of(
+    headers: Mapping[str, str],
+    topic_window: str,
+    unknown: Callable[[str], None] = lambda _: None,
+) -> HandOverWindow | None:
     """The window of a stored message: its own or else the topic's; None without a readable one.
 
-    Raises ConfigError if it names holidays and the library is not installed.
+    unknown: see `for_message`. Raises ConfigError if it names holidays and the library is not
+    installed.
     """
     text = headers.get(WINDOW_HEADER) or topic_window
     if not text:
         return None
     try:
-        return for_message(parse_stored(text), headers)
+        return for_message(parse_stored(text), headers, unknown)
     except ConfigError:
         raise
     except InvalidMessage:
         return None
 
 
-def check_window(value: object) -> str:
-    """The text of a window that opens within 400 days. Raises InvalidMessage."""
+def check_window(value: object, headers: Mapping[str, str] | None = None) -> str:
+    """The text of a window that opens within 400 days. Raises InvalidMessage.
+
+    headers: those of its messages, if known; one may have to name the zone.
+    """
     window = parse(value)
-    require_opening(for_message(window, {}), clock_ms())
+    known = window.in_zone("UTC") if headers is None else for_send(window, headers)
+    require_opening(known, clock_ms())
     return str(window)
 
 
@@ -191,7 +240,7 @@ def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int
             lines.append(f"that time is skipped by a change of the clock; the gap ends at {shown}")
     else:
         lines.append(f"asked for: {_utc(at_ms)}")
-    window = window_of(headers, topic_window)
+    window = window_of(headers, topic_window, lines.append)
     if window is None:
         return [*lines, "no window applies"]
     whose = "the message's" if WINDOW_HEADER in headers else "the topic's"
