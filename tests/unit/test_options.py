@@ -114,6 +114,27 @@ def test_values_are_shown_in_words_and_plain_ones_are_accepted_again() -> None:
     assert (shown["journal"], shown["garbage_keep"]) == ("no", "90d")
 
 
+SHOWN: dict[str, list[str]] = {
+    "retry_delays": ["", "20000,20000,120000~0.123456789", "90061001", "0,0,3600000~1.0"],
+    "max_ready": ["1", "1000", "1234567"],
+    "capacity": ["", "12345"],
+    "garbage_keep": ["1", "90061001", "86400000", "5405000", "3660000"],
+    "promote_interval": ["0", "2"],
+    "late": ["", "600000,skip", "3661001,garbage", "0,run"],
+    "ramp": ["", "1000,1000,newest", "5,60000,oldest"],
+    "window": ["", "not 22-8; not sun; tz=@timezone|Europe/Berlin"],
+    "paused": ["0", "1"],
+}
+
+
+def test_what_is_shown_of_an_option_can_be_read_back() -> None:
+    for name, one in OPTIONS.items():
+        for stored in [*SHOWN.get(name, []), one.kind.encode(one.default)]:
+            shown = one.kind.show(one.kind.decode(stored))
+            assert one.kind.encode(shown) == stored, (name, shown)
+            assert encode({name: shown}) == {name: stored}
+
+
 STEEP = {"exponential": {"initial": "1s", "factor": 3, "cap": "20s", "count": 5}}
 JITTERED = {"exponential": {"initial": "1ms", "factor": 1.5, "count": 4, "jitter": 0.1}}
 
@@ -123,6 +144,8 @@ def test_every_form_of_a_retry_policy() -> None:
         ("0,0,2m,10m", (0, 0, 120_000, 600_000), 0.0),
         ("1s, 2s~0.2", (1_000, 2_000), 0.2),
         ("", (), 0.0),
+        ("none", (), 0.0),
+        ("3 x 1m 30s, 0s, jitter 0.2", (90_000, 90_000, 90_000, 0), 0.2),
         ([timedelta(0), "2m", 0], (0, 120_000, 0), 0.0),
         ((timedelta(microseconds=1),), (1,), 0.0),
         ({"fixed": {"delay": "20s", "count": 3}}, (20_000,) * 3, 0.0),
@@ -143,7 +166,24 @@ def test_every_form_of_a_retry_policy() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["banana", "1s,", "120000", "1s~2", "1s~x", "1s~nan", [5], [timedelta(-1)], 5, None, b"1s"]
+    [
+        "banana",
+        "1s,",
+        "0 x 1s",
+        "x 1s",
+        "1001 x 1s",
+        "1s x 2",
+        "1s, jitter",
+        "120000",
+        "1s~2",
+        "1s~x",
+        "1s~nan",
+        [5],
+        [timedelta(-1)],
+        5,
+        None,
+        b"1s",
+    ]
     + [timedelta(1), {}, {"fixed": 5}, {"fixed": {}}, {"fixed": {"delay": "1s", "cap": "2s"}}]
     + [{"fixed": {"delay": "1s"}, "delays": []}, {"delays": [], "extra": 1}, {"linear": {}}]
     + [{"fixed": {"delay": "1s", "count": n}} for n in (-1, MAX_RETRIES + 1, "3", True, 1.5)]

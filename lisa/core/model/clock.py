@@ -323,6 +323,15 @@ def human(ms: int) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
 
 
+def exact(ms: int) -> str:
+    """Milliseconds in all their units, as `parse_duration` reads them: `"1d 2h 3m"`."""
+    parts = []
+    for unit, length in _UNITS_MS.items():
+        count, ms = divmod(ms, length)
+        parts += [f"{count}{unit}"] if count else []
+    return " ".join(parts) or "0ms"
+
+
 def in_one_unit(ms: int) -> str:
     """A duration in the largest unit that divides it, such as `90s` or `2h`."""
     unit, length = next((unit, length) for unit, length in _UNITS_MS.items() if ms % length == 0)

@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
 from typing import Any, ClassVar
 
-from lisa.core.model.clock import duration_ms, human, in_one_unit, parse_duration
+from lisa.core.model.clock import duration_ms, exact, human, in_one_unit, parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.retry_policy import RetryPolicy
+
+_WHOLE = re.compile(r"[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}")
 
 
 class OptionType(ABC):
@@ -38,7 +41,7 @@ class OptionType(ABC):
 
     @abstractmethod
     def show(self, value: Any) -> str:
-        """Text for people."""
+        """Text for people, which `encode` accepts again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -68,7 +71,9 @@ class DurationType(OptionType):
         return in_one_unit(duration_ms(value))
 
     def show(self, value: timedelta) -> str:
-        return human(duration_ms(value))
+        ms = duration_ms(value)
+        shown = human(ms)
+        return shown if parse_duration(shown) == value else exact(ms)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -85,8 +90,8 @@ class CountType(OptionType):
     def encode(self, value: object) -> str:
         if self.or_unlimited and (value is None or value in ("", "none", "unlimited")):
             return ""
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
-            value = int(value)
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            value = int(value.replace(",", ""))
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= self.highest:
             rest = " or 'unlimited'" if self.or_unlimited else ""
             raise InvalidMessage(f"{value!r} is not a whole number from 1 to {self.highest}{rest}")
@@ -162,8 +167,8 @@ class PolicyType(OptionType):
 
     def show(self, value: RetryPolicy) -> str:
         runs = [(ms, sum(1 for _ in same)) for ms, same in groupby(value.delays_ms)]
-        pauses = ", ".join(human(ms) if n == 1 else f"{n} x {human(ms)}" for ms, n in runs)
-        return (pauses or "none") + (f", jitter {value.jitter:g}" if value.jitter else "")
+        pauses = ", ".join(exact(ms) if n == 1 else f"{n} x {exact(ms)}" for ms, n in runs)
+        return (pauses or "none") + (f", jitter {value.jitter!r}" if value.jitter else "")
 
 
 class _TextType(OptionType):

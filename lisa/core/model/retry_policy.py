@@ -6,10 +6,11 @@ form, so scripts and clients in other languages implement only one.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, repeat
 from typing import Self
 
 from lisa.core.model.clock import duration_ms, named_duration, parse_duration
@@ -21,6 +22,8 @@ DEFAULT_DELAY = timedelta(seconds=20)
 DEFAULT_RETRIES = 10
 DEFAULT_CAP = timedelta(hours=1)
 
+_TIMES = re.compile(r"\s*([1-9][0-9]{0,5})\s*x\s+(.*)")
+_SHOWN_JITTER = re.compile(r",\s*jitter\s+")
 _FIXED = ("delay", "count", "jitter")
 _EXPONENTIAL = ("initial", "factor", "cap", "count", "jitter")
 _FORMS = "'fixed', 'exponential' or 'delays'"
@@ -58,8 +61,9 @@ class RetryPolicy:
     def parse(cls, value: object) -> "RetryPolicy":
         """Read a policy.
 
-        Accepts `"0,0,2m,10m"`, optionally with a jitter (`"2m,10m~0.2"`); a sequence of timedelta
-        or text with a unit; `""` or `[]` for no retries; or a mapping:
+        Accepts `"0,0,2m,10m"`, optionally with a jitter (`"2m,10m~0.2"`), or in the form that
+        people are shown (`"10 x 20s, 2m, jitter 0.2"`); a sequence of timedelta or text with a
+        unit; `""`, `"none"` or `[]` for no retries; or a mapping:
         `{"fixed": {"delay": "20s", "count": 10}}`,
         `{"exponential": {"initial": "1s", "factor": 2, "cap": "1h", "count": 12, "jitter": 0.1}}`
         or `{"delays": [...], "jitter": 0.2}`. Raises InvalidMessage.
@@ -67,8 +71,10 @@ class RetryPolicy:
         if isinstance(value, RetryPolicy):
             return value
         if isinstance(value, str):
-            delays, jitter = _split(value)
-            return cls.of(delays.split(",") if delays.strip() else (), jitter=jitter)
+            delays, jitter = _split(_SHOWN_JITTER.sub("~", value.strip()))
+            if delays.strip() in ("", "none"):
+                return cls.of(())
+            return cls.of(_repeated(delays.split(",")), jitter=jitter)
         if isinstance(value, Mapping):
             return _from_mapping(value)
         if isinstance(value, Iterable) and not isinstance(value, bytes | timedelta):
@@ -145,6 +151,13 @@ class RetryPolicy:
             raise
         except ValueError:
             raise InvalidMessage(f"not an encoded retry policy: {text!r}") from None
+
+
+def _repeated(delays: Iterable[str]) -> Iterator[str]:
+    """Each delay as often as it says: `10 x 20s`."""
+    for delay in delays:
+        found = _TIMES.fullmatch(delay)
+        yield from repeat(found[2], int(found[1])) if found else (delay,)
 
 
 def _split(text: str) -> tuple[str, float]:
