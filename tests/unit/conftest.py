@@ -1,8 +1,13 @@
-"""Fixtures for the unit tests: no settings but those that a test gives."""
+"""For the unit tests: no settings but those that a test gives, and no limits of Hypothesis."""
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# On a busy machine an example takes longer than Hypothesis expects.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
@@ -146,7 +146,7 @@ def check_openings(zone: str, text: str, start_ms: int) -> None:
     assert limits[1] >= limits[0]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     st.sampled_from(ZONES),
     st.sampled_from(TEXTS),
@@ -169,7 +169,7 @@ def test_openings_agree_with_the_wall_clock_in_all_zones(text: str) -> None:
             check_openings(zone, text, at("2025-01-01T00:00") + day * DAY + 7_654_321)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(
     st.sampled_from(ZONES),
     st.datetimes(datetime(2018, 1, 2), datetime(2037, 12, 1)),  # noqa: DTZ001 - wall times
