@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 from lisa.consumer.async_pull import AsyncPuller
@@ -34,6 +35,8 @@ class AsyncConsumer(BaseConsumer):
     _ending: asyncio.Future[LisaError | None] | None = None
     _puller: AsyncPuller | None = None
     _stop_task: asyncio.Task[None] | None = None
+    _starting: asyncio.Task[None] | None = None
+    """The start by the first handler that was added in the consumer's block."""
 
     @property
     def _is_used(self) -> bool:
@@ -45,17 +48,20 @@ class AsyncConsumer(BaseConsumer):
         Raises ConfigError if a topic or handler is missing, or if the consumer already runs. A
         cancelled start cancels an asynchronous lifespan, and waits for another one.
         """
+        await self._begin()
+        return self
+
+    async def _begin(self, *, by_block: bool = False) -> None:
         context, scope = copy_context(), StartScope()
         context.run(scope.apply)
         self._app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), context)
-        starting = in_thread(context.copy().run, self._start)
+        starting = in_thread(context.copy().run, partial(self._start, by_block=by_block))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
             scope.cancel()
             await self._in_background(self._finish_stop(starting))
             raise
-        return self
 
     async def stop(self) -> None:
         """Stop reading, release unstarted messages, and let running handlers finish in `grace`.
@@ -91,14 +97,15 @@ class AsyncConsumer(BaseConsumer):
     async def run(self) -> None:
         """Start unless running, and run until cancelled, `stop`, SIGTERM or SIGHUP; then stop.
 
-        Also reads topics whose handlers were added after `start`. Leaves both signals alone if the
-        program handles SIGTERM, and SIGHUP if the program handles or ignores it. Raises
-        ConfigError, also for errors found later, such as a topic with several groups.
+        Leaves both signals alone if the program handles SIGTERM, and SIGHUP if the program handles
+        or ignores it. Raises ConfigError, also for errors found later, such as a topic with several
+        groups.
         """
         ending = self._ending = asyncio.get_running_loop().create_future()
         with _until_signalled(self._end_run):
             try:
-                if not self._read_added():
+                await self._until_started_by_block()
+                if self._runtime is None:
                     await self.start()
                 failure = await ending
             finally:
@@ -144,20 +151,43 @@ class AsyncConsumer(BaseConsumer):
         await in_thread(self._running().readers.pause, topic, paused=False)
 
     async def __aenter__(self) -> Self:
-        return await self.start() if self._all_wanted() else self
+        if self._all_wanted():
+            return await self.start()
+        self._is_entered, self._block_loop = True, asyncio.get_running_loop()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._until_started_by_block()
         await self.stop()
 
-    def _read_added(self) -> bool:
-        """Read topics that were added after the start; returns False if not started."""
-        with self._lock:
-            runtime = self._runtime
-            if runtime is None:
-                return False
-            for wanted in self._checked_wanted():
-                runtime.readers.take(wanted)
-        return True
+    def _registered(self, topic: str) -> None:
+        # Never waits for the lock, because a start that holds it may wait for the event loop.
+        if not self._lock.acquire(blocking=False):
+            threading.Thread(target=super()._registered, args=(topic,), daemon=True).start()
+            return
+        try:
+            super()._registered(topic)
+        finally:
+            self._lock.release()
+
+    def _start_by_block(self) -> None:
+        self._is_entered = False
+        self._block_loop.call_soon_threadsafe(self._create_start)
+
+    def _create_start(self) -> None:
+        self._starting = self._block_loop.create_task(self._start_in_block())
+
+    async def _start_in_block(self) -> None:
+        try:
+            await self._begin(by_block=True)
+        except LisaError as error:
+            self._fail(error)
+
+    async def _until_started_by_block(self) -> None:
+        if not self._is_entered and self._starting is None:
+            await asyncio.sleep(0)  # a handler may just have been added
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
 
     def _end_run(self, error: LisaError | None = None) -> bool:
         ending = self._ending

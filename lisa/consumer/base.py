@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lisa.consumer.lifespan import Lifespan, entering
 from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.receivers import Receiver
 from lisa.consumer.registration import Registration
 from lisa.consumer.runtime import Runtime
 from lisa.consumer.tasks import AppLoop
@@ -22,10 +23,13 @@ from lisa.core.model.keys import Keys, check_topic
 from lisa.core.model.middleware import BaseMiddleware, checked
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
+from lisa.core.model.signals import everywhere
 from lisa.core.redis.address import Address
 from lisa.core.redis.flow import rename_inherited
 
 if TYPE_CHECKING:
+    from blinker import Signal
+
     from lisa.core.settings import ConsumerSettings
 
 log = logging.getLogger("lisa.consumer")
@@ -81,6 +85,11 @@ class BaseConsumer(Registration):
         self._lock = threading.RLock()
         self._stopping = threading.Lock()
         self._app: AppLoop | None = None
+        self._is_entered = False
+        """Whether the consumer's block was entered without handlers, so the first one starts it."""
+        self._is_started_by_block = False
+        for signal in (self._handlers.signals.received, everywhere.received):
+            signal.receiver_connected.connect(self._connected)
 
     @classmethod
     def from_config(
@@ -141,7 +150,7 @@ class BaseConsumer(Registration):
         self._options = replace(self._options, group=name).checked()
 
     def subscribe(self, topic: str, handler: Callable[[Any], Any], **options: Any) -> None:
-        """Register a handler as `on` does; a running consumer starts to read the topic.
+        """Register a handler as `on` does.
 
         Raises ConfigError in an asynchronous lifespan, for which the consumer's start waits.
         """
@@ -149,11 +158,29 @@ class BaseConsumer(Registration):
             raise ConfigError(
                 "a lifespan cannot subscribe: add handlers before the consumer starts"
             )
+        self.on(topic, handler, **options)
+
+    def _registered(self, topic: str) -> None:
+        if entering.get():
+            return  # the start reads the topics of handlers that its lifespan adds
         with self._lock:
-            self.on(topic, handler, **options)
-            if self._runtime is not None:
+            if self._runtime is not None and self._runtime.is_started:
                 for wanted in self._wanted_of(topic):
                     self._runtime.readers.take(wanted)
+            elif self._is_entered:
+                self._start_by_block()
+
+    def _connected(self, signal: Signal, *, receiver: object, sender: object, **_: object) -> None:
+        """Read the topic of a receiver that was connected to `message_received`."""
+        if isinstance(receiver, Receiver) or not isinstance(sender, str):
+            return  # `on` registers its own receivers
+        if signal is everywhere.received and (self._handlers.topics() or self._options.configured):
+            return  # see `_all_wanted`
+        self._registered(sender)
+
+    def _start_by_block(self) -> None:
+        """Start because the first handler was added in the consumer's block."""
+        self._start(by_block=True)
 
     def topics(self) -> list[str]:
         """The topics that the consumer reads, or would read if it started now, sorted by name."""
@@ -180,11 +207,14 @@ class BaseConsumer(Registration):
         """End `run`, on any thread; `run` raises the error. Returns whether it was running."""
         raise NotImplementedError
 
-    def _start(self) -> None:
+    def _start(self, *, by_block: bool = False) -> None:
         with self._lock:
             all_wanted = self._checked_wanted()
             if self._runtime is not None and self._runtime.is_started:
-                raise ConfigError("this consumer is already running")
+                if not by_block and not self._is_started_by_block:
+                    raise ConfigError("this consumer is already running")
+                self._is_started_by_block = False
+                return
             if self._runtime is None:
                 self._runtime = self._new_runtime()
             try:
@@ -193,12 +223,16 @@ class BaseConsumer(Registration):
                 self._runtime.close(0)
                 self._runtime = None
                 raise
+            self._is_started_by_block = by_block
+            for wanted in self._all_wanted():  # the lifespan may have added handlers
+                self._runtime.readers.take(wanted)
 
     def _stop(self) -> None:
         # Without the other lock, because handlers that finish meanwhile may subscribe or pull.
         with self._stopping:
             with self._lock:
                 runtime, self._runtime = self._runtime, None
+                self._is_entered = False
             try:
                 if runtime is not None:
                     runtime.close(self._options.grace.total_seconds())

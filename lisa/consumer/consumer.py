@@ -120,7 +120,10 @@ class Consumer(BaseConsumer):
             raise failure
 
     def __enter__(self) -> Self:
-        return self.start() if self._all_wanted() else self
+        if self._all_wanted():
+            return self.start()
+        self._is_entered = True
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

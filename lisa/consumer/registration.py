@@ -62,6 +62,9 @@ class Registration:
         """Fired when a message is past its ttl and will not be handled."""
         return self._handlers.signals.expired
 
+    def _registered(self, topic: str) -> None:
+        """Called after a handler of a topic was added."""
+
     @overload
     def on(
         self,
@@ -110,7 +113,8 @@ class Registration:
     ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
-        A running `Consumer` reads a further topic only after `subscribe`.
+        A running consumer starts to read the topic. So does one whose block was entered without
+        handlers: it starts with the first one.
 
         model: type of the body (msgspec Struct, dataclass, TypedDict, pydantic model). A message
             whose body does not match becomes a dead letter, with the reason.
@@ -147,6 +151,7 @@ class Registration:
                 concurrency=concurrency,
                 group=group,
             )
+            self._registered(topic)
             return function
 
         return take if handler is None else take(handler)

@@ -1,17 +1,21 @@
 """Groups, live changes, start and stop, on a real server."""
 
+import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blinker import Signal
 
-from lisa.consumer import Consumer
+import lisa
+from lisa.consumer import AsyncConsumer, Batch, Consumer
+from lisa.consumer.base import BaseConsumer
 from lisa.consumer.stream_reader import StreamReader
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
@@ -283,6 +287,89 @@ def test_a_handler_and_a_receiver_may_stop_the_consumer_which_can_be_started_aga
     consumer.stop()
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("lisa-")])
     assert presences(bench) == []
+
+
+# Handlers that are added late
+
+Add = Callable[[BaseConsumer, str, list[Any]], object]
+
+
+def connect(signal: Signal, topic: str, seen: list[Any]) -> None:
+    def receive(topic: str, *, message: Message) -> None:
+        seen.append((topic, message.body))
+
+    signal.connect(receiver := receive, sender=topic)
+    RECEIVERS.append(receiver)
+
+
+RECEIVERS: list[Any] = []
+"""Weakly connected, so that they disappear after each test."""
+
+
+@pytest.fixture
+def receivers() -> Iterator[None]:
+    yield
+    RECEIVERS.clear()
+
+
+def record(topic: str, seen: list[Any]) -> Callable[[Any], None]:
+    def handle(found: Any) -> None:
+        every = found if isinstance(found, Batch) else [found]
+        seen.extend((topic, message.body) for message in every)
+
+    return handle
+
+
+ADDED: dict[str, Add] = {
+    "on": lambda consumer, topic, seen: consumer.on(topic, record(topic, seen)),
+    "batch": lambda consumer, topic, seen: consumer.on(topic, record(topic, seen), batch=2),
+    "group": lambda consumer, topic, seen: consumer.on(topic, record(topic, seen), group="lisa"),
+    "own signal": lambda consumer, topic, seen: connect(consumer.message_received, topic, seen),
+    "module's signal": lambda _, topic, seen: connect(lisa.message_received, topic, seen),
+}
+
+
+@pytest.mark.usefixtures("receivers")
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_handler_that_is_added_in_a_block_or_to_a_running_consumer_gets_messages(
+    bench: Bench, kind: str
+) -> None:
+    bench.declare_all("orders", "mails")
+    seen: list[Any] = []
+    for topic in ("orders", "mails"):
+        bench.send(topic, [1])
+    with Consumer(bench.url) as consumer:
+        ADDED[kind](consumer, "orders", seen)
+        bench.wait_acked(1, "orders")
+        ADDED[kind](consumer, "mails", seen)
+        bench.wait_acked(1, "mails")
+    assert sorted(seen) == [("mails", 1), ("orders", 1)]
+    seen.clear()
+
+    async def run() -> None:
+        async with AsyncConsumer(bench.url) as consumer:
+            for topic in ("orders", "mails"):
+                ADDED[kind](consumer, topic, seen)
+                bench.send(topic, [2])
+                await asyncio.to_thread(bench.wait_acked, 2, topic)
+
+    RECEIVERS.clear()
+    asyncio.run(run())
+    assert sorted(seen) == [("mails", 2), ("orders", 2)]
+
+
+def test_a_block_starts_once_and_a_stopped_consumer_stays_so(bench: Bench) -> None:
+    """`start` and `run` may follow the start by the first handler."""
+    bench.declare_all("orders", "mails")
+    with Consumer(bench.url) as consumer:
+        consumer.on("orders", lambda _: consumer.stop())
+        consumer.start()
+        with pytest.raises(ConfigError, match="already running"):
+            consumer.start()
+        bench.send("orders", [1])
+        wait_until(lambda: consumer.health()["status"] == "stopped")
+        consumer.on("mails", ignore)
+        assert consumer.health()["status"] == "stopped"
 
 
 # Groups of handlers
