@@ -47,6 +47,7 @@ class Heartbeat:
     drained: called with a closing subscription that no longer holds deliveries.
     follow: called each second to check layouts for changes.
     checks: called at each step.
+    overslept: called before each step with the seconds by which it is late.
 
     On a cluster, each subscription is served on a separate thread, so that a hanging node delays
     only its own topics.
@@ -61,6 +62,7 @@ class Heartbeat:
         follow: Callable[[], None] = lambda: None,
         *,
         checks: Sequence[Callable[[], None]] = (),
+        overslept: Callable[[float], None] = lambda _: None,
         longest_s: float = LONGEST_S,
         outages: OutageLog | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class Heartbeat:
         self._drained = drained
         self._follow = follow
         self._checks = checks
+        self._overslept = overslept
         self._followed = -math.inf
         self._announcer = Announcer(store, concurrency, subscriptions)
         self._announced_at: dict[Subscription, float] = {}
@@ -101,7 +104,9 @@ class Heartbeat:
         tick = 0.0
         while True:
             self._thread.rest()
+            asleep = time.monotonic()
             self._woken.wait(tick)
+            late_s = time.monotonic() - asleep - tick
             self._woken.clear()
             if self._closed:
                 self._pool.wait(LONGEST_TICK_S)
@@ -109,6 +114,7 @@ class Heartbeat:
                 return
             self._thread.begin()
             try:
+                self._overslept(late_s)
                 for check in self._checks:
                     check()
                 tick = self.step()

@@ -1,4 +1,4 @@
-"""Warns when a handler blocks the event loop, on which all `async def` handlers run."""
+"""Warns when a handler blocks the event loop, or all threads of the process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 
+from lisa.consumer.subscription import Subscription
+
 BLOCKED_S = 1.0
 WARN_EVERY_S = 60.0
+LATE_S = 0.05
+"""Half of the shortest ack timeout."""
 
 _LIBRARIES = ("asyncio", "concurrent", "lisa", "selectors", "threading", "uvloop")
 """Packages that run handlers; their frames are not the cause of a blocked loop."""
@@ -65,6 +69,43 @@ class LoopWatch:
             handler.f_lineno,
             _name(inner),
         )
+
+
+class ThreadWatch:
+    """Warns if the heartbeat could not run for most of an ack timeout.
+
+    Usually a handler holds the interpreter's lock (GIL) in a long call, such as of a regular
+    expression or of an extension written in C. Then no thread extends leases.
+
+    names: returns the names of a topic's handlers.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Callable[[], Iterable[Subscription]],
+        names: Callable[[Subscription], Sequence[str]],
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._names = names
+        self._warned = -math.inf
+
+    def overslept(self, late_s: float) -> None:
+        """Take note of how much longer than asked the heartbeat slept; warns once per minute."""
+        if late_s < LATE_S or time.monotonic() - self._warned < WARN_EVERY_S:
+            return
+        for sub in self._subscriptions():
+            timeout_s = sub.leases.ack_timeout_s
+            if late_s > timeout_s / 2 and any(held.started for held in sub.leases.all()):
+                self._warned = time.monotonic()
+                log.warning(
+                    "topic %s: nothing else could run for %.1f s while %s ran, and no lease was "
+                    "extended; the ack timeout is %g s, so messages may be handled twice: move "
+                    "work that holds the GIL into another process, or set a longer ack timeout",
+                    sub.shard,
+                    late_s,
+                    " or ".join(self._names(sub)) or "a handler",
+                    timeout_s,
+                )
 
 
 def _user_frames(thread_id: int) -> Iterator[FrameType]:

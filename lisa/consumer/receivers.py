@@ -143,6 +143,14 @@ class HandlerPlan(NamedTuple):
                 raise one.error
 
     @property
+    def names(self) -> list[str]:
+        """The names of the handlers, with their modules."""
+        functions = [
+            one.handler if isinstance(one, Receiver) else one.function for one in self._all
+        ]
+        return [f"{one.__module__}.{function_name(one)}" for one in functions]
+
+    @property
     def is_empty(self) -> bool:
         """Whether the topic has no handler."""
         return not self._all

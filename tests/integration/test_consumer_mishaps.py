@@ -1,6 +1,7 @@
 """What a consumer must survive: failing receivers, blocked loops, lost leases."""
 
 import asyncio
+import ctypes
 import sys
 import threading
 import time
@@ -165,6 +166,22 @@ def test_a_blocked_loop_keeps_no_reader_busy_and_its_handler_is_named(
     line = handle.__code__.co_firstlineno + 5
     assert "handle blocks the event loop for " in said
     assert f"at {__file__}:{line} (in {__name__}." in said
+
+
+def hold_the_gil(message: Message) -> None:
+    """A handler that lets no other thread run."""
+    ctypes.PyDLL(None).usleep(message.body)
+
+
+def test_a_handler_that_stops_all_threads_is_named(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.configure(TOPIC, ack_timeout="300ms")
+    [sent] = bench.send(TOPIC, [700_000])
+    with bench.consumer(hold_the_gil):
+        wait_until(settled(bench, sent))
+        wait_until(lambda: caplog.messages)
+    assert [one for one in caplog.messages if f"{__name__}.hold_the_gil ran" in one]
 
 
 def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
