@@ -52,6 +52,10 @@ class Leases:
         """All deliveries; other threads may add and drop some meanwhile."""
         return list(self.held.values())
 
+    def bytes_ahead(self) -> int:
+        """The total of bodies on which no handler has started."""
+        return sum(len(held.data) for held in self.all() if not (held.started or held.ended))
+
     def running(self) -> list[Held]:
         """The deliveries in a running handler."""
         return [held for held in self.all() if held.is_running]

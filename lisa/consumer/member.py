@@ -61,8 +61,10 @@ class Member(Protocol):
     def given_to(self, holder: Holder) -> None:
         """Called before the holder reads the topic."""
 
-    def receive(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], bool]:
-        """Open entries; returns the deliveries, and whether the topic may stay.
+    def receive(
+        self, entries: Sequence[Entry], read: StreamRead, startable: int
+    ) -> tuple[list[Held], bool]:
+        """Open at least `startable` entries; returns deliveries, and whether the topic may stay.
 
         If it may not, its own thread opens the rest.
         """

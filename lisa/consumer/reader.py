@@ -161,9 +161,11 @@ class Reader:
             return False
         return True
 
-    def receive(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], bool]:
+    def receive(
+        self, entries: Sequence[Entry], read: StreamRead, startable: int
+    ) -> tuple[list[Held], bool]:
         """See `Member`."""
-        self.stream.accept(entries, read)
+        self.stream.accept(entries, read, startable)
         if self.sub.is_interrupted() or not self._intake.is_plain:
             return [], False
         try:

@@ -16,9 +16,11 @@ from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.intake import Intake
 from lisa.consumer.lifespan import LifespanRun
+from lisa.consumer.loop_watch import ThreadWatch
 from lisa.consumer.metrics import health_of, own_numbers
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.outages import OutageLog
+from lisa.consumer.prefetch import AheadBytes
 from lisa.consumer.pull import LONGEST_WAIT_S, Puller
 from lisa.consumer.reader import Reader
 from lisa.consumer.readers import ReaderSet, end_reading, join_readers
@@ -81,6 +83,7 @@ class Runtime:
             lambda one: self._dispatcher.spawn_logged(one),  # noqa: PLW0108  it is created below
         )
         self._longest_s = longest_round_s(address.socket_timeout_s)
+        self._ahead = AheadBytes(self._bytes_ahead)
         self.readers = ReaderSet(self._store, handler_name(options.name), self._new_reader)
         self._settler = Settler(
             self.readers.subscriptions,
@@ -111,6 +114,10 @@ class Runtime:
                 self._dispatcher.add_missing_thread,
                 self._settler.flush_waiting,
             ),
+            overslept=ThreadWatch(
+                self.readers.subscriptions,
+                lambda sub: handlers.plan(sub.topic, sub.wanted).names,
+            ).overslept,
             longest_s=self._longest_s,
             outages=self._outages,
         )
@@ -134,6 +141,7 @@ class Runtime:
             name,
             self._heartbeat.wake,
             slots=self._dispatcher.slots_of(topic_of(shard), group),
+            ahead=self._ahead,
             state=self._state,
             retry=partial(self._handlers.option, topic_of(shard), group, "retry"),
         )
@@ -156,6 +164,9 @@ class Runtime:
             outages=self._outages,
             shared=self._shared,
         )
+
+    def _bytes_ahead(self) -> int:
+        return sum(sub.leases.bytes_ahead() for sub in self.readers.subscriptions())
 
     def _is_shared(self, sub: Subscription) -> bool:
         """Whether a topic is read with others: not one with a node or slots of its own."""

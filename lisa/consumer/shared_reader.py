@@ -14,7 +14,7 @@ from lisa.consumer.member import Member, Members, Return
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.prefetch import AHEAD_S
 from lisa.consumer.receivers import HandlerPlan
-from lisa.consumer.shared_reads import SharedReads
+from lisa.consumer.shared_reads import Found, SharedReads
 from lisa.consumer.slots import TURN_S, SlotClaim
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
@@ -246,14 +246,13 @@ class SharedReader:
         finally:
             self.reads.end()
         self._succeeded()
-        opened = []
-        for member, entries, read in all_found:
-            deliveries, stays = member.receive(entries, read)
-            if not stays:
-                self.members.give_back([member], Return())
-            if deliveries:
-                opened.append((member, deliveries))
-                self.reads.will_ack(member)
+        opened: list[tuple[Member, list[Held]]] = []
+        try:
+            self._receive(all_found, opened)
+        except BaseException:
+            for member, deliveries in opened:
+                member.sub.give_back(deliveries)
+            raise
         self.members.give_back(self._backlog.note(all_found, each, only), Return(busy=True))
         if opened:
             # The next handler may be slow, and meanwhile all others' messages would be released.
@@ -261,6 +260,16 @@ class SharedReader:
             self._last = [member for member, _ in opened]
             self._began[self._last[0]] = self._rounds
         return opened
+
+    def _receive(self, all_found: Sequence[Found], opened: list[tuple[Member, list[Held]]]) -> None:
+        """Open what a read found, at least one message, as memory allows; adds to `opened`."""
+        for member, entries, read in all_found:
+            deliveries, stays = member.receive(entries, read, startable=0 if opened else 1)
+            if not stays:
+                self.members.give_back([member], Return())
+            if deliveries:
+                opened.append((member, deliveries))
+                self.reads.will_ack(member)
 
     def _hand_over(
         self, opened: Sequence[tuple[Member, list[Held]]], *, has_slot: bool = False

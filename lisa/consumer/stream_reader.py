@@ -15,7 +15,6 @@ from lisa.consumer.lost_replies import LostReplies
 from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription
-from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.opening import StreamRead, parse_state, state_commands
 from lisa.core.model.errors import LisaError
 from lisa.core.model.stream import Entry, parse_read, read_command
@@ -80,28 +79,31 @@ class StreamReader:
     def open(self) -> list[Held]:
         """Open all read entries, in as many calls as needed. Raises LisaError.
 
-        If bodies are larger than expected, entries beyond `AHEAD_BYTES` are released.
+        Once all readers hold `AHEAD_BYTES`, entries beyond the startable ones are released.
         """
         sub, taken, total, count = self._sub, list[Held](), 0, 0
         while self._unopened:
+            if count >= self._startable and sub.pace.held.are_full():
+                self.release_unopened()
+                break
             try:
                 some, opened = sub.open(self._unopened, self._last_read)
-            except LisaError:
+            except Exception:
                 if not taken:
                     raise
                 break  # dispatch the opened ones first; the next step retries
+            size = sum(len(one.data) for one in some)
+            sub.pace.held.add(size)
             taken += some
-            total += sum(len(one.data) for one in some)
-            count += opened
+            total, count = total + size, count + opened
             del self._unopened[:opened]
-            if total >= AHEAD_BYTES and count >= self._startable and self._unopened:
-                self.release_unopened()
-        sub.pace.size.measured(total, count)
+        if count:
+            sub.pace.size.measured(total, count)
         return taken
 
-    def accept(self, entries: Sequence[Entry], read: StreamRead) -> None:
+    def accept(self, entries: Sequence[Entry], read: StreamRead, startable: int) -> None:
         """Take entries that a shared read returned; `open` follows."""
-        self._unopened, self._last_read, self._startable = [*entries], read, 1
+        self._unopened, self._last_read, self._startable = [*entries], read, startable
         self.lost.received(entries)
         self._ack_sharing.arrived(read.read_at)
 

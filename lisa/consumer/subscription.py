@@ -13,7 +13,7 @@ from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.leases import Leases
 from lisa.consumer.membership import Membership
 from lisa.consumer.outcomes import Outcomes
-from lisa.consumer.prefetch import Pace
+from lisa.consumer.prefetch import AheadBytes, Pace
 from lisa.consumer.releases import Releases
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
@@ -56,6 +56,7 @@ class Subscription:
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
     slots: what limits the number of handlers that run at the same time.
+    ahead: what limits the bytes that all readers hold.
     state: what the consumer's lifespan yielded.
     retry: returns the retry policy of the topic's handlers, if they give one.
     """
@@ -69,6 +70,7 @@ class Subscription:
         shortened: Callable[[], None] = lambda: None,
         *,
         slots: AnySlots,
+        ahead: AheadBytes,
         state: Any = None,
         retry: Callable[[], RetryPolicy | None] = lambda: None,
     ) -> None:
@@ -82,7 +84,7 @@ class Subscription:
         self.unstarted: ThreadQueue[Work] = ThreadQueue()
         self.outcomes = Outcomes()
         self.stats = HandlerStats(shard)
-        self.pace = Pace()
+        self.pace = Pace(ahead)
         self._opening = Opening(store)
         self.is_paused_topic = False
         self.is_paused_here = False

@@ -13,7 +13,7 @@ import redis
 
 from lisa import Message
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer, shared_reader
+from lisa.consumer import Batch, Consumer, prefetch, shared_reader
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.prefetch import Pace
 from lisa.consumer.reader import Reader
@@ -194,6 +194,37 @@ def test_a_topic_with_many_messages_leaves_slots_to_the_others(bench: Bench) -> 
     assert sorted(seen.of(FIRST)) == list(range(many))
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_all_topics_together_hold_a_limited_number_of_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """Handlers are fast, so a read of all topics may find eight messages of each."""
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 1_000_000)
+    topics = [f"topic{number}" for number in range(20)]
+    bench.declare_all(*topics, ack_timeout="1h")
+    held, attempts, sent = list[int](), Counter[int](), threading.Event()
+
+    def handle(message: Message) -> None:
+        if isinstance(message.body, bytes):
+            sent.wait(60)
+            held.append(consumer._runtime._bytes_ahead() if consumer._runtime else 0)
+            attempts[message.attempt] += 1
+
+    consumer = consumer_of(
+        bench.url, handle, topics, concurrency=concurrency, poll_timeout=SHORT_READ
+    )
+    with consumer:
+        wait_until(lambda: reads(bench) == 1)
+        send_all(bench, [1], topics)
+        bench.wait_acked(1, *topics)
+        send_all(bench, [b"x" * 100_000] * 8, topics)
+        sent.set()
+        bench.wait_acked(9, *topics)
+    assert attempts == {1: 160}
+    # Beyond the limit, each thread opens one message that it can start, and the last call 256 KiB.
+    assert max(held) <= 1_000_000 + 300_000 + concurrency * 100_000
+
+
 def test_many_readers_need_few_reads_for_fast_handlers(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,19 +294,21 @@ def test_a_server_that_is_killed_loses_no_message(own_server: EmbeddedServer) ->
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Reader, "receive"), (Dispatcher, "_grant")], ids=["receive", "grant"]
+    ("owner", "name", "nth"),
+    [(Reader, "receive", 1), (Reader, "receive", 3), (Dispatcher, "_grant", 1)],
+    ids=["receive", "receive-third", "grant"],
 )
 def test_an_unforeseen_error_strands_no_message(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int
 ) -> None:
-    """It is raised for the first message that a read of several topics has found."""
+    """It is raised for one of the messages that a read of several topics has found."""
     seen, called, work = Seen(), list[str](), getattr(owner, name)
 
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **options: Any) -> Any:
         called.append(name)
-        if len(called) == 1:
+        if len(called) == nth:
             raise ZeroDivisionError
-        return work(*args)
+        return work(*args, **options)
 
     bench.declare_all(*TOPICS, ack_timeout="1h")
     with consumer_of(bench.url, seen.take, concurrency=2, poll_timeout=SHORT_READ):
@@ -283,7 +316,7 @@ def test_an_unforeseen_error_strands_no_message(
         monkeypatch.setattr(owner, name, failing)
         send_all(bench, [1])
         bench.wait_acked(1, *TOPICS)
-    assert called
+    assert len(called) >= nth
     assert sorted(seen) == sorted((topic, 1) for topic in TOPICS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 AHEAD_BYTES = 16 * 1024 * 1024
-"""Maximum total of bodies that one reader or one pull holds before handlers start on them."""
+"""Maximum total of bodies that one consumer or one pull holds before handlers start on them."""
 
 SMOOTHING = 0.2
 
