@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lisa.core.model.errors import ConfigError
+from lisa.pipeline.warm.protocol import private_folder
 
 OLDEST_JAVA = 17
 """Oldest Java version that Spark 4 supports."""
@@ -42,7 +44,18 @@ def find_java() -> Path:
 
 
 def use_java() -> None:
-    """Set the environment so that Spark finds Java, and its workers use this Python."""
+    """Set the environment so that Spark finds Java, and its workers use this Python.
+
+    Raises ConfigError if Java is missing, or would not start for this user.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise ConfigError(
+            f"the user id {os.getuid()} has no name, without which Java and Spark do not start: "
+            f"add it, echo 'lisa:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh' >> /etc/passwd, or "
+            "run as another user"
+        ) from None
     os.environ["JAVA_HOME"] = str(_wrapped(find_java()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -69,22 +82,33 @@ def _wrapped(home: Path) -> Path:
     java = home / "bin" / "java"
     if java.is_file() and java.read_bytes()[: len(_MARK)] == _MARK:
         return home
-    folder = Path(sys.prefix) / "share"
-    if not os.access(sys.prefix, os.W_OK):
-        folder = Path.home() / ".cache"
     without = ["--add-modules=jdk.incubator.vector"]
     if java.is_relative_to(sys.prefix):  # the packaged Java is too new to have this package
         without.append("--add-opens=java.base/sun.security.action=*")
     script = _WRAPPER.format(java=java, without=" | ".join(without))
     name = hashlib.sha256(script.encode()).hexdigest()[:12]
-    wrapper = folder / "lisa" / f"java-{name}" / "bin" / "java"
+    problem: OSError | None = None
+    for folder in (Path(sys.prefix, "share", "lisa"), Path.home() / ".cache" / "lisa", None):
+        try:
+            return _written(script, (folder or private_folder()) / f"java-{name}")
+        except OSError as error:
+            problem = error
+    raise ConfigError(
+        f"no directory for the script that starts Java can be written ({problem}): set "
+        "XDG_RUNTIME_DIR to one"
+    )
+
+
+def _written(script: str, home: Path) -> Path:
+    """A JAVA_HOME whose `java` is this script. Raises OSError if it cannot be written."""
+    wrapper = home / "bin" / "java"
     if not wrapper.is_file():
         wrapper.parent.mkdir(parents=True, exist_ok=True)
         fresh = wrapper.with_name(f"java.{os.getpid()}")
         fresh.write_text(script, "utf-8")
         fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         fresh.replace(wrapper)  # atomic, for processes that start at the same time
-    return wrapper.parent.parent
+    return home
 
 
 _WRAPPER = """#!/bin/sh

@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import zipfile
@@ -73,6 +75,31 @@ def test_the_choice_of_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ConfigError, match=said) as caught:
             java.find_java()
         assert "lisa-delay-queue[java]" in str(caught.value)
+
+
+def test_a_user_without_a_name_or_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java does not start without a name; its wrapper is written wherever that is allowed."""
+    home = fake_java(tmp_path / "java home", "21.0.2")
+    short, uid = tempfile.mkdtemp(dir="/tmp"), os.getuid()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+    monkeypatch.setenv("HOME", "/proc/nothing")
+    monkeypatch.setattr(sys, "prefix", "/proc/nothing")
+    java.use_java()
+    wrapper = Path(os.environ["JAVA_HOME"], "bin", "java")
+    assert wrapper.is_relative_to(short)
+    said = subprocess.run([wrapper, "-version"], capture_output=True, text=True, check=True)
+    assert "21.0.2" in said.stderr
+    shutil.rmtree(short)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nothing")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(ConfigError, match="set XDG_RUNTIME_DIR"):
+        java.use_java()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 54_321)
+    with pytest.raises(ConfigError, match=f"the user id {uid + 54_321} has no name"):
+        java.use_java()
 
 
 def test_settings_of_local_masters_and_of_clusters() -> None:

@@ -8,7 +8,7 @@ import socket
 from typing import BinaryIO
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.warm.protocol import MessageChannel, check_private, is_same_user, socket_path
+from lisa.pipeline.warm.protocol import MessageChannel, is_same_user, private_folder, socket_path
 
 
 class ClientListener:
@@ -19,8 +19,7 @@ class ClientListener:
 
     def __init__(self) -> None:
         path = socket_path()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_private(path.parent)
+        private_folder()
         self._lock: BinaryIO = path.with_suffix(".lock").open("ab+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

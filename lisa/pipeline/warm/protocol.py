@@ -235,6 +235,14 @@ def check_private(folder: Path) -> None:
         raise ConfigError(f"{folder} must be a directory of this user with the mode 0700")
 
 
+def private_folder() -> Path:
+    """Creates the directory of the socket. Raises OSError; ConfigError if it is not private."""
+    folder = socket_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(folder)
+    return folder
+
+
 def is_same_user(connection: socket.socket) -> bool:
     """Whether the other side of a Unix socket runs as this user.
 
