@@ -95,6 +95,25 @@ def channels() -> Iterator[Channels]:
         yield one, other
 
 
+def test_keys_that_occur_twice_are_refused_and_kinds_of_bodies_checked() -> None:
+    pairs = pa.map_(pa.string(), pa.string())
+    twice, once = [("a", "1"), ("a", "2")], [("a", "1")]
+    columns = {
+        "body": pa.array([twice, once, once], pairs),
+        "headers": pa.array([once, twice, None], pairs),
+    }
+    made = rows.read_rows(pa.RecordBatch.from_pydict(columns), json_text=False)
+    assert made.refused == {
+        0: "body: a map has the same key twice",
+        1: "headers: a header occurs twice",
+    }
+    assert made.tails[2] == b'j0000{"a":"1"}'
+    columns = {"body": pa.array(["1"] * 5), "kind": pa.array(["j", "s", "b", None, "x"])}
+    made = rows.read_rows(pa.RecordBatch.from_pydict(columns), json_text=False)
+    assert made.tails[:4] == [b"j00001", b"s00001", b"b00001", b"s00001"]
+    assert made.refused == {4: "body: its kind 'x' is none of j, s and b"}
+
+
 def test_messages_arrive_in_pieces_until_the_other_side_ends(channels: Channels) -> None:
     one, other = channels
     assert is_same_user(one.socket)

@@ -35,7 +35,9 @@ _PLAIN = (
 
 def _is_json(kind: DataType) -> bool:
     if isinstance(kind, spark.StructType):
-        return all(_is_json(one.dataType) for one in kind.fields)
+        return len(set(kind.names)) == len(kind.names) and all(
+            _is_json(one.dataType) for one in kind.fields
+        )
     if isinstance(kind, spark.MapType):
         return isinstance(kind.keyType, (spark.StringType, *_INTEGERS)) and _is_json(kind.valueType)
     if isinstance(kind, spark.ArrayType):
@@ -71,7 +73,11 @@ _is_duration = _one_of(_INTERVAL, *_INTEGERS, spark.StringType)
 _DURATION = "day-time interval, bigint of milliseconds, or string as in '1h30m'"
 
 COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
-    "body": (_is_body, "string, binary, or a struct, map or array of what JSON can hold"),
+    "body": (
+        _is_body,
+        "string, binary, or a struct (with different names), map or array of what JSON can hold",
+    ),
+    "kind": (_one_of(spark.StringType), "string: j (the text of the body is JSON), s or b"),
     "due": (_one_of(spark.TimestampType, *_INTEGERS), "timestamp, or bigint of epoch milliseconds"),
     "delay": (_is_duration, _DURATION),
     "at_local": (

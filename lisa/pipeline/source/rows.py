@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -115,7 +115,8 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         dues, asked, headers = _placed(columns, dues, conversion)
     elif "headers" in columns:
         headers = each("headers", row_headers, b"0000", columns["headers"].to_pylist())
-    tails = _tails(columns["body"], headers, conversion, json_text=json_text)
+    kinds = columns["kind"].to_pylist() if "kind" in columns else ()
+    tails = _tails(columns["body"], headers, kinds, conversion, json_text=json_text)
     ids = topics = None
     if "id" in columns:
         texts = columns["id"].cast(pa.string())
@@ -246,10 +247,24 @@ def _topic(value: str | None) -> str:
 
 
 def _tails(
-    column: pa.Array, headers: Sequence[bytes], conversion: _Conversion, *, json_text: bool
+    column: pa.Array,
+    headers: Sequence[bytes],
+    kinds: Sequence[str | None],
+    conversion: _Conversion,
+    *,
+    json_text: bool,
 ) -> list[bytes]:
-    """Encode the bodies, each with its headers; `headers` is empty without that column."""
+    """Encode the bodies, each with its headers; `headers`, `kinds` are empty without that column.
+
+    A kind of null follows from the type of the body.
+    """
     kind = column.type
+    if (_is_text(kind) or _is_binary(kind)) and any(kinds):
+        usual = "j" if json_text else "s" if _is_text(kind) else "b"
+        heads = headers or [b"0000"] * len(kinds)
+        bodies = column.cast(pa.binary()).to_pylist()
+        rows = list(zip((one or usual for one in kinds), heads, bodies, strict=True))
+        return conversion.each("body", lambda row: _tail_of_kind(*row), b"", rows)
     if _is_text(kind) or _is_binary(kind):
         letter = b"j" if json_text else b"s" if _is_text(kind) else b"b"
         encoded = column.cast(pa.binary()).to_pylist()
@@ -259,11 +274,42 @@ def _tails(
             start = letter + b"0000"
             return [start + one for one in encoded]
         return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
-    bodies = column.to_pylist(maps_as_pydicts="lossy")
+    bodies = column.to_pylist()
+    if _has(kind, pa.types.is_map, pa.types.is_decimal):
+        plain = partial(_plain, kind)
+        bodies = conversion.each("body", plain, "", bodies)
     if not headers:
         return conversion.each("body", _json_tail, b"", bodies)
     pairs = list(zip(bodies, headers, strict=True))
     return conversion.each("body", lambda pair: _json_tail(*pair), b"", pairs)
+
+
+def _has(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a type within it, fulfils one of the tests."""
+    children = (kind.field(index).type for index in range(kind.num_fields))
+    return any(test(kind) for test in tests) or any(_has(one, *tests) for one in children)
+
+
+def _plain(kind: pa.DataType, value: Any) -> Any:
+    """A value without maps, which Arrow has as pairs, and without decimals that are integers."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        made = {key: _plain(kind.item_type, item) for key, item in value}
+        if len(made) < len(value):
+            raise InvalidMessage("a map has the same key twice")
+        return made
+    if pa.types.is_struct(kind):
+        return {one.name: _plain(one.type, value[one.name]) for one in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_plain(kind.value_type, one) for one in value]
+    if pa.types.is_decimal(kind) and not kind.scale and int(value) in _INTEGERS:
+        return int(value)
+    return value
+
+
+_INTEGERS = range(-(1 << 63), 1 << 64)
+"""Decimals without fraction, such as Parquet's uint64, are numbers in JSON if they are in here."""
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -287,6 +333,19 @@ def _json(body: bytes | None) -> bytes:
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"not valid JSON: {error}") from None
     return text
+
+
+def _tail_of_kind(kind: str, headers: bytes, body: bytes | None) -> bytes:
+    if kind not in _CHECKED:
+        raise InvalidMessage(f"its kind {kind!r} is none of j, s and b")
+    return kind.encode() + headers + _CHECKED[kind](body)
+
+
+_CHECKED: Mapping[str, Callable[[bytes | None], bytes]] = {
+    "j": _json,
+    "s": _not_null,
+    "b": _not_null,
+}
 
 
 def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
