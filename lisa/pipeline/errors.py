@@ -33,6 +33,9 @@ def one_line(error: BaseException) -> str:
     """Spark's own error message in one line, without query plan and stack trace."""
     thrown = getattr(error, "java_exception", None)  # py4j's text lacks the cause
     text = str(error) if thrown is None else str(thrown.toString())
+    if thrown is not None and "[FAILED_READ_FILE" in text and thrown.getCause() is not None:
+        text = f"{text.partition(' SQLSTATE')[0]} {thrown.getCause().getMessage()}"
+        text = text.replace("\n", " ")
     found = _ANALYSIS.search(text)
     line = found[1] if found else text.strip().partition("\n")[0]
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", line) or type(error).__name__

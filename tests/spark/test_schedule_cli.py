@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from pyarrow import parquet as pq
 
 from lisa.cli.main import main
 from lisa.cli.pipeline import JOBS
@@ -94,15 +96,146 @@ ORDERS = """order,delay,price,paid,zip,note,big
 41,60000,1.50,true,00123,,123456789012345678
 -42,3600000,20,false,10115,5,1234567890123456789
 """
+NUMBERS = ("0", "7", "-7", "123456789012345678", "1.5", "-0.25", "12.0", "0.0001", "123456789.12")
+TEXTS = (
+    *("007", "-0", "+7", "1234567890123456789", "1.10", ".5", "5.", "1e5", "1E400", "NaN", "1_0"),
+    *("0.00001", "1,5", "True", "null", "1234567890.1234567", "2026-12-24", "09:00", "0x1F", "٣"),
+    *(" 7", "7\n", 'say "hi", \\ Zoë\t', "\u2028"),
+)
 
 
-def test_the_types_of_a_csv_are_found_or_declared(jobs: Jobs) -> None:
-    """The body lacks the columns of other parts, unless the whole row is asked for."""
-    first = {"order": 41, "price": 1.5, "paid": True, "zip": "00123", "note": None}
-    second = {"order": -42, "price": 20.0, "paid": False, "zip": "10115", "note": 5}
-    big = "123456789012345678"
+def test_values_of_a_csv_that_do_not_print_as_they_were_read_stay_text(jobs: Jobs) -> None:
+    """The value alone, so that ids derived from other rows stay the same."""
+    first = {"order": 41, "price": "1.50", "paid": True, "zip": "00123", "note": None}
+    second = {"order": -42, "price": 20, "paid": False, "zip": 10115, "note": 5}
+    big = 123456789012345678
     assert bodies_of(jobs, ORDERS) == [first | {"big": big}, second | {"big": f"{big}9"}]
+    done = send(jobs, ORDERS + "x,1h,1e9,maybe,-,a b,1.0\n", "--job", "j", "--json")
+    assert (json.loads(done.stdout)["accepted"], json.loads(done.stdout)["duplicate"]) == (1, 2)
     jobs.client.flushall()
+    written = io.StringIO()
+    values = ["true", "false", *NUMBERS, *TEXTS]
+    rows = [[f"{number + 1}h", value] for number, value in enumerate(values)]
+    csv.writer(written).writerows([["delay", "v"], *rows])
+    bodies = bodies_of(jobs, written.getvalue(), "--read-option", "multiLine=true")
+    expected = [True, False, *map(json.loads, NUMBERS), *TEXTS]
+    assert [(type(body["v"]), body["v"]) for body in bodies] == [(type(v), v) for v in expected]
+
+
+def test_values_of_json_are_sent_as_they_are(jobs: Jobs) -> None:
+    """A line changes neither the values nor the ids of others."""
+    big, huge = "123456789012345678901234567890", "9" * 5000
+    lines = [
+        ('{"n": 1, "at": {"b": [1.10, "x"], "a": null}}', '{"at":{"a":null,"b":[1.10,"x"]},"n":1}'),
+        ('{"n": 1.0}', '{"n":1.0}'),
+        ('{"n": "1"}', '{"n":"1"}'),
+        (f'{{"n": {big}}}', f'{{"n":"{big}"}}'),
+        (f'{{"n": [{huge}, -0, 1e400]}}', f'{{"n":["{huge}","-0","1e400"]}}'),
+        ('{"n": 0.1234567890123456789, "m": 1e-999}', '{"m":"1e-999","n":"0.1234567890123456789"}'),
+        ('{"n": 18446744073709551615, "e": 1E5}', '{"e":1E5,"n":18446744073709551615}'),
+        ('{"N": true, "n": {"n": false}, "": ""}', '{"":"","N":true,"n":{"n":false}}'),
+    ]
+    given = ("--delay", "1h", "--job", "j", "--json")
+    for count in (1, 3, len(lines)):
+        text = "\n\n".join(line for line, _ in lines[:count])
+        done = json.loads(send(jobs, text, *given, name="rows.jsonl").stdout)
+    assert (done["accepted"], done["duplicate"]) == (len(lines) - 3, 3)
+    sent: list[Any] = [jobs.client.get(KEYS.body(one)) for one in jobs.scores()]
+    assert {body[15:].decode() for body in sent} == {body for _, body in lines}
+    wrong = ['{"n": NaN}', '{"n": 1, "n": 2}', "5", '{"n": "\\ud800"}', "{'n': 1}", "[{}, 5]"]
+    done = send(jobs, "\n".join(['{"n": 1}', *wrong]), *given, name="rows.jsonl", code=1)
+    assert f'"refused":{len(wrong)}' in done.stdout.replace(" ", "")
+
+
+def test_parts_of_messages_in_json(jobs: Jobs) -> None:
+    lines = """
+        {"id": "text", "delay": "1h", "body": "x", "headers": {"a": "1"}, "retry": [0, 120000]}
+        {"id": 7, "delay": 3600000, "body": {"a": 1.50}, "ttl": "1h", "retry": "0,2m"}
+        {"id": "list", "delay": 1, "body": [1, 2]}
+        {"id": "none", "delay": 1, "body": null}
+        {"id": "no-time", "body": 1}
+        {"id": ["a"], "delay": 1, "body": 1}
+    """
+    done = send(jobs, lines, "--json", name="rows.jsonl", code=1)
+    assert json.loads(done.stdout)["refused"] == 3
+    bodies = {name: jobs.message(name).body for name in jobs.scores()}
+    assert bodies == {"text": "x", "7": {"a": 1.5}, "list": [1, 2]}
+    assert jobs.message("text").headers == {"a": "1"}
+    kinds = {name: jobs.client.getrange(KEYS.body(name), 10, 10) for name in bodies}
+    assert kinds == {"text": b"s", "7": b"j", "list": b"j"}
+    assert set(jobs.client.hgetall(KEYS.policy).values()) == {b"0,120000"}
+
+
+UTF16 = ("--read-option", "encoding=UTF-16")
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ('[\n  {"id": "a"},\n  {"id": "b", "n": 1}\n]', ()),
+        ('{\n  "id": "a"\n}\n{\n  "id": "b",\n  "n": 1\n}\n', ()),
+        ('\ufeff{"id": "a"} {"id": "b",\n"n": 1}', ()),
+        (
+            '[{"id": "a"}, {"id": "b", "n": 1}]'.encode("utf-16"),
+            ("--read-option", "encoding=UTF-16"),
+        ),
+    ],
+)
+def test_json_that_has_no_object_per_line(
+    jobs: Jobs, content: str | bytes, options: tuple[str, ...]
+) -> None:
+    given = ("--delay", "1h", "--body", "*")
+    name = "a list.json"
+    if not str(content).startswith("\ufeff"):
+        refused = send(jobs, content, *given, name=name, code=2).stderr
+        assert name in refused
+        assert refused.count("\n") == 1
+        assert "add --read-option " in refused
+    send(jobs, content, *given, "--read-option", "multiLine=true", *options, name=name)
+    assert [jobs.message(one).body for one in "ab"] == [{"id": "a"}, {"id": "b", "n": 1}]
+
+
+def test_any_name_of_a_file(jobs: Jobs) -> None:
+    names = ["a[1]", "a{b,c}", "a:b", "b:/c", "a\\b", "a*", "a?", "a b%20", "a#ü", "-a"]
+    for name in names:
+        file = jobs.folder / "all" / f"{name}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'id,body\n"{name}",x\n', "utf-8")
+        options = ("--topic", TOPIC, "--delay", "1h", "--redis", jobs.url)
+        jobs.command("schedule", str(file), *options)
+    assert set(jobs.scores()) == set(names)
+    jobs.client.flushall()
+    jobs.command("schedule", str(jobs.folder / "all"), "--format", "csv", *options)
+    assert set(jobs.scores()) == set(names) - {"b:/c"}
+    for hidden in ("_orders.csv", ".x.csv"):
+        file.with_name(hidden).write_text("id,body\n1,x\n", "utf-8")
+        for source in (file.with_name(hidden), file.parent):
+            refused = jobs.command("schedule", str(source), "--format", "csv", *options, code=2)
+            assert hidden in refused.stderr
+            assert "rename the file" in refused.stderr
+        file.with_name(hidden).unlink()
+
+
+def test_times_without_a_date_are_refused_by_row(jobs: Jobs) -> None:
+    wrong = ["09:00", "T09:00", "2026-12", "2026", "12:00:00Z", "now", "today", "1e12"]
+    rows = [
+        *((text, text) for text in wrong),
+        ("date", "2100-01-01"),
+        ("both", "2100-01-01 00:00Z"),
+    ]
+    table = "id,due,body\n" + "".join(f"{name},{due},x\n" for name, due in rows)
+    lines = "\n".join(json.dumps({"id": name, "due": due, "body": "x"}) for name, due in rows)
+    declared = ("--schema", "id string, due timestamp, body string")
+    for content, name in ((table, "rows.csv"), (lines, "rows.jsonl")):
+        for options in ((), declared):
+            jobs.client.flushall()
+            done = send(jobs, content, *options, name=name, code=1)
+            assert jobs.scores() == {"date": 4102444800000, "both": 4102444800000}
+            assert "refused orders 09:00: cannot be read: due=09:00" in done.stderr
+
+
+def test_the_types_of_a_csv_are_declared(jobs: Jobs) -> None:
+    """The body lacks the columns of other parts, unless the whole row is asked for."""
     bodies = bodies_of(jobs, ORDERS, "--schema", "order string, price double")
     assert [(body["order"], body["price"], body["note"]) for body in bodies] == [
         *(("41", 1.5, None), ("-42", 20.0, "5"))
@@ -112,9 +245,15 @@ def test_the_types_of_a_csv_are_found_or_declared(jobs: Jobs) -> None:
     lines = '{"order": 41, "delay": 2, "other": 1}\n'
     declared = ("--schema", "order string, delay long")
     assert bodies_of(jobs, lines, *declared, name="a.jsonl")[1] == {"order": "41"}
+    nested = '{"order": {"a": [1.5]}, "price": 1.10, "paid": "true", "delay": 5}\n{"delay": {}}\n'
+    types = ("--schema", "order struct<a array<double>>, price string, paid boolean, delay long")
+    done = send(jobs, nested, *types, "--job", "k", name="c.jsonl", code=1)
+    assert "cannot be read: delay={}" in done.stderr
+    body = {"order": {"a": [1.5]}, "price": "1.10", "paid": True}
+    assert body in [jobs.message(one).body for one in jobs.scores()]
     # Only a CSV lacks types.
     text = '{"order": "43", "delay": 3}\n'
-    assert bodies_of(jobs, text, name="b.jsonl")[2] == {"order": "43"}
+    assert {"order": "43"} in bodies_of(jobs, text, name="b.jsonl")
 
 
 def test_durations_of_a_csv_are_text_or_milliseconds(jobs: Jobs) -> None:
@@ -179,12 +318,27 @@ def test_text_that_is_not_utf8_is_refused(jobs: Jobs) -> None:
 def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
     row = '{"id": "a", "body": "x"}'
     csv_ = ("--job", "j", "--format", "csv")
-    wrong: list[tuple[str | None, tuple[str, ...], str]] = [
+    wrong: list[tuple[str | bytes | None, tuple[str, ...], str]] = [
         (None, (), "Path does not exist"),
         ("id;body\n1;x\n", csv_, "name its separator, --read-option sep=';'"),
         ("id\tbody\n1\tx\n", csv_, "name its separator, --read-option sep='\\t'"),
-        ("id,name,Name\n1,x,y\n", csv_, "the CSV has several columns 'name': rename all but one"),
-        ("", csv_, "the CSV is empty; its first line must name the columns"),
+        ("id,body\n1,x\n", (*csv_, "--read-option", "sep=;"), "name its separator"),
+        ("id,name,Name\n1,x,y\n", csv_, "rows: the CSV has several columns 'name': rename all but"),
+        ("", csv_, "rows: the CSV is empty; its first line must name the columns"),
+        ("sep=;\nid;due\n1;2\n", csv_, "rows: the first line, 'sep=;', is for Excel only"),
+        ("sep=;\nid;due\n1;2\n", (*csv_, "--read-option", "sep=;"), "is for Excel only"),
+        ("id,due,\n1,2,\n", csv_, "rows: column 3 of the CSV has no name"),
+        ("41,2100-01-01T00:00Z,x\n", csv_, "rows: the first line must name the columns, and '41'"),
+        ("Größe,due\n1,2\n".encode("cp1252"), csv_, "rows: the header is not UTF-8"),
+        ("id,due\n1,2\n".encode("utf-16"), csv_, "rows: the header is not UTF-8"),
+        ("id,Due \n1,2\n", csv_, "'Due ' is no column 'due', so that all rows would be due now"),
+        (row, ("--read-option", "sep=,"), "--read-option sep has no effect: json has no such"),
+        ("id\n1\n", (*csv_, "--read-option", "seperator=;"), "has no effect: "),
+        (
+            "id\n1\n",
+            (*csv_, "--read-option", "multiline=1", "--read-option", "timestampFormat=y"),
+            "rows: --read-option timestampFormat has no effect: declare a column of its type",
+        ),
         (row, ("--due", "when"), "--due: no column 'when'"),
         (row, ("--delay", "soon"), "--delay: 'soon' is neither a column"),
         (row, ("--read-option", "encoding=klingon"), "klingon"),
@@ -204,6 +358,12 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
         result = send(jobs, content, *kind, *options, name="rows", code=2)
         assert words in result.stderr
         assert result.stderr.count("\n") == 1
+    for name in ("1.csv", "2.csv"):
+        (jobs.folder / "two").mkdir(exist_ok=True)
+        (jobs.folder / "two" / name).write_text(f"id,{name[0]}\n1,x\n", "utf-8")
+    failed = send(jobs, None, "--format", "csv", "--delay", "1h", name="two", code=1)
+    assert "csv" in failed.stderr
+    assert "header" in failed.stderr
     failed = send(jobs, b"PAR1 this is no parquet PAR1", name="rows.parquet", code=1)
     assert failed.output.strip().splitlines()[-1].startswith("lisa: Spark failed: ")
     away = "redis://127.0.0.1:1/0"
@@ -239,3 +399,23 @@ def test_the_help_lists_every_job() -> None:
     said = CliRunner().invoke(main, ["pipeline", "--help"]).stdout
     assert all(f"  {name} " in said for name in JOBS)
     assert CliRunner().invoke(main, ["pipeline", "nonsense"]).exit_code == 2
+
+
+def test_types_of_parquet_that_spark_does_not_know(jobs: Jobs) -> None:
+    kinds: dict[str, tuple[pa.DataType, int]] = {
+        "ns": (pa.timestamp("ns"), 1),
+        "zone": (pa.timestamp("ns", "UTC"), 1),
+        "time": (pa.time64("us"), 1),
+        "milli": (pa.time32("ms"), 1),
+        "large": (pa.uint64(), 1 << 63),
+    }
+    for name, (kind, value) in kinds.items():
+        columns = {"id": pa.array([7, 8], pa.uint64()), "v": pa.array([1, value], kind)}
+        pq.write_table(pa.table(columns), jobs.folder / f"{name}.parquet")
+        is_read = name == "large"
+        done = send(jobs, None, "--delay", "1h", name=f"{name}.parquet", code=0 if is_read else 2)
+        if not is_read:
+            assert f"{name}.parquet: " in done.stderr
+            assert "Write " in done.stderr
+            assert done.stderr.count("\n") == 1
+    assert [jobs.message(one).body for one in "78"] == [{"v": 1}, {"v": 1 << 63}]

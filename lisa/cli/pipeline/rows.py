@@ -1,191 +1,111 @@
-"""Reads rows for `lisa pipeline schedule`, and selects the columns of messages."""
+"""Selects the columns of messages from the rows that `lisa pipeline schedule` reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DecimalType
 
+from lisa.cli.pipeline.reading import Rows, col, is_text, misfit, moment
 from lisa.core.model.clock import duration_ms, parse_duration, parse_zone
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
-from lisa.pipeline.paths import absolute
+from lisa.pipeline.json_objects import BODY, KIND, JsonRows
 from lisa.pipeline.source.columns import CORRUPT
 
-ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 TIMES = frozenset({"due", "delay", "at_local"})
 NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
 """Parts of a message that a column becomes only if an option names it."""
 
-
-def format_of(source: str, kind: str | None) -> str:
-    """The format of a source: `kind`, else from its name, else parquet."""
-    name = source.lower().removesuffix(".gz")
-    found = (mark for ending, mark in ENDINGS.items() if name.endswith(ending))
-    return kind or next(found, "parquet")
-
-
-def read(
-    spark: SparkSession,
-    source: str,
-    kind: str | None,
-    options: dict[str, str],
-    schema: str | None = None,
-) -> DataFrame:
-    """Read a file, directory, URL or table; kind: see `format_of`.
-
-    schema: types as DDL, as in "order long, paid boolean". A CSV's other columns are text; of JSON
-    lines, only these fields are read. Raises ConfigError for other formats, and for a column that
-    the CSV lacks.
-    """
-    kind = format_of(source, kind)
-    if schema is not None and kind not in ("csv", "json"):
-        raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
-    if kind == "table":
-        return spark.table(source)
-    reader = spark.read.format(kind)
-    if kind == "csv":
-        # Spark's own inference would read 007 as 7. It expects \" for a quote within
-        # quotes by default, and splits values with the usual "" at their commas.
-        reader = reader.options(header="true", escape='"')
-    elif schema is not None:
-        reader = reader.schema(f"{schema}, {CORRUPT} string")
-    reader = reader.options(**options)
-    table = reader.load(absolute(source))
-    if kind == "json" and CORRUPT in table.columns:
-        return table.withColumn(CORRUPT, sf.make_valid_utf8(CORRUPT))  # Python could not read it
-    if kind != "csv":
-        return table
-    given = {name.lower() for name in options}
-    if not given & {"sep", "delimiter"}:
-        _check_header(table.columns)
-    if "header" not in given and _may_be_renamed(table.columns):
-        head = spark.read.format(kind).options(escape='"').options(**options)
-        _check_different(head.load(absolute(source)).first())
-    columns = StructType([*table.schema.fields, StructField(CORRUPT, StringType())])
-    # With pruning, Spark does not see that a line has more or fewer values than the header.
-    reader = reader.options(columnPruning="false", columnNameOfCorruptRecord=CORRUPT)
-    table = reader.schema(columns).load(absolute(source))
-    if not given & {"encoding", "charset"}:
-        table = _without_undecoded(table)
-    return table if schema is None else _typed(table, schema)
-
-
-def _check_header(names: list[str]) -> None:
-    """Raises ConfigError if a CSV has no column, or if its only one looks like several."""
-    if not names:
-        raise ConfigError("the CSV is empty; its first line must name the columns")
-    for mark, written in ((";", ";"), ("\t", "\\t"), ("|", "|")):
-        if len(names) == 1 and mark in names[0]:
-            raise ConfigError(
-                f"the CSV has one column, {names[0]!r}: name its separator, --read-option "
-                f"sep='{written}' (or sep=, if it is one column)"
-            )
-
-
-def _may_be_renamed(names: list[str]) -> bool:
-    """Whether two columns may have the same name in the file: Spark then adds their positions."""
-    renamed = [name for at, name in enumerate(names) if name.endswith(str(at))]
-    bases = [name.rstrip("0123456789").lower() for name in renamed]
-    return len(set(bases)) < len(bases)
-
-
-def _check_different(header: Row | None) -> None:
-    """Raises ConfigError if two columns of a CSV have the same name, apart from upper case."""
-    names = [name for name in header or () if name]
-    for name in names:
-        if [one.lower() for one in names].count(name.lower()) > 1:
-            raise ConfigError(f"the CSV has several columns {name!r}: rename all but one")
-
-
-def _without_undecoded(table: DataFrame) -> DataFrame:
-    """Mark rows with bytes that are not UTF-8, which Spark replaces by U+FFFD."""
-    undecoded = sf.coalesce(
-        *(
-            sf.when(_col(name).contains("\ufffd"), sf.concat(sf.lit(f"{name}="), _col(name)))
-            for name in _names(table)
-            if _is_text(table, name)
-        ),
-        sf.lit(None),
-    )
-    hint = sf.lit(" is not UTF-8; name the encoding, as in --read-option encoding=iso-8859-1")
-    return table.withColumn(CORRUPT, sf.coalesce(sf.col(CORRUPT), sf.concat(undecoded, hint)))
-
-
-def _typed(table: DataFrame, schema: str) -> DataFrame:
-    """Convert text columns to declared types; mark rows with a value that does not fit."""
-    declared = {one.name: one.dataType for one in _parsed(schema).fields}
-    for name in declared:
-        _existing(table, "schema", name)
-    columns, misfit = [], sf.col(CORRUPT)
-    for name in _names(table):
-        column = _col(name)
-        if name not in declared:
-            columns.append(column)
-            continue
-        converted = column.try_cast(declared[name])
-        misfit = sf.coalesce(misfit, _misfit(name, column, converted))
-        columns.append(converted.alias(name))
-    return table.select(*columns, misfit.alias(CORRUPT))
-
-
-def _misfit(name: str, text: Column, converted: Column) -> Column:
-    """`name=text` where a text could not be converted, else null."""
-    return sf.when(text.isNotNull() & converted.isNull(), sf.concat(sf.lit(f"{name}="), text))
-
-
-def _names(table: DataFrame) -> list[str]:
-    """The columns of a table, without the one that marks unusable rows."""
-    return [name for name in table.columns if name != CORRUPT]
-
-
-def _parsed(schema: str) -> StructType:
-    parsed = StructType.fromDDL(schema)
-    if not isinstance(parsed, StructType):
-        raise ConfigError(f"--schema {schema!r} is not of the form 'order long, paid boolean'")
-    return parsed
+_LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")
 
 
 def as_messages(
-    table: DataFrame, named: dict[str, str | None], *, all_to: str | None, infer: bool = False
+    rows: Rows | JsonRows, named: dict[str, str | None], *, all_to: str | None
 ) -> DataFrame:
     """Select the message columns: those named by options, else those with the standard names.
 
     A column named like a part in NAMED_ONLY remains part of the body, unless an option names it.
     Without --body and a column `body`, the body is the row without the columns that became other
-    parts of the message. infer: find the types of the body's text columns, which reads the table
-    once more.
+    parts of the message. Values of a CSV are numbers or Booleans in such a body if they look the
+    same when printed, and otherwise text.
     """
+    names = rows.names
+    parts = {
+        name: name if wanted is None else wanted
+        for name, wanted in named.items()
+        if name != "body"
+        and (wanted is not None or (name in names and _is_implied(name, named, all_to)))
+    }
+    if TIMES.isdisjoint(parts):
+        _check_times(names)
+    body = named["body"] or ("body" if "body" in names else None)
+    used = set() if body == "*" else set(parts.values())
+    if body == "*":
+        body = None
+    if body is None and used.issuperset(names):
+        raise ConfigError(
+            f"no column is left for the body ({', '.join(names)}): name one with --body, or give "
+            "--body '*' for all of them"
+        )
+    if body is not None and body not in names:
+        raise _missing("body", body, names)
+    table, content, kind = _content(rows, parts, body, used)
     made: list[Column] = []
-    used: set[str] = {CORRUPT}
-    misfits: list[Column] = []
-    for name, wanted in named.items():
-        if name == "body":
-            continue
-        if wanted is None:
-            if name not in table.columns or not _is_implied(name, named, all_to):
-                continue
-            wanted = name  # noqa: PLW2901
-        column = _column(table, name, wanted)
-        if name == "due" and _is_text(table, wanted):
-            misfits.append(_misfit(name, _col(wanted), column))
-        made.append(column.alias(name))
-        used.add(wanted)
-    body = named["body"] or ("body" if "body" in table.columns else None)
-    if body is None or body == "*":
-        content = _whole_row(table, used if body is None else {CORRUPT}, infer=infer)
-    else:
-        content = _existing(table, "body", body)
-    if CORRUPT in table.columns:
-        content = sf.when(sf.col(CORRUPT).isNull(), content)  # its values may not be of their types
-        misfits = [sf.col(CORRUPT), *misfits]
+    misfits = [sf.col(CORRUPT)] if CORRUPT in table.columns else []
+    for part, wanted in parts.items():
+        column = _part(table, names, part, wanted)
+        if part in _CONVERTED and wanted in names and is_text(table, wanted):
+            misfits.append(misfit(part, col(wanted), column))
+        made.append(column.alias(part))
+    if kind is not None:
+        made.append(kind.alias("kind"))
     if misfits:
-        made.append(sf.coalesce(*misfits).alias(CORRUPT))
+        wrong = sf.coalesce(*misfits)
+        content = sf.when(wrong.isNull(), content)  # its values may not be of their types
+        made.append(wrong.alias(CORRUPT))
     return table.select(*made, content.alias("body"))
+
+
+_CONVERTED = frozenset({"due", "headers"})
+"""Parts that text is converted to, here."""
+
+
+def _check_times(names: Collection[str]) -> None:
+    """Raises ConfigError for a column that is probably meant to be a time."""
+    for name in names:
+        if _LIKE_TIMES.fullmatch(re.sub("[^a-z]", "", name.lower())):
+            part = "delay" if name.strip().lower().startswith("delay") else "due"
+            raise ConfigError(
+                f"the column {name!r} is no column {part!r}, so that all rows would be due now: "
+                f"add --{part} {name!r}; or --delay 0 if they are due now"
+            )
+
+
+def _content(
+    rows: Rows | JsonRows, parts: Mapping[str, str], body: str | None, used: Collection[str]
+) -> tuple[DataFrame, Column, Column | None]:
+    """A table with the columns of all parts; body and, unless it follows from its type, its kind.
+
+    body: the column of the body; None for the row without the columns `used`.
+    """
+    if isinstance(rows, JsonRows):
+        columns = {name: part for part, name in parts.items() if name in rows.names}
+        table = rows.table(columns, body, used)
+        return table, sf.col(BODY), sf.col(KIND)
+    table, rest = rows.table, [name for name in rows.names if name not in used]
+    if body is not None:
+        return table, col(body), None
+    if rows.are_texts:
+        values = (sf.concat(sf.lit(f"{_quoted(name)}:"), _json_value(col(name))) for name in rest)
+        return table, sf.concat(sf.lit("{"), sf.concat_ws(",", *values), sf.lit("}")), sf.lit("j")
+    return table, sf.struct(*map(col, rest)), None
 
 
 def _is_implied(name: str, named: dict[str, str | None], all_to: str | None) -> bool:
@@ -197,72 +117,50 @@ def _is_implied(name: str, named: dict[str, str | None], all_to: str | None) -> 
     return name not in TIMES or all(named[other] is None for other in TIMES)
 
 
-def _whole_row(table: DataFrame, without: set[str], *, infer: bool) -> Column:
-    names = [name for name in table.columns if name not in without]
-    if not names:
-        raise ConfigError(
-            f"no column is left for the body ({', '.join(_names(table))}): name one with --body, "
-            "or give --body '*' for all of them"
-        )
-    kinds = _inferred(table, names) if infer else {}
-    columns = (
-        _col(name).cast(kinds[name]).alias(name) if name in kinds else _col(name) for name in names
+_PRINTED_AS_READ = (
+    r"^(0|-?[1-9][0-9]{0,17}"
+    # At most 15 digits, which a double holds exactly; it prints smaller ones with an exponent.
+    r"|(?=.{1,16}\z)(?!-?0[.]0000)-?(0|[1-9][0-9]*)[.](0|[0-9]*[1-9])"
+    r"|true|false)\z"
+)
+"""Numbers and Booleans that look the same after they were read and printed: not 007, not 1.10."""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_value(column: Column) -> Column:
+    """The JSON of a CSV's value; it does not depend on other rows."""
+    array = sf.to_json(sf.array(column))
+    text = sf.substring(array, sf.lit(2), sf.length(array) - 2)
+    return (
+        sf.when(column.isNull(), "null")
+        .when(column.rlike(_PRINTED_AS_READ), column)
+        .otherwise(text)
     )
-    return sf.struct(*columns)
 
 
-_FORMS = {
-    "bigint": "^-?(0|[1-9][0-9]{0,17})$",
-    # At most 15 digits, which a double holds exactly.
-    "double": "^(?=.{1,16}$)-?(0|[1-9][0-9]*)([.][0-9]+)?$",
-    "boolean": "^(true|false)$",
-}
-"""Type -> the form that all values of a text column must have; the first type that fits is used.
-Leading zeros are part of an identifier, and not of a number."""
+def _missing(part: str, wanted: str, names: Collection[str]) -> ConfigError:
+    option = part.replace("_", "-")
+    return ConfigError(f"--{option}: no column {wanted!r}; the columns are {', '.join(names)}")
 
 
-def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
-    """Column -> its type, for text columns whose values are all numbers or all Booleans."""
-    texts = [name for name in names if _is_text(table, name)]
-    tests = [sf.bool_and(_col(name).rlike(form)) for name in texts for form in _FORMS.values()]
-    rows = table.where(sf.col(CORRUPT).isNull())
-    row = rows.agg(*tests).first() if tests else None
-    kinds: dict[str, str] = {}
-    if row is None:
-        return kinds
-    for index, name in enumerate(texts):
-        answers = row[index * len(_FORMS) : (index + 1) * len(_FORMS)]
-        fitting = [kind for kind, fits in zip(_FORMS, answers, strict=True) if fits]
-        if fitting:
-            kinds[name] = fitting[0]
-    return kinds
-
-
-def _col(name: str) -> Column:
-    quoted = name.replace("`", "``")
-    return sf.col(f"`{quoted}`")
-
-
-def _existing(table: DataFrame, name: str, wanted: str) -> Column:
-    if wanted not in table.columns:
-        option, columns = name.replace("_", "-"), ", ".join(_names(table))
-        raise ConfigError(f"--{option}: no column {wanted!r}; the columns are {columns}")
-    return _col(wanted)
-
-
-def _is_text(table: DataFrame, name: str) -> bool:
-    return table.schema[name].dataType == StringType()
-
-
-def _column(table: DataFrame, name: str, wanted: str) -> Column:
-    if wanted not in table.columns and name in ("delay", "ttl", *_CONSTANTS):
-        return _constant(name, wanted, _names(table))
-    column = _existing(table, name, wanted)
-    if not _is_text(table, wanted):
+def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> Column:
+    if wanted not in names:
+        if part in ("delay", "ttl", *_CONSTANTS):
+            return _constant(part, wanted, names)
+        raise _missing(part, wanted, names)
+    column, kind = col(wanted), table.schema[wanted].dataType
+    if isinstance(kind, DecimalType) and kind.scale == 0:  # such as Parquet's uint64
+        return column.try_cast("string" if part == "id" else "bigint")
+    if not is_text(table, wanted):
         return column
-    if name == "due":
+    if part == "headers":
+        return sf.from_json(column, "map<string,string>")
+    if part == "due":
         # Epoch milliseconds, or a time; microseconds are rounded up, so that no message is early.
-        micros = sf.unix_micros(column.try_cast("timestamp"))
+        micros = sf.unix_micros(moment(column))
         up = ((micros + sf.pmod(-micros, sf.lit(1000))) / 1000).cast("bigint")
         return sf.coalesce(column.try_cast("bigint"), up)
     return column
@@ -277,7 +175,7 @@ _CONSTANTS: dict[str, Callable[[str], object]] = {
 """Options that take one text for all rows -> the check of that text."""
 
 
-def _constant(name: str, value: str, columns: list[str]) -> Column:
+def _constant(name: str, value: str, columns: Collection[str]) -> Column:
     try:
         if check := _CONSTANTS.get(name):
             check(value)

@@ -170,14 +170,16 @@ def schedule(
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
     with shared.session("schedule") as spark, _progress_bar() as progress:
-        from lisa.cli.pipeline.rows import as_messages, format_of, read
+        from lisa.cli.pipeline.reading import read
+        from lisa.cli.pipeline.rows import TIMES, as_messages
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
-        table = read(spark, source, kind, read_option, schema)
-        is_untyped = schema is None and format_of(source, kind) == "csv"
-        rows = as_messages(table, columns, all_to=topic, infer=is_untyped)
+        found = read(spark, source, kind, read_option, schema)
+        rows = as_messages(found, columns, all_to=topic)
         done = run_job(rows, topic=topic, progress=progress, **connection, **options)
     _print_result(done, options["refused"], as_json=shared.json)
+    if TIMES.isdisjoint(rows.columns) and not shared.json:
+        click.echo("lisa: no column and no option gives a time: all rows are due now", err=True)
     if done.refused:
         raise click.exceptions.Exit(1)
 

@@ -30,6 +30,7 @@ PRELOADED = (
     "pyspark.sql",
     "pyspark.sql.functions",
     "rich.console",
+    "lisa.cli.pipeline.reading",
     "lisa.cli.pipeline.rows",
     "lisa.pipeline.archive.conversion",
     "lisa.pipeline.archive.database",
