@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import unquote
 
 from lisa.core.model.errors import ConfigError
@@ -36,30 +37,42 @@ LOCAL_FILES = {
 _PATTERN = re.compile(r"([][{}*?\\])")
 
 
-def readable(source: str, endings: tuple[str, ...]) -> str:
+_HIDDEN = ("_", ".")
+
+
+def readable(source: str, endings: tuple[str, ...], *, is_recursive: bool = False) -> str:
     """The path under which Spark reads `source`, with LOCAL_FILES.
 
     A path that exists is no pattern; others may be, as in `orders-*.csv`. Raises ConfigError for
-    files with these endings that Spark would ignore because their names begin with _ or a dot.
+    files with these endings that Spark would ignore: those whose names begin with _ or a dot, and
+    those in folders within, unless these are partitions (`day=1`). is_recursive: with those.
     """
     local = re.sub("^file:(//)?(?=/)", "", source)
     if not os.path.exists(local):  # noqa: PTH110 - not every source is a path
         return absolute(source)
-    for file in _files(local):
+    for file, folders in _files(local):
         name = os.path.basename(file)  # noqa: PTH119
-        if name.startswith(("_", ".")) and (file == local or name.lower().endswith(endings)):
+        if file != local and not name.lower().endswith(endings):
+            continue
+        if name.startswith(_HIDDEN):
             raise ConfigError(
                 f"{file}: Spark ignores files whose names begin with _ or a dot; rename the file"
+            )
+        if not is_recursive and any("=" not in folder for folder in folders):
+            raise ConfigError(
+                f"{file} is in a folder within {source}: add --read-option recursiveFileLookup=true"
             )
     return _PATTERN.sub(r"\\\1", os.path.abspath(local))  # noqa: PTH100 - keeps links
 
 
-def _files(path: str) -> Iterator[str]:
-    """The files below a path, or the path itself."""
+def _files(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The path itself; or the files below it, each with the folders between."""
     if not os.path.isdir(path):  # noqa: PTH112
-        yield path
-    for folder, _, names in os.walk(path):
-        yield from (os.path.join(folder, name) for name in names)  # noqa: PTH118
+        yield path, ()
+    for folder, within, names in os.walk(path):
+        within[:] = [name for name in within if not name.startswith(_HIDDEN)]
+        folders = Path(folder).relative_to(path).parts
+        yield from ((os.path.join(folder, name), folders) for name in names)  # noqa: PTH118
 
 
 def without_password(where: str) -> str:

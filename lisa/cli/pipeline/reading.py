@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,7 +99,11 @@ def read(
     if kind == "table":
         return Rows(spark.table(source))
     endings = [ending for ending, mark in ENDINGS.items() if mark == kind] or [f".{kind}"]
-    load = _loader(spark, source, endings)
+    given = {name.lower(): value.lower() for name, value in options.items()}
+    is_recursive = given.get("recursivefilelookup") == "true"
+    zipped = [f"{ending}.gz" for ending in endings]
+    path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
+    load = _loader(spark, source, path)
     if kind == "json":
         formats = {name.lower() for name in _FORMATS}
         rest = {name: value for name, value in options.items() if name.lower() not in formats}
@@ -117,9 +121,8 @@ def _parsed(schema: str) -> StructType:
     return parsed
 
 
-def _loader(spark: SparkSession, source: str, endings: Sequence[str]) -> Callable[..., DataFrame]:
+def _loader(spark: SparkSession, source: str, path: str) -> Callable[..., DataFrame]:
     """A function that loads `source`, with a format, options and perhaps a schema."""
-    path = readable(source, (*endings, *(f"{ending}.gz" for ending in endings)))
 
     def load(kind: str, options: Mapping[str, str], schema: StructType | None = None) -> DataFrame:
         reader = spark.read.format(kind).options(**LOCAL_FILES).options(**options)

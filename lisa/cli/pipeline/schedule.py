@@ -57,8 +57,8 @@ COLUMN_OPTIONS = (
 @click.option(
     "--schema",
     metavar="DDL",
-    help="Types of a CSV or of JSON lines, as in 'order long, paid boolean'. Default: a CSV's "
-    "numbers and Booleans are recognised, which reads it twice.",
+    help="Types of a CSV or of JSON lines, as in 'order long, paid boolean'. Default: those of "
+    "JSON; numbers and Booleans of a CSV if they look the same when printed.",
 )
 @click.option(
     "--body",
