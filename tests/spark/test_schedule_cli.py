@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ def send(
         source.write_bytes(content if isinstance(content, bytes) else content.encode())
     given = ("--topic", TOPIC, "--redis", jobs.url)
     return jobs.command("schedule", str(source), *given, *options, code=code)
+
+
+def errors(done: Result) -> list[str]:
+    """The lines on stderr, without those of progress, which a slow machine adds."""
+    lines = done.stderr.splitlines()
+    return [line for line in lines if not re.match(r"lisa pipeline schedule: \d+ s", line)]
 
 
 def bodies_of(jobs: Jobs, content: str, *options: str, name: str = "orders.csv") -> list[Any]:
@@ -187,10 +194,10 @@ def test_json_that_has_no_object_per_line(
     given = ("--delay", "1h", "--body", "*")
     name = "a list.json"
     if not str(content).startswith("\ufeff"):
-        refused = send(jobs, content, *given, name=name, code=2).stderr
-        assert name in refused
-        assert refused.count("\n") == 1
-        assert "add --read-option " in refused
+        refused = send(jobs, content, *given, name=name, code=2)
+        assert name in refused.stderr
+        assert len(errors(refused)) == 1
+        assert "add --read-option " in refused.stderr
     send(jobs, content, *given, "--read-option", "multiLine=true", *options, name=name)
     assert [jobs.message(one).body for one in "ab"] == [{"id": "a"}, {"id": "b", "n": 1}]
 
@@ -358,10 +365,10 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
         kind = () if "--format" in options else ("--format", "json")
         result = send(jobs, content, *kind, *options, name="rows", code=2)
         assert words in result.stderr
-        assert result.stderr.count("\n") == 1
+        assert len(errors(result)) == 1
     for name in ("1.csv", "2.csv"):
         (jobs.folder / "two").mkdir(exist_ok=True)
-        (jobs.folder / "two" / name).write_text(f"id,{name[0]}\n1,x\n", "utf-8")
+        (jobs.folder / "two" / name).write_text(f"id,v{name[0]}\n1,x\n", "utf-8")
     failed = send(jobs, None, "--format", "csv", "--delay", "1h", name="two", code=1)
     assert "csv" in failed.stderr
     assert "header" in failed.stderr
@@ -418,5 +425,5 @@ def test_types_of_parquet_that_spark_does_not_know(jobs: Jobs) -> None:
         if not is_read:
             assert f"{name}.parquet: " in done.stderr
             assert "Write " in done.stderr
-            assert done.stderr.count("\n") == 1
+            assert len(errors(done)) == 1
     assert [jobs.message(one).body for one in "78"] == [{"v": 1}, {"v": 1 << 63}]
