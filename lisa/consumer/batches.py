@@ -9,6 +9,7 @@ from typing import overload
 from lisa.consumer.inflight import Held, Verdict, verdict_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Body_co, Message
+from lisa.core.model.outcomes import meant_to_be_raised
 
 
 class Batch(Sequence[Message[Body_co]]):
@@ -41,11 +42,13 @@ class Batch(Sequence[Message[Body_co]]):
     def fail(self, message: Message, error: BaseException | str) -> None:
         """Mark one message as failed, as if the handler had raised `error` for it alone.
 
+        Also for a `Retry`, `Defer` or `Discard`.
+
         Raises InvalidMessage if the message is not in this batch.
         """
         if not any(one is message for one in self._messages):
             raise InvalidMessage(f"message {message.id!r} is not in this batch")
-        self._failed[message.id] = verdict_of(error)
+        self._failed[message.id] = verdict_of(meant_to_be_raised(error) or error)
 
     def verdict(self, message: Message) -> Verdict | None:
         """The verdict of `fail` on a message, or None."""

@@ -115,10 +115,10 @@ end
 -- How often a message was deferred since its last failure, and the entry that was deferred last. Both
 -- follow the two zero bytes after the reason.
 local function deferrals(noted)
-  local at = string.find(noted or '', '\0\0', 1, true)
-  if not at then return 0, '' end
-  local times, entry = string.match(noted, '^(%d+) (.*)$', at + 2)
-  return tonumber(times), entry
+  local at = string.find(noted or '', '\0', 1, true)
+  if not at or string.byte(noted, at + 1) ~= 0 then return 0, '' end
+  local times, entry = string.match(string.sub(noted, at + 2), '^(%d+) (.*)$')
+  return tonumber(times or 0), entry or ''
 end
 
 -- Ends deliveries without counting an attempt: until `dues[i]` they wait in the group's retry, for the

@@ -83,6 +83,7 @@ def test_a_delay_counts_from_now_and_no_attempt_counts(bench: Bench) -> None:
     """Also beyond the last retry of the policy; each deferral is counted until a failure."""
     failed: dict[str, Any] = {"attempts": {"a": 1}, "leases": {"a": FAR}}
     bench.put(policy={"a": ""}, expiry={"a": FAR}, body="a", lisa=G(ready=HELD.ready, **failed))
+    bench.store.ask("HSET", bench.keys.group("lisa").reasons, "a", "by\0\0another program")
     for times in (1, 2):
         said = deferred(bench, 0 if times == 1 else 5_000, "busy\0x")
         assert said == Postponed(Deferred.DEFERRED, said.due_ms)

@@ -15,7 +15,7 @@ LONGEST_TRACEBACK_BYTES = 2048
 MOST_FRAMES = 20
 _CUT = "...\n"
 _DURATION = re.compile(
-    r"(\d+(\.\d+)?\s*(ms|[smhd]|sec|min|hr|second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
+    r"(\d+(\.\d+)?\s*(ms|[smhdw]|sec|min|hr|second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
 )
 """What reads as a duration, also in units that Lisa does not know."""
 

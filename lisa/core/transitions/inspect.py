@@ -90,7 +90,8 @@ def parted(noted: bytes) -> Noted:
     """
     reason, _, note = noted.partition(b"\0")
     if note.startswith(b"\0"):
-        return Noted(text(reason) or None, None, int(note[1:].partition(b" ")[0]))
+        times = note[1:].partition(b" ")[0]
+        return Noted(text(reason) or None, None, int(times) if times.isdigit() else 0)
     return Noted(text(reason) or None, text(note) or None, 0)
 
 
