@@ -12,7 +12,7 @@ from unittest import mock
 import httpx
 from click.testing import CliRunner
 
-from lisa import Consumer, Manager, Message, Outgoing, Producer
+from lisa import Consumer, Defer, Manager, Message, Outgoing, Producer
 from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.envelope import encode_envelope
@@ -192,6 +192,8 @@ def consume(stage: Stage) -> None:
             handled.append(message.id)
             if message.body == 3:
                 raise ValueError("no")
+            if message.body == 5:
+                raise Defer(delay="1h")
             if message.body == 4:
                 time.sleep(0.7)  # its lease is extended meanwhile
 
@@ -207,6 +209,7 @@ def consume(stage: Stage) -> None:
         found[1].retry(delay=timedelta(0))
         found[2].discard("no")
         assert found[3].release()
+        assert found[4].defer(delay="1h") == "deferred"
         assert consumer.pull("pulled", batch=9)
         assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
         assert consumer.pull("joined") == [], "it declares its group, which is new"
@@ -416,9 +419,10 @@ def deliver_by_http(gateway: Gateway) -> None:
     """Pull, settle, wait for a message."""
     wanted = {"max": 5, "group": "g", "wait_ms": 100, "ack_timeout_ms": 30_000}
     taken = request(gateway, "POST", f"{ORDERS}/pull", wanted).json()["deliveries"]
-    for verb, one in zip(("extend", "ack", "retry", "release"), taken, strict=False):
-        receipt = {"receipt": one["receipt"]}
-        request(gateway, "POST", f"{ORDERS}/messages/{one['id']}/{verb}", receipt)
+    verbs = ("extend", "ack", "retry", "release", "defer")
+    for verb, one in zip(verbs, taken, strict=False):
+        body = {"receipt": one["receipt"]} | ({"delay_ms": 60_000} if verb == "defer" else {})
+        request(gateway, "POST", f"{ORDERS}/messages/{one['id']}/{verb}", body)
     request(gateway, "POST", f"{POLL}/groups", {"group": "g"})
     wait = {"json": {"wait_ms": 20_000}, "timeout": 30}
     poll = threading.Thread(target=httpx.post, args=(f"{gateway.url}{POLL}/pull",), kwargs=wait)

@@ -195,7 +195,7 @@ lisa-delay-queue:
         )
 
 
-CAUSES = {"ack": "fine", "extend": "until-stopped", "retry": "fails"}
+CAUSES = {"ack": "fine", "extend": "until-stopped", "retry": "fails", "defer": "deferred"}
 """The body of a message that causes a call."""
 
 
@@ -211,7 +211,7 @@ class ConsumerLife(Life):
         cast = self.cast
         self.ends([cast.send("fine", ttl_ms=1, message_id="late")], "expired")
         time.sleep(0.003)
-        self.ends([cast.send(body) for body in (300, "fails", "again")], "acked")
+        self.ends([cast.send(body) for body in (300, "fails", "again", "deferred")], "acked")
         self.ends([cast.send("given-up")], "garbage")
         self.ends([cast.send("fine", window="always")], "acked")
         self.ends([cast.send("fine") for _ in range(60)], "acked")
@@ -287,9 +287,20 @@ class AsyncConsumerLife(ConsumerLife):
 
 
 LATER_MS = 600_000
-FIRST = {"b-0": "extend", "b-1": "retry", "b-2": "discard", "b-3": "release", "purged": "discard"}
+FIRST = {
+    "b-0": "extend",
+    "b-1": "retry",
+    "b-2": "discard",
+    "b-3": "release",
+    "b-4": "defer",
+    "purged": "discard",
+}
 """What is done with the first delivery of a message; the others are acked."""
-MORE: dict[str, dict[str, Any]] = {"retry": {"delay_ms": 20}, "discard": {"discard": True}}
+MORE: dict[str, dict[str, Any]] = {
+    "retry": {"delay_ms": 20},
+    "defer": {"delay_ms": 20},
+    "discard": {"discard": True},
+}
 
 
 class GatewayLife(Life):

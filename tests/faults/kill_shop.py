@@ -1,8 +1,9 @@
 """The handlers of killed consumers, as a module for `lisa-consumer`.
 
 The body selects the outcome: `fine`, `fails` (the first time), `again` (requests a retry, the first
-time), `given-up`, or a duration in milliseconds. `until-stopped` (the first time) waits until its
-consumer is stopped, or a file with the message's id appears. Each call is recorded first.
+time), `deferred` (the first time), `given-up`, or a duration in milliseconds. `until-stopped` (the
+first time) waits until its consumer is stopped, or a file with the message's id appears. Each call
+is recorded first.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from lisa.consumer.inflight import Held
 from lisa.core.delivery import window_check
 from lisa.core.model.envelope import has_window
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Discard, Retry
+from lisa.core.model.outcomes import Defer, Discard, Retry
 from lisa.core.transitions.open import Limits
 
 TOPIC = "orders"
@@ -61,6 +62,9 @@ def judge(message: Message) -> float:
         raise ValueError("the first attempt fails")
     if message.attempt == 1 and message.body == "again":
         raise Retry("not yet", delay=timedelta(milliseconds=50))
+    if message.body == "deferred" and not (mark := Path(f"deferred-{message.id}")).exists():
+        mark.touch()
+        raise Defer("not yet", delay="50ms")
     if message.body == "given-up":
         raise Discard("it is of no use")
     return message.body / 1000 if isinstance(message.body, int) else 0.0
