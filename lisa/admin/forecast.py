@@ -94,9 +94,13 @@ class Outlook:
 
 
 def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
-    """Count waiting messages by remaining time; the first band is overdue."""
+    """Count waiting messages and retries by remaining time; the first band is overdue."""
     edges = [0, *BANDS_MS]
-    keys = [store.keys.topic(shard).waiting for shard in (yield from shards(store, topic))]
+    keys: list[str] = []
+    for shard in (yield from shards(store, topic)):
+        own = store.keys.topic(shard)
+        groups = yield from store.groups(shard)
+        keys += [own.waiting, *(own.group(name).retry for name in groups)]
     ends = [now_ms + edge for edge in edges]
     counts = yield from ask_all(store, [one for key in keys for one in _counts(key, ends)])
     ranges = list(pairwise((None, *edges, None)))

@@ -6,7 +6,7 @@ are therefore in the last sample before it. A reader requests one sample per ins
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +24,9 @@ HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 SAMPLE_DELAY_MS = 15_000
 """How long after a full minute its samples may be missing."""
+
+KEPT_MS = 89 * DAY_MS
+"""For how long managers certainly keep a topic's samples."""
 
 MIN_FRACTION = 4
 """Intervals shorter than 1/MIN_FRACTION of the longest are too short to measure a rate."""
@@ -44,11 +47,15 @@ class HistorySpan(Steps):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The period between two instants; `counters` are the increases of the counters."""
+    """The period between two instants; `counters` are the increases of the counters.
+
+    is_first: it ends with the topic's first sample, and has what was counted before as well.
+    """
 
     start_ms: int
     end_ms: int
     counters: Mapping[str, int]
+    is_first: bool = False
 
     @property
     def seconds(self) -> float:
@@ -73,7 +80,7 @@ class Interval:
 def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow[list[Interval]]:
     """The intervals of a span, oldest first; the last one ends now, with the live counters.
 
-    Intervals before the first sample are omitted.
+    Intervals before the topic's first sample are omitted.
     """
     step = span.step_ms
     last = now_ms - now_ms % step
@@ -84,7 +91,15 @@ def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow
     live: dict[str, int] = {}
     for shard in (yield from counted(store, [topic]))[topic]:
         live = summed([live, (yield from store.stats(shard))])
-    return intervals([*zip(bounds, known, strict=True), (now_ms, live)])
+    ends = [*zip(bounds, known, strict=True), (now_ms, live)]
+    return [*_first(ends, now_ms), *intervals(ends)]
+
+
+def _first(ends: Sequence[tuple[int, Mapping[str, int] | None]], now_ms: int) -> Iterator[Interval]:
+    """The interval in which a topic was sampled first, if older samples would still be kept."""
+    for (start, before), (end, after) in pairwise(ends):
+        if before is None and after and end > start and start > now_ms - KEPT_MS:
+            yield Interval(start, end, dict(after), is_first=True)
 
 
 def intervals(ends: Sequence[tuple[int, Mapping[str, int] | None]]) -> list[Interval]:
@@ -142,6 +157,7 @@ def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
 
     Intervals that have just begun are ignored, because a short burst is not a sustained rate.
     """
+    intervals = [one for one in intervals if not one.is_first]
     longest = max((one.seconds for one in intervals), default=0.0)
     measured = [one for one in intervals if one.seconds * MIN_FRACTION >= longest]
     return max((one.per_s("acked", group) for one in measured), default=0.0) or None

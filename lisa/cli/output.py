@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from lisa.core.model.clock import human, ms_datetime, utc_text
+from lisa.core.model.display import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,10 +70,8 @@ def text_table(
 
 
 def printable(text: str) -> str:
-    """Text with non-printable characters escaped, so that they cannot control a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    """Text that cannot control a terminal, hide or reorder other text, or leave its column."""
+    return visible(text).replace("\t", "\\t")
 
 
 def when(ms: int | None, now_ms: int) -> str:

@@ -98,7 +98,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str)
 
 
 def test_output_of_texts_times_and_bodies() -> None:
-    assert printable("a\x1b[2Jb\x9bc\u202e") == "a\\x1b[2Jb\\x9bc\\x202e"
+    assert printable("a\x1b[2Jb\x9bc\u202e") == "a\\u001b[2Jb\\u009bc\\u202e"
     assert printable("größe 量") == "größe 量"
     assert when(1_800_000, 2_000).endswith("(in 29m 58s)")
     assert when(1_000, 13_000).endswith("(12s ago)")

@@ -9,10 +9,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
+from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.core.model.clock import human, ms_datetime
+from lisa.core.model.display import visible
 from lisa.gateway.base_path import placed_page
 from lisa.gateway.page.assets import asset
 
@@ -154,6 +156,7 @@ _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
+    finalize=lambda value: visible(value) if type(value) is str else value,
     trim_blocks=True,
     lstrip_blocks=True,
 )
@@ -167,12 +170,14 @@ _templates.filters.update(
     exact=exact,
     away=away,
     size=size,
+    as_is=escape,
+    visible=visible,
 )
 _templates.globals.update(asset=asset, band=band, link=link, message_link=message_link)
 
 
 def render(template: str, /, **values: Any) -> bytes:
-    """A rendered template as bytes; lone surrogates in ids become question marks."""
+    """A rendered template as bytes. Users' text is made visible, unless the template says `as_is`."""
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 

@@ -70,7 +70,8 @@
       const button = event.target.closest("button[data-copy]");
       if (!button) return;
       const name = button.dataset.name ??= button.textContent;
-      await navigator.clipboard.writeText(document.querySelector(button.dataset.copy).textContent);
+      const shown = document.querySelector(button.dataset.copy);
+      await navigator.clipboard.writeText(shown.dataset.raw ?? shown.textContent);
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = name; }, 1500);
     });
