@@ -38,7 +38,9 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     sample(client, first + MINUTE, sent=70, acked_at_lisa=65)
     # In a minute without a sample, nothing changed.
     client.hset("lisa:{orders}:stats", mapping={"sent": 100, "acked@lisa": 95, "late:e@lisa": 4})
-    found = found_history(cast)
+    new, *found = found_history(cast)
+    # A new topic had counted up to its first sample, perhaps not at an even pace.
+    assert (new.start_ms, new.rise("sent"), new.is_first) == (first - MINUTE, 10, True)
     assert [(one.start_ms, one.counters.get("sent", 0)) for one in found] == [
         (first, 60),
         (first + MINUTE, 0),
@@ -59,7 +61,11 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     sample(client, begun - MINUTE, acked_at_lisa=60)
     client.hset("lisa:{orders}:stats", mapping={"acked@lisa": 121})
     found = found_history(cast, begun + 500)
-    assert [one.seconds for one in found] == [60, 60.5]
+    assert [(one.seconds, one.is_first) for one in found] == [
+        (60, True),
+        (60, False),
+        (60.5, False),
+    ]
     assert history.best_pace(found, "lisa") == pytest.approx(1.0, abs=0.02)
 
 
@@ -74,13 +80,15 @@ def test_a_server_that_came_back_empty_makes_no_negative_rates(
 
 def test_bands_count_each_message_once(cast: Cast, client: redis.Redis) -> None:
     dues = [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 1_001, NOW + 10 * 86_400_000, 10**15]
+    client.zadd("lisa:{orders}:g:lisa:retry", {"again": NOW - 5, "later": NOW + 20_000})
     client.zadd("lisa:{orders}:waiting", {f"m{i}": due for i, due in enumerate(dues)})
     found = cast.store.drive(forecast.bands(cast.store, "orders", now_ms=NOW))
     filled = {(one.from_ms, one.to_ms): one.messages for one in found if one.messages}
     assert filled == {
-        (None, 0): 2,
+        (None, 0): 3,
         (0, 1_000): 2,
         (1_000, 5_000): 1,
+        (10_000, 30_000): 1,
         (604_800_000, 2_592_000_000): 1,
         (2_592_000_000, None): 1,
     }

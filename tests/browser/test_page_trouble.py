@@ -241,7 +241,7 @@ def test_empty_charts_say_why_and_pauses_are_marked(site: Site, visitor: Visitor
     topic = new_topic("empty")
     path, history = f"/topics/{topic}", f"lisa:{{{topic}}}:history"
     site.producer.send(topic, 1, delay=timedelta(days=20))
-    for ago in (3, 2):
+    for ago in (70, 2):
         site.raw.xadd(history, {"sent": 1}, id=minute_ago(ago))
     page = visitor.page(path)
     assert "No message is due within these 60 minutes." in page

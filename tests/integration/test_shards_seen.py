@@ -124,7 +124,8 @@ def test_counts_are_sums(split: Split) -> None:
     (ahead,) = split.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
     span = history.HistorySpan.HOUR
-    assert split.drive(history.history(store, "orders", span, now_ms=now_ms)) == []
+    (first,) = split.drive(history.history(store, "orders", span, now_ms=now_ms))
+    assert (first.is_first, first.rise("sent")) == (True, N)
     bands = split.drive(forecast.bands(store, "orders", now_ms=now_ms))
     assert sum(band.messages for band in bands) == 0
     numbers = split.drive(metrics.read(store))

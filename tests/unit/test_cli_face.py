@@ -99,7 +99,8 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str)
 
 def test_output_of_texts_times_and_bodies() -> None:
     assert printable("a\x1b[2Jb\x9bc\u202e") == "a\\u001b[2Jb\\u009bc\\u202e"
-    assert printable("größe 量") == "größe 量"
+    assert printable("größe 量 \u0646\u200c\u0647\t") == "größe 量 \u0646\u200c\u0647\\t"
+    assert printable("a\u200db\u200bc") == "a\\u200db\\u200bc"
     assert when(1_800_000, 2_000).endswith("(in 29m 58s)")
     assert when(1_000, 13_000).endswith("(12s ago)")
     assert when(253_402_300_799_999, 0)
@@ -144,4 +145,4 @@ def test_no_width_of_a_table_breaks_a_word_or_cuts_an_id() -> None:
     lines = list(text_table(["topic", "n "], [("量子", 1), ("orders", 1_000)]))
     assert lines == ["topic      n", "------  ----", "量子       1", "orders  1000"]
     lines = list(text_table(["", ""], [("body", "a\nb\x1b[2J"), ("id", None)]))
-    assert lines == ["body  a", "      b\\x1b[2J", "id"]
+    assert lines == ["body  a", "      b\\u001b[2J", "id"]

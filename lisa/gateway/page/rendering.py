@@ -177,7 +177,7 @@ _templates.globals.update(asset=asset, band=band, link=link, message_link=messag
 
 
 def render(template: str, /, **values: Any) -> bytes:
-    """A rendered template as bytes. Users' text is made visible, unless the template says `as_is`."""
+    """A rendered template as bytes; users' text is made visible unless filtered by `as_is`."""
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
