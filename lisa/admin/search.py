@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from lisa.admin.messages import LiveState, MessageSource, candidates
 from lisa.admin.shards import shards
 from lisa.admin.story import Preview, previews
+from lisa.core.model.display import visible
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis.flow import Flow
@@ -212,7 +213,9 @@ def _matching(
 ) -> Flow[list[tuple[str, str]]]:
     """The ids that match, and the part that matches."""
     if wanted is None:
-        return [(one, "id") for one in ids if one.startswith(query.wanted)]
+        start = query.wanted  # as it is, or as pages show it
+        found_ids = [one for one in ids if one.startswith(start) or visible(one).startswith(start)]
+        return [(one, "id") for one in found_ids]
     found = yield from previews(store, topic, ids, BODY_BYTES)
     return [
         (one, where)

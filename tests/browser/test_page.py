@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.servers import wait_until
 
 HOUR = timedelta(hours=1)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>alert(1)</script>"
+HIDING_ID = "evil\u202egpj.exe"
 HOSTILE_ID = "\"><svg onload=alert(1)>'/../x?y=1#z%41"
 NAMES = (
     *("billing.retry", "carts.abandoned", "invoices", "mail.reminder", "mail.welcome", "orders"),
@@ -29,6 +31,8 @@ PAGES = {
     "message": "/topics/orders/messages/dead-order",
     "waiting": "/topics/orders/messages/order-1",
     "schedules": "/topics/reports.nightly/schedules",
+    "all-schedules": "/schedules",
+    "hiding": f"/topics/orders/messages/{quote(HIDING_ID)}",
     "schedule": "/topics/reports.nightly/schedule?name=nightly",
     "schedule-form": "/topics/reports.nightly/schedule/edit?name=nightly",
     "search": "/search",
@@ -73,6 +77,8 @@ def site() -> Iterator[Site]:
         )
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
+        long = {"headers": {"trace" * 9: "word " * 60}}
+        running.producer.send("orders", {HIDING_ID: 1}, id=HIDING_ID, delay=HOUR, **long)
         running.kill("orders", "bytes", b"\x00\xff<b>", "cannot read this")
         running.producer.schedule(
             "nightly", topic="reports.nightly", body={HOSTILE: 1}, cron="15 3 * * MON-FRI",
@@ -131,6 +137,10 @@ def test_every_page_is_accessible_and_fits_its_screen(browser: Any, site: Site) 
                 wrong += [(scheme, name, *one) for one in tab.violations()]
                 wrong += [(name, "too wide")] * tab.page.evaluate(TOO_WIDE)
                 tab.shot(f"{name}-{scheme}", whole=name != "overview")
+    with new_tab(browser, site.url, viewport={"width": 320, "height": 700}) as tab:
+        for name, path in PAGES.items():
+            tab.open(path)
+            wrong += [(name, "too wide for 320 px")] * tab.page.evaluate(TOO_WIDE)
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
     with new_tab(browser, site.url, **phone) as tab:
         for name, path in PAGES.items():
@@ -235,6 +245,55 @@ def test_hostile_input_is_shown_as_text(tab: Tab) -> None:
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_url(address)
         assert wanted in tab.text("main")
+
+
+def test_what_would_hide_or_reorder_text_is_escaped(tab: Tab) -> None:
+    """It is copied, searched and sent with forms as it is."""
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.open("/search?q=evil")
+    shown = HIDING_ID.replace("\u202e", "\\u202e")
+    assert "\u202e" not in tab.page.content()
+    tab.follow(shown, "/messages/")
+    assert tab.text("h1") == shown
+    assert shown in tab.text("pre.body")
+    tab.press("Copy id")
+    tab.until("async (id) => (await navigator.clipboard.readText()) === id", HIDING_ID)
+    tab.press("Fire now", "did=fire")
+    tab.open(f"/search?q={quote(shown)}")
+    tab.page.wait_for_url("**/messages/**")
+
+
+LABELS = """(() => {
+  window.cut = [];
+  window.drawn = 0;
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
+    const { width } = this.measureText(text);
+    const at = this.getTransform().transformPoint({ x, y });
+    const left = at.x - { center: width / 2, right: width, end: width }[this.textAlign] || at.x;
+    const isTurned = this.getTransform().b !== 0;
+    window.drawn += 1;
+    if (!isTurned && (left < 0 || left + width > this.canvas.width)) window.cut.push([text, left]);
+    draw.call(this, text, x, y, ...more);
+  };
+})()"""
+
+
+def test_no_label_of_a_chart_is_cut(browser: Any, site: Site) -> None:
+    topic, key = "late-labels", "lisa:{late-labels}:history"
+    counters: dict[Any, Any] = {"sent": 0, "acked@lisa": 0, "garbage@lisa": 0}
+    for i in range(50, 1, -1):
+        counters = {name: n + 1_000_000 // i for name, n in counters.items()}
+        counters[f"late:{chr(ord('a') + i // 2)}@lisa"] = 1_000 * i
+        site.raw.xadd(key, counters, id=f"{(now_ms() // MINUTE_MS - i) * MINUTE_MS}-0")
+    site.producer.send(topic, 1, delay=HOUR)
+    for width in (1280, 320):
+        with new_tab(browser, site.url, viewport={"width": width, "height": 800}) as tab:
+            tab.page.add_init_script(LABELS)
+            for past in ("hour", "week"):
+                tab.open(f"/topics/{topic}?past={past}")
+                tab.until("window.drawn > 40")
+                assert tab.page.evaluate("window.cut") == []
 
 
 def test_a_message_page_shows_its_history_and_its_body(tab: Tab, site: Site) -> None:

@@ -12,7 +12,8 @@ from functools import partial
 from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import search
-from lisa.admin.search import MessageQuery, SearchPage
+from lisa.admin.search import MessageQuery, SearchPage, unescaped
+from lisa.core.model.display import visible
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.sharding import Topic, topic_of
@@ -51,6 +52,9 @@ async def show(visit: PageRequest) -> Response:
         page = await _archived(visit, archive, query)
     elif wanted and not in_text and cursor is None:
         exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
+        written = unescaped(wanted)  # as a page shows an id with hiding characters
+        if not exact and visible(written) == wanted != written:
+            exact, wanted = await _exact(visit, topics[:MOST_TOPICS], check_id(written)), written
         if len(exact) == 1 and "in" not in visit.query:
             return RedirectResponse(message_link(exact[0], wanted), 303)
     if wanted and archive is None:
