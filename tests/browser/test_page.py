@@ -77,8 +77,8 @@ def site() -> Iterator[Site]:
         )
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
-        long = {"headers": {"trace" * 9: "word " * 60}}
-        running.producer.send("orders", {HIDING_ID: 1}, id=HIDING_ID, delay=HOUR, **long)
+        long = {"trace" * 9: "word " * 60}
+        running.producer.send("orders", {HIDING_ID: 1}, id=HIDING_ID, delay=HOUR, headers=long)
         running.kill("orders", "bytes", b"\x00\xff<b>", "cannot read this")
         running.producer.schedule(
             "nightly", topic="reports.nightly", body={HOSTILE: 1}, cron="15 3 * * MON-FRI",
