@@ -7,7 +7,9 @@ from typing import Any
 
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
+from lisa.admin.doubts import MOST_TOPICS, doubts
 from lisa.admin.probes import TOPIC, refused, rules
+from lisa.admin.topics import counts
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.presence import NO_HEARTBEATS, write_refusal
@@ -64,6 +66,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         _keys,
         _scripts,
         _managers,
+        _topics,
     ):
         checks.append((yield from check(store)))
     return checks
@@ -193,6 +196,20 @@ def _scripts(store: Store) -> Flow[Check]:
     return Check.ok(
         "script cache", f"{sum(map(bool, reply))} of {len(shas)} loaded; others load on first use"
     )
+
+
+def _topics(store: Store) -> Flow[Check]:
+    """Check for topics that may be mistyped."""
+    try:
+        names = yield from store.topics()
+        found = yield from doubts(store, (yield from counts(store, names[: MOST_TOPICS + 1])))
+    except ConfigError as error:
+        return Check.warn("topics", str(error), "grant read access to this user")
+    if found:
+        return Check.warn(
+            "topics", "; ".join(found), "correct the name, or start a consumer; see `lisa topics`"
+        )
+    return Check.ok("topics", f"{len(names):,}")
 
 
 def _managers(store: Store) -> Flow[Check]:

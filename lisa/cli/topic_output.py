@@ -79,13 +79,25 @@ def store_with_topic(chosen: Chosen, topic: str) -> SyncStore:
     return store
 
 
-def require_topics(store: SyncStore, topics: Sequence[str]) -> None:
-    """End the command with exit code 1 if one of the topics is unknown."""
+def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> None:
+    """End the command with exit code 1 if one of the topics is unknown; names a similar one."""
+    import difflib
+
     from lisa.admin.topics import exists
 
     for topic in topics:
         if not store.drive(exists(store, topic)):
-            fail(f"topic {topic} is unknown")
+            near = difflib.get_close_matches(topic, store.drive(store.topics()), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            fail(f"topic {topic} is unknown{hint}{cure}")
+
+
+def print_doubts(store: SyncStore, states: Sequence[TopicState]) -> None:
+    """Print to stderr which topics may be mistyped."""
+    from lisa.admin.doubts import doubts
+
+    for doubt in store.drive(doubts(store, states)):
+        click.echo(f"lisa: {doubt}", err=True)
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:

@@ -26,8 +26,10 @@ from lisa.cli.topic_output import (
     STATES,
     counts_fields,
     overdue_warning,
+    print_doubts,
     print_groups,
     print_result,
+    require_topics,
     store_with_topic,
 )
 from lisa.core.model.clock import duration_ms
@@ -73,6 +75,7 @@ def topics(chosen: Chosen) -> None:
     )
     if said := overdue_warning(store, found, now_ms):
         click.echo(f"lisa: {said}", err=True)
+    print_doubts(store, found)
 
 
 @click.group()
@@ -216,13 +219,16 @@ class _WithOptions(click.Command):
 @topic.command("set", cls=_WithOptions)
 @click.argument("topic")
 @click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.option("--create", is_flag=True, help="Create the topic if it is unknown.")
 @common
-def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...]) -> None:
+def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) -> None:
     """Set options, as in ack_timeout=30s retry_delays=0,2m,10m capacity=unlimited.
 
-    Options set here override the YAML configuration of managers.
+    Options set here override the YAML configuration of managers. Exit code 1 if the topic is
+    unknown, unless --create is given.
     """
     from lisa.admin.topics import set_options
+    from lisa.core.model.keys import check_topic
     from lisa.core.model.options import encode, warning
 
     options = {}
@@ -231,9 +237,11 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...]) -> None:
         if not equals:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
         options[name] = value
-    store = chosen.store()
+    encoded, store = encode(options), chosen.store()
+    if not create:
+        require_topics(store, [check_topic(topic)], "; to create it, add --create")
     changed = store.drive(set_options(store, topic, options))
-    if (said := warning(topic, encode(options))) is not None:
+    if (said := warning(topic, encoded)) is not None:
         click.echo(f"lisa: warning: {said}", err=True)
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
 

@@ -11,6 +11,7 @@ from lisa.core.delivery.group_resolution import (
     is_emptied,
     is_former_shard,
     join,
+    was_never_sent_to,
 )
 from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.store.store import SyncStore
@@ -52,6 +53,8 @@ class Membership:
         group = self._store.drive(join(self._store, self.shard, self.wanted))
         if group is None:
             return False
+        if self._store.drive(was_never_sent_to(self._store, self.shard)):
+            log.info("topic %s: nothing was ever sent to it; is the name right?", self.shard)
         self.group = group
         log.info("topic %s: reading for group %s as %s", self.shard, group, self.name)
         return True

@@ -1,6 +1,7 @@
 """The commands on a real server, and `lisa init`, whose files start every role."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from lisa import Consumer
 from lisa.cli.init import FILES
 from lisa.cli.main import main
 from lisa.core.settings import ManagerSettings, ProducerSettings
@@ -26,7 +28,7 @@ from lisa.embedded.server import free_port
 from tests.deploy.manifests import MAINS, SETTINGS
 from tests.programs import run
 from tests.roles import Cast
-from tests.servers import connect
+from tests.servers import connect, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +175,7 @@ def test_a_file_of_messages_and_where_it_is_cut_off(tmp_path: Path) -> None:
     refused = lisa("send", "orders", "--file", str(tmp_path / "missing"), "--json", code=2)
     assert refused.stderr.count("\n") == 1
     # The error says from which line to go on; sending the file again would repeat the others.
-    lisa("topic", "set", "part", "capacity=1300")
+    lisa("topic", "set", "part", "capacity=1300", "--create")
     later = ("send", "part", "--file", "-", "--delay", "1h")
     said = lisa(*later, code=1, stdin="1\n" * 2_000).stderr
     sent = ask("topic", "show", "part")["waiting"]
@@ -238,8 +240,45 @@ def test_unknown_objects_give_a_negative_result() -> None:
         assert said.stderr == "lisa: '\\udcff' is not UTF-8 text\n"
 
 
+def test_mistyped_topics_are_named(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also on a terminal of 80 columns, where the column of groups is omitted."""
+    for _ in range(2):
+        lisa("send", "ordres", "x", "--delay", "1h")
+    lisa("topic", "group", "add", "mails", "g")
+    lisa("send", "mails", "x")
+    consumer = Consumer(cast.url, group="g")
+    for topic in ("mails", "rders"):
+        consumer.subscribe(topic, print)
+    with caplog.at_level(logging.INFO), consumer:
+        wait_until(lambda: "reading for group g" in caplog.text.partition("topic rders")[2])
+        wait_until(lambda: cast.store.ask("HGET", "lisa:{mails}:stats", "acked@g"))
+    said = "nothing was ever sent to it; is the name right?"
+    assert [one for one in caplog.messages if said in one] == [f"topic rders: {said}"]
+    lisa("topic", "group", "add", "post", "g")
+    lisa("send", "post", "x")
+    told = [
+        "no group takes the messages of ordres (2); is the name right?",
+        "no consumer has ever handled the messages of post (1); is the name right?",
+        "consumers name a topic that nothing was ever sent to: rders; is the name right?",
+    ]
+    monkeypatch.setattr("lisa.cli.output.terminal_width", lambda: 80)
+    assert lisa("topics").stderr.splitlines() == [f"lisa: {one}" for one in told]
+    checks = {one["check"]: one for one in ask("doctor", code=1)["checks"]}
+    assert (checks["topics"]["verdict"], checks["topics"]["found"]) == ("warn", "; ".join(told))
+
+
 def test_topic_options() -> None:
-    assert "1 changed" in lisa("topic", "set", "orders", "ack-timeout=30s").stdout
+    said = lisa("topic", "set", "orders", "ack-timeout=30s", code=1).stderr
+    assert said == "lisa: topic orders is unknown; to create it, add --create\n"
+    assert ask("topics") == []
+    assert "1 changed" in lisa("topic", "set", "orders", "ack-timeout=30s", "--create").stdout
+    assert "did you mean orders?" in lisa("topic", "set", "ordres", "paused=yes", code=1).stderr
+    shown = lisa("topic", "show", "orders").stdout
+    rows = [re.split("  +", row) for row in shown.split("\n\n")[0].splitlines()[2:]]
+    lisa("topic", "set", "orders", *[f"{name}={value}" for name, value in rows])
+    assert lisa("topic", "show", "orders").stdout == shown
     assert "unchanged" in lisa("topic", "set", "orders", "ack_timeout=30s").stdout
     lisa("topic", "set", "orders", "retry_delays=0,2m~0.5", "capacity=7")
     options = ask("topic", "show", "orders")["options"]
@@ -330,7 +369,7 @@ def test_list_continues_from_its_cursor(cast: Cast) -> None:
 
 
 def test_a_topic_s_journal(redis_url: str) -> None:
-    lisa("topic", "set", "orders", "journal=true")
+    lisa("topic", "set", "orders", "journal=true", "--create")
     assert ask("topic", "journal", "show", "orders")["since_ms"] is None
     for body in ("one", "two"):
         lisa("send", "orders", body, "--delay", "1h")
@@ -398,7 +437,7 @@ def test_fsck(cast: Cast) -> None:
     assert ask("fsck")["ok"] is True
     mistyped = lisa("fsck", "orders", "ordres", code=1)
     assert "no inconsistencies" in mistyped.stdout
-    assert mistyped.stderr == "lisa: topic ordres is unknown\n"
+    assert mistyped.stderr == "lisa: topic ordres is unknown; did you mean orders?\n"
     cast.store.ask("ZREM", cast.keys.waiting, "a")
     (finding,) = ask("fsck", code=1)["findings"]
     expected = {"kind": "no-place", "topic": "orders", "group": None, "id": "a", "repaired": False}

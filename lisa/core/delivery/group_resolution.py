@@ -64,6 +64,16 @@ def join(store: Store, shard: Shard, wanted: str) -> Flow[str | None]:
     return found if is_there else None
 
 
+def was_never_sent_to(store: Store, shard: Shard) -> Flow[bool]:
+    """Whether no message of the topic was ever sent or restored: perhaps its name is mistyped."""
+    if shard != own_shard(topic_of(shard)):
+        return False
+    stats = store.keys.topic(shard).stats
+    if any((yield from store.command("HMGET", stats, "sent", "restored"))):
+        return False
+    return not (yield from store.layout(topic_of(shard))).number
+
+
 def _log_new_group(store: Store, topic: Topic, group: str) -> Flow[None]:
     """Log a group that a consumer has declared: a warning if its name may be a typing error."""
     others = [one for one in (yield from store.groups(topic)) if one != group]
