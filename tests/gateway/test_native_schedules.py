@@ -72,6 +72,26 @@ def test_occurrences_have_the_late_policy_of_their_schedule(
     assert server.hvals(f"lisa:{{{topic}}}:policy") == [b"*;600000,collapse"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"until": 20271231}, "a time is text, as in '2026-12-24T09:00'"),
+        ({"start": "2026-12"}, "write ISO 8601, as in '2026-12-24T09:00'"),
+        ({"count": True}, "got `bool`"),
+        ({"until": "2020-01-01"}, "would never tick until 2019-12-31T15:00"),
+        ({"cron": "*/90 * * * *"}, "use every_ms='90m'"),
+        ({"cron": "0 0 0 29 2 ? 2027"}, "never ticks"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    client: httpx.Client, options: dict[str, Any], said: str
+) -> None:
+    topic = new_topic()
+    refused = put(client, topic, "s", **DAILY | options)
+    assert (refused.status_code, said in refused.json()["detail"]) == (400, True), refused.text
+    assert client.get(f"/v1/topics/{topic}/schedules").json().get("schedules", []) == []
+
+
 def test_a_version_protects_against_concurrent_edits(client: httpx.Client) -> None:
     topic = new_topic()
     assert put(client, topic, "s", **DAILY, if_version=0).status_code == 200

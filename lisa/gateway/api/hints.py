@@ -17,6 +17,8 @@ _UNKNOWN = re.compile(
 
 _INVALID_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(?P<field>\w+)`\Z", re.DOTALL)
 
+_TIME_AS_NUMBER = re.compile(r"got `(int|float|bool)` - at `\$\.(start|until|at_local)`\Z")
+
 _SYNONYMS = {
     "body": ("payload", "data", "message", "content", "value"),
     "due_ms": ("at", "at_ms", "due", "due_at", "eta", "run_at", "scheduled_at", "timestamp"),
@@ -63,6 +65,8 @@ def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:
     if unknown is None:
         invalid = _INVALID_VALUE.search(str(error))
         allowed = "" if invalid is None else f"; use {', '.join(_values(kind, invalid['field']))}"
+        if _TIME_AS_NUMBER.search(str(error)):
+            allowed = "; a time is text, as in '2026-12-24T09:00'"
         return f"{what} does not match the schema: {error}{allowed}"
     names, given = _names(kind), unknown["name"][:LONGEST_NAME]
     return f"{what} has the unknown field `{given}`{unknown['place'] or ''}; " + _hint(given, names)
