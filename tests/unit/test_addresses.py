@@ -102,6 +102,7 @@ def test_case_and_blanks_around_a_url_are_of_no_account(url: str) -> None:
     for text in (url, url.replace("//", "//me:p@ss[@")):
         found = Address(text)
         assert found.shown == "redis://h:7000/0"
+        assert not re.search("p@|%40", repr(found))
         assert ManagerSettings.load(redis=text).redis.url == found.url
         assert found.keywords().get("password") == ("p@ss[" if text != url else None)
         assert (

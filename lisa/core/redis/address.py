@@ -64,14 +64,14 @@ def chosen_url(url: str | None) -> str:
 class Address:
     """A server address. `options` are keyword arguments of redis-py (such as TLS files)."""
 
-    url: str = DEFAULT_URL
+    url: str = field(default=DEFAULT_URL, repr=False)
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     socket_timeout_s: float = SOCKET_TIMEOUT_S
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    parts: ServerUrl = field(init=False, repr=False, compare=False)
+    parts: ServerUrl = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._set(ServerUrl.parse(self.url))
