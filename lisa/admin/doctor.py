@@ -7,8 +7,8 @@ from typing import Any
 
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
-from lisa.admin.doubts import MOST_TOPICS, doubts
 from lisa.admin.probes import TOPIC, refused, rules
+from lisa.admin.topic_names import MOST_TOPICS, suspected_names
 from lisa.admin.topics import counts
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
@@ -202,7 +202,8 @@ def _topics(store: Store) -> Flow[Check]:
     """Check for topics that may be mistyped."""
     try:
         names = yield from store.topics()
-        found = yield from doubts(store, (yield from counts(store, names[: MOST_TOPICS + 1])))
+        states = yield from counts(store, names[: MOST_TOPICS + 1])
+        found = yield from suspected_names(store, states)
     except ConfigError as error:
         return Check.warn("topics", str(error), "grant read access to this user")
     if found:

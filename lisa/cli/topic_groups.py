@@ -21,10 +21,14 @@ def group() -> None:
 def add(chosen: Chosen, topic: str, group: str) -> None:
     """Declare a group. It receives every message that is promoted from now on."""
     from lisa.admin.groups import add as flow
+    from lisa.admin.topics import exists
 
     store = chosen.store()
+    was_known = store.drive(exists(store, topic))
     new = store.drive(flow(store, topic, group))
     print_result(chosen, topic, f"group {group} is declared", changed=new)
+    if not was_known:
+        click.echo(f"lisa: topic {topic} is new", err=True)
 
 
 @group.command()

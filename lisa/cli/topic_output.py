@@ -92,12 +92,12 @@ def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> N
             fail(f"topic {topic} is unknown{hint}{cure}")
 
 
-def print_doubts(store: SyncStore, states: Sequence[TopicState]) -> None:
+def print_suspected_names(store: SyncStore, states: Sequence[TopicState]) -> None:
     """Print to stderr which topics may be mistyped."""
-    from lisa.admin.doubts import doubts
+    from lisa.admin.topic_names import suspected_names
 
-    for doubt in store.drive(doubts(store, states)):
-        click.echo(f"lisa: {doubt}", err=True)
+    for line in store.drive(suspected_names(store, states)):
+        click.echo(f"lisa: {line}", err=True)
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:

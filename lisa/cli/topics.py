@@ -26,9 +26,9 @@ from lisa.cli.topic_output import (
     STATES,
     counts_fields,
     overdue_warning,
-    print_doubts,
     print_groups,
     print_result,
+    print_suspected_names,
     require_topics,
     store_with_topic,
 )
@@ -75,7 +75,7 @@ def topics(chosen: Chosen) -> None:
     )
     if said := overdue_warning(store, found, now_ms):
         click.echo(f"lisa: {said}", err=True)
-    print_doubts(store, found)
+    print_suspected_names(store, found)
 
 
 @click.group()

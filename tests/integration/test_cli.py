@@ -246,7 +246,7 @@ def test_mistyped_topics_are_named(
     """Also on a terminal of 80 columns, where the column of groups is omitted."""
     for _ in range(2):
         lisa("send", "ordres", "x", "--delay", "1h")
-    lisa("topic", "group", "add", "mails", "g")
+    assert lisa("topic", "group", "add", "mails", "g").stderr == "lisa: topic mails is new\n"
     lisa("send", "mails", "x")
     consumer = Consumer(cast.url, group="g")
     for topic in ("mails", "rders"):

@@ -14,7 +14,7 @@ MOST_TOPICS = 1_000
 """Of more topics, consumers are not read."""
 
 
-def doubts(store: Store, states: Sequence[TopicState]) -> Flow[list[str]]:
+def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str]]:
     """What is strange about topics, in one line for each kind; nothing for many topics."""
     if not states or len(states) > MOST_TOPICS:
         return []
