@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lisa.admin import roles
@@ -25,7 +27,7 @@ from lisa.core.store.server_checks import (
     with_refusal,
     wrong_mode,
 )
-from lisa.core.store.store import SCHEMA_VERSION, Store
+from lisa.core.store.store import SCHEMA_VERSION, Store, grouped
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
@@ -37,8 +39,9 @@ _WRITABLE = ("server", "role", "cluster")
 def examine(store: Store) -> Flow[list[Check]]:
     """Run all checks. Raises ServerUnavailable, and ConfigError for a wrong password."""
     yield from store.command("PING")
-    server = yield from _info(store)
-    if server is None:
+    answers = yield from _on_each(store, "INFO")
+    servers = {node: info(reply) for node, reply in answers.items() if isinstance(reply, bytes)}
+    if not servers:
         checks = [
             Check.warn(
                 "rights",
@@ -47,17 +50,25 @@ def examine(store: Store) -> Flow[list[Check]]:
             )
         ]
     else:
-        wrong = wrong_mode(store.where, server)
-        if wrong is not None:
-            raise wrong
-        checks = [*check_server(server), *(yield from _cluster(store, server))]
+        for server in servers.values():
+            wrong = wrong_mode(store.where, server)
+            if wrong is not None:
+                raise wrong
+        by_node = {node: check_server(server) for node, server in servers.items()}
+        for node, saved in (yield from _snapshots(store, servers)).items():
+            by_node[node].append(saved)
+        checks = _worst(by_node)
+    if store.has_nodes:
+        checks += yield from _cluster(store, answers)
+        if any(isinstance(reply, ServerUnavailable) for reply in answers.values()):
+            return checks  # the others may need this node
     refusal = yield from write_refusal(store, store.keys.managers)
     checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
     fails = (one.verdict is CheckResult.FAIL for one in checks if one.name in _WRITABLE)
     writes = refusal is None and not any(fails)
     # redis-py's cluster client changes the reply of COMMAND INFO; the probes cover clusters.
-    listed = server is None or server.get("cluster_enabled") != "1"
+    listed = not store.has_nodes
     for check in (
         _clock,
         *([_commands] if listed else []),
@@ -72,9 +83,26 @@ def examine(store: Store) -> Flow[list[Check]]:
     return checks
 
 
-def _info(store: Store) -> Flow[dict[str, str] | None]:
-    reply = yield from _try(store, ("INFO",))
-    return None if isinstance(reply, LisaError) else info(reply)
+def _on_each(store: Store, *command: str) -> Flow[dict[str, Any]]:
+    """Each node's reply to a command, or the error that it returned."""
+    if store.has_nodes:
+        return (yield from store.on_each_node(*command))
+    return {"": (yield from _try(store, command))}
+
+
+def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
+    """The checks of all nodes: what one found, or each problem, with the nodes that have it."""
+    whole: list[Check] = []
+    for name in dict.fromkeys(one.name for own in checks.values() for one in own):
+        named = [(one, node) for node, own in checks.items() for one in own if one.name == name]
+        bad = [(one, node) for one, node in named if one.verdict is not CheckResult.OK]
+        for found, nodes in grouped((one.found, node) for one, node in bad).items():
+            check = next(one for one, _ in bad if one.found == found)
+            is_some = len(nodes) < len(checks)
+            whole.append(replace(check, found=f"{', '.join(nodes)}: {found}") if is_some else check)
+        if not bad:
+            whole.append(named[0][0])
+    return whole
 
 
 def _try(store: Store, command: Command) -> Flow[Any]:
@@ -88,32 +116,41 @@ def _try(store: Store, command: Command) -> Flow[Any]:
         return error
 
 
-def _cluster(store: Store, server: dict[str, str]) -> Flow[list[Check]]:
-    checks = []
-    if server.get("aof_enabled") != "1":
-        checks.append((yield from _snapshots(store)))
-    if server.get("cluster_enabled") != "1":
-        return checks
-    reply = yield from _try(store, ("CLUSTER", "INFO"))
-    if isinstance(reply, LisaError):
-        checks.append(Check.warn("cluster", "CLUSTER INFO is not permitted", "allow +cluster|info"))
-        return checks
-    fields = reply if isinstance(reply, dict) else info(reply)
+def _cluster(store: Store, answers: Mapping[str, Any]) -> Flow[list[Check]]:
+    """Whether each primary answers, and takes the cluster for whole."""
+    states = yield from _on_each(store, "CLUSTER", "INFO")
+    found: dict[str, list[Check]] = {}
+    for node, reply in states.items():
+        if isinstance(answers.get(node), ServerUnavailable):
+            check = Check.fail("cluster", "does not answer", "start the node, or give it a replica")
+        elif isinstance(reply, LisaError):
+            check = Check.warn("cluster", "CLUSTER INFO is not permitted", "allow +cluster|info")
+        else:
+            check = _state(info(reply))
+        found[node] = [check]
+    return _worst(found)
+
+
+def _state(fields: Mapping[str, str]) -> Check:
     state = fields.get("cluster_state", "?")
     found = f"state {state}, {fields.get('cluster_size', '?')} primaries"
     if state == "ok":
-        checks.append(Check.ok("cluster", found))
-    else:
-        checks.append(Check.fail("cluster", found, "assign all slots: see CLUSTER SLOTS"))
-    return checks
+        return Check.ok("cluster", found)
+    return Check.fail("cluster", found, "assign all slots: see CLUSTER SLOTS")
 
 
-def _snapshots(store: Store) -> Flow[Check]:
-    """Check for snapshots on a server without an append-only file."""
-    reply = yield from _try(store, ("CONFIG", "GET", "save"))
-    if isinstance(reply, LisaError):
+def _snapshots(store: Store, servers: Mapping[str, Mapping[str, str]]) -> Flow[dict[str, Check]]:
+    """Check for snapshots on each server without an append-only file."""
+    bare = [node for node, server in servers.items() if server.get("aof_enabled") != "1"]
+    replies = (yield from _on_each(store, "CONFIG", "GET", "save")) if bare else {}
+    return {node: _saved(replies.get(node)) for node in bare}
+
+
+def _saved(reply: Any) -> Check:
+    """The result for a server without an append-only file."""
+    if not isinstance(reply, list):
         return no_append_only_file()
-    value = next(iter(reply.values())) if isinstance(reply, dict) else (reply or [b"", b""])[1]
+    value = (reply or [b"", b""])[1]
     if value:
         return Check.warn(
             "persistence",

@@ -12,9 +12,12 @@ import pytest
 import redis
 
 from lisa import ConfigError, Manager, Producer
+from lisa.admin.doctor import examine
+from lisa.core.metrics import topics
 from lisa.core.redis.address import SOCKET_TIMEOUT_S
 from lisa.core.settings.gateway import GatewayServerSettings
 from lisa.core.transitions.declare import Declare
+from lisa.embedded.server import HOST
 from lisa.manager import idle_topics
 from lisa.manager.server_monitor import PROBE_TIMEOUT_S
 from tests import topologies
@@ -216,6 +219,30 @@ def test_a_broken_link_between_primaries_delays_no_message(
             assert manager.health()["status"] == "ok"
         finally:
             drop_packets(-1)
+
+
+def test_doctor_and_metrics_ask_every_primary(cluster: Cluster) -> None:
+    first, second, third = cluster.primaries
+    store, limit = open_store(cluster.url), 64 << 20
+    for (topic,) in topologies.topics_on(cluster, 1):
+        store.ask("EXISTS", store.keys.topic(topic).options)  # those of other tests were away
+    first.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    second.ask("CONFIG", "SET", "maxmemory", limit)
+    hang(third)
+    try:
+        found = {one.name: one.found for one in store.drive(examine(store))}
+        assert found["maxmemory-policy"] == (
+            f"{HOST}:{first.port}: allkeys-lru: messages may be evicted"
+        )
+        assert found["cluster"].startswith(f"{HOST}:{third.port}: does not answer")
+        third.go_on()
+        cluster.wait_until_whole()
+        numbers = store.drive(topics.read(store))
+        assert numbers["lisa_server_memory_max_bytes"] == {(): limit}
+    finally:
+        third.go_on()
+        first.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        second.ask("CONFIG", "SET", "maxmemory", 0)
 
 
 def test_a_newer_schema_found_later_still_refuses(cluster: Cluster) -> None:

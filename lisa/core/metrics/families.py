@@ -195,8 +195,14 @@ _SERVER = (
         "that reads several topics counts once here, and once for each in "
         "lisa_topic_consumers_alive.",
     ),
-    _gauge("lisa_server_memory_used_bytes", "Memory that Redis uses."),
-    _gauge("lisa_server_memory_max_bytes", "Redis's maxmemory; 0 if unlimited."),
+    _gauge(
+        "lisa_server_memory_used_bytes",
+        "Memory that Redis uses; on a cluster, that of the fullest primary.",
+    ),
+    _gauge(
+        "lisa_server_memory_max_bytes",
+        "Redis's maxmemory, 0 if unlimited; on a cluster, that of the fullest primary.",
+    ),
     _gauge(
         "lisa_server_clock_offset_seconds", "Redis's clock minus the clock of the scraped machine."
     ),

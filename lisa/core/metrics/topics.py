@@ -19,6 +19,7 @@ from lisa.core.metrics.topic_numbers import (
     TopicReading,
     TopicReplies,
 )
+from lisa.core.model.errors import LisaError
 from lisa.core.model.options import RAMP_LATE_MS
 from lisa.core.model.sharding import Topic
 from lisa.core.model.stream import entry_ms
@@ -43,8 +44,10 @@ def read(store: Store) -> Flow[Numbers]:
     now_us = yield from store.server_time_us()
     put(numbers, "lisa_server_clock_offset_seconds", now_us / 1e6 - (asked + time.time()) / 2)
     now_ms = now_us // 1000
-    info, managers = yield from _ask(store, [("INFO", "memory"), ("HGETALL", store.keys.managers)])
-    _add_memory(numbers, info)
+    infos = (yield from store.on_each_node("INFO", "memory")).values()
+    # No number for a user who may not run INFO.
+    _add_memory(numbers, [one for one in infos if not isinstance(one, LisaError)])
+    (managers,) = yield from _ask(store, [("HGETALL", store.keys.managers)])
     records = presence.records_in(managers or [], presence.ManagerPresence)
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
     topics = yield from store.topics()
@@ -191,9 +194,14 @@ def _oldest_unread(
     }
 
 
-def _add_memory(numbers: Numbers, info: bytes | None) -> None:
-    if info is None:  # the user may not run INFO
-        return
-    fields = dict(line.split(":", 1) for line in text(info).splitlines() if ":" in line)
-    put(numbers, "lisa_server_memory_used_bytes", float(fields.get("used_memory", 0)))
-    put(numbers, "lisa_server_memory_max_bytes", float(fields.get("maxmemory", 0)))
+def _add_memory(numbers: Numbers, infos: Sequence[bytes]) -> None:
+    """Of the nodes, the one whose memory is the first to run out."""
+    nodes = []
+    for info in infos:
+        fields = dict(line.split(":", 1) for line in text(info).splitlines() if ":" in line)
+        used, most = float(fields.get("used_memory", 0)), float(fields.get("maxmemory", 0))
+        nodes.append((used / most if most else 0.0, used, most))
+    if nodes:
+        _, used, most = max(nodes)
+        put(numbers, "lisa_server_memory_used_bytes", used)
+        put(numbers, "lisa_server_memory_max_bytes", most)

@@ -16,7 +16,15 @@ from typing import Any
 import redis
 
 from lisa.core.daemon.threads import in_thread
-from lisa.core.redis.cluster_flows import LOST, CommandPage, chain, lose, one_command, slot_of
+from lisa.core.redis.cluster_flows import (
+    LOST,
+    CommandPage,
+    chain,
+    every_primary,
+    lose,
+    one_command,
+    slot_of,
+)
 from lisa.core.redis.exchange import aexchange, exchange
 from lisa.core.redis.flow import Command, adrive, drive
 from lisa.core.redis.topology import NodeAddress, Topology
@@ -79,6 +87,10 @@ class RawCluster(_Nodes):
         for command in commands:
             yield drive(page.run(command), self)
 
+    def send_to_each(self, command: Command) -> list[tuple[str, Any]]:
+        """Run one command on each primary; pairs of the node's name and its reply or error."""
+        return drive(every_primary(self.topology, command), self)
+
     def chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Run commands on the node that holds `key`; the replies may include errors."""
         return drive(chain(self.topology, slot_of(key), commands), self)
@@ -130,6 +142,10 @@ class AsyncRawCluster(_Nodes):
         """See `RawCluster.each`."""
         page = CommandPage(self.topology)
         return [await adrive(page.run(command), self) for command in commands]
+
+    async def send_to_each(self, command: Command) -> list[tuple[str, Any]]:
+        """See `RawCluster.send_to_each`."""
+        return await adrive(every_primary(self.topology, command), self)
 
     async def chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """See `RawCluster.chain`."""

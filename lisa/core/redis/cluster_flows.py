@@ -112,6 +112,7 @@ def _send(
     except LOST as error:
         yield from lose(topology, node, error)
         raise
+    topology.answered(node)
     return replies[1::2] if asking else replies
 
 
@@ -141,6 +142,25 @@ def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
             failed = error
     yield _Refresh(topology)
     raise failed
+
+
+def every_primary(topology: Topology, command: Command) -> Flow[list[tuple[str, Any]]]:
+    """Run one command on each primary; pairs of the node's name and its reply or error.
+
+    A node that did not answer shortly before is not asked: waiting for it would delay each call.
+    """
+    if not topology.primaries:
+        yield _Refresh(topology)
+    found: list[tuple[str, Any]] = []
+    for node in topology.primaries:
+        try:
+            if topology.has_failed(node):
+                raise exceptions.ConnectionError("it did not answer shortly before")
+            (reply,) = yield from _send(topology, node, [command])
+        except LOST as error:
+            reply = error
+        found.append((f"{node[0]}:{node[1]}", reply))
+    return found
 
 
 def _scan(topology: Topology, cursor: int, rest: Command) -> Flow[list[Any]]:

@@ -94,6 +94,13 @@ class Connection(_Opener):
         """Send commands together; the replies may include errors."""
         return list(self.begin(commands))
 
+    def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+        """Send one command to each primary; pairs of the node's name and its reply or error."""
+        if self.address.kind == "cluster":
+            found: list[tuple[str, Any]] = self._redis.send_to_each(command)
+            return found
+        return [("", reply) for reply in self.execute_many([command])]
+
     def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands together, on one connection, to the node that holds `key`."""
         if self.address.kind == "cluster":
@@ -199,6 +206,13 @@ class AsyncConnection(_Opener):
             replies: list[Any] = await self._redis.each(commands)
             return replies
         return await aexchange(self._redis.connection_pool, packed(commands), len(commands))
+
+    async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+        """Send one command to each primary; pairs of the node's name and its reply or error."""
+        if self.address.kind == "cluster":
+            found: list[tuple[str, Any]] = await self._redis.send_to_each(command)
+            return found
+        return [("", reply) for reply in await self.execute_many([command])]
 
     async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands together, on one connection, to the node that holds `key`."""

@@ -35,6 +35,9 @@ class Link(Protocol):
     def execute_many(self, commands: Sequence[Command]) -> Any:
         """Send commands together; the replies may include errors."""
 
+    def execute_on_each(self, command: Command) -> Any:
+        """Send one command to each primary; pairs of its name and its reply or error."""
+
     def execute_chain(self, key: str, commands: Sequence[Command]) -> Any:
         """Send commands together, on one connection, to the node that holds `key`."""
 
@@ -88,6 +91,22 @@ class Chain(msgspec.Struct, frozen=True):
     def run(self, link: Link) -> Any:
         """The replies; with an asyncio connection, to be awaited."""
         return link.execute_chain(self.key, self.commands)
+
+    arun = run
+
+
+class ExecuteOnEach(msgspec.Struct, frozen=True):
+    """Send one command without keys to each primary of a cluster, or to the single server.
+
+    The flow receives pairs of a node's name, "" for a single server, and the raw reply, which may
+    be an error.
+    """
+
+    command: Command
+
+    def run(self, link: Link) -> Any:
+        """The pairs; with an asyncio connection, to be awaited."""
+        return link.execute_on_each(self.command)
 
     arun = run
 

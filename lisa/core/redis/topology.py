@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -118,12 +119,21 @@ class Topology:
         with self._lock:
             self._failed[node] = time.monotonic()
 
+    def answered(self, node: NodeAddress) -> None:
+        """Record that a node answered."""
+        if node in self._failed:
+            with self._lock:
+                self._failed.pop(node, None)
+
+    def has_failed(self, node: NodeAddress) -> bool:
+        """Whether a node did not answer within the last `AVOIDED_S`, nor has answered since."""
+        return time.monotonic() - self._failed.get(node, -math.inf) < AVOIDED_S
+
     @property
     def primaries(self) -> list[NodeAddress]:
         """All nodes that own slots; nodes that failed recently come last."""
-        view, now = self._view, time.monotonic()
-        nodes = [] if view is None else view.primaries
-        return sorted(nodes, key=lambda one: now - self._failed.get(one, -AVOIDED_S) < AVOIDED_S)
+        view = self._view
+        return sorted([] if view is None else view.primaries, key=self.has_failed)
 
     @property
     def ranges(self) -> list[tuple[int, int, NodeAddress]]:

@@ -10,7 +10,15 @@ from lisa.core.model.backoff import MOVING_S
 from lisa.core.model.keys import Keys
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Chain, Command, Execute, ExecuteMany, Flow, Pause
+from lisa.core.redis.flow import (
+    Chain,
+    Command,
+    Execute,
+    ExecuteMany,
+    ExecuteOnEach,
+    Flow,
+    Pause,
+)
 from lisa.core.redis.patience import LONGEST_S, Patience
 
 
@@ -89,7 +97,20 @@ class CommandRunner:
         """Run one plain command without repeating it. Returns the raw reply."""
         return self._once(Execute(command))
 
-    def _once(self, step: Execute | ExecuteMany | Chain) -> Flow[Any]:
+    def on_each_node(self, *command: str | bytes | float) -> Flow[dict[str, Any]]:
+        """Run one plain command on every primary of a cluster, or on the single server, named "".
+
+        Returns by node the raw reply, or a LisaError. Raises LisaError if there are no replies.
+        """
+        replies = yield from self._once(ExecuteOnEach(command))
+        return {
+            node: errors.translated(reply, node or self.where)
+            if isinstance(reply, Exception)
+            else reply
+            for node, reply in replies
+        }
+
+    def _once(self, step: Execute | ExecuteMany | ExecuteOnEach | Chain) -> Flow[Any]:
         try:
             return (yield step)
         except errors.ClientError as error:
