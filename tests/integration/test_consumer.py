@@ -21,7 +21,7 @@ from lisa.core.model.signals import everywhere
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.purge import Purge
 from lisa.manager import Manager
-from lisa.producer import Producer
+from lisa.producer import Outgoing, Producer
 from tests.consumers import Bench, Blocking, heard, settled, state_of
 from tests.servers import flush, wait_until
 
@@ -58,6 +58,28 @@ def test_messages_are_handled_in_order_acked_and_leave_only_tombstones(server: s
     left = {key for key in bench.ask("KEYS", "*") if b":done:" not in key}
     assert not any(b":body:" in key or b":entries" in key for key in left)
     assert bench.ask("XLEN", bench.ready(TOPIC)) == 0
+
+
+def test_no_handler_begins_with_what_was_replaced_unless_it_was_in_flight(bench: Bench) -> None:
+    began, answers = dict[tuple[str, str], float](), dict[str, tuple[str, float]]()
+
+    def handle(message: Message) -> None:
+        began[message.id, message.body] = time.monotonic()
+        time.sleep(0.002)
+
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, handle)
+    with consumer, bench.manager(TOPIC), Producer(bench.url) as producer:
+        for turn in range(6):
+            ids = [f"{turn}-{n}" for n in range(50)]
+            producer.send_many(TOPIC, [Outgoing("old", id=one) for one in ids], delay="20ms")
+            for one in ids:
+                sent = producer.send_one(TOPIC, "new", id=one, on_duplicate="replace")
+                answers[one] = sent.outcome, time.monotonic()
+        wait_until(lambda: all((one, "new") in began for one in answers))
+    later = {one for (one, body), at in began.items() if body == "old" and at > answers[one][1]}
+    assert {answers[one][0] for one in later} <= {"replaced_in_flight"}
+    assert {outcome for outcome, _ in answers.values()} == {"replaced", "replaced_in_flight"}
 
 
 @pytest.mark.parametrize("is_second_async", [False, True])
