@@ -307,6 +307,8 @@ def late_by_its_due_time(case: Case) -> None:
             may_be_moved = change.kind == "R" and change.answer != "r"
             if may_be_moved or (change.kind == "D" and not case.owes_its_first(message, change)):
                 continue
+        if message in case.run.updated:  # how long its first send took is not known here
+            continue
         by = rows.due[row] - latest[message]
         case.accuse("late", number, f"its due time was {by} ms after what was asked for")
 
@@ -422,11 +424,10 @@ def after_cancel(case: Case) -> None:
 
 def after_replace(case: Case) -> None:
     """Handled after its replacement: only a consumer that held it in flight may begin with it."""
-    for answer, held_us, why in (
-        ("r", 0, case.causes.stopped),
-        ("f", HELD_US, case.causes.held_up),
-    ):
-        for message, change, here in case.changes("P", answer):
+    for kind, answer in (("P", "r"), ("P", "f"), ("U", "r"), ("U", "f"), ("U", "u")):
+        is_held = answer == "f"
+        held_us, why = (HELD_US, case.causes.held_up) if is_held else (0, case.causes.stopped)
+        for message, change, here in case.changes(kind, answer):
             for row in here:
                 begin, process = case.handled.begin[row], case.handled.process[row]
                 if case.least[row] <= change.ended + held_us:
@@ -443,7 +444,8 @@ def answers(case: Case) -> None:
     for row, letter in case.run.odd.items():
         what = f"sent for the first time, and answered {letter!r}"
         case.accuse("unexplained", case.messages.number[row], what)
-    for kind, what in (("D", "sent again"), ("P", "sent to replace another")):
+    told = {"D": "sent again", "P": "sent to replace another", "U": "sent to update another"}
+    for kind, what in told.items():
         for message, change, _ in case.changes(kind, "a"):
             if case.owes_its_first(message, change):
                 number = case.messages.number[message]

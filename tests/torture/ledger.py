@@ -155,6 +155,7 @@ class Book:
         S call low topic first count doing,... due,... ttl   a send of `count` new messages
         D call low number due                                the same id sent once more
         P call low topic number of due                       a new message in the place of another
+        U call low topic number of due                       the same, with the other's due time
         X call low number                                    a cancel
         R call low number due                                a new due time
         C call high letters                                  what Redis confirmed, letter by letter

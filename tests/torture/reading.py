@@ -50,7 +50,8 @@ class TakenBack(IntEnum):
 
 class Change(NamedTuple):
     """A second call for a message: X cancel, R new due time, D the same id again, P another one in
-    its place. `ended` is 0 and `answer` empty if no answer is known."""
+    its place, U another one with its due time. `ended` is 0 and `answer` empty if no answer is
+    known."""
 
     kind: str
     due: int
@@ -87,6 +88,7 @@ class Run:
         and begin.
     changes: by row of the message.
     odd: the answers to rows with an explicit id that were not `accepted`.
+    updated: the rows that have the due time of another one.
     strangers: the numbers of handled messages that no ledger knows.
     archived: the numbers of messages that must be restored if the server loses them.
     traces: tracebacks in the roles' logs: where, and their last line.
@@ -100,6 +102,7 @@ class Run:
     changes: dict[int, Change] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     odd: dict[int, str] = field(default_factory=dict)
+    updated: set[int] = field(default_factory=set)
     strangers: list[int] = field(default_factory=list)
     archived: frozenset[int] = frozenset()
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -149,6 +152,7 @@ def _read_sent(run: Run, folder: Path) -> None:
         tables.append(sender.rows[: sender.count])
         run.changes |= {total + row: change for row, change in sender.changes.items()}
         run.odd |= {total + row: letter for row, letter in sender.odd.items()}
+        run.updated |= {total + row for row in sender.updated}
         run.failures += sender.failures
         total += sender.count
     run.messages = np.concatenate(tables).view(np.recarray)
@@ -163,6 +167,7 @@ class _Sender:
         self.changes: dict[int, Change] = {}
         self.failures: list[Failure] = []
         self.odd: dict[int, str] = {}
+        self.updated: set[int] = set()
         self._number = number
         self._calls: dict[str, Call] = {}
 
@@ -182,15 +187,17 @@ class _Sender:
             call = Call("S", _place(number), int(size), at)
             self._add(call, int(topic), does, dues, int(ttl))
             return call
-        if kind == "P":
+        if kind in "PU":
             topic, number, replaced, said = rest
             new, old, due = _place(number), _place(replaced), _due(said, at)
-            self._add(Call("P", new, 1, at), int(topic), f"{int(Do.OK)}", said)
+            self._add(Call(kind, new, 1, at), int(topic), f"{int(Do.OK)}", said)
+            if kind == "U":  # until the answer tells
+                self.rows["due"][new] = min(due, int(self.rows["due"][old]))
         else:
             new = old = _place(rest[0])
             due = _due(rest[1], at) if kind in "DR" else 0
         self.changes[old] = Change(kind, due, at)
-        if kind in "PX":
+        if kind in "PUX":
             self.rows["taken_back"][old] = TakenBack.MAYBE
         return Call(kind, new, 1, at, old)
 
@@ -208,7 +215,7 @@ class _Sender:
         part["due"] = [_due(due, call.tried) for due in dues.split(",")]
 
     def _settled(self, call: Call, at: int, letters: str) -> None:
-        if call.kind in "SPD":
+        if call.kind in "SPUD":
             known = self.rows["confirmed"][call.first : call.first + call.size]
             known[known == 0] = at
         if call.kind == "S":
@@ -219,8 +226,12 @@ class _Sender:
         if call.kind == "X":
             truth = TakenBack.CANCELLED if letters == "c" else TakenBack.NO
             self.rows["taken_back"][call.old] = truth
-        elif call.kind == "P" and letters == "r":
+        elif call.kind in "PU" and letters in "ru":
             self.rows["taken_back"][call.old] = TakenBack.REPLACED
+        if call.kind == "U":
+            due = self.rows["due"][call.old] if letters == "u" else self.changes[call.old].due
+            self.rows["due"][call.first] = due
+            self.updated |= {call.first} if letters == "u" else set()
 
     def _failed(self, call: Call, at: int, settled: int, name: str) -> None:
         number = (self._number << 32) + call.first

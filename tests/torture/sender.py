@@ -46,7 +46,7 @@ BULK_TOPICS = {"bulk": 80, "two": 8, "batch": 12}
 WAYS = {"alike": 45, "each": 35, "stream": 10, "singly": 10}
 TOPICS = {"async": 25, "hard": 20, "hang": 3, "fickle": 52, WINDOWED: 20}
 STORIES = {
-    "plain": 20, "again": 15, "reject": 8, "replace": 15,
+    "plain": 20, "again": 15, "reject": 8, "replace": 10, "update": 5,
     "cancel": 22, "move": 12, "fire": 5, "ttl": 3,
 }  # fmt: skip
 HARD = {
@@ -251,16 +251,19 @@ class Fickle(Sender):
         name, delay = own_id(number), self._chance.randint(200, 3_000)
         later, due, producer = timedelta(milliseconds=delay), f"+{delay}", self._producer
         options: Any = {"id": name, "delay": later}
+        if story == "update" and not self._orders.has_windows:
+            story = "replace"  # an earlier build has no updates
         if story == "cancel":
             self._call(producer.cancel(topic, name), "X", number)
         elif story == "move":
             self._call(producer.reschedule(topic, name, delay=later), "R", number, due)
         elif story == "fire":
             self._call(producer.fire_now(topic, name), "R", number, "+0")
-        elif story == "replace":
+        elif story in ("replace", "update"):
             [new] = self._book.numbers(1)
-            work = self._outcome(topic, Outgoing([new, Do.OK], **options), "replace")
-            self._call(work, "P", topic_number(topic), new, number, due)
+            work = self._outcome(topic, Outgoing([new, Do.OK], **options), story)
+            kind = "P" if story == "replace" else "U"
+            self._call(work, kind, topic_number(topic), new, number, due)
         elif story == "again":
             work = self._outcome(topic, Outgoing([number, Do.OK], **options), "keep")
             self._call(work, "D", number, due)

@@ -57,6 +57,7 @@ a retry: send hard do=RAISE; handle 1.1 FAILED; handle 1.35 attempt=2 due_s=1.4
 by a delay: send; handle 1 due_s=0.95
 by an absolute due time: send due=1700000002000; handle 1.5
 after it was put off: send; move 0.5 +3000; handle 1.1
+before the due time of what it updates: send due=+3000; update 0.5 +1000; handle 1.6 due_s=1.5
 by a duplicate: send due=+3000; again 0.1 +1000; handle 1.2
 before its window opens: send windows at_s=38.5; handle 39.5 due_s=39.5
 after its window closed: send windows at_s=100; handle 101 due_s=101
@@ -80,6 +81,7 @@ the process was frozen: freeze 2 1 6; send; cancel 5; handle 6.001
 
 == after replace
 handled: send; replace 1.05 +1000; handle 1.2 number=old; handle 2.2
+updated, and handled: send; update 0.5 +1000; handle 1.05 number=old; handle 1.1
 in flight, and handled much later: send; replace 0.5 +1000 f; handle 3 number=old; handle 1.6
 
 == lost excused, after replace excused
@@ -158,6 +160,8 @@ as its window opens: send windows at_s=38.999; handle 39.999 due_s=39.999
 shortly after its window closed: send windows at_s=99.3; handle 100.3 due_s=100.3
 stood still as its window closed: send windows at_s=98; handle 102 due_s=99; stall 99.8 101.9
 a fault counted an attempt: send windows; handle 40.1 due_s=40 attempt=2; freeze 2 30 36
+updated: send; update 0.5 +3000; handle 1.1
+updated in flight: send; update 1.05 +1000 f; handle 1.2 number=old; handle 2.2
 replaced in flight, and begun after that: send; replace 1.05 +1000 f; handle 1.2 number=old;
     handle 2.2
 cancelled at an unknown time: send; cancel 1; handle 1.2 asked=none
@@ -314,6 +318,13 @@ class Papers:
         self.old = self.number
         self._begin("fickle", due, at_s)
         self._call("P", at_s, answer, topic_number("fickle"), self.number, self.old, due)
+
+    def update(self, at_s: float, due: str, answer: str | None = "u") -> None:
+        self.old = self.number
+        self._begin("fickle", due, at_s)
+        if answer == "u":
+            self._dues[self.number] = self._dues[self.old]
+        self._call("U", at_s, answer, topic_number("fickle"), self.number, self.old, due)
 
     def _call(self, kind: str, at_s: float, letter: str | None, *fields: object) -> None:
         """No letter: an error, four seconds later, that a fault explains."""
