@@ -76,15 +76,23 @@ class Membership:
         return True
 
     def was_lost(self) -> bool:
-        """Whether the group was lost with the server's data, not removed. Raises LisaError."""
+        """Whether the group was lost with the server's data, not removed. Raises LisaError.
+
+        A former shard has lost it, too: managers have deleted all of its keys.
+        """
+        if self.is_former_shard():
+            return True
         flow = is_emptied(self._store, self.shard, self.name, is_announced=self.is_announced)
         if not self.is_forgotten and not self._store.drive(flow):
             return False
         return not self._store.drive(has_traces(self._store, self.shard, self.group))
 
     def reset(self) -> None:
-        """Leave the lost group, to join again."""
-        log.warning("topic %s: the server was emptied; joining again", self.shard)
+        """Leave the lost group, to join again. Raises LisaError."""
+        if self.is_former_shard():
+            log.info("topic %s: the shard was deleted; the topic has others", self.shard)
+        else:
+            log.warning("topic %s: the server was emptied; joining again", self.shard)
         self.group, self.is_forgotten, self.is_removed = "", False, False
 
     def end(self, error: BaseException) -> None:

@@ -227,9 +227,10 @@ class Engine:
             started_ms=self._started_ms,
             topics=self._services.registry.topic_count,
         )
+        was_announced = self._is_announced  # before the call: threads of several nodes make it
         is_new = self.store.drive(presence.announce_manager(self.store, me))
         before, self._beat_at = self._beat_at, time.monotonic()
-        if is_new and self._is_announced:
+        if is_new and was_announced:
             # The server lost its data, and another role wrote the schema again before a probe.
             self._services.declare_again()
             if self._beat_at - before < presence.GONE_AFTER.total_seconds():

@@ -14,7 +14,7 @@ from typing import Any
 
 from lisa.core.metrics.numbers import Tally
 from lisa.core.model.clock import duration_ms, human
-from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard
 from lisa.core.store import group_removal, presence, removal_mark
 from lisa.core.store.paging import readable
@@ -131,12 +131,16 @@ class Sweeper:
             try:
                 self._forget(topic, group, alive, gone)
                 self._purge(topic, group, now_ms)
-            except GroupRemoved:
-                continue
+            except LisaError as error:
+                if isinstance(error, ServerUnavailable) or self._has(topic, group):
+                    raise  # else the group was removed, or the shard deleted, meanwhile
         for record in gone:
             if record.group not in groups:  # no group has pending entries of this consumer
                 self._store.drive(presence.leave_consumer(self._store, topic, record.name))
         return not self._configured(topic) and self._unregister(topic, groups, now_ms)
+
+    def _has(self, topic: str, group: str) -> bool:
+        return group in self._store.drive(self._store.groups(topic))
 
     def expire(self, topic: str, now_ms: int) -> int:
         """End messages past their ttl, except those in flight; returns how many ended."""

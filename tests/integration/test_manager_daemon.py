@@ -179,6 +179,29 @@ class TestInThisProcess:
             assert len(cast.await_entries()) == 1
         assert caplog.text.count("has lost its messages") == 2
 
+    def test_threads_that_announce_a_manager_at_once_report_no_loss(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As those of a cluster's nodes at the start."""
+        real = presence.announce_manager
+
+        def announce(*args: Any) -> Any:
+            is_new = yield from real(*args)
+            if is_new:
+                other = threading.Thread(target=engine._beat)
+                other.start()
+                other.join(20)
+            return is_new
+
+        with Manager(redis_url) as manager:
+            engine = manager._engine
+            wait_until(lambda: engine._is_announced)
+            engine._is_announced = False
+            engine.store.drive(presence.leave_manager(engine.store, engine.name))
+            monkeypatch.setattr(presence, "announce_manager", announce)
+            engine._beat()
+        assert "has lost its messages" not in caplog.text
+
     def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
         with Manager(redis_url, topics={"orders": {"groups": ["g", "h"]}}) as manager:
             wait_until(lambda: cast.groups() == ("g", "h"))
