@@ -234,6 +234,7 @@ def test_on_duplicate(jobs: Jobs) -> None:
     assert "already exists" in done.reasons[0]
     done = jobs.schedule(other, on_duplicate="replace")
     assert (done.accepted, done.replaced) == (0, 12)
+    assert jobs.schedule(other, on_duplicate="update").updated == 12
     assert jobs.message("3").body == "new"
 
 
