@@ -163,9 +163,9 @@ class TopicServices:
 
     def _check(self, node: str, loops: Sequence[Loop]) -> None:
         """Make all topics of a node due now."""
+        topics = {*self.registry.topics, *self._scheduling.due_heap.topics()}
+        own = [topic for topic in topics if self._nodes.node_of(topic) in (node, None)]
         for loop in loops:
-            topics = loop.due_heap.topics()
-            own = [topic for topic in topics if self._nodes.node_of(topic) in (node, None)]
             loop.due_heap.bring_forward(dict.fromkeys(own, time.monotonic()))
 
     def _add(self, topic: str) -> None:
@@ -227,7 +227,8 @@ class TopicServices:
         if not self._nodes.answers(key=self._store.keys.scheduled):
             return
         topics = self._scheduler.listed()
-        for gone in {*self._scheduling.due_heap.topics()}.difference(topics, self.registry.topics):
+        gone_topics = {*self._scheduling.due_heap.topics()}.difference(topics)
+        for gone in gone_topics.difference(self.registry.topics if gone_topics else ()):
             self._scheduling.due_heap.remove(gone)
             self._scheduling.topic_errors.forget(gone)
             self._zone_data.forget(gone)
