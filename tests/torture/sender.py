@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer
-from lisa.core.transitions.enqueue import Sent
 from lisa.producer import Outgoing, SendOutcome
 from tests.torture.ledger import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.world import (
@@ -287,7 +286,7 @@ class Fickle(Sender):
         except LisaError as error:
             self._book.fail(call, error)
         else:
-            held = said == Sent.REPLACED_IN_FLIGHT
+            held = said == "replaced_in_flight"  # earlier builds have no such member
             self._book.confirm(call, letter or ("f" if held else said[0]))
 
 
