@@ -7,7 +7,7 @@
 -- as before.
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; n; n times id, entry, closes (epoch ms; '' for a delay), opens (epoch ms, or
---       the delay in ms), reason ('' for a window)
+--       the delay in ms), reason (of a delay)
 -- Returns {'OK', outcome of each: 'd<due>' deferred, 'y' released, 's' stale}; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
@@ -42,7 +42,7 @@ for i, id in ipairs(wanted) do
     seen[id] = true
     ids[k], entries[k] = id, entry
     dues[k] = due_of(ARGV[at - 2], tonumber(ARGV[at - 1]))
-    if ARGV[at] ~= '' then reasons[k] = ARGV[at] end
+    if ARGV[at - 2] == '' then reasons[k] = ARGV[at] end
     reply[i + 1] = dues[k] and 'd' .. int(dues[k]) or 'y'
   else
     reply[i + 1] = outcome_before(id, entry)

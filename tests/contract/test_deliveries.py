@@ -103,8 +103,9 @@ def test_a_deferral_is_never_shorter_than_asked_for(bench: Bench) -> None:
     for _ in range(40):
         bench.put(body="a", lisa=HELD)
         seconds, micros = bench.store.ask("TIME")
-        due_ms = deferred(bench, 7).due_ms
+        due_ms = deferred(bench, 7, "").due_ms
         assert due_ms is not None
+        assert bench.state()["lisa:reasons"] == {"a": " *1"}, "not that of a window"
         assert due_ms * 1_000 >= int(seconds) * 1_000_000 + int(micros) + 7_000
         bench.store.ask("FLUSHALL")
 
