@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.daemon.status import HEALTH
 from lisa.core.model.errors import LisaError
+from lisa.core.redis.errors import FULL
 from lisa.core.store.presence import write_refusal
 from lisa.gateway import api, metrics, page, push
 from lisa.gateway.base_path import BasePath
@@ -74,7 +75,9 @@ def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
             await hub.store.drive(hub.store.command("PING"))
             refusal = await hub.store.drive(write_refusal(hub.store, hub.store.keys.managers))
             if refusal is not None:
-                content["warning"] = f"Redis {refusal.cause} and refuses writes"
+                # A full server can be drained; nothing works on one that takes no write.
+                state, name = ("ok", "warning") if refusal == FULL else ("failing", "fault")
+                content |= {"status": state, name: f"Redis {refusal.cause} and refuses writes"}
         except LisaError as error:
             content |= {"status": "failing", "fault": problem_of(error).detail}
         if faults := hub.faults():

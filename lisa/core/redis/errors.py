@@ -88,10 +88,10 @@ class Refusal(NamedTuple):
     cure: str
 
 
+FULL = Refusal(
+    "memory", "is out of memory", "raise its maxmemory, or let consumers reduce the backlog"
+)
 _REFUSALS = {
-    "OOM": Refusal(
-        "memory", "is out of memory", "raise its maxmemory, or let consumers reduce the backlog"
-    ),
     "MISCONF": Refusal(
         "persistence", "cannot save its data", "check the server's log and its disk"
     ),
@@ -109,7 +109,7 @@ _REFUSALS = {
 def refusal_of(error: BaseException | None) -> Refusal | None:
     """Why the server refused a write that it would take in order; None for any other error."""
     if is_full(error):
-        return _REFUSALS["OOM"]
+        return FULL
     if is_read_only(error):
         return _REFUSALS["READONLY"]
     return _REFUSALS.get(_text_of(error).partition(" ")[0])
