@@ -218,7 +218,7 @@ def json_rows(
         encoding = codecs.lookup(named).name
     except LookupError:
         raise ConfigError(f"--read-option encoding={named}: no such encoding") from None
-    is_whole = rest.pop("multiline", "false").lower() == "true"
+    is_whole = _flag(rest.pop("multiline", "false"))
     if is_whole or encoding.startswith(("utf-16", "utf-32")):
         rest = {name: value for name, value in rest.items() if name != "linesep"}
         rest["wholetext"] = "true"
@@ -234,6 +234,12 @@ def json_rows(
     if not names:
         raise ConfigError(f"{source}: no JSON object with a key was found")
     return JsonRows(lines.select("value"), encoding, sorted(names))
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"--read-option multiLine={text}: write true or false")
+    return text.lower() == "true"
 
 
 @dataclass(frozen=True, slots=True)

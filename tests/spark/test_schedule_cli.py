@@ -334,6 +334,7 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
         ("id,body\n1,x\n", (*csv_, "--read-option", "sep=;"), "name its separator"),
         ("id,name,Name\n1,x,y\n", csv_, "rows: the CSV has several columns 'name': rename all but"),
         ("", csv_, "rows: the CSV is empty; its first line must name the columns"),
+        ("id\n1\n", ("--format", "parquet"), "rows is not Parquet: name its format"),
         ("sep=;\nid;due\n1;2\n", csv_, "rows: the first line, 'sep=;', is for Excel only"),
         ("sep=;\nid;due\n1;2\n", (*csv_, "--read-option", "sep=;"), "is for Excel only"),
         ("id,due,\n1,2,\n", csv_, "rows: column 3 of the CSV has no name"),

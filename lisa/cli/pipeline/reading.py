@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -72,7 +73,7 @@ class Rows:
 
 def format_of(source: str, kind: str | None) -> str:
     """The format of a source: `kind`, else from its name, else parquet."""
-    name = source.lower().removesuffix(".gz")
+    name = source.lower().removesuffix(".gz").removesuffix(".bz2")
     found = (mark for ending, mark in ENDINGS.items() if name.endswith(ending))
     return kind or next(found, "parquet")
 
@@ -101,8 +102,10 @@ def read(
     endings = [ending for ending, mark in ENDINGS.items() if mark == kind] or [f".{kind}"]
     given = {name.lower(): value.lower() for name, value in options.items()}
     is_recursive = given.get("recursivefilelookup") == "true"
-    zipped = [f"{ending}.gz" for ending in endings]
+    zipped = [ending + packed for ending in endings for packed in (".gz", ".bz2")]
     path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
+    if kind == "parquet":
+        _check_parquet(source)
     load = _loader(spark, source, path)
     if kind == "json":
         formats = {name.lower() for name in _FORMATS}
@@ -112,6 +115,18 @@ def read(
     if kind == "csv":
         return _read_csv(load, source, options, declared)
     return Rows(load(kind, options))
+
+
+def _check_parquet(source: str) -> None:
+    file = Path(source)
+    if not file.is_file():
+        return
+    with file.open("rb") as stream:
+        if stream.read(4) not in (b"PAR1", b"PARE"):  # E: with an encrypted footer
+            raise ConfigError(
+                f"{source} is not Parquet: name its format, as in --format csv; Spark unpacks .gz "
+                "and .bz2, but not .zip, and does not read spreadsheets"
+            )
 
 
 def _parsed(schema: str) -> StructType:

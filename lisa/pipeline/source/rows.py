@@ -335,6 +335,15 @@ def _json(body: bytes | None) -> bytes:
     return text
 
 
+def _utf8(body: bytes | None) -> bytes:
+    text = _not_null(body)
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"not UTF-8: {error}") from None
+    return text
+
+
 def _tail_of_kind(kind: str, headers: bytes, body: bytes | None) -> bytes:
     if kind not in _CHECKED:
         raise InvalidMessage(f"its kind {kind!r} is none of j, s and b")
@@ -343,7 +352,7 @@ def _tail_of_kind(kind: str, headers: bytes, body: bytes | None) -> bytes:
 
 _CHECKED: Mapping[str, Callable[[bytes | None], bytes]] = {
     "j": _json,
-    "s": _not_null,
+    "s": _utf8,
     "b": _not_null,
 }
 
