@@ -107,7 +107,7 @@ NUMBERS = ("0", "7", "-7", "123456789012345678", "1.5", "-0.25", "12.0", "0.0001
 TEXTS = (
     *("007", "-0", "+7", "1234567890123456789", "1.10", ".5", "5.", "1e5", "1E400", "NaN", "1_0"),
     *("0.00001", "1,5", "True", "null", "1234567890.1234567", "2026-12-24", "09:00", "0x1F", "٣"),
-    *(" 7", "7\n", 'say "hi", \\ Zoë\t', "\u2028"),
+    *("", " 7", "7\n", 'say "hi", \\ Zoë\t', "\u2028"),
 )
 
 
@@ -120,10 +120,13 @@ def test_values_of_a_csv_that_do_not_print_as_they_were_read_stay_text(jobs: Job
     done = send(jobs, ORDERS + "x,1h,1e9,maybe,-,a b,1.0\n", "--job", "j", "--json")
     assert (json.loads(done.stdout)["accepted"], json.loads(done.stdout)["duplicate"]) == (1, 2)
     jobs.client.flushall()
+    empty = bodies_of(jobs, 'delay,ttl,a,b\n"60000","","",\n', "--read-option", "sep=,")
+    assert empty == [{"a": "", "b": None}]
+    jobs.client.flushall()
     written = io.StringIO()
     values = ["true", "false", *NUMBERS, *TEXTS]
     rows = [[f"{number + 1}h", value] for number, value in enumerate(values)]
-    csv.writer(written).writerows([["delay", "v"], *rows])
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["delay", "v"], *rows])
     bodies = bodies_of(jobs, written.getvalue(), "--read-option", "multiLine=true")
     expected = [True, False, *map(json.loads, NUMBERS), *TEXTS]
     assert [(type(body["v"]), body["v"]) for body in bodies] == [(type(v), v) for v in expected]
@@ -315,6 +318,9 @@ def test_text_that_is_not_utf8_is_refused(jobs: Jobs) -> None:
     assert set(jobs.scores()) == {"2"}
     send(jobs, None, "--delay", "1h", "--read-option", "encoding=iso-8859-1")
     assert jobs.message("1").body == {"name": "Zoë"}
+    utf16 = "id,name\r\n3,Zoë\r\n4,Ann\r\n".encode("utf-16")
+    send(jobs, utf16, "--delay", "1h", "--read-option", "encoding=UTF-16")
+    assert [jobs.message(one).body for one in "34"] == [{"name": "Zoë"}, {"name": "Ann"}]
     lines = '{"id": "1", "name": "Zoë"}\n{"id": "2", "name": "Ann"}\n'.encode("iso-8859-1")
     for options in ((), ("--schema", "id string, name string")):
         jobs.client.flushall()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
@@ -143,9 +143,9 @@ def _loader(spark: SparkSession, source: str, path: str) -> Callable[..., DataFr
         reader = spark.read.format(kind).options(**LOCAL_FILES).options(**options)
         try:
             return (reader if schema is None else reader.schema(schema)).load(path)
-        except AnalysisException as error:
+        except (AnalysisException, IllegalArgumentException) as error:
             cure = _CURES.get(error.getCondition() or "", "")
-            raise ConfigError(f"{source}: {one_line(error)}{cure}") from error
+            raise ConfigError(f"{source}: {one_line(error).rstrip('.')}{cure}") from error
 
     return load
 
@@ -200,7 +200,11 @@ def _read_csv(
     given = {name.lower(): value for name, value in options.items()}
     # Spark's own inference would read 007 as 7. It expects \" for a quote within
     # quotes by default, and splits values with the usual "" at their commas.
-    options = {"header": "true", "escape": '"', **options}
+    # It takes "" for null unless another value is null, here one that no file has.
+    options = {"header": "true", "escape": '"', "nullValue": "\1", **options}
+    encoding = given.get("encoding", given.get("charset", ""))
+    if encoding.lower().startswith(("utf-16", "utf-32")) and "linesep" not in given:
+        options["multiLine"] = "true"  # Spark finds the ends of lines by single bytes
     if "header" not in given:
         plain = {name: value for name, value in options.items() if name.lower() != "inferschema"}
         first = load("csv", plain | {"header": "false"})
@@ -240,7 +244,7 @@ def _check_header(header: Row | None, source: str, given: Mapping[str, str]) -> 
     if any(_UNDECODED.search(name or "") for name in names):
         raise ConfigError(
             f"{file}: the header is not {given.get('encoding', 'UTF-8')}; name the encoding, as in "
-            "--read-option encoding=UTF-16 --read-option multiLine=true"
+            "--read-option encoding=UTF-16"
         )
     if first.lower().startswith("sep="):
         raise ConfigError(
@@ -300,6 +304,8 @@ def _typed(
         if name not in declared:
             made.append(column)
             continue
+        if declared[name] != StringType():
+            column = given_text(column)
         converted = _converted(column, declared[name], given)
         wrong = sf.coalesce(wrong, misfit(name, column, converted))
         made.append(converted.alias(name))
@@ -325,6 +331,11 @@ def moment(column: Column, kind: DataType | str = "timestamp") -> Column:
     """
     with_seconds = sf.regexp_replace(column, r"^(\s*[\d-]{10}[T ]\d\d:\d\d)(?![:\d])", "$1:00")
     return sf.when(column.rlike(rf"^\s*{_TIME}"), with_seconds.try_cast(kind))
+
+
+def given_text(column: Column) -> Column:
+    """A text, or null if it is empty."""
+    return sf.nullif(column, sf.lit(""))
 
 
 def misfit(name: str, text: Column, converted: Column) -> Column:

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DecimalType
 
-from lisa.cli.pipeline.reading import Rows, col, is_text, misfit, moment
+from lisa.cli.pipeline.reading import Rows, col, given_text, is_text, misfit, moment
 from lisa.core.model.clock import duration_ms, parse_duration, parse_zone
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
@@ -62,7 +62,7 @@ def as_messages(
     for part, wanted in parts.items():
         column = _part(table, names, part, wanted)
         if part in _CONVERTED and wanted in names and is_text(table, wanted):
-            misfits.append(misfit(part, col(wanted), column))
+            misfits.append(misfit(part, given_text(col(wanted)), column))
         made.append(column.alias(part))
     if kind is not None:
         made.append(kind.alias("kind"))
@@ -156,6 +156,7 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
         return column.try_cast("string" if part == "id" else "bigint")
     if not is_text(table, wanted):
         return column
+    column = given_text(column)
     if part == "headers":
         return sf.from_json(column, "map<string,string>")
     if part == "due":
