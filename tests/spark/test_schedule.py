@@ -62,6 +62,7 @@ def test_every_type_of_body(jobs: Jobs) -> None:
         },
         "map(7, true)": {"7": True},
         "array(cast(1.10 AS decimal(4,2)))": ["1.10"],
+        "array(1.1F, 0F, 16777216F, 3.4028234e38F)": [1.1, 0.0, 16777216.0, 3.4028235e38],
         "array(18446744073709551615, 18446744073709551616)": [(1 << 64) - 1, str(1 << 64)],
     }
     for number, (body, expected) in enumerate(bodies.items()):
@@ -159,7 +160,7 @@ def test_wrong_columns_are_named_before_a_row_is_sent(jobs: Jobs) -> None:
         ([body, "interval 2 months AS delay"], "column 'delay' has type interval"),
         (["1 AS body"], "column 'body' has type int; it must be string, binary"),
         (["map(named_struct('a', 1), 1) AS body"], "column 'body' has type map<struct"),
-        (["array(named_struct('a', 1, 'a', 2)) AS body"], "a struct (of different names)"),
+        (["array(named_struct('a', 1, 'a', 2)) AS body"], "a struct (with different names)"),
         ([body, "1.5D AS id"], "column 'id' has type double; it must be string"),
         ([body, "true AS ttl"], "column 'ttl' has type boolean"),
         ([body, "map('a', 1) AS headers"], "column 'headers' has type map<string,int>"),

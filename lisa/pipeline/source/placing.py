@@ -39,8 +39,6 @@ def row_headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
     if not pairs:
         return b"0000"
     headers = dict(sorted(pairs, key=itemgetter(0)))
-    if len(headers) < len(pairs):
-        raise InvalidMessage("a header occurs twice")
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER])
     return encode_headers(headers)

@@ -6,6 +6,7 @@ everything else. Rows that are not valid messages are refused with a reason.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -109,12 +110,15 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     if "late" in columns:
         lates = each("late", _late, None, columns["late"].to_pylist())
         policies = list(map(message_policy, policies, lates))
+    given: Sequence[Any] = ()
+    if "headers" in columns:
+        given = each("headers", _different, None, columns["headers"].to_pylist())
     headers: Sequence[bytes] = ()
     asked = dues
     if not columns.keys().isdisjoint(CALENDAR_COLUMNS):
-        dues, asked, headers = _placed(columns, dues, conversion)
-    elif "headers" in columns:
-        headers = each("headers", row_headers, b"0000", columns["headers"].to_pylist())
+        dues, asked, headers = _placed(columns, dues, given, conversion)
+    elif given:
+        headers = each("headers", row_headers, b"0000", given)
     kinds = columns["kind"].to_pylist() if "kind" in columns else ()
     tails = _tails(columns["body"], headers, kinds, conversion, json_text=json_text)
     ids = topics = None
@@ -141,7 +145,7 @@ def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> l
 
 
 def _placed(
-    columns: Mapping[str, pa.Array], dues: list[str], conversion: _Conversion
+    columns: Mapping[str, pa.Array], dues: list[str], given: Sequence[Any], conversion: _Conversion
 ) -> tuple[list[str], list[str], list[bytes]]:
     """Due times, the same before windows moved them, and headers of rows placed by a calendar."""
     is_local = "at_local" in columns
@@ -149,7 +153,6 @@ def _placed(
     named = {
         name: columns[name].to_pylist() for name in columns.keys() & {"at_local", "tz", "window"}
     }
-    given = columns["headers"].to_pylist() if "headers" in columns else ()
     rows = placing.rows([None] * len(dues) if is_local else dues, named, given)
     name = "at_local" if is_local else "window"
     placed = conversion.each(name, placing.place, REFUSED, rows)
@@ -246,6 +249,13 @@ def _topic(value: str | None) -> str:
     return check_topic(_not_null(value))
 
 
+def _different(pairs: Sequence[tuple[str, str]] | None) -> Sequence[tuple[str, str]] | None:
+    """The headers of a row. Raises InvalidMessage if two have the same name."""
+    if pairs and len(dict(pairs)) < len(pairs):
+        raise InvalidMessage("a header occurs twice")
+    return pairs
+
+
 def _tails(
     column: pa.Array,
     headers: Sequence[bytes],
@@ -275,7 +285,7 @@ def _tails(
             return [start + one for one in encoded]
         return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
     bodies = column.to_pylist()
-    if _has(kind, pa.types.is_map, pa.types.is_decimal):
+    if _has(kind, pa.types.is_map, pa.types.is_decimal, pa.types.is_float32):
         plain = partial(_plain, kind)
         bodies = conversion.each("body", plain, "", bodies)
     if not headers:
@@ -291,7 +301,7 @@ def _has(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
 
 
 def _plain(kind: pa.DataType, value: Any) -> Any:
-    """A value without maps, which Arrow has as pairs, and without decimals that are integers."""
+    """A value without Arrow's maps, decimals that are integers, and floats of 32 bits."""
     if value is None:
         return None
     if pa.types.is_map(kind):
@@ -305,8 +315,16 @@ def _plain(kind: pa.DataType, value: Any) -> Any:
         return [_plain(kind.value_type, one) for one in value]
     if pa.types.is_decimal(kind) and not kind.scale and int(value) in _INTEGERS:
         return int(value)
-    return value
+    return _printed(value) if pa.types.is_float32(kind) else value
 
+
+def _printed(value: float) -> float:
+    """The double that prints like a float of 32 bits: 1.1, not 1.100000023841858."""
+    shortest = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((one for one in shortest if _FLOAT.unpack(_FLOAT.pack(one))[0] == value), value)
+
+
+_FLOAT = struct.Struct("f")
 
 _INTEGERS = range(-(1 << 63), 1 << 64)
 """Decimals without fraction, such as Parquet's uint64, are numbers in JSON if they are in here."""
