@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from lisa.core.daemon.status import HEALTH
 from lisa.core.model.errors import LisaError
@@ -48,11 +49,13 @@ def create_app(hub: GatewayContext) -> Starlette:
         finally:
             await hub.close()
 
+    bounds = hub.settings.gateway_server
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[
-            Middleware(BasePath, hub.settings.gateway_server.base_path),
+            Middleware(ProxyHeadersMiddleware, list(bounds.trusted_proxies)),
+            Middleware(BasePath, bounds.base_path),
             Middleware(LimitsMiddleware, hub),
         ],
         exception_handlers={**HANDLERS, HTTPException: page.on_http_error(hub)},
@@ -70,7 +73,8 @@ async def _without_slash(request: Request) -> Response:
 def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
     async def health(_request: Request) -> Response:
         """200 if the background services run and Redis responds, else 503."""
-        content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": hub.broker.waiting}
+        pulls = hub.shares.polls.total
+        content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": pulls}
         try:
             await hub.store.drive(hub.store.command("PING"))
             refusal = await hub.store.drive(write_refusal(hub.store, hub.store.keys.managers))

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import mmap
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -37,6 +36,7 @@ from lisa.gateway.pull_broker import PullBroker
 from lisa.gateway.pull_presence import BEAT_S
 from lisa.gateway.request_metrics import Meter
 from lisa.gateway.settling import ReceiptSettler
+from lisa.gateway.shares import Shares
 from lisa.producer import GatewayProducer
 
 log = logging.getLogger("lisa.gateway")
@@ -123,17 +123,12 @@ class GatewayContext:
             self.store,
             self._watching,
             name=self.name,
-            most_pulls=settings.gateway_server.max_polls,
             groups=self.groups,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._services: dict[str, Service] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self.active = 0
-        self.stalled = 0
-        self.anonymous: Counter[str] = Counter()  # running requests without a token, by address
-        self.arriving: Counter[str] = Counter()  # requests with an incomplete body, by client
-        self.streams = 0
+        self.shares = Shares(settings.gateway_server, most_connections)
         self.buffered = 0
         self.stopping = asyncio.Event()
 
@@ -155,11 +150,6 @@ class GatewayContext:
             return None
         patience_s = self.settings.gateway_server.patience.total_seconds()
         return max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S
-
-    @property
-    def held(self) -> int:
-        """Long-running requests that only wait: pulls and event streams."""
-        return self.broker.waiting + self.streams
 
     async def open(self) -> None:
         """Check that this version supports the server's schema, unless the server is unavailable.

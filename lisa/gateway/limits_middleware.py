@@ -7,8 +7,8 @@ them. Each request body is read completely, within a time limit, before the requ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import re
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -21,16 +21,11 @@ from lisa.gateway.access import EVERYTHING, Unauthorized, is_forwarded, is_local
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE
-from lisa.gateway.response_channel import ResponseChannel, content_length, full, full_of_bytes
+from lisa.gateway.response_channel import ResponseChannel, content_length, full_of_bytes
+from lisa.gateway.shares import Client, current
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
 """Maximum body without a bearer token, which suffices for the web page's forms."""
-
-ANONYMOUS_SHARE = 4
-"""Requests without a bearer token from one address may use `max-requests` divided by this."""
-
-ARRIVING_SHARE = 2
-"""Requests of one client whose bodies are incomplete may use `max-requests` divided by this."""
 
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
 
@@ -51,15 +46,13 @@ class LimitsMiddleware:
         hub = self._hub
         answer = hub.meter.begin()
         send_answer = ResponseChannel(hub, scope, send, answer)
-        address, client = self._client(scope)
-        if address is not None:
-            hub.anonymous[address] += 1
-        hub.active += 1
+        client, max_bytes = self._client(scope)
+        current.set(client)
+        hub.shares.requests.take(client)
         held = 0
         try:
-            self._check(scope, address)
-            with self._arriving(scope, client):
-                body = await self._read(scope, receive, self._max_bytes(address))
+            self._check(scope, client)
+            body = await self._read(scope, receive, max_bytes)
             held = self._hold(len(body))
             arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
             await self._app(scope, _replaying(body, receive), send_answer)
@@ -74,57 +67,28 @@ class LimitsMiddleware:
             else:
                 await response(scope, receive, send_answer)
         finally:
-            hub.active -= 1
-            if address is not None:
-                hub.anonymous[address] -= 1
-                if not hub.anonymous[address]:
-                    del hub.anonymous[address]
+            hub.shares.requests.give(client)
             hub.buffered -= held
             send_answer.close()
             hub.meter.end(scope, answer)
 
-    def _check(self, scope: Scope, address: str | None) -> None:
-        headers = dict(scope["headers"])
+    def _check(self, scope: Scope, client: Client) -> None:
+        hub = self._hub
+        host = _host(scope)
         if scope["path"] != HEALTH:
-            self._check_capacity(address)
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self._hub.access.is_open and not is_local_name(host):
+            hub.shares.requests.check(client)
+            if hub.buffered > self._bounds.max_buffered_bytes:
+                raise full_of_bytes()
+        if hub.access.is_open and not is_local_name(host):
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
             )
-        if self._hub.access.is_open and is_forwarded(scope["headers"]):
+        if hub.access.is_open and is_forwarded(scope["headers"]):
             raise ErrorResponse(
                 403, "host", "a gateway without tokens refuses requests that a proxy passes on"
             )
         if scope["method"] not in READING:
             reject_foreign(scope)
-
-    def _check_capacity(self, address: str | None) -> None:
-        hub, most = self._hub, self._bounds.max_requests
-        if hub.active - hub.held - hub.stalled > most:
-            raise full("requests", f"{most} requests are already running")
-        share = max(1, most // ANONYMOUS_SHARE)
-        if address is not None and hub.anonymous[address] > share:
-            raise full("requests", f"{share} requests without a token are already running")
-        if hub.buffered > self._bounds.max_buffered_bytes:
-            raise full_of_bytes()
-
-    @contextmanager
-    def _arriving(self, scope: Scope, client: str) -> Iterator[None]:
-        """Count a request whose body has to arrive, for its client. Raises ErrorResponse."""
-        if not _has_body(scope):
-            yield
-            return
-        arriving, share = self._hub.arriving, max(1, self._bounds.max_requests // ARRIVING_SHARE)
-        arriving[client] += 1
-        try:
-            if arriving[client] > share and scope["path"] != HEALTH:
-                raise full("requests", f"{share} requests of this client are still arriving")
-            yield
-        finally:
-            arriving[client] -= 1
-            if not arriving[client]:
-                del arriving[client]
 
     def _hold(self, size: int) -> int:
         """Count a body's copies as buffered. Returns the number of bytes counted for the body.
@@ -194,11 +158,12 @@ class LimitsMiddleware:
                     pass
         await send({"type": "http.response.body", "body": b""})
 
-    def _client(self, scope: Scope) -> tuple[str | None, str]:
-        """The client's address if its request has no valid bearer token, else None.
+    def _client(self, scope: Scope) -> tuple[Client, int]:
+        """The client of a request, and the limit on its body.
 
-        Also what identifies the client: its token, or its address if it needs none.
+        The limit is lower without a token, so that strangers cannot fill the memory.
         """
+        shares, most = self._hub.shares, self._bounds.max_body_bytes
         connection = HTTPConnection(scope)
         address = audit.client_of(connection)
         try:
@@ -206,13 +171,10 @@ class LimitsMiddleware:
         except Unauthorized as error:
             if "authorization" in connection.headers:
                 audit.token_refused(connection, str(error))
-            return address, address
-        return None, address if token is EVERYTHING else f"token {token.name}"
-
-    def _max_bytes(self, address: str | None) -> int:
-        """The body limit. It is lower without a token, so that strangers cannot fill the memory."""
-        most = self._bounds.max_body_bytes
-        return most if address is None else min(most, MOST_ANONYMOUS_BYTES)
+            return shares.of_address(address, is_known=False), min(most, MOST_ANONYMOUS_BYTES)
+        if token is EVERYTHING:
+            return shares.of_address(address), most
+        return shares.of_token(token.name), most
 
 
 class _Disconnected(Exception):
@@ -228,14 +190,21 @@ class _BodyTooLarge(ErrorResponse):
         self.is_arriving = is_arriving
 
 
-def _has_body(scope: Scope) -> bool:
-    """Whether a request says that a body follows; calls of gRPC always have one."""
-    names = {name for name, _ in scope["headers"]}
-    return (
-        content_length(scope["headers"]) > 0
-        or b"transfer-encoding" in names
-        or scope.get("http_version") == "2"
-    )
+def _host(scope: Scope) -> str:
+    """The Host header. Raises ErrorResponse unless there is exactly one (RFC 9112, section 3.2).
+
+    HTTP/1.0 needs none, and calls of gRPC have none.
+    """
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    needed = scope.get("http_version") == "1.1"
+    if len(hosts) > 1 or (needed and not hosts) or not all(map(_HOST.match, hosts)):
+        found = ", ".join(map(repr, hosts)) or "none"
+        text = f"a request needs one Host header with a host name, not {found}"
+        raise ErrorResponse(400, "host", text, headers={"Connection": "close"})
+    return "".join(hosts)
+
+
+_HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*\Z")
 
 
 def reject_foreign(scope: Scope) -> None:

@@ -66,13 +66,13 @@ async def hold(
     """Await a pull and return its deliveries as a response.
 
     If the client disconnects, the pull is cancelled and its deliveries are released without an
-    attempt being counted. Raises ClientDisconnected, TooManyPulls, and the errors of the pull.
+    attempt being counted. Raises ClientDisconnected, Crowded, and the errors of the pull.
     """
     waits(request.scope)
     disconnection = asyncio.create_task(disconnected(request))
     waiting = asyncio.create_task(pull)
     try:
-        with hub.broker.counted():
+        with hub.shares.waiting(hub.shares.polls):
             await asyncio.wait({disconnection, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientDisconnected

@@ -90,10 +90,12 @@ class _MetricsEndpoint:
 
 def _own(hub: GatewayContext) -> Numbers:
     numbers = hub.meter.numbers() | of_process()
-    put(numbers, "lisa_gateway_requests_active", hub.active)
-    put(numbers, "lisa_gateway_requests_stalled", hub.stalled)
-    put(numbers, "lisa_gateway_pulls_waiting", hub.broker.waiting)
-    put(numbers, "lisa_gateway_streams_open", hub.streams)
+    shares = hub.shares
+    waiting = shares.polls.total + shares.streams.total + shares.stalled
+    put(numbers, "lisa_gateway_requests_active", shares.requests.total + waiting)
+    put(numbers, "lisa_gateway_requests_stalled", shares.stalled)
+    put(numbers, "lisa_gateway_pulls_waiting", shares.polls.total)
+    put(numbers, "lisa_gateway_streams_open", shares.streams.total)
     put(numbers, "lisa_gateway_buffered_bytes", hub.buffered)
     put(numbers, "lisa_gateway_deliveries_total", hub.broker.handed_out, "handed_out")
     put(numbers, "lisa_gateway_deliveries_total", hub.broker.given_back, "given_back")

@@ -30,7 +30,7 @@ from lisa.core.model.errors import (
 )
 from lisa.core.redis.errors import ClientError, is_full, refusal_of
 from lisa.gateway.access import Forbidden, Unauthorized
-from lisa.gateway.pull_broker import TooManyPulls
+from lisa.gateway.shares import Crowded
 
 log = logging.getLogger("lisa.gateway")
 
@@ -87,7 +87,7 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lisa"'}
 _KINDS: tuple[tuple[type[Exception], int, str, Mapping[str, str]], ...] = (
     (Unauthorized, 401, "unauthorized", CHALLENGE),
     (Forbidden, 403, "forbidden", {}),
-    (TooManyPulls, 503, "crowded", RETRY_LATER),
+    (Crowded, 503, "crowded", RETRY_LATER),
     (DuplicateMessage, 409, "duplicate", {}),
     (TopicFull, 429, "topic-full", RETRY_LATER),
     (GroupRemoved, 404, "unknown-group", {}),
@@ -191,7 +191,7 @@ _HANDLED = (
     ErrorResponse,
     Unauthorized,
     Forbidden,
-    TooManyPulls,
+    Crowded,
     LisaError,
     Exception,
 )

@@ -13,22 +13,70 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from lisa.core.daemon.status import HEALTH
 from lisa.gateway.request_metrics import Meter
+from lisa.gateway.shares import Client, Shares
 
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""
 
 
-def bounded(timeout_s: float, meter: Meter) -> type[asyncio.Protocol]:
-    """A protocol class that closes connections whose client is too slow.
+def bounded(timeout_s: float, meter: Meter, shares: Shares) -> type[asyncio.Protocol]:
+    """A protocol class that closes connections whose client is too slow, or has too many.
 
     timeout_s: how long a client may take to send a complete head, and to read pending data.
     """
-    return type("Bounded", (_Bounded,), {"timeout_s": timeout_s, "meter": meter})
+    members = {"timeout_s": timeout_s, "meter": meter, "addresses": _Addresses(shares)}
+    return type("Bounded", (_Bounded,), members)
+
+
+class _Addresses:
+    """The open connections of each address, within the address's share.
+
+    Beyond the share, a new connection replaces the address's oldest one that waits for a request.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._idle: dict[str, dict[_Bounded, None]] = {}  # the oldest first
+
+    def opened(self, connection: _Bounded) -> Client:
+        """Count a new connection."""
+        client = self._shares.of_address(connection.client[0] if connection.client else "")
+        self._shares.connections.take(client)
+        self.waits(connection, client)
+        if self.is_over(client):
+            oldest = next(iter(self._idle[client.name]))
+            if oldest is not connection:
+                self.works(oldest, client)
+                oldest.replaced()
+        return client
+
+    def closed(self, connection: _Bounded, client: Client) -> None:
+        """Stop counting a connection."""
+        self._shares.connections.give(client)
+        self.works(connection, client)
+
+    def waits(self, connection: _Bounded, client: Client) -> None:
+        """Note that a connection waits for a request."""
+        self._idle.setdefault(client.name, {})[connection] = None
+
+    def works(self, connection: _Bounded, client: Client) -> None:
+        """Note that a connection has a request, or has ended."""
+        if idle := self._idle.get(client.name):
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[client.name]
+
+    def is_over(self, client: Client) -> bool:
+        """Whether an address has more connections than its share."""
+        return self._shares.connections.is_over(client)
 
 
 class _Bounded(HttpToolsProtocol):
     timeout_s: float
     meter: Meter
+    addresses: _Addresses
+    _address: Client
+    _is_excess = False
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -37,6 +85,8 @@ class _Bounded(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timer()
+        self._address = self.addresses.opened(self)
+        self._is_excess = self.addresses.is_over(self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -45,7 +95,12 @@ class _Bounded(HttpToolsProtocol):
             # Uvicorn marks only the last of several pipelined requests.
             self._running.disconnected = True
             self._running.message_event.set()
+        self.addresses.closed(self, self._address)
         super().connection_lost(exc)
+
+    def replaced(self) -> None:
+        """Close the connection, which waits for a request, in favour of a newer one."""
+        self._reject(b"503 Service Unavailable")
 
     def send_400_response(self, msg: str) -> None:
         self.meter.malformed += 1
@@ -64,6 +119,8 @@ class _Bounded(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._start_write_timer()
+        elif self.cycle.response_complete:  # no further request has been received
+            self.addresses.waits(self, self._address)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -80,9 +137,12 @@ class _Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self.addresses.works(self, self._address)
+        self._is_excess = self._is_excess and self.addresses.is_over(self._address)
         # Health checks are answered even at the limit on connections.
         is_health = self.url == HEALTH.encode()
-        self.limit_concurrency = None if is_health else self.config.limit_concurrency
+        most = 0 if self._is_excess else self.config.limit_concurrency
+        self.limit_concurrency = None if is_health else most
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 
 from lisa.core.delivery.group_resolution import was_emptied
@@ -24,16 +23,7 @@ from lisa.gateway.group_joins import GroupJoins, UnknownGroup
 from lisa.gateway.pull_presence import PullPresence
 from lisa.gateway.pull_queue import PullQueue
 from lisa.gateway.releaser import Releaser
-from lisa.gateway.request_metrics import set_failure_reason
 from lisa.gateway.waiter import HandedOut, Waiter
-
-
-class TooManyPulls(Exception):
-    """Too many pulls are waiting; the client should retry later."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        set_failure_reason("waiting")
 
 
 class PullBroker:
@@ -48,18 +38,15 @@ class PullBroker:
         watching: AsyncConnection,
         *,
         name: str,
-        most_pulls: int,
         groups: dict[str, str],
     ) -> None:
         self.store = store
         self.watching = watching
         self.name = name
-        self._most_pulls = most_pulls
         self._queues: dict[tuple[str, str], PullQueue] = {}
         self._releaser = Releaser(store)
         self.presence = PullPresence(store, name, self._has_older_queue)
         self._joins = GroupJoins(store, self.presence, name, groups, lambda: self.is_closing)
-        self.waiting = 0
         self.is_closing = False
         self._handed_out = 0
         self.given_back = 0
@@ -83,7 +70,7 @@ class PullBroker:
         Cancel this call if the client disconnects; its deliveries are then released. While the
         server is unavailable, the pull waits, and fails only when its time is up.
 
-        Does not count towards the limit of pulls (see `counted`). Raises LisaError.
+        Does not count towards the limit of pulls (see `Shares`). Raises LisaError.
         """
         whole, began = Topic(topic), time.monotonic()
         ends = began + wait_s
@@ -105,17 +92,6 @@ class PullBroker:
                     raise
                 self.presence.announce_again(topic)
                 may_declare = True  # the group was declared before
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a waiting pull, or an open stream. Raises TooManyPulls."""
-        if self.waiting >= self._most_pulls:
-            raise TooManyPulls(f"{self.waiting} pulls are already waiting")
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
 
     @property
     def handed_out(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 from starlette.types import Message, Scope, Send
 
@@ -95,12 +96,10 @@ class ResponseChannel:
         self._is_refused = True
 
     async def _pass(self, message: Message) -> None:
-        hub, counted = self._hub, not self._outcome.is_stream  # a stream is counted as held
-        hub.stalled += counted
-        try:
+        # A stream is counted as such. Calls of gRPC have no connections of their own to wait on.
+        is_counted = self._outcome.is_stream or self._scope.get("http_version") == "2"
+        with nullcontext() if is_counted else self._hub.shares.stalling():
             await self._send(message)
-        finally:
-            hub.stalled -= counted
 
 
 def full(reason: str, detail: str) -> ErrorResponse:

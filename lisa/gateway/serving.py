@@ -166,7 +166,7 @@ def _config(hub: GatewayContext) -> uvicorn.Config:
     bounds = hub.settings.gateway_server
     return uvicorn.Config(
         create_app(hub),
-        http=bounded(bounds.request_timeout.total_seconds(), hub.meter),
+        http=bounded(bounds.request_timeout.total_seconds(), hub.meter, hub.shares),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import time
@@ -246,9 +247,10 @@ def test_excess_requests_and_polls_get_503_and_retry_after(
 ) -> None:
     """They are rejected immediately. Health checks pass."""
     sources, topic = count(2), new_topic()
-    limits = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3", "LISA_GATEWAY_SERVER__MAX_POLLS": "5"}
+    limits = {"MAX_REQUESTS": "3", "MAX_POLLS": "5", "CLIENT_SHARE": "1"}
+    env = {f"LISA_GATEWAY_SERVER__{name}": value for name, value in limits.items()}
     with (
-        Gateway(redis_url, env=limits) as gateway,
+        Gateway(redis_url, env=env) as gateway,
         ExitStack() as stack,
         ThreadPoolExecutor(5) as threads,
     ):
@@ -365,40 +367,107 @@ def test_clients_without_a_token_have_less(redis_url: str) -> None:
 
 TWO_TOKENS = """
 tokens:
-  - {name: shop, token: shop-0123456789abcdef, scopes: [produce]}
-  - {name: mail, token: mail-0123456789abcdef, scopes: [produce, read]}
+  - {name: shop, token: shop-0123456789abcdef}
+  - {name: mail, token: mail-0123456789abcdef}
 """
 
 
-@pytest.mark.full
+def crowd(
+    gateway: Gateway, stack: ExitStack, request: bytes, count: int, source: str = "127.0.0.1"
+) -> list[socket.socket]:
+    """Connections that have sent a request and neither read nor close."""
+    found = []
+    for _ in range(count):
+        found.append(stack.enter_context(raw(gateway, source)))
+        found[-1].sendall(request)
+    return found
+
+
+def asked(gateway: Gateway, request: bytes, source: str = "127.0.0.1") -> int:
+    """The status of a request on a connection of its own."""
+    with raw(gateway, source) as connection:
+        connection.sendall(request)
+        return status_of(connection)
+
+
+def statuses(connections: list[socket.socket]) -> list[int]:
+    """The statuses of the connections that were answered so far."""
+    readable, _, _ = select.select(connections, [], [], 0)
+    return [status_of(one) for one in readable]
+
+
 @pytest.mark.parametrize("is_open", [False, True], ids=["tokens", "open"])
-def test_one_clients_arriving_requests_take_half_of_the_slots(
-    redis_url: str, *, is_open: bool
+def test_one_client_takes_half_of_the_requests_and_polls(
+    redis_url: str, manager: Manager, *, is_open: bool
 ) -> None:
-    """Per token, or per address if none is needed. Requests without a body are not refused."""
-    tokens, env = "" if is_open else TWO_TOKENS, {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "8"}
+    """Per token, or per address if none is needed."""
+    tokens, topic = "" if is_open else TWO_TOKENS, new_topic()
+    limits = {"MAX_REQUESTS": "8", "MAX_POLLS": "8"}
+    env = {f"LISA_GATEWAY_SERVER__{name}": value for name, value in limits.items()}
     with Gateway(redis_url, tokens=tokens, env=env) as gateway, ExitStack() as stack:
-        crowding, other = (
-            head(gateway, f"Authorization: Bearer {name}-0123456789abcdef\r\nContent-Length: 10")
-            for name in ("shop", "mail")
-        )
-        sources = ("127.0.0.1", "127.0.0.2") if is_open else ("127.0.0.1", "127.0.0.1")
-        for _ in range(4):
-            stack.enter_context(raw(gateway, sources[0])).sendall(crowding + b'{"body"')
 
-        def is_refused() -> bool:
-            with raw(gateway, sources[0]) as connection:
-                connection.sendall(crowding + b'{"body":1}')
-                return status_of(connection) == 503
+        def post(token: str, operation: str, body: bytes, *, missing: int = 0) -> bytes:
+            bearer = f"Authorization: Bearer {token}-0123456789abcdef"
+            start = head(gateway, f"{bearer}\r\nContent-Length: {len(body) + missing}")
+            return start.replace(b"t/messages", f"{topic}/{operation}".encode()) + body
 
-        wait_until(is_refused)
-        with raw(gateway, sources[1]) as connection:
-            connection.sendall(other + b'{"body":1}')
-            assert status_of(connection) == 201
-        read = {"Authorization": "Bearer mail-0123456789abcdef"}
-        assert gateway.client.get("/v1/topics", headers=read).status_code == 200
+        other = "127.0.0.2" if is_open else "127.0.0.1"
+        crowd(gateway, stack, post("shop", "messages", b"{", missing=9), 8)
+        send = b'{"body":1}'
+        wait_until(lambda: asked(gateway, post("shop", "messages", send)) == 503)
+        assert asked(gateway, post("mail", "messages", send), other) == 201
+        assert asked(gateway, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
         stack.close()
-        wait_until(lambda: not is_refused())
+        wait_until(lambda: asked(gateway, post("shop", "messages", send)) == 201)
+
+        polls = crowd(gateway, stack, post("shop", "pull", b'{"group":"x","wait_ms":60000}'), 8)
+        refused: list[int] = []
+
+        def are_refused() -> bool:
+            refused.extend(statuses(polls))
+            return len(refused) >= 4
+
+        wait_until(are_refused)
+        assert (refused, has_pulls(gateway, 4)) == ([503] * 4, True)
+        pull = post("mail", "pull", b'{"group":"lisa","wait_ms":60000}')
+        assert asked(gateway, pull, other) == 200
+        assert asked(gateway, post("shop", "messages", send)) == 201
+
+
+def test_half_open_connections_of_one_address_shut_out_nobody(redis_url: str) -> None:
+    """Beyond its share, an address's new connection replaces its oldest one that waits."""
+    get = b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Gateway(redis_url, ulimit="-n 400") as gateway, ExitStack() as stack:  # 300 connections
+        heads = crowd(gateway, stack, b"GET / HTTP/1.1\r\nHost: ", 400, "127.0.0.3")
+        assert asked(gateway, get, "127.0.0.2") == 200
+        assert asked(gateway, get, "127.0.0.3") == 200
+        gone = statuses(heads)
+        assert (set(gone), len(gone) >= 250) == ({503}, True)
+        stack.close()
+        # Connections that wait for an answer stay; there is a limit on them, too.
+        polls = crowd(gateway, stack, get[:-2] + b"Content-Length: 9\r\n\r\n", 150, "127.0.0.3")
+        assert asked(gateway, get, "127.0.0.3") == 503
+        assert asked(gateway, get.replace(b"/v1/topics", b"/healthz"), "127.0.0.3") == 200
+        assert not statuses(polls)
+        assert asked(gateway, get, "127.0.0.2") == 200
+
+
+@pytest.mark.parametrize("trusted", ["", "127.0.0.0/8"])
+def test_behind_a_trusted_proxy_each_client_has_a_share(redis_url: str, trusted: str) -> None:
+    """The last untrusted address of X-Forwarded-For; from others, the header means nothing."""
+    limits = {"MAX_REQUESTS": "8", "TOKEN": "t" * 32, "TRUSTED_PROXIES": trusted}
+    env = {f"LISA_GATEWAY_SERVER__{name}": value for name, value in limits.items()}
+    with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
+
+        def request(client: str, end: str = "") -> bytes:
+            proxied = f"X-Forwarded-For: 10.9.9.9, {client}\r\nAuthorization: Bearer wrong\r\n"
+            return f"GET /login HTTP/1.1\r\nHost: localhost\r\n{proxied}{end}\r\n".encode()
+
+        crowd(gateway, stack, request("198.51.100.7", "Content-Length: 9\r\n"), 4)
+        wait_until(lambda: asked(gateway, request("198.51.100.7")) == 503)
+        assert asked(gateway, request("198.51.100.8")) == (200 if trusted else 503)
+        shown = "198.51.100.7" if trusted else "127.0.0.1"
+        assert any(f"token from {shown} refused" in line for line in gateway.said)
 
 
 def test_polls_outlast_an_outage(tmp_path: Path) -> None:
@@ -456,6 +525,24 @@ def test_malformed_requests_are_counted_and_not_logged(narrow: Gateway) -> None:
             assert status_of(connection) == 400
     assert counted() == before + 5
     assert narrow.said[lines:] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("HTTP/1.1\r\nHost: localhost", 200),
+        ("HTTP/1.0", 200),
+        ("HTTP/1.1", 400),
+        ("HTTP/1.1\r\nHost: localhost\r\nHost: localhost", 400),
+        ("HTTP/1.0\r\nHost: localhost\r\nHost: other", 400),
+        ("HTTP/1.1\r\nHost: local host", 400),
+        ("HTTP/1.1\r\nHost: user@localhost/path", 400),
+    ],
+)
+def test_a_request_needs_one_valid_host_header(narrow: Gateway, line: str, status: int) -> None:
+    """As RFC 9112, section 3.2, requires; a proxy and the gateway may read two differently."""
+    for path in ("/healthz", "/v1/topics", "/"):
+        assert asked(narrow, f"GET {path} {line}\r\n\r\n".encode()) == status
 
 
 @pytest.mark.timeout(60)

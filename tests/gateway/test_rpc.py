@@ -1,9 +1,11 @@
 """gRPC: every operation of the HTTP API as a method, errors, access, TLS and standard services."""
 
+import queue
 import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -22,6 +25,7 @@ from grpc_tools import protoc
 from lisa import Manager
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.rpc import lisa_pb2 as pb
+from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
 from tests import certificates
 from tests.gateways import NO_TLS, Gateway, new_topic
@@ -367,6 +371,56 @@ def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
     assert services <= set(database.get_services())
     file = database.FindFileContainingSymbol("lisa.v1.Lisa")
     assert [one.name for one in file.service] == ["Lisa"]
+
+
+def test_watchers_and_streams_of_one_client_shut_out_nobody(redis_url: str) -> None:
+    """Health and reflection take no place from calls, and each address has a share of them."""
+    tokens = "tokens: [{name: a, token: a-0123456789abcdef}, {name: b, token: b-0123456789abcdef}]"
+    env = {f"LISA_GATEWAY_SERVER__MAX_{name}": "50" for name in ("REQUESTS", "POLLS")}
+    with (
+        Gateway(redis_url, "--grpc-port", "0", tokens=tokens, env=env) as gateway,
+        grpc.insecure_channel(address(gateway)) as attacker,
+        grpc.insecure_channel(address(gateway), (("grpc.use_local_subchannel_pool", 1),)) as other,
+    ):
+        assert Rpc(other)("ListTopics", metadata=bearer("a")) is not None
+        wanted = health_pb2.HealthCheckRequest()
+        watches = [health_pb2_grpc.HealthStub(attacker).Watch(wanted) for _ in range(2_000)]
+        wait_until(lambda: sum(not watch.is_active() for watch in watches) >= 1_750)
+        with pytest.raises(grpc.RpcError, match="share of 250 health and reflection calls"):
+            next(health_pb2_grpc.HealthStub(other).Watch(wanted))
+        assert health_pb2_grpc.HealthStub(other).Check(wanted).status == 1
+        opened = pb.ConsumeRequest(open={"topic": new_topic()}, credit=1)
+
+        def streams(name: str, count: int) -> list[Any]:
+            requests: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(count)]
+            for one in requests:
+                one.put(opened)
+            stub = LisaStub(attacker)
+            return [stub.Consume(iter(one.get, None), metadata=bearer(name)) for one in requests]
+
+        greedy = streams("a", 50)
+        wait_until(lambda: sum(not one.is_active() for one in greedy) >= 25)
+        (modest,) = streams("b", 1)
+        assert Rpc(other)("ListTopics", metadata=bearer("a")) is not None
+        assert sum(one.is_active() for one in greedy) == 25
+        assert modest.is_active()
+
+
+def test_clients_may_ping_idle_connections(gateway: Gateway) -> None:
+    """A server that forbids it sends GOAWAY too_many_pings after the third ping."""
+    states: list[grpc.ChannelConnectivity] = []
+    options = (
+        ("grpc.keepalive_time_ms", 1_500),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    with grpc.insecure_channel(address(gateway), options) as channel:
+        assert Rpc(channel)("ListTopics") is not None
+        channel.subscribe(states.append)
+        time.sleep(9)
+    assert states[:1] == [grpc.ChannelConnectivity.READY]
+    assert grpc.ChannelConnectivity.IDLE not in states
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import math
 import random
 import re
 import shutil
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -19,9 +18,11 @@ from lisa.core.delivery.window_check import UNKNOWN_ZONES
 from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, Spread
 from lisa.core.metrics.page import metrics_page
+from lisa.core.settings import GatewayServerSettings
 from lisa.gateway.access import EVERYTHING
 from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.request_metrics import Meter
+from lisa.gateway.shares import Shares
 from tests.exposition import Exposed
 from tests.generators import generator
 from tests.programs import run
@@ -212,9 +213,9 @@ def test_a_page_is_as_prometheus_wants_it() -> None:
 
 
 def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:
-    limits = dict.fromkeys(("max_requests", "max_buffered_bytes", "max_body_bytes"), 9)
-    hub = Mock(meter=Meter(), active=0, held=0, stalled=0, buffered=0)
-    hub.settings.gateway_server = Mock(**limits, request_timeout=timedelta(seconds=9))
+    settings = GatewayServerSettings()
+    hub = Mock(meter=Meter(), shares=Shares(settings, None), buffered=0)
+    hub.settings.gateway_server = settings
     hub.token.return_value, hub.access.is_open = EVERYTHING, False
     broken, send = AsyncMock(side_effect=ZeroDivisionError), AsyncMock()
     receive = AsyncMock(return_value={"type": "http.request", "body": b""})
@@ -224,4 +225,4 @@ def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> N
     assert answer["status"] == 500
     assert (b"x-frame-options", b"DENY") in answer["headers"]
     assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
-    assert hub.active == hub.buffered == 0
+    assert hub.shares.requests.total == hub.buffered == 0

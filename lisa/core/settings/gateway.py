@@ -1,6 +1,7 @@
 """The gateway's settings sections: gateway-server, grpc and camellia."""
 
 from datetime import timedelta, timezone
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,6 +22,15 @@ def _archive(value: str | None) -> str | None:
             "the gateway searches a directory or an s3: URL; for others: lisa pipeline search"
         )
     return f"s3://{rest}"
+
+
+def _networks(entries: tuple[str, ...]) -> tuple[str, ...]:
+    for entry in entries:
+        try:
+            ip_network(entry)
+        except ValueError as error:
+            raise ValueError(f"{error}; give networks such as 10.0.0.0/8") from None
+    return entries
 
 
 class GatewayServerSettings(Section):
@@ -69,6 +79,18 @@ class GatewayServerSettings(Section):
     )
     max_polls: int = Field(
         default=10_000, ge=1, description="Maximum pulls waiting at the same time; beyond it, 503."
+    )
+    client_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="The part of `max-requests`, `max-polls` and the connections that one client "
+        "may use: a token, or an address. Without a token where tokens are needed, half of it.",
+    )
+    trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
+        default=(),
+        description="Networks of proxies whose `X-Forwarded-For` names the client's address, such "
+        "as `10.0.0.0/8`. Unset: all clients of a proxy count as one address.",
     )
     max_buffered_bytes: int = Field(
         default=256 * 1024 * 1024,

@@ -18,12 +18,9 @@ from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply
 from lisa.gateway.api.topics import counts_fields, require_topic
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import disconnected
-from lisa.gateway.pull_broker import TooManyPulls
 
 LOOK_EVERY_S = 1.0
 HEARTBEAT_S = 10.0
-MOST_STREAMS = 500
-"""Maximum number of open streams per gateway process."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -46,9 +43,6 @@ async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     one per second, when something changes.
     """
     await require_topic(call.hub, call.topic)
-    # After the last await, so that the streams of concurrent requests are counted.
-    if call.hub.streams >= MOST_STREAMS:
-        raise TooManyPulls(f"{call.hub.streams} event streams are already open")
     return _Stream(call.hub, call.request, call.topic)
 
 
@@ -145,8 +139,11 @@ class _Stream(Reply[Activity]):
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send events until the client disconnects or the gateway stops."""
+        with self._hub.shares.waiting(self._hub.shares.streams):
+            await self._run(send)
+
+    async def _run(self, send: Send) -> None:
         feed = _join(self._hub, self._topic)
-        self._hub.streams += 1
         departure = asyncio.create_task(disconnected(self._request))
         sending = asyncio.create_task(self._send(feed, send))
         try:
@@ -155,7 +152,6 @@ class _Stream(Reply[Activity]):
             for task in (departure, sending):
                 task.cancel()
             await asyncio.gather(departure, sending, return_exceptions=True)
-            self._hub.streams -= 1
             _leave(feed)
 
     async def _send(self, feed: _Feed, send: Send) -> None:

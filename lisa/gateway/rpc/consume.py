@@ -80,7 +80,7 @@ async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
         wanted = msgspec.convert(opened, PullRequest)
     except msgspec.ValidationError as error:
         raise invalid(mismatch("open", PullRequest, error)) from None
-    with hub.broker.counted():
+    with hub.shares.waiting(hub.shares.polls):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         call = Call(hub, request, token, {"topic": topic}, NoFields(), wanted)
         await _Stream(call, request.scope[EXCHANGE]).run(first)

@@ -11,26 +11,25 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.settings import GatewaySettings, GrpcSettings
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits_middleware import LimitsMiddleware
+from lisa.gateway.rpc import standard
 from lisa.gateway.rpc.consume import CLOSE_S
 from lisa.gateway.rpc.methods import SERVICE, RpcApp, path_of
 from lisa.gateway.rpc.transport import Exchange, answer
+from lisa.gateway.shares import MOST_STREAMS, SPARE_CALLS
 
 CHECK_EACH_S = 1.0
 """How often the health service checks whether the gateway works."""
 
-SPARE_CALLS = 1_000
-"""Calls allowed in addition to `max-requests` and `max-polls`: health, reflection, unread ones."""
-
 _PING_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
-_SHORTEST_PING_MS = 10_000
+_SHORTEST_PING_MS = 1_000
+_IDLE_MS = 300_000
 
 
 def reserve(settings: GatewaySettings) -> socket.socket:
@@ -77,10 +76,10 @@ def _check_certificate(settings: GrpcSettings) -> None:
 async def serving(hub: GatewayContext) -> AsyncIterator[None]:
     """Serve calls while the context is open, or until the gateway starts to stop."""
     calls: set[asyncio.Task[Any]] = set()
-    server, servicer = _server(hub, calls)
+    server, service = _server(hub, calls)
     await server.start()
-    hub.run_task(_report_health(hub, servicer), "the gRPC health service")
-    stopping = asyncio.create_task(_stop_when_asked(hub, server, servicer, calls))
+    hub.run_task(_report_health(hub, service), "the gRPC health service")
+    stopping = asyncio.create_task(_stop_when_asked(hub, server, service, calls))
     try:
         yield
     finally:
@@ -89,11 +88,14 @@ async def serving(hub: GatewayContext) -> AsyncIterator[None]:
 
 
 async def _stop_when_asked(
-    hub: GatewayContext, server: Any, servicer: Any, calls: set[asyncio.Task[Any]]
+    hub: GatewayContext,
+    server: Any,
+    service: standard.HealthService,
+    calls: set[asyncio.Task[Any]],
 ) -> None:
     """Refuse new calls as soon as the gateway stops, and let running ones finish in time."""
     await hub.stopping.wait()
-    await servicer.enter_graceful_shutdown()
+    service.report(standard.NOT_SERVING)
     # Streams end by themselves after `grace`; the rest of the time is for their last message.
     grace_s = hub.settings.gateway_server.grace.total_seconds() + CLOSE_S
     ending = asyncio.create_task(server.stop(grace_s))
@@ -105,31 +107,33 @@ async def _stop_when_asked(
         await asyncio.wait(calls)
 
 
-def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, Any]:
+def _server(
+    hub: GatewayContext, calls: set[asyncio.Task[Any]]
+) -> tuple[Any, standard.HealthService]:
     """The server and its health service."""
     bounds = hub.settings.gateway_server
-    most = hub.most_connections
+    most, timeout_s = hub.most_connections, bounds.request_timeout.total_seconds()
     limits = () if most is None else (("grpc.max_allowed_incoming_connections", most),)
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=bounds.max_requests + bounds.max_polls + SPARE_CALLS,
+        # Each of these has a limit of its own, with shares, which clients reach first.
+        maximum_concurrent_rpcs=bounds.max_requests + bounds.max_polls + MOST_STREAMS + SPARE_CALLS,
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", bounds.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", _SHORTEST_PING_MS),
+            ("grpc.http2.min_ping_interval_without_data_ms", _SHORTEST_PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.server_handshake_timeout_ms", round(timeout_s * 1000)),
             *limits,
         ),
     )
     server.add_generic_rpc_handlers((_handlers(hub, calls),))
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    service = standard.add(server, hub.shares, SERVICE.full_name)
     _listen(server, hub.settings)
-    return server, servicer
+    return server, service
 
 
 def _listen(server: Any, settings: GatewaySettings) -> None:
@@ -144,7 +148,9 @@ def _listen(server: Any, settings: GatewaySettings) -> None:
 
 def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     """The handlers of all methods, which run as requests through the limits middleware."""
-    app = LimitsMiddleware(RpcApp(hub), hub)
+    proxies = list(hub.settings.gateway_server.trusted_proxies)
+    limited: Any = LimitsMiddleware(RpcApp(hub), hub)
+    app: Any = ProxyHeadersMiddleware(limited, proxies)
     timeout_s = hub.settings.gateway_server.request_timeout.total_seconds()
 
     def handler(method: Any) -> Any:
@@ -162,7 +168,7 @@ def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
-async def _report_health(hub: GatewayContext, servicer: Any) -> None:
+async def _report_health(hub: GatewayContext, service: standard.HealthService) -> None:
     """Keep the health service up to date: serving if Redis responds and all services run."""
     while not hub.stopping.is_set():
         try:
@@ -170,8 +176,6 @@ async def _report_health(hub: GatewayContext, servicer: Any) -> None:
             works = not hub.faults()
         except LisaError:
             works = False
-        statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if works else statuses.NOT_SERVING
-        for name in ("", SERVICE.full_name):
-            await servicer.set(name, status)
+        works = works and not hub.stopping.is_set()
+        service.report(standard.SERVING if works else standard.NOT_SERVING)
         await asyncio.sleep(CHECK_EACH_S)

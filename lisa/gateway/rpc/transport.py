@@ -92,7 +92,7 @@ class Exchange:
             "path": path,
             "query_string": b"",
             "headers": _headers(context.invocation_metadata()),
-            "client": _client(context.peer()),
+            "client": client_of(context.peer()),
             EXCHANGE: self,
         }
 
@@ -190,7 +190,7 @@ def _headers(metadata: Any) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _client(peer: str) -> tuple[str, int] | None:
+def client_of(peer: str) -> tuple[str, int] | None:
     """The address of a peer such as `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
     family, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")

@@ -17,7 +17,7 @@ from lisa.gateway.compat.camellia.health import ServiceState
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
 from lisa.gateway.problems import CHALLENGE, RETRY_LATER, BoundedWarnings
-from lisa.gateway.pull_broker import TooManyPulls
+from lisa.gateway.shares import Crowded
 
 log = logging.getLogger("lisa.gateway.camellia")
 
@@ -77,7 +77,7 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
     if isinstance(error, InvalidMessage):
         log.info("%s: %s", path, error)
         return wire.answer(wire.PARAM_WRONG, **empty)
-    if isinstance(error, (ServerUnavailable, TooManyPulls)):
+    if isinstance(error, (ServerUnavailable, Crowded)):
         _refusals.warn("%s: %s", path, error)
         # On 503 the SDK stops using this server for a while.
         return wire.answer(wire.UNKNOWN, status=503, headers=RETRY_LATER, msg=None)

@@ -20,7 +20,7 @@ from lisa.core.daemon.processes import python, writable_folder
 from lisa.core.model.errors import ConfigError
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.pull_broker import TooManyPulls
+from lisa.gateway.shares import Crowded
 
 WITHIN_S = 3600.0
 SHOWN = 500
@@ -55,7 +55,7 @@ class Restorer:
     async def restore(self, options: Sequence[str]) -> dict[str, int]:
         """Run a restore; returns counts by outcome.
 
-        Raises ConfigError, TooManyPulls or ErrorResponse.
+        Raises ConfigError, Crowded or ErrorResponse.
         """
         archive = self._hub.settings.gateway_server.archive
         if archive is None:
@@ -66,7 +66,7 @@ class Restorer:
         if "://" in archive:
             raise ConfigError(f"to restore from {archive}, run lisa pipeline restore")
         if self._lock.locked():
-            raise TooManyPulls("a restore is already running")
+            raise Crowded("a restore is already running")
         async with self._lock:
             with tempfile.TemporaryDirectory(
                 prefix="lisa-restore-", dir=writable_folder()

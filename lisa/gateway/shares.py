@@ -1,0 +1,179 @@
+"""What one client may use of the gateway's limits, so that no client shuts out the others.
+
+A client is a token, or an address if the client has no token or needs none. Its share of each
+limit is the setting `client-share`; without a token on a gateway with tokens, half of that.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from lisa.core.settings import GatewayServerSettings
+from lisa.gateway.request_metrics import set_failure_reason
+
+MOST_STREAMS = 500
+"""Maximum number of open event streams per gateway process."""
+
+SPARE_CALLS = 1_000
+"""Maximum number of gRPC calls of the standard services, health and reflection."""
+
+ANONYMOUS = 0.5
+"""Part of a client's share that an address without a valid token may use."""
+
+
+class Crowded(Exception):
+    """A limit, or the client's share of it, is reached; the client should retry later."""
+
+
+class Client(NamedTuple):
+    """A token or an address, and the part of each limit that it may use."""
+
+    name: str
+    part: float
+
+
+current: ContextVar[Client] = ContextVar("client")
+"""The client of the current request."""
+
+
+class Places:
+    """A limit on what exists at the same time, and the number that each client has.
+
+    what: the noun for errors. reason: the label in metrics.
+    """
+
+    def __init__(self, most: int, what: str, reason: str) -> None:
+        self.most = most
+        self.total = 0
+        self._what = what
+        self._reason = reason
+        self._taken: Counter[str] = Counter()
+
+    def share(self, client: Client) -> int:
+        """How many places the client may take."""
+        return max(1, math.ceil(self.most * client.part))
+
+    def take(self, client: Client) -> None:
+        """Count one more for the client."""
+        self.total += 1
+        self._taken[client.name] += 1
+
+    def give(self, client: Client) -> None:
+        """Count one less for the client."""
+        self.total -= 1
+        self._taken[client.name] -= 1
+        if not self._taken[client.name]:
+            del self._taken[client.name]
+
+    def is_over(self, client: Client) -> bool:
+        """Whether the client has taken more than its share."""
+        return self._taken[client.name] > self.share(client)
+
+    def check(self, client: Client) -> None:
+        """Raises Crowded if more places are taken than exist, or than the client's share."""
+        if self.total <= self.most and not self.is_over(client):
+            return
+        set_failure_reason(self._reason)
+        if self.total > self.most:
+            raise Crowded(f"the limit of {self.most} {self._what} is reached")
+        raise Crowded(f"this client's share of {self.share(client)} {self._what} is used up")
+
+    @contextmanager
+    def taken(self, client: Client) -> Iterator[None]:
+        """Count one more for the client, meanwhile, whatever the limit."""
+        self.take(client)
+        try:
+            yield
+        finally:
+            self.give(client)
+
+    @contextmanager
+    def place(self, client: Client) -> Iterator[None]:
+        """Count one more for the client, meanwhile. Raises Crowded."""
+        with self.taken(client):
+            self.check(client)
+            yield
+
+    @contextmanager
+    def lent(self, client: Client) -> Iterator[None]:
+        """Count one less for the client, meanwhile."""
+        self.give(client)
+        try:
+            yield
+        finally:
+            self.take(client)
+
+
+class Shares:
+    """The limits of one gateway process. most_connections: of each port; None: no limit."""
+
+    def __init__(self, settings: GatewayServerSettings, most_connections: int | None) -> None:
+        self._part = settings.client_share
+        self._proxies = [ip_network(one) for one in settings.trusted_proxies]
+        connections = sys.maxsize if most_connections is None else most_connections
+        self.connections = Places(connections, "connections", "requests")
+        self.requests = Places(settings.max_requests, "concurrent requests", "requests")
+        self.polls = Places(settings.max_polls, "waiting pulls", "waiting")
+        self.streams = Places(MOST_STREAMS, "event streams", "waiting")
+        self.calls = Places(SPARE_CALLS, "health and reflection calls", "requests")
+        self.stalled = 0
+
+    def of_token(self, name: str) -> Client:
+        """The client that shows a token."""
+        return Client(f"token {name}", self._part)
+
+    def of_address(self, host: str, *, is_known: bool = True) -> Client:
+        """The client at an address. A trusted proxy may use everything for its clients.
+
+        is_known: whether the address needs no token, so that it gets a whole share.
+        """
+        if self._proxies and self._is_proxy(host):
+            return Client(host, 1.0)
+        return Client(_network(host), self._part * (1.0 if is_known else ANONYMOUS))
+
+    def _is_proxy(self, host: str) -> bool:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+    @contextmanager
+    def waiting(self, places: Places) -> Iterator[None]:
+        """Count the current request in `places`, meanwhile, instead of as running.
+
+        Raises Crowded.
+        """
+        client = current.get()
+        with places.place(client), self.requests.lent(client):
+            yield
+
+    @contextmanager
+    def stalling(self) -> Iterator[None]:
+        """Count the current request as stalled, meanwhile, instead of as running."""
+        self.stalled += 1
+        try:
+            with self.requests.lent(current.get()):
+                yield
+        finally:
+            self.stalled -= 1
+
+
+@lru_cache(maxsize=4_096)
+def _network(host: str) -> str:
+    """The host's address, or its /64 network, which is what a client has in IPv6."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    return str(address.ipv4_mapped or IPv6Network((address, 64), strict=False))
