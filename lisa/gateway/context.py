@@ -31,6 +31,7 @@ from lisa.gateway.access import (
     is_local_name,
     is_loopback,
 )
+from lisa.gateway.clock import ServerClock
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pull_broker import PullBroker
 from lisa.gateway.pull_presence import BEAT_S
@@ -115,6 +116,7 @@ class GatewayContext:
             reply_timeout=self.reply_timeout,
         )
         self.store = self.sender.store
+        self.clock = ServerClock(self.store)
         self.settler = ReceiptSettler(self.store, self.deadline)
         self._watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
         self.groups = {topic: names[0] for topic, names in settings.topics().items() if names}
@@ -128,6 +130,7 @@ class GatewayContext:
         self._tasks: set[asyncio.Task[None]] = set()
         self._services: dict[str, Service] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self.add_service(self.clock.follow, "the server's clock")
         self.shares = Shares(settings.gateway_server, most_connections)
         self.buffered = 0
         self.stopping = asyncio.Event()

@@ -7,7 +7,6 @@ not trusted: the scripts compare its entry or fence with the message before they
 from __future__ import annotations
 
 import binascii
-import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
@@ -56,10 +55,10 @@ def encode_receipt(receipt: Receipt) -> str:
     return urlsafe_b64encode(_encoder.encode(written)).rstrip(b"=").decode("ascii")
 
 
-def decode_receipt(text: str) -> Receipt:
+def decode_receipt(text: str, now_us: int) -> Receipt:
     """Parse a receipt. Raises InvalidMessage if the text is not a valid receipt.
 
-    Its lateness is at most the time since due, by this machine's clock.
+    Its lateness is at most the time since due. now_us: the server's time.
     """
     try:
         data = text.encode("ascii")
@@ -77,6 +76,6 @@ def decode_receipt(text: str) -> Receipt:
         check_group(one.consumer)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         raise InvalidMessage("the receipt is not valid; send it as the pull returned it") from None
-    late = narrowed(one.lateness, time.time_ns() // 1_000 - one.due_ms * 1_000)
+    late = narrowed(one.lateness, now_us - one.due_ms * 1_000)
     settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, *late)
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)

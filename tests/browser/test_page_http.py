@@ -372,18 +372,16 @@ def test_a_cookie_cannot_be_forged(guarded: Gateway) -> None:
             assert answer.status_code == 303, value
 
 
-def test_a_session_ends_with_its_time_and_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_ends_with_its_time_and_with_its_token() -> None:
     token = Token.of("a", "secret-secret-secret", [Scope.OPERATE])
-    cookie = sessions.issue(token)
-    session = sessions.read(Access([token]), cookie)
+    cookie = sessions.issue(token, 1_000)
+    session = sessions.read(Access([token]), cookie, 1_000)
     assert session is not None
     assert session.token == token
     changed = Token.of("a", "another-another-another", [Scope.OPERATE])
-    assert sessions.read(Access([changed]), cookie) is None
-    assert sessions.read(Access([]), cookie) is None
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + sessions.LASTS_S + 1)
-    assert sessions.read(Access([token]), cookie) is None
+    assert sessions.read(Access([changed]), cookie, 1_000) is None
+    assert sessions.read(Access([]), cookie, 1_000) is None
+    assert sessions.read(Access([token]), cookie, 1_000 * (sessions.LASTS_S + 3)) is None
 
 
 def test_a_token_sees_and_touches_its_own_topics_only(guarded: Gateway, site: Site) -> None:

@@ -215,7 +215,8 @@ def test_d6_push_returns_the_id_and_a_job_can_be_deleted(
 
 
 def test_d8_ids_are_unique_without_numbered_machines() -> None:
-    ids = {id_of("orders") for _ in range(2_000)}
+    now_ms = time.time_ns() // 1_000_000
+    ids = {id_of("orders", now_ms + i // 200) for i in range(2_000)}
     # About two hundred per millisecond, of 16,384: after a collision, the send is repeated.
     assert len(ids) > 1_900
     assert all(may_be_of("orders", one) and int(one) < 2**63 for one in ids)
@@ -242,7 +243,9 @@ def test_messages_from_other_apis_are_not_jobs_before_they_are_popped(
     client: httpx.Client, producer: Producer
 ) -> None:
     topic = new_topic()
-    waiting = producer.send(topic, 1, id=id_of(topic), delay=timedelta(minutes=1))
+    waiting = producer.send(
+        topic, 1, id=id_of(topic, time.time_ns() // 1_000_000), delay=timedelta(minutes=1)
+    )
     for call in (finish, delete):
         refusal(call(client, waiting), "there is no job")
     assert state(producer, topic, waiting) == "waiting"

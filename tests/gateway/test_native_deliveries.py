@@ -252,6 +252,7 @@ def test_a_deeply_nested_body_of_another_producer_does_not_stop_the_pulls(
 # Receipts -----------------------------------------------------------------------------------------
 
 
+NOW_US = 1_795_000_300_000_000
 GOOD = ["lisa", "gateway-h-1-ab", "id", "1-0", "AAAAAAAA-", 5, 1, "a", None]
 
 
@@ -265,7 +266,7 @@ def test_receipts_round_trip(message_id: str, timeout: int | None) -> None:
     settlement = Settlement(message_id, "1795-7", "abcd_-12+", 1_795_000_000_000, 3, "c")
     receipt = Receipt("group-1", "gateway-host-12-ab", settlement, timeout)
     text = encode_receipt(receipt)
-    assert decode_receipt(text) == receipt
+    assert decode_receipt(text, NOW_US) == receipt
     assert text.isascii()
     assert not set(text) & set("/+=?&# ")
 
@@ -278,9 +279,9 @@ DAMAGED: list[tuple[int, object]] = [
 
 @pytest.mark.parametrize(("index", "value"), DAMAGED)
 def test_a_damaged_receipt_is_rejected(index: int, value: object) -> None:
-    assert decode_receipt(written(*GOOD)).settlement.id == "id"
+    assert decode_receipt(written(*GOOD), NOW_US).settlement.id == "id"
     with pytest.raises(InvalidMessage, match="the receipt is not valid"):
-        decode_receipt(written(*GOOD[:index], value, *GOOD[index + 1 :]))
+        decode_receipt(written(*GOOD[:index], value, *GOOD[index + 1 :]), NOW_US)
 
 
 def test_other_text_is_rejected() -> None:
@@ -288,7 +289,7 @@ def test_other_text_is_rejected() -> None:
     texts = [urlsafe_b64encode(chosen.randbytes(chosen.randrange(60))).decode() for _ in range(500)]
     for text in ("", "x", "\ud800", "====", "a b", *texts):
         with pytest.raises(InvalidMessage):
-            decode_receipt(text)
+            decode_receipt(text, NOW_US)
     for text in (written(*GOOD, "more"), "\N{EURO SIGN}"):
         with pytest.raises(InvalidMessage, match=r"not valid; send it as the pull returned it$"):
-            decode_receipt(text)
+            decode_receipt(text, NOW_US)

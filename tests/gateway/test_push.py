@@ -15,9 +15,12 @@ import pytest
 from lisa import Manager, Producer
 from lisa.admin import groups
 from lisa.admin import push as admin
+from lisa.gateway.compat.mykit.wire import MARK
+from lisa.gateway.page import sessions
+from lisa.testing import ClockedServer
 from tests.exposition import Exposed
 from tests.gateway.push_targets import PushTopic, Received, Reply, Target, is_signed
-from tests.gateways import Gateway
+from tests.gateways import NO_TLS, Gateway, stored
 from tests.servers import open_store, wait_until
 
 CONFIG = """
@@ -334,3 +337,33 @@ def test_a_failing_push_is_seen(client: httpx.Client, target: Target, topic: Pus
     wait_until(lambda: push()["state"] == "waiting")
     seen_ms = record()["seen_ms"]
     wait_until(lambda: record()["seen_ms"] > seen_ms)
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_redis_clock_counts_where_the_gateways_own_differs(target: Target, minutes: int) -> None:
+    """For signatures, sessions and jobs of mykit-delay."""
+    with ClockedServer() as server, Manager(server.url), Producer(server.url) as producer:
+        now_ms = time.time_ns() // 1_000_000 + minutes * 60_000
+        server.set_time(now_ms * 1_000)
+        env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
+        known = {"Authorization": f"Bearer {'t' * 32}"}
+        with Gateway(server.url, config=CONFIG, env=env, headers=known) as gateway:
+            topic = PushTopic(server.url, producer)
+            topic.push_to(gateway.client, target.url)
+            topic.send()
+            wait_until(lambda: target.received)
+            (request,) = target.received
+            assert abs(int(request.headers["webhook-timestamp"]) - now_ms / 1000) < 30
+            job = {"topic": topic.name, "id": "job", "delay": 60_000, "body": "x"}
+            assert gateway.client.post("/mykit/push", json=job).status_code == 200
+            found = stored(producer, topic.name, "job")
+            assert abs(int(found.headers[MARK]) - now_ms) < 30_000
+
+            def is_logged_in() -> bool:
+                return visitor.get("/").status_code == 200
+
+            with httpx.Client(base_url=gateway.url, verify=NO_TLS) as visitor:
+                visitor.post("/login", data={"token": "t" * 32})
+                assert is_logged_in()
+                server.set_time((now_ms + sessions.LASTS_S * 1_000 + 60_000) * 1_000)
+                wait_until(lambda: not is_logged_in())

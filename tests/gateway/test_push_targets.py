@@ -11,6 +11,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpcore
 import httpx
@@ -395,7 +396,7 @@ async def test_pushes_to_one_host_share_a_lookup_that_times_out(
 
 async def test_all_spellings_of_loopback_are_forbidden(target: Target) -> None:
     message = Message(id="1", topic="t", group="g", body=1, due_ms=0)
-    poster = Poster(Allowed.of([]))
+    poster = Poster(Allowed.of([]), Mock(about_ms=lambda: 0))
     names = ("127.0.0.1", "localhost", "0x7f.1", "2130706433", "127.1")
     for host in (*names, "[::1]", "[::ffff:7f00:1]"):
         url = f"http://{host}:{target.port}/"

@@ -159,7 +159,7 @@ async def release(call: Call[NoFields, ReceiptRequest]) -> Reply[HeldAnswer]:
 
 
 def _receipt(call: Call[NoFields, Any]) -> Receipt:
-    receipt = decode_receipt(call.body.receipt)
+    receipt = decode_receipt(call.body.receipt, call.hub.clock.about_us())
     if receipt.settlement.id != call.id:
         raise invalid(f"the receipt is for message {receipt.settlement.id!r}, not {call.id!r}")
     return receipt
@@ -216,7 +216,12 @@ async def _settle_each(
     settle: Callable[[GatewayContext, str, S, Receipt], Awaitable[Answer]],
 ) -> Reply[SettledBatch]:
     async def one(request: S) -> Answer:
-        return await settle(call.hub, call.topic, request, decode_receipt(request.receipt))
+        return await settle(
+            call.hub,
+            call.topic,
+            request,
+            decode_receipt(request.receipt, call.hub.clock.about_us()),
+        )
 
     found = await gather_parts(map(one, requests))
     failed = [one for one in found if isinstance(one, Exception)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 import zlib
 from collections.abc import Sequence
 from datetime import datetime
@@ -68,14 +67,13 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
     ]
 
 
-def id_of(topic: str) -> str:
+def id_of(topic: str, now_ms: int) -> str:
     """Generate an id: a 63-bit number, as the clients expect, that encodes a hint at its topic.
 
     It consists of milliseconds, eight bits of the topic's checksum, and random bits. Machines need
     no number: a duplicate id is rejected on sending, and another is generated.
     """
-    now = time.time_ns() // 1_000_000 - EPOCH_MS
-    head = (now << TOPIC_BITS) | _checksum(topic)
+    head = ((now_ms - EPOCH_MS) << TOPIC_BITS) | _checksum(topic)
     return str((head << RANDOM_BITS) | secrets.randbits(RANDOM_BITS))
 
 
@@ -117,7 +115,13 @@ class _DelayQueueHandlers:
         headers = with_trace(own, trace_context(request.headers))
         while True:
             at_ms = max(due_ms, OLDEST_DUE_MS)
-            message = Outgoing(text, id=id_of(topic), at_ms=at_ms, headers=headers, retry=RETRY)
+            message = Outgoing(
+                text,
+                id=id_of(topic, self._hub.clock.about_ms()),
+                at_ms=at_ms,
+                headers=headers,
+                retry=RETRY,
+            )
             sent = await self._hub.sender.offer(topic, message, OnDuplicate.REJECT)
             if sent.outcome is not Sent.REJECTED:
                 return _response(id=sent.id)

@@ -36,15 +36,16 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
             audit.login_refused(request, f"the token {fault}")
             return _form(request, path, f"The token {fault}.")
         response = RedirectResponse(path, 303)
-        sessions.give(request, response, sessions.issue(token))
+        sessions.give(request, response, sessions.issue(token, hub.clock.about_ms()))
         return response
 
     async def leave(request: Request) -> Response:
         response: Response = RedirectResponse("/login", 303)
-        session = sessions.read(hub.access, sessions.cookie_of(request))
+        now_ms = hub.clock.about_ms()
+        session = sessions.read(hub.access, sessions.cookie_of(request), now_ms)
         try:
             if session is not None and not hub.access.is_open:
-                await sessions.end(hub.store, session)
+                await sessions.end(hub.store, session, now_ms)
         except LisaError as error:
             response = problem_of(error).response()
         sessions.forget(response)

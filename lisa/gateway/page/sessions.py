@@ -13,7 +13,6 @@ import binascii
 import hashlib
 import hmac
 import secrets
-import time
 from typing import NamedTuple
 
 import msgspec
@@ -43,9 +42,9 @@ def cookie_of(request: Request) -> str | None:
     return None
 
 
-def issue(token: Token) -> str:
-    """The cookie value for a new session of a token."""
-    content = (token.name, int(time.time()) + LASTS_S, secrets.token_urlsafe(12))
+def issue(token: Token, now_ms: int) -> str:
+    """The cookie value for a new session of a token. now_ms: the server's time, as below."""
+    content = (token.name, now_ms // 1000 + LASTS_S, secrets.token_urlsafe(12))
     payload = base64.urlsafe_b64encode(msgspec.json.encode(content)).decode().rstrip("=")
     return f"{payload}.{_sign(token, 'session', payload)}"
 
@@ -58,7 +57,7 @@ class Session(NamedTuple):
     id: str
 
 
-def read(access: Access, cookie: str | None) -> Session | None:
+def read(access: Access, cookie: str | None, now_ms: int) -> Session | None:
     """The session of a cookie; None if the cookie has expired or is not valid."""
     if not cookie or len(cookie) > MOST_BYTES or not cookie.isascii():
         return None
@@ -69,15 +68,15 @@ def read(access: Access, cookie: str | None) -> Session | None:
     except (binascii.Error, msgspec.DecodeError, ValueError):
         return None
     token = EVERYTHING if access.is_open else access.by_name(name)
-    if token is None or ends < time.time():
+    if token is None or ends * 1000 < now_ms:
         return None
     is_valid = hmac.compare_digest(_sign(token, "session", payload), signature)
     return Session(token, ends, session_id) if is_valid else None
 
 
-async def end(store: AsyncStore, session: Session) -> None:
+async def end(store: AsyncStore, session: Session, now_ms: int) -> None:
     """Make a session invalid at every gateway. Raises LisaError."""
-    left_ms = max(1, round((session.ends - time.time()) * 1000))
+    left_ms = max(1, session.ends * 1000 - now_ms)
     await store.drive(store.command("SET", store.keys.logout(session.id), "", "PX", left_ms))
 
 

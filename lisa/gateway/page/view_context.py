@@ -38,13 +38,13 @@ class PageRequest:
         self.token = self._identify()
         act_for(self.token)
         if self.may_act and self.cookie is None:
-            self.cookie, self.is_new = sessions.issue(self.token), True
+            self.cookie, self.is_new = sessions.issue(self.token, hub.clock.about_ms()), True
 
     def _identify(self) -> Token:
         access = self.hub.access
         if "authorization" in self.request.headers:
             return self.hub.require(self.request, Scope.READ)
-        self._session = sessions.read(access, self.cookie)
+        self._session = sessions.read(access, self.cookie, self.hub.clock.about_ms())
         if self._session is not None:
             found = self._session.token
         else:

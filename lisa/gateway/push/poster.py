@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +13,9 @@ from typing import NamedTuple
 import httpcore
 
 from lisa.admin.push import StoredPushTarget, key_of
+from lisa.core.model.clock import ms_datetime
 from lisa.core.model.message import Message
+from lisa.gateway.clock import ServerClock
 from lisa.gateway.push.allowed import Allowed, NotAllowed
 from lisa.gateway.push.network import GuardedBackend
 from lisa.gateway.push.signing import body_of, headers_of
@@ -54,8 +55,9 @@ class Poster:
     that passed the allow-list.
     """
 
-    def __init__(self, allowed: Allowed) -> None:
+    def __init__(self, allowed: Allowed, clock: ServerClock) -> None:
         self._allowed = allowed
+        self._clock = clock
         self._pool: httpcore.AsyncConnectionPool | None = None
 
     def _connections(self) -> httpcore.AsyncConnectionPool:
@@ -77,7 +79,8 @@ class Poster:
     ) -> PushResult:
         """Push a message. Failures are returned as a result, not raised."""
         body, media_type = body_of(message)
-        headers = headers_of(message, media_type, body, key_of(target.secret), int(time.time()))
+        now_ms = self._clock.about_ms()
+        headers = headers_of(message, media_type, body, key_of(target.secret), now_ms // 1000)
         answer: PushResult | None = None
         try:
             async with (
@@ -90,9 +93,9 @@ class Poster:
                     extensions={"timeout": dict.fromkeys(_TIMEOUTS, timeout_s)},
                 ) as response,
             ):
-                answer = _answer_of(response, "")
+                answer = _answer_of(response, "", now_ms)
                 with suppress(httpcore.NetworkError, httpcore.ProtocolError):
-                    answer = _answer_of(response, await _text(response))
+                    answer = _answer_of(response, await _text(response), now_ms)
         except NotAllowed as error:
             return PushResult(PushVerdict.FAILED, f"not allowed: {error}")
         except (TimeoutError, httpcore.TimeoutException):
@@ -112,7 +115,7 @@ class Poster:
 _TIMEOUTS = ("connect", "read", "write", "pool")
 
 
-def _answer_of(response: httpcore.Response, text: str) -> PushResult:
+def _answer_of(response: httpcore.Response, text: str, now_ms: int) -> PushResult:
     status = response.status
     if 200 <= status < 300:
         return PushResult(PushVerdict.DONE)
@@ -123,26 +126,35 @@ def _answer_of(response: httpcore.Response, text: str) -> PushResult:
         text = "redirects are not followed"
     reason = f"{status} {text}".strip()
     if status in (429, 503):
-        wait_s = _wait_s(response)
+        wait_s = _wait_s(response, now_ms)
         if wait_s > 0:
             return PushResult(PushVerdict.LATER, reason, wait_s)
     return PushResult(PushVerdict.FAILED, reason)
 
 
-def _wait_s(response: httpcore.Response) -> float:
-    """The seconds in a Retry-After header, given as number or date; 0 if absent."""
-    headers = {name.lower(): value for name, value in response.headers}
-    value = headers.get(b"retry-after", b"").decode("latin-1").strip()
+def _wait_s(response: httpcore.Response, now_ms: int) -> float:
+    """The seconds in a Retry-After header, given as number or date; 0 if absent.
+
+    A date counts from that of the response, which the same clock shows, or else from `now_ms`.
+    """
+    headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+    value = headers.get(b"retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(min(int(value[:12]), LONGEST_WAIT))
-    try:
-        moment = parsedate_to_datetime(value)
-    except (ValueError, OverflowError):
+    moment = _moment(value)
+    if moment is None:
         return 0.0
-    if moment.utcoffset() is None:
-        moment = moment.replace(tzinfo=UTC)
-    left_s = (moment - datetime.now(UTC)).total_seconds()
+    left_s = (moment - (_moment(headers.get(b"date", "")) or ms_datetime(now_ms))).total_seconds()
     return min(max(left_s, 0.0), float(LONGEST_WAIT))
+
+
+def _moment(text: str) -> datetime | None:
+    """The time in a header; None if it has none."""
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment
 
 
 async def _text(response: httpcore.Response) -> str:

@@ -46,7 +46,7 @@ class PushSupervisor:
 
     def __init__(self, hub: GatewayContext, allowed: Allowed) -> None:
         self._hub = hub
-        self._poster = Poster(allowed)
+        self._poster = Poster(allowed, hub.clock)
         self._pushers: dict[tuple[str, str], Pusher] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()

@@ -240,7 +240,12 @@ class _Stream:
             body = msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
             raise invalid(mismatch("the settlement", kind, error)) from None
-        answer = await settle(self._hub, self._call.topic, body, decode_receipt(one.receipt))
+        answer = await settle(
+            self._hub,
+            self._call.topic,
+            body,
+            decode_receipt(one.receipt, self._hub.clock.about_us()),
+        )
         return done or answer.outcome, getattr(answer, "due_ms", None)
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:

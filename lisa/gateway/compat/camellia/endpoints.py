@@ -18,7 +18,6 @@ from lisa.core.model.options import MAX_ACK_TIMEOUT
 from lisa.gateway.access import Forbidden, Scope, Token
 from lisa.gateway.compat.answering import record_change
 from lisa.gateway.compat.camellia import wire
-from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded
 from lisa.gateway.compat.camellia.health import ServiceState
 from lisa.gateway.compat.camellia.messages import DelayMsg, as_pulled
@@ -50,7 +49,7 @@ class Endpoints:
 
     def __init__(self, hub: GatewayContext) -> None:
         settings = hub.settings.camellia
-        clock = ServerTime(hub.store)
+        clock = hub.clock
         self._hub = hub
         self._settings = settings
         self._queue = Queue(hub, clock)

@@ -76,7 +76,7 @@ class _Handlers:
         job = read_job(await request.body())
         self._hub.require(request, Scope.PRODUCE, job.topic, compat=True)
         trace = trace_context(request.headers)
-        topic, message = outgoing_of(job, time.time_ns() // 1_000_000, trace)
+        topic, message = outgoing_of(job, self._hub.clock.about_ms(), trace)
         sent = await self._hub.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
         return _response(success(sent.id))
 
