@@ -17,6 +17,7 @@ import uvicorn
 from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import GatewaySettings
+from lisa.gateway import push
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
@@ -39,8 +40,10 @@ OWN_FILES = 100
 def listen(settings: GatewaySettings) -> socket.socket:
     """Open the listening socket.
 
-    Raises ConfigError if the address is in use, or is public and no tokens are configured.
+    Raises ConfigError if the address is in use, or is public and no tokens are configured, or if
+    nothing can be pushed.
     """
+    push.check_settings(settings)
     access = Access.of(settings.gateway_server)
     if readers := access.reading_producers:
         log.warning(

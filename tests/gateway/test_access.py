@@ -205,20 +205,26 @@ def test_secrets_are_not_logged(guarded: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--host", ALL_V4], pytest.param(["--host", "::"], marks=pytest.mark.full)],
-    ids=["v4", "v6"],
+    ("arguments", "env", "reason"),
+    [
+        (["--host", ALL_V4], {}, "needs tokens"),
+        pytest.param(["--host", "::"], {}, "needs tokens", marks=pytest.mark.full),
+        (["--workers", "2"], {"SSL_CERT_FILE": "/none"}, "SSL_CERT_FILE=/none: cannot be read"),
+        ([], {"SSL_CERT_FILE": "", "SSL_CERT_DIR": "/none"}, "SSL_CERT_DIR=/none: cannot be"),
+        ([], {"LISA_GATEWAY_SERVER__PUSH_ALLOW": "a/b"}, "push-allow: 'a/b' is neither"),
+        ([], {"LISA_GATEWAY_SERVER__TRUSTED_PROXIES": "proxy"}, "'proxy' does not appear to be"),
+    ],
 )
-def test_the_command_rejects_a_public_address_without_tokens_in_one_line(
-    redis_url: str, arguments: list[str]
+def test_a_start_that_is_impossible_ends_with_2_and_one_line(
+    redis_url: str, arguments: list[str], env: dict[str, str], reason: str
 ) -> None:
-    gateway = Gateway(redis_url, *arguments)
+    gateway = Gateway(redis_url, *arguments, env=env)
     try:
         assert gateway.process.wait(20) == 2
     finally:
         gateway.end()
     (line,) = gateway.said
-    assert "needs tokens" in line
+    assert reason in line
 
 
 def test_an_open_gateway_accepts_local_host_names_only(gateway: Gateway) -> None:

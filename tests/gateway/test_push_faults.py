@@ -1,6 +1,7 @@
 """Pushes under faults: gateways that share targets, crash and stop; Redis outages."""
 
 import asyncio
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,26 @@ def go(target: Target) -> threading.Event:
     event = threading.Event()
     target.default = Reply(wait=event)
     return event
+
+
+def test_a_fault_of_the_gateway_costs_no_attempt(
+    topic: PushTopic, target: Target, start: Start
+) -> None:
+    """Here it cannot open a connection, for lack of file descriptors."""
+    gateway = start()
+    topic.push_to(gateway.client, target.url)
+    pid = gateway.process.pid
+    wait_until(lambda: any("pushing to" in line for line in gateway.said))
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    sent = [topic.send() for _ in range(8)]
+    wait_until(lambda: any("cannot push to" in line for line in gateway.said))
+    time.sleep(1)
+    assert target.received == []
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    topic.wait_for("acked", *sent)
+    assert {request.headers["lisa-attempt"] for request in target.received} == {"1"}
+    assert len([line for line in gateway.said if "cannot push to" in line]) == 1
 
 
 @pytest.mark.full

@@ -319,7 +319,8 @@ _GATEWAY = (
     ),
     _counter(
         "lisa_gateway_pushes_total",
-        "Pushes by topic and outcome: done, later (the target asked to wait), failed.",
+        "Pushes by topic and outcome: done, later (the target asked to wait), failed, fault (of "
+        "the gateway itself, for which no message is charged).",
         ("topic", "outcome"),
     ),
 )

@@ -8,6 +8,7 @@ still verifies the certificate against the host name.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Iterable
@@ -19,6 +20,22 @@ from lisa.gateway.push.allowed import Allowed, NotAllowed
 
 MOST_TRIED = 4
 """Maximum number of a host's addresses to try before the push fails."""
+
+
+class GatewayFault(Exception):
+    """This gateway cannot push at the moment, for a reason that is not the target's."""
+
+
+_OWN_ERRNOS = {
+    *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EPERM),
+}
+"""Errors of a connection attempt that are the machine's: files, memory, ports, network."""
+
+_UNKNOWN_NAME = frozenset(
+    getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY")
+)
+"""Errors of a lookup that are the name's; others are the resolver's or the machine's."""
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -39,7 +56,10 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to an allowed address of a host. Raises NotAllowed if there is none."""
+        """Connect to an allowed address of a host.
+
+        Raises NotAllowed if there is none, and GatewayFault.
+        """
         began = time.monotonic()
         permitted: list[str] = []
         refusal: NotAllowed | None = None
@@ -50,7 +70,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                 refusal = error
         if refusal is not None and not permitted:
             raise refusal
-        fault: Exception = httpcore.ConnectError(f"{host} has no address")
+        fault: Exception = NotAllowed(f"{host} has no address")
+        are_own = True
         for i, address in enumerate(permitted[:MOST_TRIED]):
             left = None if timeout is None else max(0.1, timeout - (time.monotonic() - began))
             share = None if left is None else left / (min(len(permitted), MOST_TRIED) - i)
@@ -60,6 +81,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 fault = error
+                are_own = are_own and not _OWN_ERRNOS.isdisjoint(_errnos(error))
+        if permitted and are_own:
+            raise GatewayFault(f"no connection to {host}: {fault}") from fault
         raise fault
 
     async def sleep(self, seconds: float) -> None:
@@ -77,7 +101,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(lookup)
         except TimeoutError:
-            raise httpcore.ConnectTimeout(f"the DNS lookup of {host} timed out") from None
+            raise GatewayFault(f"the DNS lookup of {host} timed out") from None
 
     def _looked_up(self, key: tuple[str, int], lookup: asyncio.Task[list[str]]) -> None:
         del self._lookups[key]
@@ -89,6 +113,21 @@ async def _look_up(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
+    except UnicodeError as error:
+        raise NotAllowed(f"{host} is not a host name: {error}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        kind = NotAllowed if getattr(error, "errno", None) in _UNKNOWN_NAME else GatewayFault
+        raise kind(f"{host} cannot be resolved: {error}") from None
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _errnos(error: BaseException | None) -> set[int]:
+    """The error numbers of an exception, its causes, and the members of groups."""
+    found: set[int] = set()
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            found.add(error.errno)
+        if isinstance(error, BaseExceptionGroup):
+            found = found.union(*map(_errnos, error.exceptions))
+        error = error.__cause__ or error.__context__
+    return found

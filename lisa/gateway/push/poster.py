@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
+import certifi
 import httpcore
 
 from lisa.admin.push import StoredPushTarget, key_of
 from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.gateway.clock import ServerClock
 from lisa.gateway.push.allowed import Allowed, NotAllowed
-from lisa.gateway.push.network import GuardedBackend
+from lisa.gateway.push.network import GatewayFault, GuardedBackend
 from lisa.gateway.push.signing import body_of, headers_of
 
 KEEP_ALIVE_S = 4.0
 """Shorter than the five seconds after which common servers close idle connections."""
+
+CONNECT_PART = 0.9
+"""Part of a push's time after which a lookup or connection fails with its own error."""
 
 MOST_KEPT = 100
 MOST_READ = 16 * 1024
@@ -38,14 +47,37 @@ class PushVerdict(Enum):
     DONE = "done"
     LATER = "later"
     FAILED = "failed"
+    FAULT = "fault"
 
 
 class PushResult(NamedTuple):
-    """The result of a push. `reason` is set unless `DONE`; `wait_s` is set for `LATER`."""
+    """The result of a push. `reason` is set unless `DONE`; `wait_s` is set for `LATER`.
+
+    FAULT: the gateway could not push, for which the message is not charged. detail: more than
+    `reason`, for the log: those who may set targets must not learn about the gateway's network.
+    """
 
     verdict: PushVerdict
     reason: str = ""
     wait_s: float = 0.0
+    detail: str = ""
+
+
+def certificates() -> ssl.SSLContext:
+    """The authorities that vouch for targets. Raises ConfigError if they cannot be read."""
+    file, directory = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    name = "SSL_CERT_FILE" if file else "SSL_CERT_DIR" if directory else "certifi"
+    try:
+        if file or not directory:
+            return ssl.create_default_context(cafile=file or certifi.where())
+        if not any(Path(directory).iterdir()):
+            raise FileNotFoundError("the directory is empty")
+        return ssl.create_default_context(capath=directory)
+    except OSError as error:
+        raise ConfigError(
+            f"{name}={file or directory or certifi.where()}: cannot be read as certificates of "
+            f"authorities, without which no https: target can be verified: {error}"
+        ) from None
 
 
 class Poster:
@@ -62,11 +94,9 @@ class Poster:
 
     def _connections(self) -> httpcore.AsyncConnectionPool:
         if self._pool is None:
-            # Most gateways push nothing, and importing httpx and the certificates is slow.
-            import httpx
-
+            # Most gateways push nothing, and loading the certificates is slow.
             self._pool = httpcore.AsyncConnectionPool(
-                ssl_context=httpx.create_ssl_context(),
+                ssl_context=certificates(),
                 max_connections=None,  # each target has its own limit
                 max_keepalive_connections=MOST_KEPT,
                 keepalive_expiry=KEEP_ALIVE_S,
@@ -81,6 +111,7 @@ class Poster:
         body, media_type = body_of(message)
         now_ms = self._clock.about_ms()
         headers = headers_of(message, media_type, body, key_of(target.secret), now_ms // 1000)
+        limits = {**dict.fromkeys(_TIMEOUTS, timeout_s), "connect": timeout_s * CONNECT_PART}
         answer: PushResult | None = None
         try:
             async with (
@@ -90,14 +121,18 @@ class Poster:
                     target.url,
                     headers=[("content-length", str(len(body))), *headers],
                     content=body,
-                    extensions={"timeout": dict.fromkeys(_TIMEOUTS, timeout_s)},
+                    extensions={"timeout": limits},
                 ) as response,
             ):
                 answer = _answer_of(response, "", now_ms)
                 with suppress(httpcore.NetworkError, httpcore.ProtocolError):
                     answer = _answer_of(response, await _text(response), now_ms)
         except NotAllowed as error:
-            return PushResult(PushVerdict.FAILED, f"not allowed: {error}")
+            host = urlsplit(target.url).hostname
+            reason = f"not allowed: {host} has no address that this gateway may push to"
+            return PushResult(PushVerdict.FAILED, reason, detail=f" ({error})")
+        except (GatewayFault, ConfigError) as error:
+            return PushResult(PushVerdict.FAULT, str(error))
         except (TimeoutError, httpcore.TimeoutException):
             # A response with a slow body still counts.
             return answer or PushResult(PushVerdict.FAILED, f"no response within {timeout_s:g} s")
@@ -112,7 +147,7 @@ class Poster:
             await self._pool.aclose()
 
 
-_TIMEOUTS = ("connect", "read", "write", "pool")
+_TIMEOUTS = ("read", "write", "pool")
 
 
 def _answer_of(response: httpcore.Response, text: str, now_ms: int) -> PushResult:

@@ -223,13 +223,24 @@ class Pusher:
             if pace.succeeded():
                 log.info("%s: pushes to %s succeed again", self._where, host)
             return
+        if answer.verdict is PushVerdict.FAULT:
+            if pace.could_not_push(answer.reason):
+                log.error(
+                    "%s: this gateway cannot push to %s, for which no message is charged: %s",
+                    self._where,
+                    host,
+                    answer.reason,
+                )
+            self._changed.set()
+            return
         log.warning(
-            "%s: message %s, attempt %d, was not accepted by %s: %s",
+            "%s: message %s, attempt %d, was not accepted by %s: %s%s",
             self._where,
             delivery.message.id,
             delivery.message.attempt,
             host,
             answer.reason,
+            answer.detail,
             extra=delivery.message.log_fields,
         )
         if answer.verdict is PushVerdict.LATER:
@@ -255,6 +266,9 @@ class Pusher:
                 lambda: settler.defer(topic, receipt, delay_ms=wait_ms, reason=answer.reason),
                 delivery,
             )
+            return
+        if answer.verdict is PushVerdict.FAULT:
+            self._hub.broker.give_back([delivery])
             return
         await self._settle_persistently(
             lambda: settler.retry(topic, receipt, reason=answer.reason), delivery
