@@ -47,8 +47,9 @@ class ServerClock:
             await asyncio.sleep(READ_EVERY_S)
 
     async def _ask(self, _key: None, items: Sequence[None], known: list[int | None]) -> None:
+        began_us = _elapsed_us()
         now_us = await self._store.drive(self._store.server_time_us())
-        self._ahead_us = now_us - _elapsed_us()
+        self._ahead_us = now_us - (began_us + _elapsed_us()) // 2
         known += [now_us] * len(items)
 
 

@@ -46,7 +46,6 @@ class _Addresses:
         if self.is_over(client):
             oldest = next(iter(self._idle[client.name]))
             if oldest is not connection:
-                self.works(oldest, client)
                 oldest.replaced()
         return client
 
@@ -76,6 +75,7 @@ class _Bounded(HttpToolsProtocol):
     meter: Meter
     addresses: _Addresses
     _address: Client
+    _is_counted = True
     _is_excess = False
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -95,12 +95,18 @@ class _Bounded(HttpToolsProtocol):
             # Uvicorn marks only the last of several pipelined requests.
             self._running.disconnected = True
             self._running.message_event.set()
-        self.addresses.closed(self, self._address)
+        self._uncount()
         super().connection_lost(exc)
 
     def replaced(self) -> None:
         """Close the connection, which waits for a request, in favour of a newer one."""
+        self._uncount()
         self._reject(b"503 Service Unavailable")
+
+    def _uncount(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self.addresses.closed(self, self._address)
 
     def send_400_response(self, msg: str) -> None:
         self.meter.malformed += 1
@@ -119,7 +125,7 @@ class _Bounded(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._start_write_timer()
-        elif self.cycle.response_complete:  # no further request has been received
+        elif self._is_counted and self.cycle.response_complete:  # no further request was received
             self.addresses.waits(self, self._address)
 
     def timeout_keep_alive_handler(self) -> None:

@@ -40,7 +40,7 @@ class Client(NamedTuple):
     part: float
 
 
-current: ContextVar[Client] = ContextVar("client")
+current: ContextVar[Client] = ContextVar("client", default=Client("", 1.0))
 """The client of the current request."""
 
 

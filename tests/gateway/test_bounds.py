@@ -420,6 +420,7 @@ def test_one_client_takes_half_of_the_requests_and_polls(
         stack.close()
         wait_until(lambda: asked(gateway, post("shop", "messages", send)) == 201)
 
+        topic = new_topic()
         polls = crowd(gateway, stack, post("shop", "pull", b'{"group":"x","wait_ms":60000}'), 8)
         refused: list[int] = []
 
@@ -429,7 +430,7 @@ def test_one_client_takes_half_of_the_requests_and_polls(
 
         wait_until(are_refused)
         assert (refused, has_pulls(gateway, 4)) == ([503] * 4, True)
-        pull = post("mail", "pull", b'{"group":"lisa","wait_ms":60000}')
+        pull = post("mail", "pull", b'{"group":"lisa","wait_ms":1}')
         assert asked(gateway, pull, other) == 200
         assert asked(gateway, post("shop", "messages", send)) == 201
 

@@ -81,7 +81,7 @@ def test_a_job_needs_only_a_topic(client: httpx.Client) -> None:
     assert ok(client.post("/mykit/push", json={"topic": new_topic(), **nulls}))
     assert message_id.startswith(f"{topic}:")
     job = get(client, topic)
-    assert before <= job.pop("createTime") <= time.time_ns() // 1_000_000
+    assert abs(job.pop("createTime") - before) < 60_000
     expected = {"body": None, "bizKey": None, "subtopic": None, "delay": 0, "ttl": 0}
     assert job.items() >= expected.items()
 
