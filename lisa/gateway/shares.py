@@ -40,7 +40,8 @@ class Client(NamedTuple):
     part: float
 
 
-current: ContextVar[Client] = ContextVar("client", default=Client("", 1.0))
+_NOBODY = Client("", 1.0)
+current: ContextVar[Client] = ContextVar("client", default=_NOBODY)
 """The client of the current request."""
 
 
