@@ -19,6 +19,7 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
 from lisa.core.store import manager_watch, presence
+from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.reclaim import Reclaim
@@ -230,12 +231,10 @@ def look(stage: Stage) -> None:
     cast.take(1)
     cast.send(delay_ms=60_000, message_id="later")
     with stage.watched(is_new=False):
+        stage.ask("SCRIPT", "LOAD", loader.load("inspect").source)  # as other roles do
         browse(lisa_of(stage))
         mine = Cast(stage.url)
         mine.store.drive(topic_metrics.read(mine.store))
-    with stage.watched(is_new=False):  # scripts were flushed
-        stage.ask("SCRIPT", "FLUSH")
-        lisa_of(stage)("get", "orders", "m1")
 
 
 def browse(lisa: Callable[..., str]) -> None:

@@ -22,7 +22,7 @@ _CONTAINERS = ("XGROUP", "XINFO", "SCRIPT", "CLIENT", "CLUSTER", "COMMAND", "CON
 NEWER = frozenset({"msetex", "waitaof"})
 """Optional commands of newer servers. Older servers reject them in an ACL rule."""
 
-_ALWAYS = ("EVALSHA", "SCRIPT|LOAD", "SELECT")
+_ALWAYS = ("EVALSHA", "SELECT")
 _CLUSTER = ("ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS")
 """Commands of redis-py's cluster client and of `lisa doctor`."""
 _DURABILITY = ("WAIT", "WAITAOF")
@@ -41,6 +41,13 @@ class Role:
     """Further commands, for warnings only: without them the role works but does not warn."""
     uses_channel: bool = True
     """Whether the role or its scripts use the wake channel."""
+    loads: bool = True
+    """Whether the role may load scripts, and so let the server run any script, even an endless one.
+
+    Without this right, a role can run the scripts that other roles have loaded.
+    """
+    patterns: tuple[str, ...] = ()
+    """Patterns of further keys, after the prefix."""
 
 
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
@@ -100,11 +107,12 @@ ROLES = {
          "set_layout", "undeclare"),
         (*_READING, *_OPENING, "DEL", "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
+        patterns=("logout:[^{]*",),
     ),
     "operator": Role(
         "the `lisa` command line",
         (*_SENDING, "clear", "configure", "mend", "purge", "requeue", "set_layout", "undeclare"),
-        (*_READING, "COMMAND|INFO", "CONFIG|GET", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
+        (*_READING, "COMMAND|INFO", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
     ),
     "pipeline": Role(
@@ -114,9 +122,10 @@ ROLES = {
          "INCRBY", "INFO", "MGET", "PEXPIRE", "STRLEN", "TIME", "XGROUP|CREATE", "XGROUP|DESTROY",
          "XDEL", "XINFO|GROUPS", "XINFO|STREAM", "XPENDING", "XRANGE", "XREVRANGE", "XSETID",
          "ZADD", "ZCARD", "ZCOUNT", "ZRANGE", "ZSCORE"),
+        patterns=("pace:[^{]*",),
     ),
     "reader": Role("reads only: get, list, topics, top, metrics", ("inspect",), _READING,
-                   uses_channel=False),
+                   uses_channel=False, loads=False),
 }  # fmt: skip
 """All roles by name."""
 
@@ -155,7 +164,8 @@ def rights_of(
     for name in check_roles(names):
         role = ROLES[name]
         found.update(*map(called_by, role.scripts))
-        own = (*_ALWAYS, *role.commands, *role.optional, *(_CLUSTER if cluster else ()))
+        loading = ("SCRIPT|LOAD",) if role.loads else ()
+        own = (*_ALWAYS, *loading, *role.commands, *role.optional, *(_CLUSTER if cluster else ()))
         found.update(map(str.lower, own))
         if durability and name in _DURABLE:
             found.update(map(str.lower, _DURABILITY))
@@ -188,6 +198,8 @@ def line(
     else:
         entry = ["on", "resetpass", "nopass"]
     channel = [f"&{keys.wake}"] if any(ROLES[name].uses_channel for name in names) else []
-    rules = [*entry, "resetkeys", f"~{keys.prefix}:*", "resetchannels", *channel, "-@all"]
+    further = dict.fromkeys(one for name in names for one in ROLES[name].patterns)
+    patterns = [f"~{one}" for one in (*keys.patterns(), *map(keys.under, further))]
+    rules = [*entry, "resetkeys", *patterns, "resetchannels", *channel, "-@all"]
     head = "ACL SETUSER" if style == "setuser" else "user"
     return " ".join([head, user, *rules, *(f"+{right}" for right in rights)])

@@ -17,14 +17,13 @@ from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.presence import NO_HEARTBEATS, write_refusal
 from lisa.core.store.server_checks import (
     SUPPORTED,
-    USE_AOF,
     Check,
     CheckResult,
     check_clock,
     check_server,
     info,
-    no_append_only_file,
     with_refusal,
+    without_append_only_file,
     wrong_mode,
 )
 from lisa.core.store.store import SCHEMA_VERSION, Store, grouped
@@ -55,8 +54,9 @@ def examine(store: Store) -> Flow[list[Check]]:
             if wrong is not None:
                 raise wrong
         by_node = {node: check_server(server) for node, server in servers.items()}
-        for node, saved in (yield from _snapshots(store, servers)).items():
-            by_node[node].append(saved)
+        for node, server in servers.items():
+            if server.get("aof_enabled") != "1":
+                by_node[node].append(without_append_only_file(server))
         checks = _worst(by_node)
     if store.has_nodes:
         checks += yield from _cluster(store, answers)
@@ -137,27 +137,6 @@ def _state(fields: Mapping[str, str]) -> Check:
     if state == "ok":
         return Check.ok("cluster", found)
     return Check.fail("cluster", found, "assign all slots: see CLUSTER SLOTS")
-
-
-def _snapshots(store: Store, servers: Mapping[str, Mapping[str, str]]) -> Flow[dict[str, Check]]:
-    """Check for snapshots on each server without an append-only file."""
-    bare = [node for node, server in servers.items() if server.get("aof_enabled") != "1"]
-    replies = (yield from _on_each(store, "CONFIG", "GET", "save")) if bare else {}
-    return {node: _saved(replies.get(node)) for node in bare}
-
-
-def _saved(reply: Any) -> Check:
-    """The result for a server without an append-only file."""
-    if not isinstance(reply, list):
-        return no_append_only_file()
-    value = (reply or [b"", b""])[1]
-    if value:
-        return Check.warn(
-            "persistence",
-            "snapshots only: a crash loses messages sent since the last snapshot",
-            USE_AOF,
-        )
-    return Check.fail("persistence", "none: a restart loses every message", USE_AOF)
 
 
 def _clock(store: Store) -> Flow[Check]:

@@ -32,7 +32,6 @@ _BARE: dict[str, tuple[str | int, ...]] = {
     "evalsha": ("0" * 40, 0),
     "script|load": ("return 1",),
     "command|info": ("GET",),
-    "config|get": ("save",),
     "cluster|info": (),
 }
 # A table: each command with its arguments, grouped by type.
@@ -85,7 +84,7 @@ def refused(store: Store, rights: Sequence[str]) -> Flow[list[str]]:
 def rules(store: Store, rights: Sequence[str]) -> str:
     """Rights as an ACL has them, with the keys and the channel that they are needed on."""
     granted = " ".join(f"+{one}" for one in rights)
-    return f"{granted} on ~{store.keys.prefix}:* and &{store.keys.wake}"
+    return f"{granted} on the keys of the prefix {store.keys.prefix} and &{store.keys.wake}"
 
 
 def check(store: Store, role: str) -> Flow[None]:

@@ -23,6 +23,7 @@ from lisa.core.redis.connection import Connection
 from lisa.core.store.server_checks import CheckResult
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
+from lisa.core.transitions.inspect import Inspect
 from tests.acl_scenes import SCENES
 from tests.acl_stage import KEYS, PASSWORD, Stage
 from tests.servers import Processes, connect, flush, open_store
@@ -54,6 +55,9 @@ def test_a_role_does_all_its_work_with_its_rights_and_uses_each(
     assert set(stage.rights) - stage.called == set()
 
 
+FOREIGN_KEYS = ("other", "lisa", "lisax:{orders}:waiting", "{lisa:}orders")
+
+
 def every_command(stage: Stage) -> list[str]:
     """All commands of the server, named as in rights: `get`, `xgroup|create`."""
     found: list[str] = []
@@ -79,7 +83,7 @@ def test_everything_else_is_refused(stage_for: Callable[[str], Stage], role: str
         said = stage.ask("ACL", "DRYRUN", stage.user, *words, *padding)
         assert b"has no permissions to run" in bytes(said), name
     with connect(stage.url) as client:
-        for key in ("other", "lisa", "lisax:{orders}:waiting", "{lisa:}orders"):
+        for key in (*FOREIGN_KEYS, "lisa:eu:{orders}:waiting", "lisa:eu:topics"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.zscore(key, "m")
         assert client.zscore(KEYS.topic("orders").waiting, "m") is None
@@ -182,6 +186,23 @@ def test_the_doctor_agrees(stage_for: Callable[[str], Stage]) -> None:
         assert f"+{right} " in found.cure
 
 
+def test_a_reader_uses_the_scripts_that_others_have_loaded(
+    stage_for: Callable[[str], Stage],
+) -> None:
+    """It may not load one, since a script may be endless."""
+    stage = stage_for("reader")
+    stage.cast().declare()
+    stage.ask("SCRIPT", "FLUSH")
+    reader = open_store(stage.url)
+    look = Inspect("orders", ["x"])
+    with pytest.raises(ConfigError, match="may not load scripts: another role loads"):
+        reader.drive(reader.run(look))
+    with Producer(stage.plain) as producer:
+        producer.send("orders", 1, id="x", delay="1h")
+    (found,) = reader.drive(reader.run(look))
+    assert found.waiting_due_ms is not None
+
+
 def test_lines_of_a_file_mean_the_same(stage_for: Callable[[str], Stage]) -> None:
     stage = stage_for("consumer")
     line = acl.line(
@@ -234,7 +255,16 @@ def test_every_permission_is_probed_except_those_that_change_the_connection() ->
 
 
 DANGEROUS = (
-    *("flushall", "flushdb", "keys", "config|set", "script|flush", "script|kill", "shutdown"),
+    *(
+        "flushall",
+        "flushdb",
+        "keys",
+        "config|get",
+        "config|set",
+        "script|flush",
+        "script|kill",
+        "shutdown",
+    ),
     *("acl|setuser", "debug", "eval", "client|kill", "replicaof", "save", "monitor", "migrate"),
 )
 
@@ -249,7 +279,9 @@ def test_lines_for_all_roles() -> None:
     assert [line.split()[2] for line in lines] == [f"lisa-{role}" for role in acl.ROLES]
     for line in lines:
         assert line.startswith("ACL SETUSER lisa-")
-        assert " resetkeys ~lisa:* resetchannels " in line
+        assert (
+            " resetkeys ~lisa:{* ~lisa:topics ~lisa:managers ~lisa:scheduled ~lisa:schema " in line
+        )
         assert {"nopass", "on", "+msetex"}.isdisjoint(line.split())
     told = json.loads(lisa("reader", "producer", "--json"))
     assert told["prefix"] == "lisa"
@@ -264,8 +296,8 @@ def test_one_user_with_a_password_or_for_two_roles(tmp_path: Path) -> None:
     line = lisa("manager", "--password-file", str(file), "--prefix", "shop").strip()
     digest = hashlib.sha256(b"s3cret").hexdigest()
     assert line.startswith(
-        f"ACL SETUSER shop-manager on resetpass #{digest} resetkeys ~shop:* resetchannels "
-        "&shop:wake -@all +"
+        f"ACL SETUSER shop-manager on resetpass #{digest} resetkeys ~shop:{{* ~shop:topics "
+        "~shop:managers ~shop:scheduled ~shop:schema resetchannels &shop:wake -@all +"
     )
     assert "s3cret" not in line
     line = lisa("producer", "consumer", "--user", "shop", "--nopass", "--format", "file").strip()

@@ -16,7 +16,7 @@ from lisa.admin.topics import TopicState, counts, exists, set_options
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ConfigError, GroupRemoved, TopicInUse
 from lisa.core.store.registration import IDLE_AFTER_MS
-from lisa.core.store.server_checks import Check, CheckResult
+from lisa.core.store.server_checks import Check, CheckResult, without_append_only_file
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect
@@ -327,12 +327,32 @@ def verdicts(url: str) -> dict[str, Check]:
 def test_a_server_without_persistence(server: str) -> None:
     found = verdicts(server)
     failing = [one.name for one in found.values() if one.verdict is CheckResult.FAIL]
-    assert failing == ["persistence"]
+    assert failing == []
     assert "appendonly yes" in found["persistence"].cure
-    assert found["managers"].verdict is CheckResult.WARN
+    assert found["persistence"].verdict is found["managers"].verdict is CheckResult.WARN
     assert {"server", "role", "clock", "commands", "rights", "scripts", "layout"} <= found.keys()
     with connect(server) as raw:
         assert raw.keys() == [b"lisa:schema"], "the doctor leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("uptime_s", "saved_s_ago", "changes", "verdict", "said"),
+    [
+        (100, 100, 5, CheckResult.WARN, "or all messages if there are no snapshots"),
+        (90_000, 90_000, 5, CheckResult.FAIL, "no snapshot since the server's start 1d 1h ago"),
+        (90_000, 90_000, 0, CheckResult.WARN, "or all messages if there are no snapshots"),
+        (90_000, 600, 5, CheckResult.WARN, "snapshots only, the last 10m ago"),
+    ],
+)
+def test_snapshots_are_judged_by_info(
+    uptime_s: int, saved_s_ago: int, changes: int, verdict: CheckResult, said: str
+) -> None:
+    now_s = 1_800_000_000
+    fields = {"server_time_usec": now_s * 1_000_000, "uptime_in_seconds": uptime_s}
+    fields |= {"rdb_last_save_time": now_s - saved_s_ago, "rdb_changes_since_last_save": changes}
+    found = without_append_only_file({name: str(value) for name, value in fields.items()})
+    assert found.verdict is verdict
+    assert said in found.found
 
 
 def test_what_the_doctor_says_of_a_server(own_server: EmbeddedServer) -> None:

@@ -220,6 +220,18 @@ class Keys:
         """The key that says that a session of the web page has ended; expires with the session."""
         return f"{self.prefix}:logout:{session}"
 
+    def under(self, rest: str) -> str:
+        """A key, or the pattern of keys, under the prefix."""
+        return f"{self.prefix}:{rest}"
+
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of an ACL for the keys that all roles use, and for no key of another prefix.
+
+        A prefix may begin with this one and a colon, so `prefix:*` would be too wide.
+        """
+        names = ("{*", "topics", "managers", "scheduled", "schema")
+        return tuple(map(self.under, names))
+
     def structure_pattern(self) -> str:
         """A SCAN pattern for all topic keys except those of single messages, calls and runs."""
         return _escaped(self.prefix) + ":{*}:[^bdr]*"

@@ -32,6 +32,7 @@ from lisa.core.store.command_runner import CommandRunner
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import Transition, text
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.inspect import Inspect
 
 T = TypeVar("T")
 
@@ -280,8 +281,18 @@ class Runner(CommandRunner):
 
 
 def _load(script: str, keys: TopicKeys) -> Flow[None]:
-    """Load a script on the node that lacks it, without depending on other nodes."""
-    (reply,) = yield Chain(keys.waiting, [("SCRIPT", "LOAD", loader.load(script).source)])
+    """Load a script on the node that lacks it, without depending on other nodes.
+
+    Also the one that the role `reader` runs, which may not load scripts.
+    """
+    names = dict.fromkeys((script, Inspect.script))
+    calls = [("SCRIPT", "LOAD", loader.load(name).source) for name in names]
+    reply, *_ = yield Chain(keys.waiting, calls)
+    if isinstance(reply, Exception) and errors.is_refused(reply):
+        raise ConfigError(
+            f"the server has lost the script {script!r}, as after a restart, and this user may not "
+            "load scripts: another role loads the script with its next call, such as a manager"
+        )
     if isinstance(reply, Exception):
         raise reply
 

