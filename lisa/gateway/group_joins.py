@@ -17,6 +17,8 @@ from lisa.gateway.pull_presence import PullPresence
 JOIN_AGAIN_S = 20.0
 """Interval at which a topic that is pulled from is registered again."""
 
+EXPECT_AGAIN_S = 60.0
+
 MOST_REMEMBERED = 10_000
 """The most topics whose group is cached; above that, only recently joined ones are kept."""
 
@@ -46,6 +48,7 @@ class GroupJoins:
         self._named = named
         self._is_closing = is_closing
         self._known: dict[tuple[str, str], tuple[str, float]] = {}
+        self._expected: dict[str, float] = {}  # topics whose first group a pull has waited for
         self._joining: dict[tuple[str, str], asyncio.Task[str | None]] = {}
 
     async def group_for(
@@ -105,6 +108,22 @@ class GroupJoins:
                 }
             self._known[topic, wanted] = (found, now)
         return found
+
+    async def expects_first_group(self, topic: str) -> bool:
+        """Whether a pull should wait until a manager declares the topic's first group.
+
+        False if another pull has waited within the last `EXPECT_AGAIN_S`, because no manager
+        declared a group for that pull. Raises LisaError.
+        """
+        if self._store.known_groups(topic) or await self._store.drive(self._store.groups(topic)):
+            return False
+        now = time.monotonic()
+        if now - self._expected.get(topic, -math.inf) < EXPECT_AGAIN_S:
+            return False
+        if len(self._expected) >= MOST_REMEMBERED:
+            self._expected.clear()
+        self._expected[topic] = now
+        return True
 
     def forget(self, topic: str) -> None:
         """Drop what is cached of a topic."""

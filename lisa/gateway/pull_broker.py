@@ -25,6 +25,9 @@ from lisa.gateway.pull_queue import PullQueue
 from lisa.gateway.releaser import Releaser
 from lisa.gateway.waiter import HandedOut, Waiter
 
+FIRST_PULL_S = 1.0
+"""How long the first pull of a topic waits for a manager to declare a group."""
+
 
 class PullBroker:
     """All pulls of one gateway process.
@@ -64,7 +67,8 @@ class PullBroker:
     ) -> list[HandedOut]:
         """Up to `most` deliveries; waits up to `wait_s` for the first.
 
-        `join_s`: how long to wait for the topic's first group, if that is longer than `wait_s`.
+        `join_s`: how long to wait for the topic's first group and for its messages, if that is
+        longer than `wait_s` (see `first_pull_s`).
         `may_declare`: whether an unknown group is declared; otherwise it raises GroupRemoved.
 
         Cancel this call if the client disconnects; its deliveries are then released. While the
@@ -73,13 +77,11 @@ class PullBroker:
         Does not count towards the limit of pulls (see `Shares`). Raises LisaError.
         """
         whole, began = Topic(topic), time.monotonic()
-        ends = began + wait_s
+        ends = began + max(wait_s, join_s)
         while True:
             since = time.monotonic()
             try:
-                joined = await self._joins.group_for(
-                    whole, group, max(ends, began + join_s), may_declare=may_declare
-                )
+                joined = await self._joins.group_for(whole, group, ends, may_declare=may_declare)
                 if joined is None:
                     return []
                 return await self._enqueue(whole, joined, min(most, MOST), ends, ack_timeout_ms)
@@ -92,6 +94,14 @@ class PullBroker:
                     raise
                 self.presence.announce_again(topic)
                 may_declare = True  # the group was declared before
+
+    async def first_pull_s(self, topic: str) -> float:
+        """How long a pull that would not wait should wait, since the topic has no group yet.
+
+        Without a group there are no messages to pull; a manager declares the group, and then moves
+        the messages that are due. Raises LisaError.
+        """
+        return FIRST_PULL_S if await self._joins.expects_first_group(topic) else 0.0
 
     @property
     def handed_out(self) -> int:

@@ -507,8 +507,8 @@ def test_too_few_open_files_cause_a_warning_and_503(redis_url: str) -> None:
     """Connections beyond the limit get a response instead of a reset; health checks pass."""
     with Gateway(redis_url, ulimit="-n 140") as gateway, ExitStack() as stack:
         assert any("max-polls + max-requests" in line for line in gateway.said)
-        for _ in range(50):
-            stack.enter_context(raw(gateway))
+        for number in range(50):  # of two addresses, which each have half
+            stack.enter_context(raw(gateway, f"127.0.0.{2 + number % 2}"))
         with raw(gateway) as connection:
             connection.sendall(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert status_of(connection) == 503

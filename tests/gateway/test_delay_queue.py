@@ -139,7 +139,7 @@ def test_a_multipart_form_that_cannot_be_read(client: httpx.Client, body: bytes,
         ({"delayTime": "tomorrow"}, "delayTime"),
         ({"delayTime": "2026-02-30 10:00:00"}, "delayTime"),
         ({"delayTime": "99999999999999999"}, "9999"),
-        ({"ttrTime": "0"}, "ttrTime"),
+        ({"ttrTime": "-1"}, "ttrTime"),
         ({"message": None}, "'message' is not present"),
         ({"message": "x" * 1_100_000}, "max_body_bytes"),
     ],
@@ -153,9 +153,10 @@ def test_an_invalid_push_is_rejected_with_the_reason(
     refusal(answer.json(), part)
 
 
-def test_unknown_ids_are_reported(client: httpx.Client) -> None:
-    for call in (finish, delete):
-        refusal(call(client, "123"), "there is no job 123")
+def test_unknown_ids_are_reported_except_by_finish(client: httpx.Client) -> None:
+    """In the original, `finish` deletes without looking, and there is no `delete`."""
+    assert finish(client, "123") == OK
+    refusal(delete(client, "123"), "there is no job 123")
     refusal(client.post("/delay-queue/finish").json(), "'id' is not present")
 
 
@@ -177,6 +178,15 @@ def test_d1_a_job_popped_by_a_dead_client_is_redelivered(client: httpx.Client, b
     began = time.monotonic()
     assert popped(client, brief)["id"] == message_id
     assert time.monotonic() - began >= 0.9  # the ttr
+
+
+def test_the_first_pop_of_a_new_topic_returns_a_due_job(client: httpx.Client) -> None:
+    """Also with a lease of no seconds, which counts as one."""
+    topic = new_topic()
+    message_id = push(client, topic, ttrTime="0")
+    job = pop(client, topic)
+    assert (job["id"], job["ttrTime"]) == (message_id, 0)
+    assert popped(client, topic)["id"] == message_id
 
 
 def test_d2_a_finished_job_is_not_redelivered(
@@ -246,8 +256,8 @@ def test_messages_from_other_apis_are_not_jobs_before_they_are_popped(
     waiting = producer.send(
         topic, 1, id=id_of(topic, time.time_ns() // 1_000_000), delay=timedelta(minutes=1)
     )
-    for call in (finish, delete):
-        refusal(call(client, waiting), "there is no job")
+    assert finish(client, waiting) == OK
+    refusal(delete(client, waiting), "there is no job")
     assert state(producer, topic, waiting) == "waiting"
     ready = producer.send(topic, "x")
     assert popped(client, topic)["id"] == ready
@@ -256,7 +266,7 @@ def test_messages_from_other_apis_are_not_jobs_before_they_are_popped(
     assert state(producer, topic, ready) == "acked"
 
 
-@pytest.mark.parametrize("ttr", ["0", "999999999"])
+@pytest.mark.parametrize("ttr", ["soon", "999999999"])
 def test_an_invalid_ttr_time_header_is_ignored(
     client: httpx.Client, producer: Producer, server: Redis, ttr: str
 ) -> None:

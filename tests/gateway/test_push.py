@@ -275,7 +275,7 @@ def test_outcomes_are_counted(client: httpx.Client, target: Target, topic: PushT
     page = Exposed(client.get("/metrics").text)
     samples = page.samples("lisa_gateway_pushes_total")
     counts = {one["outcome"]: count for one, count in samples if one["topic"] == topic.name}
-    assert counts == {"done": 1, "later": 1, "failed": 1}
+    assert counts == {"done": 1, "later": 1, "failed": 1, "fault": 0}
 
 
 def test_removing_a_group_removes_its_target(

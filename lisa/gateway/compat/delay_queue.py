@@ -109,9 +109,10 @@ class _DelayQueueHandlers:
         topic = check_topic(_required(form, "topic"))
         self._hub.require(request, Scope.PRODUCE, topic, compat=True)
         due_ms = self._due_ms(_required(form, _DELAY_TIME))
-        ttr_s = _ttr_s(_required(form, MARK))
+        ttr = _required(form, MARK)
+        _ttr_s(ttr)
         text = _required(form, "message")
-        own = {MARK: str(ttr_s), _DELAY_TIME: str(due_ms)}
+        own = {MARK: str(int(ttr)), _DELAY_TIME: str(due_ms)}
         headers = with_trace(own, trace_context(request.headers))
         while True:
             at_ms = max(due_ms, OLDEST_DUE_MS)
@@ -152,7 +153,10 @@ class _DelayQueueHandlers:
 
     async def _pop(self, topic: str, group: str | None, *, may_declare: bool) -> list[HandedOut]:
         """Pull one delivery and extend its ack timeout to the job's ttrTime."""
-        deliveries = await self._hub.broker.pull(topic, group=group, may_declare=may_declare)
+        broker = self._hub.broker
+        deliveries = await broker.pull(
+            topic, group=group, join_s=await broker.first_pull_s(topic), may_declare=may_declare
+        )
         for one in deliveries:
             try:
                 ttr_s = _ttr_s(one.message.headers.get(MARK, ""))
@@ -169,6 +173,8 @@ class _DelayQueueHandlers:
         form = await _form(request)
         message_id = _required(form, "id")
         job = await self._find(request, form, Scope.CONSUME)
+        if job is None:  # as in the original, which deletes without looking
+            return _response()
         if job.is_live and await self._hub.settler.ack_by_id(job.topic, message_id) is None:
             if not job.is_own:
                 raise ErrorResponse(409, "state", f"message {message_id} is not in flight")
@@ -180,6 +186,8 @@ class _DelayQueueHandlers:
         form = await _form(request)
         job = await self._find(request, form, Scope.PRODUCE)
         message_id = _required(form, "id")
+        if job is None:
+            raise ErrorResponse(404, "unknown", f"there is no job {message_id}")
         await self._cancel(job.topic, message_id)
         record_change(self._hub, request, "delay-queue.delete", topic=job.topic, id=message_id)
         return _response()
@@ -191,18 +199,15 @@ class _DelayQueueHandlers:
                 409, "state", f"job {message_id} cannot be cancelled: it is {outcome}"
             )
 
-    async def _find(self, request: Request, form: dict[str, str], scope: Scope) -> FoundJob:
+    async def _find(self, request: Request, form: dict[str, str], scope: Scope) -> FoundJob | None:
         message_id = _required(form, "id")
 
         def likely(known: Sequence[str]) -> list[str]:
             return [one for one in known if may_be_of(one, message_id)]
 
-        job = await find_job(
+        return await find_job(
             self._hub, request, scope, message_id, form.get("topic"), mark=MARK, likely=likely
         )
-        if job is None:
-            raise ErrorResponse(404, "unknown", f"there is no job {message_id}")
-        return job
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -228,10 +233,11 @@ def _checked(due_ms: int) -> int:
 
 
 def _ttr_s(text: str) -> int:
+    """The lease in seconds; 0, by which the original redelivers at once and for ever, is 1."""
     most = round(MAX_ACK_TIMEOUT.total_seconds())
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
-        raise InvalidMessage(f"ttrTime {text!r} is not a number of seconds from 1 to {most}")
-    return int(text)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
+        raise InvalidMessage(f"ttrTime {text!r} is not a number of seconds from 0 to {most}")
+    return max(1, int(text))
 
 
 def _job(message: Message) -> dict[str, Any]:

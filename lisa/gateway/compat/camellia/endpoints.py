@@ -33,9 +33,6 @@ from lisa.gateway.waiter import HandedOut
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
 TEXT = "text/plain;charset=UTF-8"
-FIRST_PULL_S = 1.0
-"""How long a pull waits for a manager to declare a group, if its topic has none yet."""
-
 LONGEST_POLL_MS = 3_600_000
 ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
@@ -136,7 +133,7 @@ class Endpoints:
     async def _pull(self, request: Request, given: wire.Parameters) -> Response:
         topic, pull = self._wanted(request, given)
         await self._topics.ensure(topic)
-        join_s = FIRST_PULL_S if await self._topics.expects_group(topic) else 0.0
+        join_s = await self._hub.broker.first_pull_s(topic)
 
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})

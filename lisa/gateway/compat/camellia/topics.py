@@ -68,7 +68,6 @@ class Topics:
             {"ack_timeout": settings.ack_timeout, "retention": settings.retention}
         )
         self._known: OrderedDict[str, float] = OrderedDict()
-        self._without_group: OrderedDict[str, float] = OrderedDict()
 
     async def ensure(self, topic: str) -> None:
         """Declare the default options if the topic is new. Raises LisaError."""
@@ -77,20 +76,6 @@ class Topics:
             return
         await self._store.drive(_ensure(self._store, topic, self._options))
         _remember(self._known, topic, now)
-
-    async def expects_group(self, topic: str) -> bool:
-        """Whether a pull should wait until a manager declares the topic's first group.
-
-        False if another pull has waited within the last `LOOK_AGAIN_S`, because no manager declared
-        a group for that pull. Raises LisaError.
-        """
-        if self._store.known_groups(topic) or await self._store.drive(self._store.groups(topic)):
-            return False
-        now = time.monotonic()
-        if now - self._without_group.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
-            return False
-        _remember(self._without_group, topic, now)
-        return True
 
 
 def _remember(times: OrderedDict[str, float], topic: str, now: float) -> None:
