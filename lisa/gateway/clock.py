@@ -14,7 +14,7 @@ from lisa.core.store.store import AsyncStore
 READ_EVERY_S = 5.0
 
 
-class ServerClock:
+class RedisClock:
     """The server's time: exact by request, or estimated from the last reading.
 
     Before the first reading, the estimate is this machine's time.

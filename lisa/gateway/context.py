@@ -31,7 +31,7 @@ from lisa.gateway.access import (
     is_local_name,
     is_loopback,
 )
-from lisa.gateway.clock import ServerClock
+from lisa.gateway.clock import RedisClock
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pull_broker import PullBroker
 from lisa.gateway.pull_presence import BEAT_S
@@ -116,7 +116,7 @@ class GatewayContext:
             reply_timeout=self.reply_timeout,
         )
         self.store = self.sender.store
-        self.clock = ServerClock(self.store)
+        self.clock = RedisClock(self.store)
         self.settler = ReceiptSettler(self.store, self.deadline)
         self._watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
         self.groups = {topic: names[0] for topic, names in settings.topics().items() if names}

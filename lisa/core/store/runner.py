@@ -32,9 +32,11 @@ from lisa.core.store.command_runner import CommandRunner
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import Transition, text
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.inspect import Inspect
 
 T = TypeVar("T")
+
+READERS_SCRIPT = "inspect"
+"""The script that the role `reader` runs."""
 
 caller: ContextVar[str] = ContextVar("caller", default="")
 """On whose behalf this task calls the server, for the journal: the name of a gateway's token.
@@ -283,9 +285,9 @@ class Runner(CommandRunner):
 def _load(script: str, keys: TopicKeys) -> Flow[None]:
     """Load a script on the node that lacks it, without depending on other nodes.
 
-    Also the one that the role `reader` runs, which may not load scripts.
+    Also that of readers, who may not load scripts.
     """
-    names = dict.fromkeys((script, Inspect.script))
+    names = dict.fromkeys((script, READERS_SCRIPT))
     calls = [("SCRIPT", "LOAD", loader.load(name).source) for name in names]
     reply, *_ = yield Chain(keys.waiting, calls)
     if isinstance(reply, Exception) and errors.is_refused(reply):

@@ -21,7 +21,7 @@ from lisa.admin.push import StoredPushTarget, key_of
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
-from lisa.gateway.clock import ServerClock
+from lisa.gateway.clock import RedisClock
 from lisa.gateway.push.allowed import Allowed, NotAllowed
 from lisa.gateway.push.network import GatewayFault, GuardedBackend
 from lisa.gateway.push.signing import body_of, headers_of
@@ -87,7 +87,7 @@ class Poster:
     that passed the allow-list.
     """
 
-    def __init__(self, allowed: Allowed, clock: ServerClock) -> None:
+    def __init__(self, allowed: Allowed, clock: RedisClock) -> None:
         self._allowed = allowed
         self._clock = clock
         self._pool: httpcore.AsyncConnectionPool | None = None

@@ -17,7 +17,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
 from lisa.core.store.replies import counters, summed
 from lisa.core.store.store import AsyncStore, Store, chunks
-from lisa.gateway.clock import ServerClock
+from lisa.gateway.clock import RedisClock
 from lisa.gateway.compat.camellia.messages import DelayMsg
 from lisa.gateway.waiter import HandedOut
 
@@ -82,7 +82,7 @@ class _Interval:
 class Monitor:
     """Counts in intervals and keeps the last complete interval."""
 
-    def __init__(self, store: AsyncStore, clock: ServerClock, interval_s: float) -> None:
+    def __init__(self, store: AsyncStore, clock: RedisClock, interval_s: float) -> None:
         self._store = store
         self._clock = clock
         self._interval_s = interval_s

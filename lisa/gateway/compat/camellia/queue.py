@@ -23,7 +23,7 @@ from lisa.core.transitions.ack import Acked, Settlement
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.retry import Failed
-from lisa.gateway.clock import ServerClock
+from lisa.gateway.clock import RedisClock
 from lisa.gateway.compat.camellia.messages import DelayMsg, Origin, as_found, as_sent, is_alive
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.receipts import Receipt
@@ -45,7 +45,7 @@ DELETED = "deleteMsg while it was being handled"
 class Queue:
     """Queue operations on all topics. Methods raise LisaError."""
 
-    def __init__(self, hub: GatewayContext, clock: ServerClock) -> None:
+    def __init__(self, hub: GatewayContext, clock: RedisClock) -> None:
         self._hub = hub
         self._clock = clock
         self._settings: CamelliaSettings = hub.settings.camellia
