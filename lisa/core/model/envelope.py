@@ -147,7 +147,7 @@ def encode_body(body: object) -> tuple[bytes, bytes]:
     # msgspec writes NaN as null, so only a body with a null needs the slow check.
     if b"null" in encoded and _has_nan(body):
         raise InvalidMessage("the body holds NaN or an infinity, which JSON cannot write")
-    if not _keeps_keys(body, encoded):
+    if _may_lose_keys((body,) if type(body) is dict else (), encoded):
         _check_keys(body, "")
     return b"j", encoded
 
@@ -160,20 +160,19 @@ def _has_nan(value: object) -> bool:
     return any(_has_nan(part) for _, part in _parts(value))
 
 
-def _keeps_keys(body: object, encoded: bytes) -> bool:
-    """Whether no two keys of a mapping became one. False if the slower check has to decide.
+def _may_lose_keys(dicts: Sequence[Any], encoded: bytes) -> bool:
+    """Whether keys of a mapping may have become one in JSON, as 1 and "1" do.
 
-    Sends pay for this, so it looks at keys only: at those of the body, and within it for texts that
-    numbers and dates have as keys. Inside other mappings, members of enumerations go unnoticed.
+    Each send pays for this check, so it looks at the keys of the bodies that are dicts, and within
+    all bodies for texts that numbers and dates have as keys. Members of enumerations within another
+    mapping go unnoticed.
     """
-    objects = encoded.count(b"{")
-    if type(body) is dict:
-        try:
-            "".join(body)  # the fastest check of all keys
-        except TypeError:
-            return False
-        objects -= 1
-    return not objects or _NUMBER_AS_KEY(encoded) is None
+    try:
+        for body in dicts:
+            "".join(body)  # the fastest check that all keys are texts
+    except TypeError:
+        return True
+    return encoded.count(b"{") > len(dicts) and _NUMBER_AS_KEY(encoded) is not None
 
 
 def _check_keys(value: object, path: str) -> None:
@@ -266,10 +265,6 @@ def encode_tail(body: object, headers: bytes) -> bytes:
     return kind + headers + encoded
 
 
-def _is_sure(body: object, encoded: bytes) -> bool:
-    return b"null" not in encoded and _keeps_keys(body, encoded)
-
-
 _ALIKE: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
     bytes: (b"b", bytes),
     str: (b"s", str.encode),
@@ -284,11 +279,12 @@ def encode_tails(bodies: Sequence[object], headers: bytes) -> list[bytes]:
     if encode is not None:
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
             encoded = list(map(encode, bodies))
-            unsure = kind == b"j" and not all(map(_is_sure, bodies, encoded))
-            if max(map(len, encoded)) <= LARGEST_BODY_BYTES and not unsure:
+            whole = b"".join(encoded) if kind == b"j" else b""
+            is_sure = not whole or not (b"null" in whole or _may_lose_keys(bodies, whole))
+            if max(map(len, encoded)) <= LARGEST_BODY_BYTES and is_sure:
                 start = kind + headers
                 return [start + one for one in encoded]
-    # Encode one by one to find the body that is refused, or that may contain NaN.
+    # Encode one by one to find the body that is refused, or that may contain NaN or lose a key.
     return [encode_tail(body, headers) for body in bodies]
 
 
