@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace as replace_presence
 
 from lisa import Consumer, Producer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
 from lisa.cli.main import main
-from lisa.core.store.presence import NO_HEARTBEATS, ConsumerPresence, ManagerPresence
+from lisa.core.store.presence import NO_HEARTBEATS, ConsumerPresence, ManagerPresence, PushPresence
 from lisa.core.store.server_checks import Check, problems
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
@@ -93,12 +94,39 @@ def test_a_healthy_topic_is_not_reported() -> None:
     ):
         assert found(snapshot(healthy)) == []
     # Only a consumer that is alive is degraded; it is linked.
-    record = ConsumerPresence(name="w", topic="a", group="g", state="degraded")
+    record = ConsumerPresence(name="w", topic="a", group="g", state="degraded", error="no disk")
     seen = replace(snapshot(line("a")), consumers=(RolePresence(record, 0, alive=True),))
     (one,) = attention.problems(seen, list(seen.lines.values()))
     assert (one.rank, one.href) == (Rank.DEGRADED, "/consumers?topic=a&name=w")
+    assert one.detail.endswith("Last error: no disk")
     gone = replace(seen, consumers=(RolePresence(record, 60_000, alive=False),))
     assert found(gone) == []
+
+
+def test_busy_handlers_and_failing_pushes_come_before_what_they_cause() -> None:
+    push = PushPresence(group="g", host="hooks.example", failed=3, failing_ms=660_000, error="500")
+    pushing = ConsumerPresence(name="gateway", topic="pushed", group="g", pushes=(push,))
+    busy = ConsumerPresence(name="w", topic="slow", group="g", concurrency=4, busy_ms=660_000)
+    lines = [line("slow", ready=2, late_ms=61_000), line("pushed", new=16), line("fine")]
+    seen = replace(
+        snapshot(*lines),
+        consumers=tuple(
+            RolePresence(one, 0, alive=True)
+            for one in (pushing, busy, replace_presence(busy, topic="fine"))
+        ),
+    )
+    items = attention.problems(seen, lines)
+    assert [(one.rank, one.topic) for one in items] == [
+        (Rank.BUSY, "slow"),
+        (Rank.DEGRADED, "pushed"),
+        (Rank.OLD, "slow"),
+        (Rank.GARBAGE, "pushed"),
+    ]
+    assert items[0].title == "All handlers busy for 11\N{NO-BREAK SPACE}m"
+    assert items[1].title == "Failing push"
+    assert items[1].detail == (
+        "the last 3 pushes to hooks.example failed, since 2027-01-15 07:49:00. Last error: 500"
+    )
 
 
 def test_a_missing_manager_is_worse_while_messages_are_overdue() -> None:
