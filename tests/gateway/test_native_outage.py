@@ -36,9 +36,10 @@ BODIES: dict[str, Any] = {
     "backfillSchedule": {"from_ms": 1, "to_ms": 2},
     "setPushTarget": {"url": "https://hooks.example/a"},
 }
-for verb in ("ack", "retry", "extend", "release"):
-    BODIES[f"{verb}Message"] = {"receipt": RECEIPT}
-    BODIES[f"{verb}Messages"] = {"deliveries": [{"receipt": RECEIPT}] * 50}
+for verb in ("ack", "retry", "defer", "extend", "release"):
+    one_delivery = {"receipt": RECEIPT, **({"delay_ms": 1} if verb == "defer" else {})}
+    BODIES[f"{verb}Message"] = one_delivery
+    BODIES[f"{verb}Messages"] = {"deliveries": [one_delivery] * 50}
 ASKED = [one for one in OPERATIONS if one.name != "watchTopic"]
 
 
