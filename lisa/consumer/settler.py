@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from lisa.consumer.inflight import Held
 from lisa.consumer.keyed_pool import KeyedPool
 from lisa.consumer.settle_calls import ReadAcks, SettleCalls
 from lisa.consumer.settled import SettleWatch
@@ -21,6 +22,9 @@ log = logging.getLogger("lisa.consumer")
 
 FLUSH_AFTER_S = 0.005
 """How long a finished delivery waits for others to share a call."""
+
+SHARED_CHECKS = 4
+"""After so many checks without acks of a reader, the settler stops checking."""
 
 CLOSING_S = 1.0
 """Grace period for calls still running at the shutdown deadline."""
@@ -54,6 +58,7 @@ class Settler:
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
         self._requested: dict[Subscription, None] = {}
+        self._shared: dict[Subscription, _SharedAcks] = {}
         self._is_flush_due = threading.Event()
         self._is_urgent = threading.Event()
         self._closes: float | None = None
@@ -89,6 +94,27 @@ class Settler:
         for sub in self._subscriptions():
             self.flush_now_for(sub)
 
+    def share_acks(self, sub: Subscription) -> None:
+        """A reader lets acks wait for others: flush them if it is in a long handler meanwhile.
+
+        The thread checks every 5 ms while a reader's messages arrive fast, so that this costs
+        nothing per message.
+        """
+        if sub not in self._shared:
+            self._shared[sub] = _SharedAcks()
+            self._is_flush_due.set()
+
+    def _request_overdue(self) -> bool:
+        """Request a flush of acks that have waited since the last check; returns whether any."""
+        is_overdue = False
+        for sub, acks in list(self._shared.items()):
+            if acks.are_overdue(sub.outcomes.acks.first()):
+                self._requested[sub] = None
+                is_overdue = True
+            elif acks.missing >= SHARED_CHECKS:
+                self._shared.pop(sub, None)
+        return is_overdue
+
     def acks_for_read(self, sub: Subscription) -> ReadAcks | None:
         """A few acks that the reader sends with its next read, so that no other thread must wake.
 
@@ -112,6 +138,10 @@ class Settler:
             self._thread.rest()
             self._is_flush_due.wait(self._next_try_s())
             self._thread.begin()
+            if self._shared and not self._is_flush_due.is_set():
+                if not self._request_overdue() and not self._pauses:
+                    continue
+                self._is_urgent.set()
             if self._closes is None:
                 self._is_urgent.wait(FLUSH_AFTER_S)
             self._is_urgent.clear()
@@ -141,7 +171,10 @@ class Settler:
         tries = [
             again for sub, (again, _) in list(self._pauses.items()) if not self._pool.is_busy(sub)
         ]
-        return max(0.0, min(tries) - time.monotonic()) if tries else None
+        next_s = max(0.0, min(tries) - time.monotonic()) if tries else None
+        if self._shared:
+            return FLUSH_AFTER_S if next_s is None else min(next_s, FLUSH_AFTER_S)
+        return next_s
 
     def _take_requested(self) -> dict[Subscription, None]:
         taken: dict[Subscription, None] = {}
@@ -216,3 +249,22 @@ class Settler:
         for held in lost:
             sub.leases.drop(held)
         log.warning("topic %s: dropped %d settlements: %s", sub.shard, len(lost), error)
+
+
+class _SharedAcks:
+    """The acks that a reader lets wait, as a check has seen them.
+
+    missing: the number of checks since acks were last seen.
+    """
+
+    __slots__ = ("_first", "missing")
+
+    def __init__(self) -> None:
+        self._first: Held | None = None
+        self.missing = 0
+
+    def are_overdue(self, first: Held | None) -> bool:
+        """Whether the first ack was there at the last check, too."""
+        self.missing = self.missing + 1 if first is None else 0
+        was, self._first = self._first, first
+        return first is not None and first is was

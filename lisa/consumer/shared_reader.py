@@ -296,6 +296,8 @@ class SharedReader:
                 if keeps_slot or self._turn.take(sub.closing.is_set):
                     keeps_slot = True
                     keeps_slot = self._dispatcher.inline(sub, plan, self._turn)
+                if len(inline) > 1:  # the next handler may be slow
+                    self.reads.share_acks(sub)
         finally:
             begin_round()
             self.is_handling = False

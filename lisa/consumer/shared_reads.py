@@ -59,6 +59,7 @@ class SharedReads(BlockingReads):
         super().__init__(store, address, LONGEST, f"topics of group {group}")
         self.group, self.name = group, name
         self._settler = settler
+        self.share_acks = settler.share_acks
         self._topics: dict[bytes, Member] = {}
         self._acking: dict[Member, None] = {}
         self._lost: set[Member] = set()

@@ -114,7 +114,10 @@ class StreamReader:
 
     def acks_wait_ms(self, now: float) -> int:
         """How many milliseconds to read without sending the acks; 0 to send them."""
-        return self._ack_sharing.wait_ms(len(self._sub.outcomes.acks), now)
+        wait_ms = self._ack_sharing.wait_ms(len(self._sub.outcomes.acks), now)
+        if wait_ms:
+            self._settler.share_acks(self._sub)
+        return wait_ms
 
     def drop_unopened(self) -> None:
         """Drop the unopened entries after their group was removed."""

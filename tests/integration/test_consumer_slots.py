@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
+from lisa.consumer.ack_sharing import AckSharing
+from lisa.consumer.settler import Settler
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
@@ -192,6 +194,42 @@ def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None
     # Besides prefetched messages, acks may be in transit.
     assert max(held[1:]) <= AHEAD_BYTES // 1_000_000 + 8, held
     assert set(attempts) == {1}
+
+
+@pytest.mark.parametrize("topics", [["orders"], ["orders", "mails", "hooks"]])
+def test_acks_do_not_wait_for_the_next_handler_on_their_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, topics: list[str]
+) -> None:
+    """Acks of one topic wait for others, and those of several topics for the end of a round."""
+    monkeypatch.setattr(Settler, "flush_waiting", lambda _: None)  # each half second otherwise
+    if len(topics) == 1:  # messages arrive fast
+        monkeypatch.setattr(AckSharing, "wait_ms", lambda _, acks, now: 5 if acks and now else 0)
+    bench.declare_all(*topics)
+    is_slow, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    handled, consumer = Counter[str](), Consumer(bench.url)
+
+    def handle(message: Message) -> None:
+        if message.body == "slow":
+            is_slow.release()
+            go_on.acquire(timeout=100)
+        else:
+            handled[message.topic] += 1
+
+    for topic in topics:
+        consumer.on(topic, handle)
+    with consumer:
+        bench.send(topics[-1], ["slow"])
+        for slow in range(1, 6):
+            assert is_slow.acquire(timeout=60)
+            for topic in topics:
+                expected = handled[topic] + (slow - 1) * (topic == topics[-1])
+                wait_until(lambda: bench.stat(topic, "acked") == expected)  # noqa: B023  at once
+            for topic in topics[:-1]:
+                bench.send(topic, ["fast"])
+            bench.send(topics[-1], ["slow"])
+            go_on.release()
+        assert is_slow.acquire(timeout=60)
+        go_on.release()
 
 
 # A topic's own limit
