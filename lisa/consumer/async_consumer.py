@@ -153,7 +153,8 @@ class AsyncConsumer(BaseConsumer):
     async def __aenter__(self) -> Self:
         if self._all_wanted():
             return await self.start()
-        self._is_entered, self._block_loop = True, asyncio.get_running_loop()
+        self._is_entered, self._starting = True, None
+        self._block_loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:

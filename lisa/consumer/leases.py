@@ -129,17 +129,24 @@ class Leases:
             )
 
     def end_overdue(self, now: float) -> None:
-        """Stop extending leases of handlers past their timeout; cancel `async def` handlers."""
-        for held in self.running():
-            if not held.overdue and now - held.started > self.handler_timeout_s > 0:
-                log.error(
-                    "topic %s: the handler of message %s exceeded %g s; its lease is no longer "
-                    "renewed",
-                    self._membership.shard,
-                    held.message.id,
-                    self.handler_timeout_s,
-                    extra=held.message.log_fields,
-                )
-                with suppress(LisaError):  # then the message returns as one that may not have begun
-                    self._store.call(self._extension([held], Begun.AND_NO_LEASE))
-                held.stop_extending()
+        """Stop extending leases of handlers past their timeout; cancel `async def` handlers.
+
+        Tells Redis that these handlers had begun, so that they count as attempts.
+        """
+        overdue = [
+            held
+            for held in self.running()
+            if not held.overdue and now - held.started > self.handler_timeout_s > 0
+        ]
+        with suppress(LisaError):  # then the messages return as if they had not begun
+            for some in chunks(overdue, self._store.batch_size(self._membership.shard, Extend)):
+                self._store.call(self._extension(some, Begun.AND_NO_LEASE))
+        for held in overdue:
+            log.error(
+                "topic %s: the handler of message %s exceeded %g s; its lease is no longer renewed",
+                self._membership.shard,
+                held.message.id,
+                self.handler_timeout_s,
+                extra=held.message.log_fields,
+            )
+            held.stop_extending()
