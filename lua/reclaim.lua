@@ -144,7 +144,7 @@ for i, id in ipairs(ids) do
   reply[4 * i - 3], reply[4 * i - 2], reply[4 * i] = id, delivered[i], failed[i]
   reply[4 * i - 1] = dues[i] and 'r' .. int(dues[i]) or 'g'
 end
-count('reclaimed', #ids, group)
+count('reclaimed', #ids + #back, group)
 count('cleared', #cleared, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
 reply = {'OK', clock_state, cursor, next_end, #cleared, #back, unpack(reply)}

@@ -15,7 +15,7 @@ from lisa.consumer import Consumer
 from lisa.core.model.envelope import encode_envelope, new_id, new_token
 from lisa.core.model.errors import LisaError
 from lisa.core.model.message import Message
-from lisa.core.model.options import BEGUN, encode
+from lisa.core.model.options import encode
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.configure import Configure
@@ -98,11 +98,6 @@ class Bench:
     def stats(self, topic: str) -> dict[str, int]:
         """All counters of a topic."""
         return self.store.drive(self.store.stats(topic))
-
-    def has_begun(self, topic: str, group: str = "lisa") -> bool:
-        """Whether a consumer has told that the handler of the group's first delivery runs."""
-        found = self.ask("XPENDING", self.ready(topic, group), group, "-", "+", 1)
-        return bool(found) and int(found[0][3]) >= BEGUN
 
     def wait_acked(self, count: int, *topics: str, group: str = "lisa") -> None:
         """Wait until so many messages of each topic are acked."""

@@ -71,13 +71,13 @@ class Leases:
             self._shortened()
 
     def renew(self, held: Held) -> bool:
-        """Extend the lease of a delivery whose handler begins; returns whether it is still held.
+        """Extend a lease that may have ended; returns whether this consumer still holds it.
 
-        Raises ServerUnavailable.
+        Also tells that the handler of a suspect begins. Raises ServerUnavailable.
         """
-        now = time.monotonic()
+        now, begun = time.monotonic(), Begun.YES if held.is_suspect else Begun.NO
         try:
-            kept = self._store.call(self._extension([held], Begun.YES))[0]
+            kept = self._store.call(self._extension([held], begun))[0]
         except ServerUnavailable:
             raise
         except LisaError:
@@ -106,12 +106,11 @@ class Leases:
                     self._lose(held)
         return True if due else None
 
-    def _extension(self, some: Sequence[Held], begun: Begun | None = None) -> Extend:
+    def _extension(self, some: Sequence[Held], begun: Begun = Begun.NO) -> Extend:
         member, receipts = self._membership, [held.receipt for held in some]
-        told = [
-            (Begun.YES if one.started else Begun.NO) if begun is None else begun for one in some
-        ]
-        return Extend(member.shard, member.group, member.name, receipts, begun=told)
+        return Extend(
+            member.shard, member.group, member.name, receipts, begun=[begun] * len(receipts)
+        )
 
     def _is_due(self, left_s: float) -> bool:
         """Whether a third of the lease has passed, or the ack timeout became shorter since then."""

@@ -122,11 +122,11 @@ class ReclaimCalls:
     def _count(self, topic: str, group: str, moved: int, cleared: int, returned: int) -> None:
         if not (moved or cleared or returned):
             return
-        self.moved.add(moved, "reclaimed")
+        self.moved.add(moved + returned, "reclaimed")
         self.moved.add(cleared, "cleared")
         TopicLog(log, topic, group).info(
-            "%d reclaimed after the ack timeout, %d returned as suspects, %d entries cleared",
-            moved,
+            "%d reclaimed after the ack timeout, %d of them without an attempt, %d entries cleared",
+            moved + returned,
             returned,
             cleared,
         )

@@ -85,7 +85,7 @@ def test_only_a_handler_that_had_begun_costs_an_attempt(bench: Bench) -> None:
     ]
     later = bench.now + 20_000
     bench.check_change(
-        stats={"reclaimed@lisa": 4, "retried@lisa": 4, "released@lisa": 4},
+        stats={"reclaimed@lisa": 8, "retried@lisa": 4, "released@lisa": 4},
         lisa=G(
             ready=back,
             retry=dict.fromkeys("bcfh", later),

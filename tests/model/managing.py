@@ -142,7 +142,7 @@ def reclaim(
         reason = SUSPECT if is_again else "ack timeout"
         moved.append((one.id, one.due, fail(topic, group, one, clock, reason=reason)))
     topic.count("released", len(back), group)
-    topic.count("reclaimed", len(moved), group)
+    topic.count("reclaimed", len(moved) + len(back), group)
     topic.count("cleared", cleared, group)
     return Reclaimed(seen[-1] if len(seen) == window else None, cleared, len(back), moved)
 
