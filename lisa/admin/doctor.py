@@ -14,7 +14,7 @@ from lisa.admin.topic_names import MOST_TOPICS, suspected_names
 from lisa.admin.topics import counts
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store.presence import NO_HEARTBEATS, write_refusal
+from lisa.core.store.presence import NO_HEARTBEATS, write_refusal, write_refusals
 from lisa.core.store.server_checks import (
     SUPPORTED,
     Check,
@@ -30,6 +30,7 @@ from lisa.core.store.store import SCHEMA_VERSION, Store, grouped
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
+PROBED = 64
 ROLE = "operator"
 """The role whose rights the doctor checks."""
 _WRITABLE = ("server", "role", "cluster")
@@ -62,7 +63,12 @@ def examine(store: Store) -> Flow[list[Check]]:
         checks += yield from _cluster(store, answers)
         if any(isinstance(reply, ServerUnavailable) for reply in answers.values()):
             return checks  # the others may need this node
-    refusal = yield from write_refusal(store, store.keys.managers)
+    # Enough topics to meet every node of a cluster; a single server is asked once.
+    keys = [
+        store.keys.topic(f"{TOPIC}-{i}").waiting for i in range(PROBED if store.has_nodes else 1)
+    ]
+    refusals = yield from write_refusals(store, [store.keys.managers, *keys])
+    refusal = next((one for one in refusals if one is not None), None)
     checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
     fails = (one.verdict is CheckResult.FAIL for one in checks if one.name in _WRITABLE)
