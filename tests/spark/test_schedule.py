@@ -196,7 +196,7 @@ def test_wrong_options_are_named(jobs: Jobs) -> None:
         ("body_format", "yaml", "option 'body_format'"),
         ("refused", "nfs://x/y", "option 'refused': 'nfs://x/y' cannot be used"),
         ("prefix", "a b", "prefix 'a b' is not allowed"),
-        ("url", "http://x", "'http://x' is not a server address"),
+        ("url", "http://x", "'http://...' is not a server address"),
         ("topic", "a b", "topic 'a b' is not allowed"),
     ]
     for name, value, words in wrong:
