@@ -37,6 +37,11 @@ LOCAL_FILES = {
 _PATTERN = re.compile(r"([][{}*?\\])")
 
 
+def literal(path: str) -> str:
+    """A path for Spark's readers, which take a path for a pattern."""
+    return _PATTERN.sub(r"\\\1", path)
+
+
 _HIDDEN = ("_", ".")
 
 
@@ -62,7 +67,7 @@ def readable(source: str, endings: tuple[str, ...], *, is_recursive: bool = Fals
             raise ConfigError(
                 f"{file} is in a folder within {source}: add --read-option recursiveFileLookup=true"
             )
-    return _PATTERN.sub(r"\\\1", os.path.abspath(local))  # noqa: PTH100 - keeps links
+    return literal(os.path.abspath(local))  # noqa: PTH100 - keeps links
 
 
 def _files(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:

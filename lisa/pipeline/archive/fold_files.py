@@ -13,6 +13,7 @@ from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, of_lives, wit
 from lisa.pipeline.archive.reading import Tables, day_of
 from lisa.pipeline.archive.schemas import MESSAGES_SCHEMA
 from lisa.pipeline.archive.writing_files import NO_DAY, StagedFile, write_files
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,7 +38,7 @@ def write_fold(
     count = sum(one.rows for one in messages if one.path.startswith(f"{undated}/"))
     if not count:
         return messages, []
-    known = tables.spark.read.schema(MESSAGES_SCHEMA).parquet(tables.folder.url(undated))
+    known = tables.spark.read.schema(MESSAGES_SCHEMA).parquet(literal(tables.folder.url(undated)))
     keys = known.select("topic", "id", sf.col("token").alias("life"))
     kept = of_lives(events, sf.broadcast(keys) if count <= FEW_LIVE else keys)
     return messages, write_live(tables, kept, live)

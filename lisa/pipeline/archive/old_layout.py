@@ -20,6 +20,7 @@ from lisa.pipeline.archive.reading import DATED_MESSAGES
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.state import HIDDEN
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +91,7 @@ class OldArchive(Archive):
         if self.manifest.live:
             paths = [self._folder.url(path) for path in self.manifest.live]
             reader = self._spark.read.schema(EVENT_SCHEMA)
-            events = events.unionByName(reader.parquet(*paths))
+            events = events.unionByName(reader.parquet(*map(literal, paths)))
         return ended.unionByName(fold(events))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
@@ -114,7 +115,7 @@ class OldArchive(Archive):
             if paths:
                 reader = self._spark.read.schema(stored)
                 reader = reader.option("basePath", self._folder.url(root))
-                found = found.unionByName(reader.parquet(*paths).select(*asked.names))
+                found = found.unionByName(reader.parquet(*map(literal, paths)).select(*asked.names))
         return found
 
 

@@ -24,6 +24,7 @@ from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.state import load_states
 from lisa.pipeline.archive.table import ArchiveTable
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +66,7 @@ class Tables:
         if not self.fold.live_events:
             return self.spark.createDataFrame([], EVENT_SCHEMA)
         reader = self.spark.read.schema(EVENT_SCHEMA)
-        return reader.parquet(self.folder.url(self.fold.live))
+        return reader.parquet(literal(self.folder.url(self.fold.live)))
 
 
 class FileArchive(Archive):

@@ -31,6 +31,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lisa.core.model.errors import ConfigError
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,7 +145,7 @@ class ArchiveTable:
         self._spark.conf.set(f"{listing}.threshold", "100000" if local else "32")
         self._spark.conf.set(f"{listing}.parallelism", "64")
         reader = self._spark.read.schema(self.schema)
-        return reader.option("basePath", self._folder.url(self.name)).parquet(*paths)
+        return reader.option("basePath", self._folder.url(self.name)).parquet(*map(literal, paths))
 
     def commit(
         self,

@@ -39,6 +39,7 @@ from lisa.pipeline.archive.state import (
 )
 from lisa.pipeline.archive.table import STATE, another_writer
 from lisa.pipeline.archive.writing_files import StagedFile, WrittenFile, place_files, write_files
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +138,7 @@ class FileWriter:
             return 0, ()
         root = staging(number)
         reader = tables.spark.read.schema(LOG_SCHEMA)
-        found = summarize(reader.parquet(self._folder.url(root)))
+        found = summarize(reader.parquet(literal(self._folder.url(root))))
         files = place_files(self._folder, staged, root, LOG, number)
         self._commit_log(files, number, found, {query: batch})
         self._folder.delete(root)

@@ -12,7 +12,7 @@ import msgspec
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.paths import absolute
+from lisa.pipeline.paths import absolute, literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ class OutputFolder:
         """Write rows to files of the directory `work`, and return them read from there."""
         where = self.path("work", name)
         rows.write.parquet(where)
-        return rows.sparkSession.read.schema(rows.schema).parquet(where)
+        return rows.sparkSession.read.schema(rows.schema).parquet(literal(where))
 
     def write_csv(self, rows: DataFrame, *parts: str, by: str | None = None) -> None:
         """Append rows as CSV with a header; with `by`, one directory per value of that column."""

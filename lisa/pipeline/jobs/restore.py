@@ -17,6 +17,7 @@ from lisa.pipeline.jobs.restore_lists import RestoreLists
 from lisa.pipeline.jobs.restore_tasks import LIST_SCHEMA
 from lisa.pipeline.jobs.restore_topics import Survey, survey
 from lisa.pipeline.jobs.windows import Window, gap_windows
+from lisa.pipeline.paths import literal
 from lisa.pipeline.server import Server
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _result(
     spark: SparkSession, folder: OutputFolder, windows: list[Window], began: float, *, dry_run: bool
 ) -> Restoration:
     """Count the lists, write them as CSV, and write the summary."""
-    rows = spark.read.schema(LIST_SCHEMA).parquet(folder.path("lists"))
+    rows = spark.read.schema(LIST_SCHEMA).parquet(literal(folder.path("lists")))
     folder.write_csv(rows.coalesce(1), "csv", by="outcome")
     counted = rows.groupBy("topic", "outcome").count().collect()
     counts = dict.fromkeys(OUTCOMES, 0)
