@@ -53,7 +53,7 @@ class Jobs:
 
     def __post_init__(self) -> None:
         self.server = Server(self.url)
-        self.where = str(self.folder / "archive [1] {a}")
+        self.where = str(self.folder / "archive")
         self._numbers = count()
 
     @cached_property

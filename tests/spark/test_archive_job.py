@@ -57,6 +57,7 @@ def recorded(client: redis.Redis) -> dict[str, list[str]]:
 def test_once_archives_everything_and_a_second_run_nothing(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    jobs.where = str(jobs.folder / "archive [1] {a}")  # no pattern
     orders, other = Stories("orders"), Stories("a:b", 2)
     events = [*orders.extend(40), *other.extend(20)]
     journal(jobs.client, events)
