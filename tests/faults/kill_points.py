@@ -42,9 +42,10 @@ PLAIN_READS = {
     "EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET",
     "HSCAN", "INFO", "MULTI", "SCAN", "STRLEN", "TIME", "TYPE", "XINFO", "XLEN", "XPENDING",
     "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE",
-    "ZRANK", "ZSCAN", "ZSCORE", "open",
+    "ZRANK", "ZSCAN", "ZSCORE", "open", "PROBE",
 }  # fmt: skip
-"""Transactions only read. `open` does for ordinary messages; it is called for others only."""
+"""Transactions only read. `open` does for ordinary messages; it is called for others only. The
+probe is a write that changes nothing: it asks whether the server takes writes."""
 
 RIGHTS = "check of rights"
 """A daemon's first call names a script that no server has, and much else that changes nothing."""
@@ -103,6 +104,8 @@ def _name_of_one(command: Command) -> str:
         word = f"{word} {_text(command[1])}"
     if word == "SCRIPT LOAD":
         return word
+    if tuple(command[2:]) == ("XX", 0, ""):
+        return "PROBE"
     kinds = [str(found[1] or found[2]) for one in command[1:] if (found := _KEY.match(_text(one)))]
     return " ".join([word, *kinds[:1]])
 

@@ -327,8 +327,8 @@ async def test_expired_and_undecodable_messages_are_not_handed_out(
     await store.drive(store.command("SETRANGE", keys.body("broken"), 10, "?"))
     await asyncio.sleep(0.01)
     assert await hub.broker.pull(topic, most=10) == []
-    garbage = await store.drive(store.command("ZRANGE", keys.group("lisa").garbage, 0, -1))
-    assert garbage == [b"broken"]
+    failed = await store.drive(store.command("ZRANGE", keys.group("lisa").retry, 0, -1))
+    assert failed == [b"broken"], "a newer build may read it"
     assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
 
 
