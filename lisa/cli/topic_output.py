@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import Chosen
-from lisa.cli.output import fail, iso, print_json, print_table
+from lisa.cli.output import fail, iso, print_json, print_table, terminal_width
 
 if TYPE_CHECKING:
     from lisa.admin.topics import TopicState
@@ -97,7 +99,8 @@ def print_suspected_names(store: SyncStore, states: Sequence[TopicState]) -> Non
     from lisa.admin.topic_names import suspected_names
 
     for line in store.drive(suspected_names(store, states)):
-        click.echo(f"lisa: {line}", err=True)
+        width = terminal_width() or sys.maxsize
+        click.echo(textwrap.fill(f"lisa: {line}", width, break_long_words=False), err=True)
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:

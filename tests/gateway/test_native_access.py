@@ -10,6 +10,7 @@ import pytest
 from lisa.gateway.access import Scope
 from lisa.gateway.api import OPERATIONS
 from tests.gateways import NO_TLS, Gateway, new_topic
+from tests.servers import wait_until
 
 TOKENS = """
 tokens:
@@ -236,6 +237,7 @@ def test_changes_are_audited_without_secrets(guarded: Gateway) -> None:
     change("all", "POST", "messages", id="m", body="b0dy", delay_ms=60_000)
     change("all", "DELETE", "messages/m")
     change("operate", "DELETE", "push?group=g")
+    wait_until(lambda: "removePushTarget" in "".join(guarded.said[since:]))
     audited = [
         line.partition("lisa.gateway.audit: ")[2]
         for line in guarded.said[since:]

@@ -6,13 +6,14 @@ server's clock gets `LATER`, so for it all ticks have come.
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from lisa.admin import fsck
+from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import Keys
 from lisa.core.model.recurring.define import define
 from lisa.core.model.recurring.definition import Record
@@ -60,7 +61,8 @@ def ticker(store: Store, _story: list[Event], now_ms: int) -> Flow[None]:
 
 @makes_roles
 def editor(store: Store, _story: list[Event], /, **options: Any) -> Flow[None]:
-    yield from schedules.put(store, TOPIC, "s", define("edited", {**AHEAD, **options}))  # type: ignore[typeddict-item]
+    with suppress(InvalidMessage):  # the last tick is past and handled: no schedule to change
+        yield from schedules.put(store, TOPIC, "s", define("edited", {**AHEAD, **options}))  # type: ignore[typeddict-item]
 
 
 @makes_roles
