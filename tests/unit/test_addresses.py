@@ -49,6 +49,7 @@ BAD = {
     "redis+sentinel://u:se#cret@a,b/shop": "percent-encode the password",
     "redis+cluster://u:se/secret@a:1,b:2": "percent-encode the password",
     "unix://u:secret@run/redis.sock": "unix:// is followed by a path from the root",
+    "unix://?db=1": "unix:// is followed by a path from the root",
     "redis://user:secret": "the port of 'user' is not a number",
     "redis://h x": "lacks host:port",
     "redis+sentinel://h": "names no service: end it with /NAME",

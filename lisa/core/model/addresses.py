@@ -103,7 +103,7 @@ def _parsed(text: str) -> tuple[str, ...]:
     userinfo, _, hosts = found[2].rpartition("@")
     path, query, fragment = found[3], found[4] or "", found[5]
     is_unix = scheme == "unix"
-    if is_unix and hosts:
+    if is_unix and (hosts or not path.strip("/")):
         raise ConfigError("unix:// is followed by a path from the root: unix:///run/redis.sock")
     if fragment or "@" in query or ("@" in path and not is_unix):
         raise ConfigError(
