@@ -107,7 +107,7 @@ def consumer(
     then: str = "ack",
     most: int = 1,
 ) -> Flow[None]:
-    """Takes a message and settles it: ack, ack twice, retry, release, defer, or extend and ack."""
+    """Takes a message and settles it: ack, ack twice, extend and ack, or as `settle` says."""
     try:
         pulled = yield from store.run(Pull(TOPIC, group, name, most))
         if not pulled.entries:
@@ -145,8 +145,9 @@ def settle(
     if then == "retry":
         yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
         return
-    if then == "defer":
-        yield from store.run(Postpone(TOPIC, group, [Deferral(*receipt, 5, "busy")]))
+    if then in ("defer", "wait for its window"):
+        busy, outside = Deferral(*receipt, 0, "busy"), Deferral(*receipt, int(FAR), "", int(PAST))
+        yield from store.run(Postpone(TOPIC, group, [busy if then == "defer" else outside]))
         return
     if then == "release":
         yield from store.run(Release(TOPIC, group, [receipt]))

@@ -79,7 +79,10 @@ CASES = {
     "a message given back": Case(
         (manager(), consumer("c1", then="release"), consumer("c2"), canceller())
     ),
-    "a message outside its window": Case((*team("defer"), rescheduler("+0"))),
+    "a message outside its window": Case((*team("wait for its window"), rescheduler("+0"))),
+    "a deferred message": Case(
+        (manager(), consumer("c1", then="defer"), consumer("c2"), canceller())
+    ),
     "a failing handler": Case((*team("retry"), canceller())),
     "a slow handler": Case(team("extend")),
     "an ack whose reply was lost": Case((*team("ack twice"), canceller())),
