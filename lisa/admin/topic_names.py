@@ -1,4 +1,4 @@
-"""Topics whose name may be mistyped: with messages that nobody takes, or without any message."""
+"""Topics whose names may be mistyped: topics without consumers, or without any messages."""
 
 from __future__ import annotations
 

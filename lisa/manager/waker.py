@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Wakers:
-    """One `Waker` per node: only a topic's own node surely hears of it.
+    """One `Waker` per node, because only a topic's own node reliably receives its announcements.
 
-    The nodes of a cluster pass announcements on to each other, but not while the link between them
-    is broken, which neither they nor their clients need notice.
+    The nodes of a cluster forward announcements to each other, but not while the link between two
+    of them is broken. The cluster may report no error during that time.
     """
 
     def __init__(

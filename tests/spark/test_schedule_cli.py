@@ -344,10 +344,10 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
         ("sep=;\nid;due\n1;2\n", csv_, "rows: the first line, 'sep=;', is for Excel only"),
         ("sep=;\nid;due\n1;2\n", (*csv_, "--read-option", "sep=;"), "is for Excel only"),
         ("id,due,\n1,2,\n", csv_, "rows: column 3 of the CSV has no name"),
-        ("41,2100-01-01T00:00Z,x\n", csv_, "rows: the first line must name the columns, and '41'"),
+        ("41,2100-01-01T00:00Z,x\n", csv_, "rows: the first line must name the columns, but '41'"),
         ("Größe,due\n1,2\n".encode("cp1252"), csv_, "rows: the header is not UTF-8"),
         ("id,due\n1,2\n".encode("utf-16"), csv_, "rows: the header is not UTF-8"),
-        ("id,Due \n1,2\n", csv_, "'Due ' is no column 'due', so that all rows would be due now"),
+        ("id,Due \n1,2\n", csv_, "'Due ' is not used as 'due', so all rows would be due now"),
         (row, ("--read-option", "sep=,"), "--read-option sep has no effect: json has no such"),
         ("id\n1\n", (*csv_, "--read-option", "seperator=;"), "has no effect: "),
         (

@@ -266,7 +266,7 @@ def _check_header(header: Row | None, source: str, given: Mapping[str, str]) -> 
             raise ConfigError(f"{file}: the CSV has several columns {name!r}: rename all but one")
         if _DATA.fullmatch(name.strip()):
             raise ConfigError(
-                f"{file}: the first line must name the columns, and {name!r} is no name; "
+                f"{file}: the first line must name the columns, but {name!r} is not a name; "
                 f"{believe}; if there is no header, add --read-option header=false, and use the "
                 "names _c0, _c1, ..."
             )

@@ -83,7 +83,7 @@ def _check_times(names: Collection[str]) -> None:
         if _LIKE_TIMES.fullmatch(re.sub("[^a-z]", "", name.lower())):
             part = "delay" if name.strip().lower().startswith("delay") else "due"
             raise ConfigError(
-                f"the column {name!r} is no column {part!r}, so that all rows would be due now: "
+                f"the column {name!r} is not used as {part!r}, so all rows would be due now: "
                 f"add --{part} {name!r}; or --delay 0 if they are due now"
             )
 

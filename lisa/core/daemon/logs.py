@@ -1,7 +1,7 @@
 """Logging for daemons: one line per record, as `text` for people or `json` for programs.
 
-Credentials in URLs are removed from every line. A log that is not read, or a value that cannot be
-written, never affects the thread that logs.
+Credentials in URLs are removed from every line. Neither a full pipe nor a value that cannot be
+written affects the thread that logs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _dropped = {"total": 0}
 
 
 def dropped_lines() -> int:
-    """Log lines of this process that were dropped because nobody reads its log."""
+    """Log lines that this process dropped because the reader of its log was too slow."""
     return _dropped["total"]
 
 
@@ -68,7 +68,7 @@ def configure(
 
 
 class _Writer(logging.Handler):
-    """Writes lines on a thread of its own, so that a full pipe blocks no other thread."""
+    """Writes lines on a thread of its own, so that a full pipe does not block other threads."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -87,7 +87,11 @@ class _Writer(logging.Handler):
             _dropped["total"] += 1
             return
         if self._unsaid:
-            self._put(_record("%d log lines were dropped: nobody read the log", self._unsaid))
+            self._put(
+                _record(
+                    "%d log lines were dropped: the reader of the log was too slow", self._unsaid
+                )
+            )
             self._unsaid = 0
         self._put(record)
 

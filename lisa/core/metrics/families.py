@@ -227,7 +227,10 @@ _ALL = (
         "lisa_process_unforeseen_errors_total",
         "Unexpected exceptions in threads and tasks, logged with a traceback and survived.",
     ),
-    _counter("lisa_process_log_lines_dropped_total", "Log lines dropped because nobody read them."),
+    _counter(
+        "lisa_process_log_lines_dropped_total",
+        "Log lines dropped because the reader of the log was too slow.",
+    ),
     _gauge("lisa_process_resident_memory_bytes", "Resident memory; Linux only."),
 )
 
