@@ -88,7 +88,7 @@ def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
         process.signal(signal.SIGCONT)
         wait_until(settled(bench, sent))
     assert bench.stat(TOPIC, "acked_late") == 1
-    assert daemons.ledger() == ["slow 1"]
+    assert set(daemons.ledger()) == {"slow 1"}, "it may come again, with the same attempt"
     assert process.stop() == 0
 
 
