@@ -391,8 +391,13 @@ def asked(gateway: Gateway, request: bytes, source: str = "127.0.0.1") -> int:
 
 
 def statuses(connections: list[socket.socket]) -> list[int]:
-    """The statuses of the connections that were answered so far."""
+    """The statuses of the connections that were answered since the last call; removes them.
+
+    The rest of an answer may still arrive.
+    """
     readable, _, _ = select.select(connections, [], [], 0)
+    for one in readable:
+        connections.remove(one)
     return [status_of(one) for one in readable]
 
 
