@@ -27,7 +27,7 @@ end
 
 -- The outcome of an earlier call whose record has expired.
 local function outcome_before(id, entry)
-  local _, deferred = deferrals(call('HGET', group.reasons, id))
+  local _, deferred = history(call('HGET', group.reasons, id))
   local due = deferred == entry and call('ZSCORE', group.retry, id)
   return due and 'd' .. int(tonumber(due)) or 's'
 end

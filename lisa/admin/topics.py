@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lisa.admin.reading import ask_all, stream_group, stream_ids
 from lisa.admin.shards import counted, counted_pairs
@@ -20,6 +20,7 @@ from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.inspect import parted
 
 TOPICS_PER_STEP = 100
 
@@ -215,30 +216,48 @@ def _group_counts(name: str, replies: list[Any]) -> GroupCounts:
     )
 
 
-def oldest_ready(store: Store, states: Iterable[TopicState]) -> Flow[dict[tuple[str, str], int]]:
-    """Due time of the next message to deliver, by topic and group.
+class NextReady(NamedTuple):
+    """When the next message to deliver is due, and when its first attempt was."""
+
+    due_ms: int
+    first_due_ms: int
+
+
+def next_ready(
+    store: Store, states: Iterable[TopicState]
+) -> Flow[dict[tuple[str, str], NextReady]]:
+    """The next message to deliver, by topic and group; of a sharded topic the earliest times.
 
     Reads only groups that have ready messages; omits groups whose messages have gone meanwhile.
     """
     lines = [(one.topic, group.name) for one in states for group in one.groups if group.ready]
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], NextReady] = {}
     for some in chunks(lines, TOPICS_PER_STEP):
         parts = yield from counted(store, list(dict.fromkeys(topic for topic, _ in some)))
         asked = [(line, shard) for line in some for shard in parts[line[0]]]
-        keys = [store.keys.topic(shard).group(line[1]).ready for line, shard in asked]
-        infos = yield from ask_all(store, [("XINFO", "GROUPS", key) for key in keys])
+        keys = [store.keys.topic(shard).group(line[1]) for line, shard in asked]
+        infos = yield from ask_all(store, [("XINFO", "GROUPS", key.ready) for key in keys])
         after = [
             fields["last-delivered-id"].decode() if (fields := stream_group(info, group)) else "0-0"
             for info, ((_, group), _) in zip(infos, asked, strict=True)
         ]
         ranges = [
-            ("XRANGE", key, f"({entry}", "+", "COUNT", 1)
+            ("XRANGE", key.ready, f"({entry}", "+", "COUNT", 1)
             for key, entry in zip(keys, after, strict=True)
         ]
-        for (line, _), items in zip(asked, (yield from ask_all(store, ranges)), strict=True):
-            due = stream_ids(items)[0][2] if items else None
+        replies = yield from ask_all(store, ranges)
+        heads = [(*stream_ids(items), ("", b"", None))[0] for items in replies]
+        notes = yield from ask_all(
+            store,
+            [
+                ("HGET", key.reasons, one or b"")
+                for key, (_, one, _) in zip(keys, heads, strict=True)
+            ],
+        )
+        for (line, _), (_, _, due), note in zip(asked, heads, notes, strict=True):
             if due is not None and due.isdigit():
-                found[line] = min(int(due), found.get(line, int(due)))
+                ready = NextReady(int(due), parted(note or b"").first_due_ms or int(due))
+                found[line] = NextReady(*map(min, ready, found.get(line, ready)))
     return found
 
 

@@ -21,26 +21,21 @@ local function own_delays(policies)
   return string.byte(policies) ~= 42 and string.sub(policies, 1, ends - 1) or nil
 end
 
--- The reason of a failure, at most 1 KiB, and what follows its first zero byte: that byte and a
--- traceback, at most 2 KiB.
-local function parted(reason)
-  local at = string.find(reason, '\0', 1, true) or #reason + 1
-  return string.sub(reason, 1, math.min(at - 1, 1024)), string.sub(reason, at, at + 2048)
-end
-
 -- Counts one failed attempt per id, and moves it to the group's retry, or to garbage after the last
--- attempt. The traceback of a reason is kept in garbage only. `delays[i]` is nil (by policy), milliseconds, or 'discard'; ids are distinct. Returns each
--- id's next due time (nil: in garbage) and failed attempts. A pause counts from the time rounded up,
--- so it is never too short.
+-- attempt. The traceback of a reason is kept in garbage only. `delays[i]` is nil (by policy),
+-- milliseconds, or 'discard'; ids are distinct. Returns each id's next due time (nil: in garbage) and
+-- failed attempts. A pause counts from the time rounded up, so it is never too short.
 local function fail(group, ids, entries, delays, reasons)
   if #ids == 0 then return {}, {} end
   local _, now, now_up = clock()
   local failed = call('HMGET', group.attempts, unpack(ids))
+  local noted, found = notes_of(group, ids), read_entries(group, entries)
   local own = call('EXISTS', POLICY) == 1 and call('HMGET', POLICY, unpack(ids)) or {}
   local settings = call('HMGET', OPTIONS, 'retry_delays', 'journal')
   local policy, journaled = settings[1] or DEFAULT.retry_delays, settings[2] == '1'
   local dues, attempts, notes, again, dead, dead_ids, events = {}, {}, {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do
+    local first = first_due(noted[i], failed[i], found[i])
     failed[i] = tonumber(failed[i] or 0) + 1
     local pause = nth_delay(own[i] and own_delays(own[i]) or policy, failed[i])
     local reason, traceback = parted(reasons[i])
@@ -55,7 +50,7 @@ local function fail(group, ids, entries, delays, reasons)
       dead_ids[#dead_ids + 1] = id
     end
     attempts[2 * i - 1], attempts[2 * i] = id, failed[i]
-    notes[2 * i - 1], notes[2 * i] = id, dues[i] and reason or reason .. traceback
+    notes[2 * i - 1], notes[2 * i] = id, reason .. (dues[i] and ending(0, '', first) or traceback)
     if journaled then
       events[i] = {id, 'garbage', group.name, failed[i], 'reason', reason}
       if dues[i] then

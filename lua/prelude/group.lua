@@ -34,16 +34,6 @@ local function failed_attempts(group, ids)
   return call('HMGET', group.attempts, unpack(ids))
 end
 
--- Those of some retries that ended a process or its lease as suspects, as {id = '0'}.
-local function suspects_among(group, ids)
-  local found = {}
-  if #ids == 0 then return found end
-  for i, reason in ipairs(call('HMGET', group.reasons, unpack(ids))) do
-    if reason == SUSPECT_REASON then found[ids[i]] = '0' end
-  end
-  return found
-end
-
 local function field(fields, name)
   for i = 1, #fields, 2 do
     if fields[i] == name then return fields[i + 1] end
@@ -112,13 +102,45 @@ local function drop_entries(group, ids, entries)
   return held
 end
 
--- How often a message was deferred since its last failure, and the entry that was deferred last. Both
--- follow the two zero bytes after the reason.
-local function deferrals(noted)
-  local at = string.find(noted or '', '\0', 1, true)
-  if not at or string.byte(noted, at + 1) ~= 0 then return 0, '' end
-  local times, entry = string.match(string.sub(noted, at + 2), '^(%d+) (.*)$')
-  return tonumber(times or 0), entry or ''
+-- The reason of a failure or deferral, at most 1 KiB, and what follows its first zero byte: that byte and
+-- a traceback, at most 2 KiB, or what `history` reads.
+local function parted(reason)
+  local at = string.find(reason, '\0', 1, true) or #reason + 1
+  return string.sub(reason, 1, math.min(at - 1, 1024)), string.sub(reason, at, at + 2048)
+end
+
+-- What the group notes about each message that failed or was deferred, else false.
+local function notes_of(group, ids)
+  return #ids > 0 and call('EXISTS', group.reasons) == 1 and call('HMGET', group.reasons, unpack(ids)) or {}
+end
+
+-- From such a note: how often the message was deferred since its last failure, the entry that was
+-- deferred last, and when its first attempt was due; '' if not known.
+local function history(note)
+  local times, entry, first = string.match(note or '', '%z%z(%d+) (%S*) ?(%-?%d*)$')
+  return tonumber(times or 0), entry or '', first or ''
+end
+
+-- The end of a note, as `history` reads it.
+local function ending(times, entry, first)
+  return '\0\0' .. times .. ' ' .. entry .. ' ' .. first
+end
+
+-- When the first attempt of a message was due: as noted, or as the entry of a first attempt says; '' if
+-- not known.
+local function first_due(note, failed, fields)
+  local _, _, first = history(note)
+  if first ~= '' or tonumber(failed or 0) > 0 or not fields then return first end
+  return string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
+end
+
+-- Those of some retries that ended a process or its lease as suspects, as {id = '0'}.
+local function suspects_among(group, ids)
+  local found = {}
+  for i, note in ipairs(notes_of(group, ids)) do
+    if note and parted(note) == SUSPECT_REASON then found[ids[i]] = '0' end
+  end
+  return found
 end
 
 -- Ends deliveries without counting an attempt: until `dues[i]` they wait in the group's retry, for the
@@ -127,7 +149,7 @@ end
 local function put_back(group, ids, entries, dues, reasons)
   local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
   local events, again, back, ready_dues, counts, suspects, notes = {}, {}, {}, {}, {}, {}, {}
-  local noted = call('EXISTS', group.reasons) == 1 and call('HMGET', group.reasons, unpack(ids)) or {}
+  local noted, found = notes_of(group, ids), read_entries(group, entries)
   for i, id in ipairs(ids) do
     local before, due = tonumber(failed[i] or 0) or 0, dues[i]
     if due then
@@ -135,10 +157,11 @@ local function put_back(group, ids, entries, dues, reasons)
       again[#again + 1], again[#again + 2] = int(due), id
       local reason = string.sub(reasons[i] or 'outside its window', 1, 1024)
       notes[#notes + 1] = id
-      notes[#notes + 1] = reason .. '\0\0' .. (deferrals(noted[i]) + 1) .. ' ' .. entries[i]
+      local first = first_due(noted[i], before, found[i])
+      notes[#notes + 1] = reason .. ending(history(noted[i]) + 1, entries[i], first)
       events[i] = {id, 'deferred', group.name, before, 'due', int(due), 'reason', reason}
     else
-      local fields, k = read_entry(group, entries[i]), #back + 1
+      local fields, k = found[i], #back + 1
       back[k], counts[k] = id, before
       ready_dues[k] = fields and field(fields, 'due') or int(select(2, clock()))
       suspects[id] = fields and field(fields, 'suspect')

@@ -169,6 +169,18 @@ def test_a_topic_shows_its_ramp_and_a_skipped_message_its_state(site: Site) -> N
     assert "skipped" in site.page(f"/topics/{topic}/messages/old")
 
 
+def test_a_retry_counts_from_its_first_due_time(site: Site) -> None:
+    topic = new_topic()
+    site.producer.send(topic, 1, id="m", at_ms=now_ms() - 600_000, retry="0s")
+    with Consumer(site.server.url) as consumer:
+        (delivery,) = consumer.pull(topic, wait=timedelta(seconds=10))
+        delivery.retry()
+    wait_until(lambda: ">10\xa0m</td>" in site.page(f"/topics/{topic}"))
+    assert "the oldest for 10\xa0m" in site.page("/")
+    message = site.page(f"/topics/{topic}/messages/m")
+    assert re.search(r"<dt>First due</dt>.{,200}10 m( \d+ s)? ago", message, re.DOTALL), message
+
+
 def test_a_filter_reads_a_limited_number_per_request(site: Site) -> None:
     topic = new_topic("many")
     site.kill(topic, "first", 1, "no")

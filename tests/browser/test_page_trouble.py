@@ -12,7 +12,7 @@ from msgspec.structs import replace as replace_presence
 
 from lisa import Consumer, Producer
 from lisa.admin.roles import RolePresence
-from lisa.admin.topics import GroupCounts, TopicState
+from lisa.admin.topics import GroupCounts, NextReady, TopicState
 from lisa.cli.main import main
 from lisa.core.store.presence import NO_HEARTBEATS, ConsumerPresence, ManagerPresence, PushPresence
 from lisa.core.store.server_checks import Check, problems
@@ -37,10 +37,11 @@ def line(
     alive: int = 1,
     ready: int = 0,
     late_ms: int = 0,
+    due_for_ms: int = 0,
     paused: bool = False,
     new: int = 0,
 ) -> Line:
-    """A topic with one group whose oldest ready message has been due for `late_ms`."""
+    """A topic with one group; its next message is `late_ms` late, its first attempt was earlier."""
     group = GroupCounts(name="g", ready=ready, in_flight=0, retry=0, garbage=new)
     counts = TopicState(topic=topic, waiting=0, next_due_ms=None, paused=paused, groups=(group,))
     return Line(
@@ -48,7 +49,9 @@ def line(
         None,
         None,
         alive={"g": alive} if alive else {},
-        ready_since_ms={"g": NOW - late_ms} if late_ms else {},
+        next_ready={"g": NextReady(NOW - late_ms, NOW - max(late_ms, due_for_ms))}
+        if late_ms
+        else {},
         new_garbage=new,
     )
 
@@ -84,10 +87,17 @@ def test_problems_are_ranked_and_ordered_by_weight() -> None:
     ]
 
 
+def test_a_retry_has_been_due_since_its_first_attempt() -> None:
+    (one,) = attention.problems(
+        snapshot(), [line("a", ready=1, late_ms=60_000, due_for_ms=3_600_000)]
+    )
+    assert one.title == "Due for 1\N{NO-BREAK SPACE}h"
+
+
 def test_a_healthy_topic_is_not_reported() -> None:
     for healthy in (
         line("a"),
-        line("a", ready=9, late_ms=59_999),
+        line("a", ready=9, late_ms=59_999, due_for_ms=3_600_000),
         line("a", alive=0),
         line("a", alive=0, paused=True),
         line("a", new=15),

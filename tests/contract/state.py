@@ -11,7 +11,8 @@ that state" and notices anything left over.
   suspect also has its number;
 - an event of the journal is `(id, state, group, attempt, {further field: value})`, in order;
   `read` checks that their numbers have no gaps;
-- a reason `"no *2"` is that of a message that was deferred twice since its last failure;
+- a reason `"no *2"` is that of a message that was deferred twice since its last failure; when its
+  first attempt was due is not compared here;
 - `entries` maps an id to the number of its row, None if the stream has no such entry.
 """
 
@@ -200,7 +201,10 @@ def _of_group(store: SyncStore, keys: TopicKeys, group: str, kind: str) -> Any:
         return {name.decode(): int(value) for name, value in pairs}
     if kind == "reasons":
         noted = {name.decode(): value.decode() for name, value in pairs}
-        return {m: re.sub(r"\0\0(\d+) \d+-\d+$", r" *\1", why) for m, why in noted.items()}
+        noted = {
+            m: re.sub(r"\0\0(\d+) (\d+-\d+)? -?\d*$", r" *\1", why) for m, why in noted.items()
+        }
+        return {m: why.removesuffix(" *0") for m, why in noted.items()}
     entries = store.ask("XRANGE", its.ready, "-", "+")
     if kind == "entries":
         number = {entry: i for i, (entry, _) in enumerate(entries)}

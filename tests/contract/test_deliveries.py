@@ -1,6 +1,7 @@
 """pull, extend, release, defer: ready -> in flight, and back without an attempt."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
 from lisa.core.transitions.extend import Begun, Extend
+from lisa.core.transitions.inspect import GroupState, Inspect
 from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull, Pulled
+from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Fail, Failure
 from tests.contract.bench import TOPIC, Bench
@@ -310,3 +313,34 @@ def test_a_message_with_a_deleted_entry_becomes_due_now(bench: Bench) -> None:
     bench.store.ask("XDEL", bench.keys.group("lisa").ready, receipt[1])
     assert bench.call(Release(TOPIC, "lisa", [receipt])) == [True]
     assert bench.state()["lisa:ready"] == [("a", bench.now, 1, None)]
+
+
+def test_when_the_first_attempt_was_due_is_known_until_the_message_dies(bench: Bench) -> None:
+    """Through failures, deferrals, releases, and ends of leases."""
+    bench.put(options={"retry_delays": "0,0,0", "ack_timeout": 0}, body="a", lisa=G(retry={"a": 7}))
+
+    def in_group() -> GroupState:
+        return bench.call(Inspect(TOPIC, ["a"]))[0].group_states[0]
+
+    def fail() -> None:
+        bench.call(Fail(TOPIC, "lisa", [Failure(*bench.receipt("a"), "boom")]))
+
+    ways: list[Callable[[], object]] = [
+        lambda: deferred(bench, 0),
+        lambda: bench.call(Release(TOPIC, "lisa", [bench.receipt("a")])),
+        fail,
+        lambda: bench.call(Reclaim(TOPIC, "lisa")),
+        lambda: deferred(bench, 0),
+        fail,
+    ]
+    for i, way in enumerate(ways):
+        bench.call(Promote(TOPIC))
+        (taken,) = bench.call(Pull(TOPIC, "lisa", "c1", 1, None)).entries
+        assert (in_group().state, in_group().first_due_ms) == ("in_flight", 7 if i else None)
+        assert taken.attempt == 1 + (i > 2) + (i > 3)
+        way()
+    assert (in_group().state, in_group().first_due_ms) == ("retry", 7)
+    bench.call(Promote(TOPIC))
+    bench.call(Pull(TOPIC, "lisa", "c1", 1, None))
+    fail()
+    assert (in_group().state, in_group().first_due_ms) == ("garbage", None)

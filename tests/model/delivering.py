@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.model.topic import Entry, Group, Time, Topic
-from tests.model.unknowns import Clock
+from tests.model.unknowns import Clock, Note
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,19 @@ def open_outside(
 WINDOW = "outside its window"
 
 
-def noted(group: Group, id_: str) -> tuple[int, str]:
-    """How often a message was deferred since its last failure, and its entry the last time."""
-    times, _, entry = str(group.reasons.get(id_, "")).partition("\0\0")[2].partition(" ")
-    return int(times or 0), entry
+def noted(group: Group, id_: str) -> Note:
+    """What the group notes of a message in retry; of others, a note of nothing."""
+    note = group.reasons.get(id_)
+    return note if isinstance(note, Note) else Note("", 0, "", None)
+
+
+def note(group: Group, entry: Entry, reason: str, times: int = 0) -> None:
+    """Note why a delivery failed or was deferred, and when its first attempt was due."""
+    first_due = noted(group, entry.id).first_due
+    if first_due is None and not group.attempts.get(entry.id):
+        first_due = entry.due
+    deferred = entry.name if times else ""
+    group.reasons[entry.id] = Note(reason, times, deferred, first_due)
 
 
 def put_off(
@@ -116,7 +125,7 @@ def put_off(
     group.drop(entry)
     group.leases.pop(id_, None)
     group.retry[id_] = due
-    group.reasons[id_] = f"{reason}\0\0{noted(group, id_)[0] + 1} {entry.name}"
+    note(group, entry, reason, noted(group, id_).times + 1)
     topic.count("deferred", 1, group)
     topic.tell(clock, id_, "deferred", group, group.attempts.get(id_, 0), due=due, reason=reason)
 
@@ -133,7 +142,7 @@ def defer(
     """Wait for a delay, or until a window opens. Without both, the window is open: release."""
     answers: list[tuple[str, Time | None]] = []
     held = [holds(group, receipt) for receipt in receipts]
-    before = {one.id: noted(group, one.id)[1] for one in receipts}
+    before = {one.id: str(noted(group, one.id).entry) for one in receipts}
     for receipt, is_held in zip(receipts, held, strict=True):
         id_ = receipt.id
         if is_held and holds(group, receipt):
@@ -252,13 +261,14 @@ def fail(
 ) -> tuple[str, Time | None, int]:
     """Count a failed attempt: to retry, delayed from now, or to garbage after the last."""
     id_ = entry.id
+    note(group, entry, reason)
     failed = group.attempts[id_] = group.attempts.get(id_, 0) + 1
-    group.reasons[id_] = reason
     own = topic.policy.get(id_, "*").partition(";")[0]
     pause = nth_delay(topic.option("retry_delays") if own == "*" else own, failed)
     group.drop(entry)
     group.leases.pop(id_, None)
     if pause is None or delay == "discard":
+        group.reasons[id_] = reason
         group.garbage[id_] = clock.now
         if len(topic.groups) == 1:
             topic.expiry.pop(id_, None)  # dead messages have no ttl

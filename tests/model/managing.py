@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tests.model.delivering import fail, give_back
+from tests.model.delivering import fail, give_back, noted
 from tests.model.topic import STEPS, Entry, Group, Time, Topic, earliest, in_order
 from tests.model.unknowns import Clock, LateReason
 
@@ -94,7 +94,7 @@ def promote_into(
     takes = wanted[: max(0, min(room, most))]
     held = [item for item in waiting if item not in takes] if len(topic.groups) > 1 else []
     for id_, due in takes:
-        is_suspect = id_ in group.retry and group.reasons.get(id_) == SUSPECT
+        is_suspect = id_ in group.retry and noted(group, id_).reason == SUSPECT
         group.add(clock, id_, due, 0 if is_suspect else None)
         group.retry.pop(id_, None)
         attempt = group.attempts.get(id_, 0) + 1

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.unknowns import Clock, EntryId, Instant, LateReason
+from tests.model.unknowns import Clock, EntryId, Instant, LateReason, Note
 
 Time = int | Instant
 """Epoch milliseconds."""
@@ -99,7 +99,7 @@ class Group:
     retry: dict[str, Time] = field(default_factory=dict)
     garbage: dict[str, Time] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, str | LateReason] = field(default_factory=dict)
+    reasons: dict[str, str | LateReason | Note] = field(default_factory=dict)
     leases: dict[str, Time] = field(default_factory=dict)
     last_number: int = 0
 

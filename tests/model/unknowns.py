@@ -93,6 +93,27 @@ class LateReason:
         return f"LatePolicy: first promoted {int(self._late_ms)} ms after its due time"
 
 
+class Note:
+    """What a group notes of a message in retry."""
+
+    def __init__(
+        self, reason: str, times: int, entry: EntryId | str, first_due: Instant | int | None
+    ) -> None:
+        self.reason, self.times, self.entry, self.first_due = reason, times, entry, first_due
+
+    def settle(self, seen: Any) -> bool:
+        start, _, first_due = str(seen).rpartition(" ")
+        if isinstance(self.first_due, Instant) and not self.first_due.settle(first_due):
+            return False
+        return f"{start} {first_due}" == str(self)
+
+    def __str__(self) -> str:
+        first_due = "" if self.first_due is None else int(self.first_due)
+        return f"{self.reason}\0\0{self.times} {self.entry} {first_due}"
+
+    __repr__ = __str__
+
+
 class Clock:
     """One call's instants, from readings of Redis's clock (microseconds) before and after it.
 
@@ -141,7 +162,7 @@ class EntryId:
 
 def differences(expected: Any, seen: Any, where: str = "") -> list[str]:
     """How two values differ, in words; placeholders in `expected` are set from `seen`."""
-    if isinstance(expected, Instant | EntryId | LateReason):
+    if isinstance(expected, Instant | EntryId | LateReason | Note):
         fits = seen is not None and expected.settle(seen)
         return [] if fits else [f"{where}: expected {expected!r}, found {seen!r}"]
     if isinstance(expected, dict) and isinstance(seen, dict):

@@ -15,7 +15,8 @@ class GroupState(NamedTuple):
 
     `due_ms` is the due time of the current or next attempt; in garbage, the time of death. Only
     garbage has a `traceback`, if a handler raised. `deferrals`: how often the message was deferred
-    since its last failure.
+    since its last failure. `first_due_ms`: when the first attempt of a message that failed or was
+    deferred was due; None if not known, and in garbage.
     """
 
     group: str
@@ -28,6 +29,7 @@ class GroupState(NamedTuple):
     entry: str | None
     traceback: str | None = None
     deferrals: int = 0
+    first_due_ms: int | None = None
 
 
 class Tombstone(NamedTuple):
@@ -59,7 +61,7 @@ def _number(value: bytes) -> int | None:
 
 def _group_state(row: Sequence[Any]) -> GroupState:
     group, state, due, failed, consumer, idle, noted, entry = row
-    reason, traceback, deferrals = parted(noted)
+    reason, traceback, deferrals, first_due_ms = parted(noted)
     return GroupState(
         text(group),
         text(state),
@@ -71,6 +73,7 @@ def _group_state(row: Sequence[Any]) -> GroupState:
         text(entry) or None,
         traceback,
         deferrals,
+        first_due_ms,
     )
 
 
@@ -80,19 +83,24 @@ class Noted(NamedTuple):
     reason: str | None
     traceback: str | None
     deferrals: int
+    first_due_ms: int | None
 
 
 def parted(noted: bytes) -> Noted:
     """Parse a value of the hash `reasons`: a reason, and after a zero byte one of two notes.
 
-    That of a dead message is a traceback. That of a deferred message begins with another zero byte:
-    the number of deferrals, and the entry that was deferred last.
+    That of a dead message is a traceback. The other begins with another zero byte: the number of
+    deferrals, the entry that was deferred last, and when the first attempt was due.
     """
     reason, _, note = noted.partition(b"\0")
     if note.startswith(b"\0"):
-        times = note[1:].partition(b" ")[0]
-        return Noted(text(reason) or None, None, int(times) if times.isdigit() else 0)
-    return Noted(text(reason) or None, text(note) or None, 0)
+        times, _, first_due = (*note[1:].split(b" "), b"", b"")[:3]
+        return Noted(text(reason) or None, None, _digits(times) or 0, _digits(first_due))
+    return Noted(text(reason) or None, text(note) or None, 0, None)
+
+
+def _digits(value: bytes) -> int | None:
+    return int(value) if value.lstrip(b"-").isdigit() else None
 
 
 def _tombstone(value: bytes) -> Tombstone | None:

@@ -58,6 +58,9 @@ async def show(visit: PageRequest) -> Response:
         # A refresh does not replace the form; without an id of its own it may be answered with 304.
         new_id="" if "hx-request" in visit.request.headers else new_id(),
         is_editable=body is not None and resending.is_editable(body),
+        first_due_ms=min(
+            (one.first_due_ms for one in seen.group_states if one.first_due_ms), default=None
+        ),
         now_ms=snapshot.at_ms,
         stone=seen.tombstone if what and what.state.value in _FINAL else None,
     )
@@ -137,7 +140,7 @@ def _instants(seen: Inspection, born_ms: int | None, now_ms: int) -> list[int]:
     if seen.tombstone is not None:
         found += [seen.tombstone.at_ms, seen.tombstone.due_ms]
     for copy in seen.group_states:
-        found.append(copy.due_ms)
+        found += [copy.due_ms, copy.first_due_ms]
         if copy.idle_ms is not None:
             found.append(now_ms - copy.idle_ms)
     return sorted({instant for instant in found if instant is not None and instant <= now_ms})

@@ -9,7 +9,7 @@ from lisa.admin import topics
 from lisa.admin.live import TopicActivity
 from lisa.admin.roles import RolePresence
 from lisa.admin.schedules import LateTicks
-from lisa.admin.topics import TopicState
+from lisa.admin.topics import NextReady, TopicState
 from lisa.core.model.clock import duration_ms
 from lisa.core.redis.errors import Refusal
 from lisa.core.store.manager_watch import OVERDUE
@@ -27,7 +27,7 @@ class Line:
     `activity` (last ten seconds) and `lateness` (last minute) are None until two reads exist.
 
     alive: consumers that are alive, by group; "" counts those that wait for a group.
-    ready_since_ms: due time of the next message to deliver, by group.
+    next_ready: the next message to deliver, by group.
     waits_since_ms: due time of the first waiting message or retry, if it is due.
     waiting_due: waiting messages that are due.
     new_garbage: messages in garbage that died within `GARBAGE_MS`.
@@ -38,7 +38,7 @@ class Line:
     activity: TopicActivity | None
     lateness: TopicActivity | None
     alive: Mapping[str, int] = field(default_factory=dict)
-    ready_since_ms: Mapping[str, int] = field(default_factory=dict)
+    next_ready: Mapping[str, NextReady] = field(default_factory=dict)
     waits_since_ms: int | None = None
     waiting_due: int = 0
     new_garbage: int = 0
@@ -52,15 +52,18 @@ class Line:
     @property
     def oldest_due_ms(self) -> int | None:
         """Due time of the oldest message that is due and not delivered; None if there is none."""
-        dues = [*self.ready_since_ms.values()]
-        if self.waits_since_ms is not None:
-            dues.append(self.waits_since_ms)
-        return min(dues, default=None)
+        dues = [self.waits_since_ms, *(one.due_ms for one in self.next_ready.values())]
+        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def late_ms(self, now_ms: int) -> int:
-        """How long the oldest due message has been due; 0 if there is none."""
+        """How long the oldest due message has waited for this delivery; 0 if there is none."""
         due_ms = self.oldest_due_ms
         return 0 if due_ms is None else max(0, now_ms - due_ms)
+
+    def due_for_ms(self, now_ms: int) -> int:
+        """How long the oldest due message has been due, from its first attempt on."""
+        firsts = [one.first_due_ms for one in self.next_ready.values()]
+        return max(self.late_ms(now_ms), *(now_ms - first_ms for first_ms in firsts), 0)
 
     @property
     def topic(self) -> str:

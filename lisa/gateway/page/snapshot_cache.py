@@ -136,7 +136,7 @@ class SnapshotCache:
                 for group in one.record.groups
             )
         )
-        ready = _by_topic(await store.drive(topics.oldest_ready(store, look.topics.values())))
+        ready = _by_topic(await store.drive(topics.next_ready(store, look.topics.values())))
         at_ms = look.at_us // 1000
         due = await store.drive(topics.due_waiting(store, look.topics.values(), at_ms))
         dead = await self._garbage_before(look)
@@ -147,7 +147,7 @@ class SnapshotCache:
                 rates.get(name),
                 late.get(name),
                 alive=alive.get(name, {}),
-                ready_since_ms=ready.get(name, {}),
+                next_ready=ready.get(name, {}),
                 waits_since_ms=_past(counts.next_due_ms, at_ms),
                 waiting_due=due.get(name, 0),
                 new_garbage=min(
@@ -258,11 +258,11 @@ def _refusals(store: Store, topics: Sequence[str]) -> Flow[dict[str, Refusal]]:
     return {name: one for name, one in zip(names, found, strict=True) if one is not None}
 
 
-def _by_topic(found: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Numbers by topic and then group."""
-    by_topic: dict[str, dict[str, int]] = {}
-    for (topic, group), n in found.items():
-        by_topic.setdefault(topic, {})[group] = n
+def _by_topic(found: Mapping[tuple[str, str], T]) -> dict[str, dict[str, T]]:
+    """What was found, by topic and then group."""
+    by_topic: dict[str, dict[str, T]] = {}
+    for (topic, group), one in found.items():
+        by_topic.setdefault(topic, {})[group] = one
     return by_topic
 
 
