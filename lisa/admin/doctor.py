@@ -9,12 +9,12 @@ from typing import Any
 
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
-from lisa.admin.probes import TOPIC, refused, rules
+from lisa.admin.probes import refused, rules
 from lisa.admin.topic_names import MOST_TOPICS, suspected_names
 from lisa.admin.topics import counts
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store.presence import NO_HEARTBEATS, write_refusal, write_refusals
+from lisa.core.store.presence import NO_HEARTBEATS, PROBE, any_write_refusal, write_refusal
 from lisa.core.store.server_checks import (
     SUPPORTED,
     Check,
@@ -30,7 +30,6 @@ from lisa.core.store.store import SCHEMA_VERSION, Store, grouped
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
-PROBED = 64
 ROLE = "operator"
 """The role whose rights the doctor checks."""
 _WRITABLE = ("server", "role", "cluster")
@@ -63,12 +62,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         checks += yield from _cluster(store, answers)
         if any(isinstance(reply, ServerUnavailable) for reply in answers.values()):
             return checks  # the others may need this node
-    # Enough topics to meet every node of a cluster; a single server is asked once.
-    keys = [
-        store.keys.topic(f"{TOPIC}-{i}").waiting for i in range(PROBED if store.has_nodes else 1)
-    ]
-    refusals = yield from write_refusals(store, [store.keys.managers, *keys])
-    refusal = next((one for one in refusals if one is not None), None)
+    refusal = yield from any_write_refusal(store)
     checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
     fails = (one.verdict is CheckResult.FAIL for one in checks if one.name in _WRITABLE)
@@ -169,7 +163,7 @@ def _commands(store: Store) -> Flow[Check]:
 
 def _ranges(store: Store) -> Flow[Check]:
     """Try an exclusive stream range; COMMAND INFO does not show this feature."""
-    key = store.keys.topic(TOPIC).group("lisa").ready
+    key = store.keys.topic(PROBE).group("lisa").ready
     reply = yield from _try(store, ("XRANGE", key, "(0-1", "+", "COUNT", 1))
     if isinstance(reply, LisaError) and "nvalid stream ID" in str(reply):
         return Check.fail("stream ranges", "no exclusive ranges", f"use {SUPPORTED}")
@@ -192,7 +186,7 @@ def _permissions(store: Store) -> Flow[Check]:
 def _keys(store: Store) -> Flow[Check]:
     """Run a script that reads a topic's keys, which needs rights on scripts and on the keys."""
     try:
-        yield from store.run(Inspect(TOPIC, ["none"]))
+        yield from store.run(Inspect(PROBE, ["none"]))
     except ServerUnavailable:
         raise
     except LisaError as error:

@@ -8,6 +8,7 @@ from lisa.admin.acl import ROLES, rights_of
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.presence import PROBE
 from lisa.core.store.store import Store
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
@@ -18,9 +19,6 @@ _NOT_PROBED = frozenset(
 """Commands without a probe: every connection sends them first, they change the connection, or the
 role also works without them.
 """
-
-TOPIC = "lisa.doctor"
-"""The name of a topic that does not exist."""
 
 _BARE: dict[str, tuple[str | int, ...]] = {
     "time": (),
@@ -57,7 +55,7 @@ def probe(store: Store, right: str) -> Command | None:
     """A command that needs this right and changes nothing; None if there is none."""
     if right in _NOT_PROBED:
         return None
-    key = store.keys.topic(TOPIC).policy
+    key = store.keys.topic(PROBE).policy
     arguments = _BARE | {
         **{name: (key, *rest) for name, rest in _ON_A_KEY.items()},
         "msetnx": (key, "", key),  # a value is missing

@@ -19,7 +19,7 @@ def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str
     if not states or len(states) > MOST_TOPICS:
         return []
     consumers = yield from roles.consumers(store, [one.topic for one in states])
-    consumed = {one.record.topic for one in consumers if one.alive}
+    consumed = {one.record.topic for one in consumers if one.state != "gone"}
     without_group, without_consumer, never_sent = list[str](), list[str](), list[str]()
     for one in states:
         due = one.ready + one.in_flight + one.retry

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace as replace_presence
 
-from lisa import Consumer, Producer
+from lisa import Consumer, Manager, Producer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, NextReady, TopicState
 from lisa.cli.main import main
@@ -160,10 +160,11 @@ def test_a_server_that_refuses_writes_is_the_cause(
     """Roles cannot write their heartbeats then, and do not count as gone."""
     silent_ms = now_ms() - 60_000
     with EmbeddedServer() as server, connect(server.url) as raw, Gateway(server.url) as gateway:
-        with Producer(server.url) as producer:
-            producer.send("crm", 1)
+        with Producer(server.url) as producer, Manager(server.url):
             raw.xgroup_create("lisa:{crm}:g:lisa:ready", "lisa", mkstream=True)
             raw.hset("lisa:{crm}:groups", "lisa", "1")
+            producer.send("crm", 1)
+            wait_until(lambda: raw.xlen("lisa:{crm}:g:lisa:ready"))
         record = {"name": "m", "seen_ms": silent_ms}
         raw.hset("lisa:managers", "m", json.dumps(record))
         raw.hset("lisa:{crm}:consumers", "w", json.dumps({**record, "topic": "crm"}))
@@ -194,6 +195,8 @@ def test_a_server_that_refuses_writes_is_the_cause(
             said = lisa(*command.split())
             assert cause in said
             assert "no manager" not in said
+            assert "is the name right" not in said
+        assert "is the name right" not in lisa("doctor")
         (manager,) = gateway.client.get("/v1/managers").json()["managers"]
         (consumer,) = json.loads(lisa("consumers", "--json"))
         for role in (manager, consumer):
@@ -202,8 +205,12 @@ def test_a_server_that_refuses_writes_is_the_cause(
         is_full = setting == "maxmemory"
         assert health.status_code == (200 if is_full else 503)
         assert cause in health.json()["warning" if is_full else "fault"]
+        refuses = "\nlisa_server_refuses_writes "
+        assert f"{refuses}1" in gateway.client.get("/metrics").text
         raw.config_set(setting, usual)
         wait_until(lambda: "Managers: No manager" in text("/"))
+        wait_until(lambda: f"{refuses}0" in gateway.client.get("/metrics").text)
+        assert "no consumer has ever handled the messages of crm" in lisa("topics")
 
 
 def test_problems_of_the_server_are_those_of_the_doctor() -> None:

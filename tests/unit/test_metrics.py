@@ -12,8 +12,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import lisa
+from lisa.cli.main import main
 from lisa.core.delivery.window_check import UNKNOWN_ZONES
 from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, Spread
@@ -170,6 +172,9 @@ def test_alerts_say_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical"), name
         assert f"`{name}`" in page, name
         assert name in tested, name
+        for words in re.findall(r"\((lisa [a-z]+ ?[a-z]*)", notes["description"]):
+            _, *path = words.split()
+            assert CliRunner().invoke(main, [*path, "--help"]).exit_code == 0, words
         used = set(re.findall(r"\$labels\.(\w+)", str(notes)))
         assert used <= labels_in(rule["expr"]) | {"instance", "job"}, name
 

@@ -188,6 +188,11 @@ _TOPICS = (
 )
 
 _SERVER = (
+    _gauge(
+        "lisa_server_refuses_writes",
+        "1 if Redis, or a primary of the cluster, refuses writes; otherwise 0. Roles cannot renew "
+        "their heartbeats meanwhile, so the numbers of roles alive are too low.",
+    ),
     _gauge("lisa_managers_alive", "Managers seen within 30 s."),
     _gauge(
         "lisa_consumers_alive",

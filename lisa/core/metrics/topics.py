@@ -50,6 +50,8 @@ def read(store: Store) -> Flow[Numbers]:
     (managers,) = yield from _ask(store, [("HGETALL", store.keys.managers)])
     records = presence.records_in(managers or [], presence.ManagerPresence)
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
+    refusal = yield from presence.any_write_refusal(store)
+    put(numbers, "lisa_server_refuses_writes", float(refusal is not None))
     topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
     processes: set[str] = set()

@@ -34,6 +34,12 @@ GONE_AFTER_MS = duration_ms(GONE_AFTER)
 SEPARATOR = ", "
 """Separates the groups of a record."""
 
+PROBE = "lisa.doctor"
+"""The topic on whose keys checks of a server try what they need."""
+
+PROBED = 64
+"""Keys that together are on every primary of a cluster."""
+
 NO_HEARTBEATS = "unknown: heartbeats cannot be written while the server refuses writes"
 """What is known of roles without a heartbeat then; they may be running."""
 
@@ -207,6 +213,14 @@ def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | Non
     replies = yield from store.commands_once([("ZADD", key, "XX", 0, "") for key in asked])
     found = [errors.refusal_of(one) if isinstance(one, Exception) else None for one in replies]
     return found if store.has_nodes else found * len(keys)
+
+
+def any_write_refusal(store: Store) -> Flow[Refusal | None]:
+    """Why the server, or a primary of the cluster, refuses writes; None if all accept them."""
+    shards = range(PROBED if store.has_nodes else 0)
+    keys = [store.keys.topic(f"{PROBE}-{i}").waiting for i in shards]
+    refusals = yield from write_refusals(store, [store.keys.managers, *keys])
+    return next((one for one in refusals if one is not None), None)
 
 
 def write_refusal(store: Store, key: str) -> Flow[Refusal | None]:
