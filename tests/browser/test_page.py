@@ -266,10 +266,15 @@ def test_what_would_hide_or_reorder_text_is_escaped(tab: Tab) -> None:
 LABELS = """(() => {
   window.cut = [];
   window.drawn = 0;
+  window.repeated = [];
+  const places = new Map();
   const draw = CanvasRenderingContext2D.prototype.fillText;
   CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
     const { width } = this.measureText(text);
     const at = this.getTransform().transformPoint({ x, y });
+    const key = this.canvas.closest("figure")?.id + text;
+    if (/:/.test(text) && Math.abs((places.get(key) ?? at.x) - at.x) > 5) window.repeated.push(text);
+    places.set(key, at.x);
     const left = at.x - { center: width / 2, right: width, end: width }[this.textAlign] || at.x;
     const isTurned = this.getTransform().b !== 0;
     window.drawn += 1;
@@ -294,6 +299,31 @@ def test_no_label_of_a_chart_is_cut(browser: Any, site: Site) -> None:
                 tab.open(f"/topics/{topic}?past={past}")
                 tab.until("window.drawn > 40")
                 assert tab.page.evaluate("window.cut") == []
+
+
+COLOURED = """(id) => {
+  const canvas = document.querySelector(`#${id} canvas`);
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let n = 0;
+  for (let i = 0; i < pixels.length; i += 4)
+    n += pixels[i + 3] > 200 && Math.max(...pixels.slice(i, i + 3)) - Math.min(...pixels.slice(i, i + 3)) > 60;
+  return n;
+}"""
+
+
+def test_the_first_minute_of_a_topic_is_drawn(browser: Any, site: Site) -> None:
+    """A line of one point, on an axis shorter than a minute per label."""
+    topic, minute = "young", now_ms() // MINUTE_MS * MINUTE_MS
+    counters = {"sent": 9, "acked@lisa": 9, "late:d@lisa": 9}
+    site.raw.xadd(f"lisa:{{{topic}}}:history", counters, id=f"{minute}-0")
+    site.raw.hset(f"lisa:{{{topic}}}:stats", mapping=counters)
+    site.producer.send(topic, 1, delay=HOUR)
+    with new_tab(browser, site.url) as tab:
+        tab.page.add_init_script(LABELS)
+        tab.open(f"/topics/{topic}")
+        tab.until("window.drawn > 20")
+        assert tab.page.evaluate("window.repeated") == []
+        assert tab.page.evaluate(COLOURED, "chart-late") > 4
 
 
 def test_a_message_page_shows_its_history_and_its_body(tab: Tab, site: Site) -> None:

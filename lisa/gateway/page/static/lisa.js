@@ -114,14 +114,16 @@
     return ms < 120000 ? `${+(ms / 1000).toPrecision(3)} s` : `${+(ms / 60000).toPrecision(3)} min`;
   }
 
-  // Hours and minutes, and the date where it differs from that of the previous tick.
+  // Hours and minutes, at the first tick of each minute, and the date where it changes.
   function clock(_, ticks) {
-    let before = "";
+    let before = [];
     return ticks.map((seconds) => {
-      const [day, time] = new Date(seconds * 1000).toISOString().split("T");
-      const text = day === before ? time.slice(0, 5) : `${time.slice(0, 5)}\n${day.slice(5)}`;
-      before = day;
-      return ticks.length > 1 && ticks[1] - ticks[0] >= 86400 ? day.slice(5) : text;
+      const [day, time] = new Date(seconds * 1000).toISOString().slice(0, 16).split("T");
+      const [lastDay, lastTime] = before;
+      before = [day, time];
+      if (ticks.length > 1 && ticks[1] - ticks[0] >= 86400) return day.slice(5);
+      if (day !== lastDay) return `${time}\n${day.slice(5)}`;
+      return time === lastTime ? "" : time;
     });
   }
 
@@ -176,7 +178,7 @@
           label: head.textContent, stroke: hue, width: bars ? 0 : 1.6,
           fill: bars ? `${hue}99` : undefined, spanGaps: false,
           paths: bars ? uPlot.paths.bars({ size: [0.86, 60], align: 1 }) : undefined,
-          points: { show: bars ? false : undefined, size: 4 },
+          points: bars ? { show: false } : { size: 4 },
           value: (_, one) => (one === null || one === undefined ? "–" : tell(one)),
         };
       })],
