@@ -63,7 +63,10 @@ def consumers(
 
 @dataclass(frozen=True, slots=True)
 class InFlightMessage:
-    """A message in flight; `idle_ms` since its delivery; `id` is None if its entry is gone."""
+    """A message in flight; `id` is None if its entry is gone.
+
+    idle_ms: time since its lease began or was extended.
+    """
 
     id: str | None
     group: str

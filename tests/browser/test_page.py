@@ -131,12 +131,17 @@ def test_every_page_is_accessible_and_fits_its_screen(browser: Any, site: Site) 
         with new_tab(browser, site.url, color_scheme=scheme, bypass_csp=True) as tab:
             for name in names:
                 tab.open(PAGES[name])
-                if name == "topic":
-                    everything = "all => all.forEach(one => one.open = true)"
-                    tab.page.eval_on_selector_all("details", everything)
+                everything = "all => all.forEach(one => one.open = true)"
+                tab.page.eval_on_selector_all("details", everything)
                 wrong += [(scheme, name, *one) for one in tab.violations()]
                 wrong += [(name, "too wide")] * tab.page.evaluate(TOO_WIDE)
                 tab.shot(f"{name}-{scheme}", whole=name != "overview")
+    with (
+        Gateway(site.server.url, "--prefix", "unused") as empty,
+        new_tab(browser, empty.url, bypass_csp=True) as tab,
+    ):
+        tab.open("/")
+        wrong += [("empty", *one) for one in tab.violations()]
     with new_tab(browser, site.url, viewport={"width": 320, "height": 700}) as tab:
         for name, path in PAGES.items():
             tab.open(path)
