@@ -32,14 +32,17 @@ class PastTick:
 
 
 class LateTicks(NamedTuple):
-    """Ticks of a topic that no manager has handled in time; `since_ms`: the oldest one."""
+    """A topic's schedules whose next tick no manager has handled in time.
 
-    ticks: int
+    since_ms: the oldest of these ticks.
+    """
+
+    schedules: int
     since_ms: int
 
 
 def late(store: Store, topics: Sequence[str], now_ms: int) -> Flow[dict[str, LateTicks]]:
-    """The late ticks of the schedules of topics that have some."""
+    """The late schedules of each topic that has some."""
     found: dict[str, LateTicks] = {}
     for some in chunks(topics, TOPICS_PER_STEP):
         keys = [store.keys.topic(topic).ticks for topic in some]

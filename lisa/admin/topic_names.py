@@ -13,6 +13,9 @@ MOST_NAMED = 5
 MOST_TOPICS = 1_000
 """Of more topics, consumers are not read."""
 
+_HANDLED = ("acked", "retried", "deferred", "garbage")
+"""Counters of messages that a handler had."""
+
 
 def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str]]:
     """What is strange about topics, in one line for each kind; nothing for many topics."""
@@ -26,7 +29,7 @@ def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str
         was_used = due or one.waiting or one.garbage or one.total("sent") or one.total("restored")
         if one.waiting and not one.groups and one.topic not in consumed:
             without_group.append(f"{one.topic} ({one.waiting:,})")
-        elif due and not one.total("acked") and one.topic not in consumed:
+        elif due and not any(map(one.total, _HANDLED)) and one.topic not in consumed:
             without_consumer.append(f"{one.topic} ({due:,})")
         elif not was_used and (one.groups or one.topic in consumed):
             never_sent.append(one.topic)

@@ -39,7 +39,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
                 one.topic,
                 one.group or "(no group yet)",
                 one.name,
-                one.state if seen.alive else seen.state,
+                one.condition if seen.alive else seen.state,
                 f"{one.running}/{one.concurrency}",
                 one.held,
                 one.handled,

@@ -278,7 +278,8 @@ LABELS = """(() => {
     const { width } = this.measureText(text);
     const at = this.getTransform().transformPoint({ x, y });
     const key = this.canvas.closest("figure")?.id + text;
-    if (/:/.test(text) && Math.abs((places.get(key) ?? at.x) - at.x) > 5) window.repeated.push(text);
+    const moved = Math.abs((places.get(key) ?? at.x) - at.x);
+    if (/:/.test(text) && moved > 5) window.repeated.push(text);
     places.set(key, at.x);
     const left = at.x - { center: width / 2, right: width, end: width }[this.textAlign] || at.x;
     const isTurned = this.getTransform().b !== 0;
@@ -310,8 +311,10 @@ COLOURED = """(id) => {
   const canvas = document.querySelector(`#${id} canvas`);
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   let n = 0;
-  for (let i = 0; i < pixels.length; i += 4)
-    n += pixels[i + 3] > 200 && Math.max(...pixels.slice(i, i + 3)) - Math.min(...pixels.slice(i, i + 3)) > 60;
+  for (let i = 0; i < pixels.length; i += 4) {
+    const colour = pixels.slice(i, i + 3);
+    n += pixels[i + 3] > 200 && Math.max(...colour) - Math.min(...colour) > 60;
+  }
   return n;
 }"""
 

@@ -133,6 +133,7 @@ def test_busy_handlers_and_failing_pushes_come_before_what_they_cause() -> None:
         (Rank.GARBAGE, "pushed"),
     ]
     assert items[0].title == "All handlers busy for 11\N{NO-BREAK SPACE}m"
+    assert items[0].detail.endswith("of other topics")
     assert items[1].title == "Failing push"
     assert items[1].detail == (
         "the last 3 pushes to hooks.example failed, since 2027-01-15 07:49:00. Last error: 500"

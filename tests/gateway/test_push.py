@@ -11,10 +11,12 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from lisa import Manager, Producer
 from lisa.admin import groups
 from lisa.admin import push as admin
+from lisa.cli.main import main
 from lisa.gateway.compat.mykit.wire import MARK
 from lisa.gateway.page import sessions
 from lisa.testing import ClockedServer
@@ -311,7 +313,9 @@ def test_a_push_waits_for_the_window(
     assert target.ids == [always]
 
 
-def test_a_failing_push_is_seen(client: httpx.Client, target: Target, topic: PushTopic) -> None:
+def test_a_failing_push_is_seen(
+    client: httpx.Client, redis_url: str, target: Target, topic: PushTopic
+) -> None:
     """Its target, its last error and since when; also while the target asks for no push."""
     target.default = Reply(500, body=b"no database")
     topic.push_to(client, target.url)
@@ -332,6 +336,8 @@ def test_a_failing_push_is_seen(client: httpx.Client, target: Target, topic: Pus
     page = client.get(f"/topics/{topic.name}").text.partition('id="pushes"')[2]
     for shown in (host, "failing", error):
         assert shown in page
+    listed = ["consumers", topic.name, "--redis", redis_url]
+    assert " failing " in CliRunner().invoke(main, listed).output
     target.default = Reply(503, {"Retry-After": "3600"})
     topic.send()
     wait_until(lambda: push()["state"] == "waiting")

@@ -256,8 +256,10 @@ def test_mistyped_topics_are_named(
         wait_until(lambda: cast.store.ask("HGET", "lisa:{mails}:stats", "acked@g"))
     said = "nothing was ever sent to it; is the name right?"
     assert [one for one in caplog.messages if said in one] == [f"topic rders: {said}"]
-    lisa("topic", "group", "add", "post", "g")
-    lisa("send", "post", "x")
+    for topic in ("post", "fails"):
+        lisa("topic", "group", "add", topic, "g")
+        lisa("send", topic, "x")
+    cast.store.ask("HSET", "lisa:{fails}:stats", "retried@g", "1")
     told = [
         "no group takes the messages of ordres (2); is the name right?",
         "no consumer has ever handled the messages of post (1); is the name right?",

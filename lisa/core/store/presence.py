@@ -34,6 +34,9 @@ GONE_AFTER_MS = duration_ms(GONE_AFTER)
 SEPARATOR = ", "
 """Separates the groups of a record."""
 
+BUSY_MS = duration_ms(timedelta(minutes=1))
+"""A consumer whose handlers have all worked on the same messages for this long is busy."""
+
 PROBE = "lisa.doctor"
 """The topic on whose keys checks of a server try what they need."""
 
@@ -91,6 +94,16 @@ class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def groups(self) -> list[str]:
         """The names in `group`."""
         return self.group.split(SEPARATOR)
+
+    @property
+    def condition(self) -> str:
+        """The state in one word; unlike `state`, it tells failing pushes and busy handlers."""
+        if self.state != "running":
+            return self.state
+        pushes = {push.state for push in self.pushes if push.failing_ms}
+        if pushes:
+            return "failing" if "running" in pushes else "waiting"
+        return "busy" if self.busy_ms >= BUSY_MS else "running"
 
 
 class ManagerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

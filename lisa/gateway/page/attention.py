@@ -90,9 +90,11 @@ def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
 
 
 def of_managers(snapshot: Snapshot) -> list[AttentionItem]:
-    """Why managers may have no heartbeat although they run: the server refuses writes."""
-    lines = snapshot.lines.values() if snapshot.may_run() else ()
-    return [*_server(snapshot, is_topics=True), *_managers(snapshot, list(lines))]
+    """Why no manager is alive: none runs, or the server refuses their heartbeats."""
+    return [
+        *_server(snapshot, is_topics=True),
+        *_managers(snapshot, list(snapshot.lines.values())),
+    ]
 
 
 def of_schedules(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
@@ -135,12 +137,15 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
             Rank.OLD, topic, f"Due for {brief(due_for_ms)}", detail, page, due_for_ms, topic
         )
     if line.late is not None and not snapshot.may_run():
-        since = brief(snapshot.at_ms - line.late.since_ms)
-        n = line.late.ticks
-        detail = f"{count(n)} {'tick has' if n == 1 else 'ticks have'} come and created no message"
+        n, tick = line.late.schedules, stamp(line.late.since_ms)
+        title, detail = "Schedule", f"its tick at {tick} has created no message yet"
+        if n > 1:
+            title = "Schedules"
+            detail = f"{count(n)} have ticks without a message, the oldest at {tick}"
+        tick_ms = snapshot.at_ms - line.late.since_ms
         href = link("topics", topic, "schedules")
-        title = f"{'Schedule' if n == 1 else 'Schedules'} late by {since}"
-        yield AttentionItem(Rank.OLD, topic, title, detail, href, late_ms, topic)
+        title = f"{title} late by {brief(tick_ms)}"
+        yield AttentionItem(Rank.OLD, topic, title, detail, href, tick_ms, topic)
     if line.new_garbage > MUCH_GARBAGE:
         detail = f"{count(line.new_garbage)} messages died within {brief(GARBAGE_MS)}"
         href = link("topics", topic, "garbage")
@@ -167,6 +172,8 @@ def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionI
             detail = f"the {record.concurrency} handlers of {record.name} work on the same messages"
             if record.concurrency == 1:
                 detail = f"the only handler of {record.name} works on the same message"
+            if not record.running:
+                detail += " of other topics" if record.concurrency > 1 else " of another topic"
             yield AttentionItem(Rank.BUSY, topic, title, detail, href, busy_ms, topic)
     for topic in late:
         for push in failing_pushes(one for one in seen if one.record.topic == topic):

@@ -31,7 +31,7 @@ class Line:
     waits_since_ms: due time of the first waiting message or retry, if it is due.
     waiting_due: waiting messages that are due.
     new_garbage: messages in garbage that died within `GARBAGE_MS`.
-    late: late ticks of its schedules.
+    late: its schedules that are late.
     """
 
     counts: TopicState
