@@ -10,6 +10,7 @@ import click
 
 from lisa.cli.options import Chosen, Duration, common, read_text_file
 from lisa.cli.output import fail, print_json, print_table
+from lisa.cli.topic_output import telling_new_topic
 from lisa.core.model.clock import human
 
 if TYPE_CHECKING:
@@ -67,19 +68,20 @@ def push(
 
     secret = None if secret_file is None else read_text_file(secret_file).strip()
     store = chosen.store()
-    done = store.drive(
-        set_target(
-            store,
-            topic,
-            url,
-            group=group,
-            concurrency=concurrency,
-            timeout=timeout,
-            secret=secret,
-            renew_secret=new_secret,
+    with telling_new_topic(store, topic):
+        done = store.drive(
+            set_target(
+                store,
+                topic,
+                url,
+                group=group,
+                concurrency=concurrency,
+                timeout=timeout,
+                secret=secret,
+                renew_secret=new_secret,
+            )
         )
-    )
-    _print_target(chosen, done)
+        _print_target(chosen, done)
 
 
 def _print_target(chosen: Chosen, done: SetTarget) -> None:

@@ -6,7 +6,13 @@ import click
 
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import confirm, counting, fail, print_json
-from lisa.cli.topic_output import counts_fields, print_groups, print_result, store_with_topic
+from lisa.cli.topic_output import (
+    counts_fields,
+    print_groups,
+    print_result,
+    store_with_topic,
+    telling_new_topic,
+)
 
 
 @click.group()
@@ -21,14 +27,11 @@ def group() -> None:
 def add(chosen: Chosen, topic: str, group: str) -> None:
     """Declare a group. It receives every message that is promoted from now on."""
     from lisa.admin.groups import add as flow
-    from lisa.admin.topics import exists
 
     store = chosen.store()
-    was_known = store.drive(exists(store, topic))
-    new = store.drive(flow(store, topic, group))
-    print_result(chosen, topic, f"group {group} is declared", changed=new)
-    if not was_known:
-        click.echo(f"lisa: topic {topic} is new", err=True)
+    with telling_new_topic(store, topic):
+        new = store.drive(flow(store, topic, group))
+        print_result(chosen, topic, f"group {group} is declared", changed=new)
 
 
 @group.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,9 +90,20 @@ def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> N
 
     for topic in topics:
         if not store.drive(exists(store, topic)):
-            near = difflib.get_close_matches(topic, store.drive(store.topics()), n=1)
+            near = difflib.get_close_matches(topic, store.drive(store.topics()), n=1, cutoff=0.75)
             hint = f"; did you mean {near[0]}?" if near else ""
             fail(f"topic {topic} is unknown{hint}{cure}")
+
+
+@contextmanager
+def telling_new_topic(store: SyncStore, topic: str) -> Iterator[None]:
+    """Say on stderr that the command created the topic: its name may be mistyped."""
+    from lisa.admin.topics import exists
+
+    was_known = store.drive(exists(store, topic))
+    yield
+    if not was_known:
+        click.echo(f"lisa: topic {topic} is new", err=True)
 
 
 def print_suspected_names(store: SyncStore, states: Sequence[TopicState]) -> None:

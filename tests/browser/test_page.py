@@ -322,7 +322,7 @@ COLOURED = """(id) => {
 def test_the_first_minute_of_a_topic_is_drawn(browser: Any, site: Site) -> None:
     """A line of one point, on an axis shorter than a minute per label."""
     topic, minute = "young", now_ms() // MINUTE_MS * MINUTE_MS
-    counters = {"sent": 9, "acked@lisa": 9, "late:d@lisa": 9}
+    counters: dict[Any, Any] = {"sent": 9, "acked@lisa": 9, "late:d@lisa": 9}
     site.raw.xadd(f"lisa:{{{topic}}}:history", counters, id=f"{minute}-0")
     site.raw.hset(f"lisa:{{{topic}}}:stats", mapping=counters)
     site.producer.send(topic, 1, delay=HOUR)

@@ -368,7 +368,7 @@ def test_actions_and_refused_logins_are_audited(guarded: Gateway, site: Site) ->
     assert f"token 'all' from 127.0.0.1: paused topic='{topic}' session=" in done
     assert len(audited("refused")) <= 1  # the others are summarised ten seconds later
     refused = "login from 127.0.0.1 refused: the token is not valid"
-    assert any(one.endswith(refused) for one in guarded.said)
+    wait_until(lambda: any(one.endswith(refused) for one in guarded.said))
     assert not [one for one in guarded.said if "wrong-wrong" in one]
 
 

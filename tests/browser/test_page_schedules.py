@@ -254,7 +254,7 @@ def test_reading_allows_no_change(site: Site, guarded: Gateway, topic: str) -> N
             done = visitor.act(topic, "schedule_pause", **fields)
             assert done.status_code == (303 if may else 403)
     assert stored(site, topic).is_paused
-    assert any("schedule='daily'" in one for one in guarded.said)
+    wait_until(lambda: any("schedule='daily'" in one for one in guarded.said))
 
 
 def test_without_a_manager_schedules_are_late() -> None:

@@ -197,7 +197,7 @@ def test_a_failing_target_is_tried_with_exponential_back_off(
     assert target.received[before + 3].at - target.received[before].at >= 0.25
     is_well.set()
     topic.wait_for("acked", *sent)
-    assert any(topic.name in line and "succeed again" in line for line in gateway.said)
+    wait_until(lambda: any("succeed again" in line and topic.name in line for line in gateway.said))
 
 
 @pytest.mark.full

@@ -247,6 +247,8 @@ def test_mistyped_topics_are_named(
     for _ in range(2):
         lisa("send", "ordres", "x", "--delay", "1h")
     assert lisa("topic", "group", "add", "mails", "g").stderr == "lisa: topic mails is new\n"
+    hook = ["topic", "push", "hoks", "https://hooks.example/"]
+    assert [lisa(*hook).stderr for _ in range(2)] == ["lisa: topic hoks is new\n", ""]
     lisa("send", "mails", "x")
     consumer = Consumer(cast.url, group="g")
     for topic in ("mails", "rders"):
@@ -263,7 +265,7 @@ def test_mistyped_topics_are_named(
     told = [
         "no group takes the messages of ordres (2); is the name right?",
         "no consumer has ever handled the messages of post (1); is the name right?",
-        "consumers name a topic that nothing was ever sent to: rders; is the name right?",
+        "consumers name a topic that nothing was ever sent to: hoks, rders; is the name right?",
     ]
     monkeypatch.setattr("lisa.cli.output.terminal_width", lambda: 80)
     assert lisa("topics").stderr.splitlines() == [f"lisa: {one}" for one in told]

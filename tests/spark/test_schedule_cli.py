@@ -379,6 +379,8 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
     failed = send(jobs, None, "--format", "csv", "--delay", "1h", name="two", code=1)
     assert "csv" in failed.stderr
     assert "header" in failed.stderr
+    failed = send(jobs, None, "--delay", "1h", name="two", code=2)
+    assert "1.csv is not Parquet: name its format" in failed.stderr
     failed = send(jobs, b"PAR1 this is no parquet PAR1", name="rows.parquet", code=1)
     assert failed.output.strip().splitlines()[-1].startswith("lisa: Spark failed: ")
     away = "redis://127.0.0.1:1/0"

@@ -118,14 +118,18 @@ def read(
 
 
 def _check_parquet(source: str) -> None:
-    file = Path(source)
-    if not file.is_file():
+    """Look at a local file, or at the first one of a folder."""
+    path = Path(source)
+    files = [path]
+    if path.is_dir():
+        files = sorted(one for one in path.iterdir() if not one.name.startswith(("_", ".")))
+    if not files or not files[0].is_file():
         return
-    with file.open("rb") as stream:
+    with files[0].open("rb") as stream:
         if stream.read(4) not in (b"PAR1", b"PARE"):  # E: with an encrypted footer
             raise ConfigError(
-                f"{source} is not Parquet: name its format, as in --format csv; Spark unpacks .gz "
-                "and .bz2, but not .zip, and does not read spreadsheets"
+                f"{files[0]} is not Parquet: name its format, as in --format csv; Spark unpacks "
+                ".gz and .bz2, but not .zip, and does not read spreadsheets"
             )
 
 
