@@ -1,11 +1,10 @@
 -- reclaim: in flight past the ack timeout -> retry or garbage; or, without an attempt, -> ready.
 -- Guarantee: a delivery that a handler process held counts as an attempt only if its handler is known
--- to have begun (see extend). Others may have been read ahead: they return to ready as suspects, whose
--- handlers begin one at a time, each with an extend before it. MOST_RETURNS bounds how often a suspect
--- returns while none of its neighbours had begun. An entry without a message is cleared and does not block the others; a delivery's own
--- lease is respected; each call checks one window, and the caller continues from the cursor. If the
--- clock shows a later time than the caller considers possible, nothing is reclaimed. A repeated call
--- returns the first answer.
+-- to have begun (see extend). Others may have been read ahead: they return to ready as suspects, which are
+-- decoded and handled one at a time, each with an extend before it. An entry without a message is cleared
+-- and does not block the others; a delivery's own lease is respected; each call checks one window, and the
+-- caller continues from the cursor. If the clock shows a later time than the caller considers possible,
+-- nothing is reclaimed. A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; a random seed for jitter; first id of the window ('-': own leases
 --       first, '0-0': entries alone, or '(' and the last one seen); last id of the range
@@ -63,18 +62,17 @@ end
 local function announces(consumer) return string.sub(consumer, -#HANDLER_SUFFIX) == HANDLER_SUFFIX end
 
 -- Counts a delivery as an attempt, or returns its message to ready as a suspect.
-local function judge(id, item, fields, has_begun)
-  local entry, consumer, before = item[1], item[2], field(fields, 'suspect')
-  if item[4] >= BEGUN then return add(id, entry, fields, before and SUSPECT_REASON) end
-  local returns = tonumber(before or 0) + (has_begun[consumer] and 0 or 1)
-  if not announces(consumer) or returns > MOST_RETURNS then return add(id, entry, fields) end
+local function judge(id, item, fields)
+  local entry, consumer = item[1], item[2]
+  if item[4] >= BEGUN then return add(id, entry, fields, field(fields, 'suspect') and SUSPECT_REASON) end
+  if not announces(consumer) then return add(id, entry, fields) end
   if seen[id] then return end
   seen[id] = true
-  back[#back + 1], old[#old + 1], suspects[id] = id, entry, returns
+  back[#back + 1], old[#old + 1], suspects[id] = id, entry, '1'
   dues_back[#back] = field(fields, 'due') or int(now)
 end
 
-local function scan_overdue(items, has_begun)
+local function scan_overdue(items)
   local overdue = {}
   for i, item in ipairs(items) do overdue[i] = item[1] end
   local found, wanted = read_entries(group, overdue), {}
@@ -86,7 +84,7 @@ local function scan_overdue(items, has_begun)
     if id == '' or indexed[i] ~= entry then
       cleared[#cleared + 1] = entry
     elseif not (has_leases and call('ZSCORE', group.leases, id)) then
-      judge(id, items[i], found[i], has_begun)
+      judge(id, items[i], found[i])
     end
   end
 end
@@ -108,10 +106,9 @@ begin_freeing()
 if from == '-' then scan_leases() end
 local window = call('XPENDING', group.ready, group.name, from, to, most)
 local cursor = #window == most and '(' .. window[#window][1] or ''
-local overdue, held, lefts, has_begun = {}, {}, {}, {}
+local overdue, held, lefts = {}, {}, {}
 for _, item in ipairs(window) do
   local left = timeout - item[3]
-  if item[4] >= BEGUN then has_begun[item[2]] = true end
   if left > 0 then
     held[#held + 1], lefts[#lefts + 1] = item[1], left
   else
@@ -119,7 +116,7 @@ for _, item in ipairs(window) do
   end
 end
 if #held > 0 then scan_rest(held, lefts, delivered_ahead(group, window)) end
-if #overdue > 0 then scan_overdue(overdue, has_begun) end
+if #overdue > 0 then scan_overdue(overdue) end
 if #cleared > 0 then drop_entries(group, {}, cleared) end
 
 if #back > 0 then

@@ -20,6 +20,7 @@ from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
+from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.outcomes import reason_of
 from lisa.core.model.retry_policy import RetryPolicy
@@ -32,6 +33,9 @@ log = logging.getLogger("lisa.consumer")
 
 START_WITHIN_S = 1.0
 """How long a delivery may wait for a handler before it is released to its group."""
+
+UNREAD = encode_envelope(new_token(), None)
+"""Stands for the envelope of a suspect until its handler begins."""
 
 Work = Held | list[Held]
 
@@ -159,11 +163,12 @@ class Subscription:
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            message, fault = unpack(topic, group, entry, data, state)
+            # A suspect may end the process as it is decoded: see `may_start`.
+            is_unread = entry.is_suspect and not is_past
+            message, fault = unpack(topic, group, entry, UNREAD if is_unread else data, state)
             entry_id = entry.entry
             one = Held(entry_id, message, data, now_us, read_at, lease_ends)
-            if entry.is_suspect:
-                one.is_suspect = True
+            one.is_suspect = entry.is_suspect
             hold(entry_id, one)
             if fault is not None:
                 self._refuse(one, Verdict(*fault))
@@ -200,7 +205,8 @@ class Subscription:
     def may_start(self, held: Held, now: float) -> bool:
         """Whether a delivery has its lease, renewed if necessary, and its window is open.
 
-        A suspect's lease is always renewed, which tells Redis that the handler begins.
+        A suspect's lease is always renewed, which tells Redis that the handler begins. Only then is
+        the message decoded.
 
         Otherwise the delivery is dropped: its message moves until the window opens, or, if the
         server does not answer, is released later.
@@ -216,7 +222,16 @@ class Subscription:
             is_lost = True
         if is_lost:
             self.leases.drop(held)
-        return not is_lost
+        return not is_lost and (not held.is_suspect or self._decode(held))
+
+    def _decode(self, held: Held) -> bool:
+        """Decode a suspect; returns whether that was possible."""
+        unread = held.message
+        entry = Entry(held.entry, unread.id, unread.due_ms, unread.attempt)
+        held.message, fault = unpack(self.topic, self.group, entry, held.data, self._state)
+        if fault is not None:
+            self._refuse(held, Verdict(*fault))
+        return fault is None
 
     def defer(self, held: Held) -> None:
         """Drop a delivery, and move its message until its window opens."""

@@ -8,7 +8,7 @@ local function room(group, max_ready, wanted)
 end
 
 -- Adds ids, with due times and any failed attempts, to the group's stream and index. The entry of a
--- suspect has its number in `suspects`; that of a first attempt carries the ack timeout and its
+-- suspect, which is in `suspects`, says so; that of a first attempt carries the ack timeout and its
 -- envelope in `carried`, if it has one.
 local function add_ready(group, ids, dues, failed, suspects, carried, timeout)
   local ready, index = group.ready, {}
@@ -134,11 +134,11 @@ local function first_due(note, failed, fields)
   return string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
 end
 
--- Those of some retries that ended a process or its lease as suspects, as {id = '0'}.
+-- Those of some retries that ended a process or its lease as suspects, as {id = '1'}.
 local function suspects_among(group, ids)
   local found = {}
   for i, note in ipairs(notes_of(group, ids)) do
-    if note and parted(note) == SUSPECT_REASON then found[ids[i]] = '0' end
+    if note and parted(note) == SUSPECT_REASON then found[ids[i]] = '1' end
   end
   return found
 end

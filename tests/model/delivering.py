@@ -161,8 +161,8 @@ def defer(
     return answers
 
 
-def give_back(group: Group, entry: Entry, clock: Clock, suspect: int | None = None) -> None:
-    group.add(clock, entry.id, entry.due, entry.suspect if suspect is None else suspect)
+def give_back(group: Group, entry: Entry, clock: Clock, *, is_suspect: bool = False) -> None:
+    group.add(clock, entry.id, entry.due, is_suspect=is_suspect or entry.is_suspect)
     group.drop(entry)
     group.leases.pop(entry.id, None)
 

@@ -632,7 +632,7 @@ def as_read(entries: list[Entry]) -> list[Read]:
             one.id,
             int(one.due),
             one.attempt,
-            is_suspect=one.suspect is not None,
+            is_suspect=one.is_suspect,
         )
         for one in entries
     ]

@@ -9,7 +9,6 @@ from tests.model.unknowns import Clock, LateReason
 
 FOREVER = 10**15
 SUSPECT = "ack timeout during its handler"
-MOST_RETURNS = 10
 
 
 class Promoted(NamedTuple):
@@ -95,7 +94,7 @@ def promote_into(
     held = [item for item in waiting if item not in takes] if len(topic.groups) > 1 else []
     for id_, due in takes:
         is_suspect = id_ in group.retry and noted(group, id_).reason == SUSPECT
-        group.add(clock, id_, due, 0 if is_suspect else None)
+        group.add(clock, id_, due, is_suspect=is_suspect)
         group.retry.pop(id_, None)
         attempt = group.attempts.get(id_, 0) + 1
         topic.tell(clock, id_, "ready", group, attempt, due=due)
@@ -113,14 +112,13 @@ def reclaim(
 
     A delivery with its own lease is reclaimed when that ends (before the first window). Pending
     entries without a message are cleared and do not block the window. A handler process's delivery
-    whose handler may not have begun returns to ready as a suspect, unless too often before.
+    whose handler may not have begun returns to ready as a suspect.
     """
-    overdue, back = list[Entry](), list[tuple[Entry, int]]()
+    overdue, back = list[Entry](), list[Entry]()
     if after is None:
         overdue += own_leases_ended(group, window, clock)
     seen = [one for one in group.pending if after is None or one.number > after.number][:window]
     cleared = 0
-    with_begun = {one.holder for one in seen if one.times > 1}
     for entry in seen:
         if clock.now < entry.since + int(topic.option("ack_timeout")):
             continue
@@ -128,17 +126,14 @@ def reclaim(
             group.drop(entry)
             cleared += 1
         elif entry.id not in group.leases:
-            returns = (entry.suspect or 0) + (entry.holder not in with_begun)
-            counts = may_have_begun(entry) or returns > MOST_RETURNS
-            overdue += [entry] if counts else []
-            back += [] if counts else [(entry, returns)]
-    for entry, returns in back:
-        give_back(group, entry, clock, returns)
+            (overdue if may_have_begun(entry) else back).append(entry)
+    for entry in back:
+        give_back(group, entry, clock, is_suspect=True)
         attempt = entry.attempt
         topic.tell(clock, entry.id, "ready", group, attempt, due=entry.due, reason="suspect")
     moved = []
     for one in overdue:
-        is_again = one.suspect is not None and one.times > 1 and one.id not in group.leases
+        is_again = one.is_suspect and one.times > 1 and one.id not in group.leases
         reason = SUSPECT if is_again else "ack timeout"
         moved.append((one.id, one.due, fail(topic, group, one, clock, reason=reason)))
     topic.count("released", len(back), group)

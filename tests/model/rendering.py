@@ -62,10 +62,10 @@ def stream(group: Group) -> dict[str, Any]:
     entries = []
     for entry in group.stream:
         fields: dict[str, Any] = {"id": entry.id, "due": entry.due}
-        if entry.attempt > 1 or entry.suspect is not None:
+        if entry.attempt > 1 or entry.is_suspect:
             fields["attempt"] = entry.attempt
-        if entry.suspect is not None:
-            fields["suspect"] = entry.suspect
+        if entry.is_suspect:
+            fields["suspect"] = 1
         entries.append([entry.name, texts(fields)])
     last: EntryId | str = group.given.name if group.given else EMPTY
     pending = [[one.name, one.holder, one.since, one.times] for one in group.pending]

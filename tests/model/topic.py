@@ -81,8 +81,8 @@ class Entry:
     since: Time = 0
     times: int = 1
     """2 once its holder told that a handler has begun."""
-    suspect: int | None = None
-    """How often a suspect returned while nobody knew which handlers had begun."""
+    is_suspect: bool = False
+    """A process ended while it held the message, and did not tell whether its handler had begun."""
     is_ours: bool = True
     """False: written by another program."""
 
@@ -129,11 +129,11 @@ class Group:
         """How many more entries fit: in-flight messages do not count."""
         return int(topic.option("max_ready")) - (len(self.stream) - len(self.pending))
 
-    def add(self, clock: Clock, id_: str, due: Time, suspect: int | None = None) -> None:
+    def add(self, clock: Clock, id_: str, due: Time, *, is_suspect: bool = False) -> None:
         """Add a message, ready for its next attempt."""
         self.last_number += 1
         attempt = self.attempts.get(id_, 0) + 1
-        entry = Entry(id_, due, attempt, self.last_number, EntryId(clock), suspect=suspect)
+        entry = Entry(id_, due, attempt, self.last_number, EntryId(clock), is_suspect=is_suspect)
         self.stream.append(entry)
 
     def drop(self, entry: Entry) -> None:

@@ -164,8 +164,8 @@ def _may_lose_keys(dicts: Sequence[Any], encoded: bytes) -> bool:
     """Whether keys of a mapping may have become one in JSON, as 1 and "1" do.
 
     Each send pays for this check, so it looks at the keys of the bodies that are dicts, and within
-    all bodies for texts that numbers and dates have as keys. Members of enumerations within another
-    mapping go unnoticed.
+    all bodies for texts that numbers and dates have as keys. Members of enumerations, UUIDs and
+    bytes within another mapping go unnoticed.
     """
     try:
         for body in dicts:

@@ -83,9 +83,6 @@ HANDLER_SUFFIX = "-h"
 BEGUN = 2
 """The delivery count of a pending entry whose handler is known to have begun."""
 
-MOST_RETURNS = 10
-"""How often a suspect returns to ready, if nothing tells which handlers had begun."""
-
 SUSPECT_REASON = "ack timeout during its handler"
 """Why an announced handler of a suspect failed; at its retry the message is a suspect again."""
 
