@@ -186,8 +186,10 @@ class Subscription:
 
     def start(self, held: Held, now: float) -> bool:
         """Mark a delivery as running; False if `may_start` is, or other suspects take too long."""
-        if held.is_suspect and not self._wait_for_suspects(held):
-            return False
+        if held.is_suspect:
+            if not self._wait_for_suspects(held):
+                return False
+            now = time.monotonic()
         if not self.may_start(held, now):
             return False
         held.begin(now)

@@ -141,6 +141,8 @@ class HandlerTasks:
         began = time.monotonic()
         if not await self._is_startable(sub, held, began):
             return
+        if held.is_suspect:  # it may have waited
+            began = time.monotonic()
         held.begin(began)
         outcome = await on_message_async(plan, held)
         if self._leaving and held.ended:
@@ -153,7 +155,7 @@ class HandlerTasks:
         started = []
         for held in deliveries_of(work):
             if await self._is_startable(sub, held, began):
-                held.begin(began)
+                held.begin(time.monotonic())
                 started.append(held)
         if not started:
             return

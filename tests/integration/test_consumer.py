@@ -322,6 +322,28 @@ def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:
     assert [message.id for message in acked] == [good]
 
 
+def test_the_wait_of_a_suspect_is_no_part_of_its_timeout(bench: Bench) -> None:
+    """What a process held when it ended begins one at a time, and then has all of its time."""
+    bench.declare(TOPIC, retry_delays="")
+    seen: list[int] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.3)
+        seen.append(message.body)
+
+    bench.send(TOPIC, range(4))
+    bench.store.call(Promote(TOPIC))
+    ready = bench.ready(TOPIC)
+    read = bench.ask("XREADGROUP", "GROUP", "lisa", "gone-h", "STREAMS", ready, ">")
+    entries = [entry for entry, _ in read[0][1]]
+    bench.ask("XCLAIM", ready, "lisa", "gone-h", 0, *entries, "IDLE", 60_000, "JUSTID")
+    consumer = Consumer(bench.url, concurrency=4)
+    consumer.on(TOPIC, handle, timeout="800ms")
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: bench.stat(TOPIC, "acked") + bench.stat(TOPIC, "garbage") == 4)
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
 def test_all_receivers_run_and_one_failure_retries(bench: Bench) -> None:
     seen: list[str] = []
     consumer = Consumer(bench.url)
