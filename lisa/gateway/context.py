@@ -132,7 +132,6 @@ class GatewayContext:
         self._running: dict[str, asyncio.Task[None]] = {}
         self.add_service(self.clock.follow, "the server's clock")
         self.shares = Shares(settings.gateway_server, most_connections)
-        self.buffered = 0
         self.stopping = asyncio.Event()
 
     def deadline(self) -> float | None:

@@ -21,8 +21,8 @@ from lisa.gateway.access import EVERYTHING, Unauthorized, is_forwarded, is_local
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE
-from lisa.gateway.response_channel import ResponseChannel, content_length, full_of_bytes
-from lisa.gateway.shares import Client, current
+from lisa.gateway.response_channel import ResponseChannel, content_length
+from lisa.gateway.shares import Client, Holding, current
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
 """Maximum body without a bearer token, which suffices for the web page's forms."""
@@ -45,15 +45,14 @@ class LimitsMiddleware:
             return
         hub = self._hub
         answer = hub.meter.begin()
-        send_answer = ResponseChannel(hub, scope, send, answer)
         client, max_bytes = self._client(scope)
         current.set(client)
+        send_answer = ResponseChannel(hub, client, scope, send, answer)
         hub.shares.requests.take(client)
-        held = 0
+        buffered = Holding(hub.shares.buffered, client)
         try:
             self._check(scope, client)
-            body = await self._read(scope, receive, max_bytes)
-            held = self._hold(len(body))
+            body = await self._read(scope, receive, max_bytes, buffered)
             arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
             await self._app(scope, _replaying(body, receive), send_answer)
         except _Disconnected:
@@ -61,6 +60,7 @@ class LimitsMiddleware:
         except Exception as error:
             if answer.code != GONE:  # the response has already started
                 raise
+            buffered.end()  # before the response, which may wait for the rest of the request
             response = problem_of(error).response()
             if isinstance(error, _BodyTooLarge) and error.is_arriving:
                 await self._answer_early(response, scope, receive, send_answer)
@@ -68,7 +68,7 @@ class LimitsMiddleware:
                 await response(scope, receive, send_answer)
         finally:
             hub.shares.requests.give(client)
-            hub.buffered -= held
+            buffered.end()
             send_answer.close()
             hub.meter.end(scope, answer)
 
@@ -77,8 +77,7 @@ class LimitsMiddleware:
         host = _host(scope)
         if scope["path"] != HEALTH:
             hub.shares.requests.check(client)
-            if hub.buffered > self._bounds.max_buffered_bytes:
-                raise full_of_bytes()
+            hub.shares.buffered.check(client)
         if hub.access.is_open and not is_local_name(host):
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
@@ -90,22 +89,11 @@ class LimitsMiddleware:
         if scope["method"] not in READING:
             reject_foreign(scope)
 
-    def _hold(self, size: int) -> int:
-        """Count a body's copies as buffered. Returns the number of bytes counted for the body.
+    async def _read(self, scope: Scope, receive: Receive, limit: int, buffered: Holding) -> bytes:
+        """Read the whole body, and count its bytes, then its copies, as buffered.
 
-        Accepts an empty body, and a body of any size if no other is buffered. Raises ErrorResponse.
+        Raises ErrorResponse and Crowded.
         """
-        hub, held = self._hub, size * COPIES
-        others = hub.buffered - size
-        if held and others and others + held > self._bounds.max_buffered_bytes:
-            hub.buffered -= size
-            raise full_of_bytes()
-        hub.buffered += held - size
-        return held
-
-    async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        """Read the whole body and count its bytes as buffered. Raises ErrorResponse."""
-        hub = self._hub
         if content_length(scope["headers"]) > limit:
             raise _BodyTooLarge(limit, is_arriving=True)
         chunks: list[bytes] = []
@@ -118,18 +106,18 @@ class LimitsMiddleware:
                         raise _Disconnected
                     chunk: bytes = message.get("body", b"")
                     size += len(chunk)
-                    hub.buffered += len(chunk)
+                    buffered.grow(len(chunk))
                     if size > limit:
                         raise _BodyTooLarge(limit, is_arriving=message.get("more_body", False))
-                    if chunk and hub.buffered > self._bounds.max_buffered_bytes:
-                        raise full_of_bytes()
+                    is_last = not message.get("more_body", False)
+                    if is_last:
+                        buffered.grow(size * (COPIES - 1))
+                    if size:
+                        buffered.check()
                     chunks.append(chunk)
-                    if not message.get("more_body", False):
+                    if is_last:
                         return b"".join(chunks)
-        except BaseException as error:
-            hub.buffered -= size
-            if not isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
             limit_s = self._bounds.request_timeout.total_seconds()
             raise ErrorResponse(
                 408,

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from lisa.gateway.context import COPIES, GatewayContext
 from lisa.gateway.request_metrics import waits
+from lisa.gateway.shares import current
 from lisa.gateway.waiter import HandedOut
 
 D = TypeVar("D")
@@ -41,16 +42,14 @@ class DeliveryResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the response if the client is still connected."""
-        held = COPIES * len(self.body)
-        self._hub.buffered += held
-        written = False
+        buffered, written = self._hub.shares.buffered, False
         try:
             if not self._disconnection.done():
-                await super().__call__(scope, receive, send)
+                with buffered.taken(current.get(), COPIES * len(self.body)):
+                    await super().__call__(scope, receive, send)
                 # A complete response also ends this task, but only in the next loop iteration.
                 written = not self._disconnection.done()
         finally:
-            self._hub.buffered -= held
             self._disconnection.cancel()
             if not written:
                 self._hub.broker.give_back(self._deliveries)

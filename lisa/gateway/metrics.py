@@ -96,7 +96,7 @@ def _own(hub: GatewayContext) -> Numbers:
     put(numbers, "lisa_gateway_requests_stalled", shares.stalled)
     put(numbers, "lisa_gateway_pulls_waiting", shares.polls.total)
     put(numbers, "lisa_gateway_streams_open", shares.streams.total)
-    put(numbers, "lisa_gateway_buffered_bytes", hub.buffered)
+    put(numbers, "lisa_gateway_buffered_bytes", shares.buffered.total)
     put(numbers, "lisa_gateway_deliveries_total", hub.broker.handed_out, "handed_out")
     put(numbers, "lisa_gateway_deliveries_total", hub.broker.given_back, "given_back")
     return numbers

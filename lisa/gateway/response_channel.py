@@ -8,8 +8,9 @@ from contextlib import nullcontext
 from starlette.types import Message, Scope, Send
 
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.problems import RETRY_LATER, ErrorResponse
-from lisa.gateway.request_metrics import RequestOutcome, face_of, is_pull, set_failure_reason
+from lisa.gateway.problems import problem_of
+from lisa.gateway.request_metrics import RequestOutcome, face_of, is_pull
+from lisa.gateway.shares import Client, Crowded, Holding
 
 LARGE_BYTES = 64 * 1024
 """Response bodies above this size count as buffered, and are written in parts of this size.
@@ -28,19 +29,25 @@ SAFE_HEADERS = (
 class ResponseChannel:
     """An ASGI send channel that adds default security headers and records the response's head.
 
-    A large response to GET becomes 503 if it does not fit into the limit on buffered bytes.
+    A large response to GET becomes 503 if it does not fit into the limit on buffered bytes, or into
+    the client's share.
     Metrics are only counted, since they show the limit. So are responses to other methods, whose
     requests may have changed something. Pulls are counted by their response (see `long_poll`).
     """
 
     def __init__(
-        self, hub: GatewayContext, scope: Scope, send: Send, outcome: RequestOutcome
+        self,
+        hub: GatewayContext,
+        client: Client,
+        scope: Scope,
+        send: Send,
+        outcome: RequestOutcome,
     ) -> None:
-        self._hub = hub
+        self._shares = hub.shares
         self._scope = scope
         self._send = send
         self._outcome = outcome
-        self._held = 0
+        self._held = Holding(hub.shares.buffered, client)
         self._is_refused = False
 
     async def __call__(self, message: Message) -> None:
@@ -50,11 +57,14 @@ class ResponseChannel:
         if message["type"] == "http.response.start":
             size = content_length(message.get("headers", ()))
             if size > LARGE_BYTES and not is_pull(self._scope):
-                if self._may_refuse() and not self._fits(size):
-                    await self._refuse()
+                self._held.grow(size)
+                try:
+                    if self._may_refuse():
+                        self._held.check()
+                except Crowded as error:
+                    self._held.end()
+                    await self._refuse(error)
                     return
-                self._held = size
-                self._hub.buffered += size
             message = _with_headers(message)
             self._outcome.starts(message)
         for part in self._parts(message):
@@ -62,16 +72,10 @@ class ResponseChannel:
 
     def close(self) -> None:
         """Stop counting the body, which is written but for its last part."""
-        self._hub.buffered -= self._held
-        self._held = 0
+        self._held.end()
 
     def _may_refuse(self) -> bool:
         return self._scope["method"] == "GET" and face_of(self._scope["path"]) != "metrics"
-
-    def _fits(self, size: int) -> bool:
-        """Whether a body fits; one of any size does if no other is buffered."""
-        most = self._hub.settings.gateway_server.max_buffered_bytes
-        return not self._hub.buffered or self._hub.buffered + size <= most
 
     def _parts(self, message: Message) -> Iterable[Message]:
         body: bytes = message.get("body", b"")
@@ -88,29 +92,18 @@ class ResponseChannel:
             for start in starts
         )
 
-    async def _refuse(self) -> None:
+    async def _refuse(self, error: Crowded) -> None:
         async def receive() -> Message:
             return {"type": "http.disconnect"}
 
-        await full_of_bytes().response()(self._scope, receive, self)
+        await problem_of(error).response()(self._scope, receive, self)
         self._is_refused = True
 
     async def _pass(self, message: Message) -> None:
         # A stream is counted as such. Calls of gRPC have no connections of their own to wait on.
         is_counted = self._outcome.is_stream or self._scope.get("http_version") == "2"
-        with nullcontext() if is_counted else self._hub.shares.stalling():
+        with nullcontext() if is_counted else self._shares.stalling():
             await self._send(message)
-
-
-def full(reason: str, detail: str) -> ErrorResponse:
-    """The problem at a limit; `reason` is its metric label."""
-    set_failure_reason(reason)
-    return ErrorResponse(503, "crowded", detail, headers=RETRY_LATER)
-
-
-def full_of_bytes() -> ErrorResponse:
-    """The problem at the limit on buffered bytes."""
-    return full("bytes", "the limit on buffered request and response bytes is reached")
 
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:

@@ -62,39 +62,43 @@ class Places:
         """How many places the client may take."""
         return max(1, math.ceil(self.most * client.part))
 
-    def take(self, client: Client) -> None:
-        """Count one more for the client."""
-        self.total += 1
-        self._taken[client.name] += 1
+    def take(self, client: Client, n: int = 1) -> None:
+        """Count `n` more for the client."""
+        self.total += n
+        self._taken[client.name] += n
 
-    def give(self, client: Client) -> None:
-        """Count one less for the client."""
-        self.total -= 1
-        self._taken[client.name] -= 1
+    def give(self, client: Client, n: int = 1) -> None:
+        """Count `n` less for the client."""
+        self.total -= n
+        self._taken[client.name] -= n
         if not self._taken[client.name]:
             del self._taken[client.name]
 
-    def is_over(self, client: Client) -> bool:
-        """Whether the client has taken more than its share."""
-        return self._taken[client.name] > self.share(client)
+    def is_over(self, client: Client, own: int = 0) -> bool:
+        """Whether the client has taken more than its share, and more than `own`."""
+        return self._taken[client.name] > max(own, self.share(client))
 
-    def check(self, client: Client) -> None:
-        """Raises Crowded if more places are taken than exist, or than the client's share."""
-        if self.total <= self.most and not self.is_over(client):
+    def check(self, client: Client, own: int = 0) -> None:
+        """Raises Crowded if more is taken than exists, or than the client's share.
+
+        own: what the caller has taken; it fits if nothing else is taken.
+        """
+        is_full = self.total > max(own, self.most)
+        if not is_full and not self.is_over(client, own):
             return
         set_failure_reason(self._reason)
-        if self.total > self.most:
+        if is_full:
             raise Crowded(f"the limit of {self.most} {self._what} is reached")
         raise Crowded(f"this client's share of {self.share(client)} {self._what} is used up")
 
     @contextmanager
-    def taken(self, client: Client) -> Iterator[None]:
-        """Count one more for the client, meanwhile, whatever the limit."""
-        self.take(client)
+    def taken(self, client: Client, n: int = 1) -> Iterator[None]:
+        """Count `n` more for the client, meanwhile, whatever the limit."""
+        self.take(client, n)
         try:
             yield
         finally:
-            self.give(client)
+            self.give(client, n)
 
     @contextmanager
     def place(self, client: Client) -> Iterator[None]:
@@ -113,6 +117,29 @@ class Places:
             self.take(client)
 
 
+class Holding:
+    """What one request holds of a limit, more and more, until it ends."""
+
+    def __init__(self, places: Places, client: Client) -> None:
+        self._places = places
+        self._client = client
+        self._size = 0
+
+    def grow(self, n: int) -> None:
+        """Hold `n` more, whatever the limit."""
+        self._places.take(self._client, n)
+        self._size += n
+
+    def check(self) -> None:
+        """Raises Crowded beyond the limit or the client's share, unless nothing else is held."""
+        self._places.check(self._client, self._size)
+
+    def end(self) -> None:
+        """Hold nothing."""
+        self._places.give(self._client, self._size)
+        self._size = 0
+
+
 class Shares:
     """The limits of one gateway process. most_connections: of each port; None: no limit."""
 
@@ -125,6 +152,7 @@ class Shares:
         self.polls = Places(settings.max_polls, "waiting pulls", "waiting")
         self.streams = Places(MOST_STREAMS, "event streams", "waiting")
         self.calls = Places(SPARE_CALLS, "health and reflection calls", "requests")
+        self.buffered = Places(settings.max_buffered_bytes, "buffered bytes", "bytes")
         self.stalled = 0
 
     def of_token(self, name: str) -> Client:

@@ -118,13 +118,22 @@ def test_a_request_that_arrives_too_slowly_is_rejected(narrow: Gateway) -> None:
 def test_what_arrives_and_what_is_not_read_counts_as_buffered(
     redis_url: str, manager: Manager
 ) -> None:
-    """Partial bodies, and responses to pulls, which may exceed the limit. Health checks pass."""
+    """Partial bodies, and responses to pulls, which may exceed the limit. Health checks pass.
+
+    One client takes half.
+    """
     env = {"LISA_GATEWAY_SERVER__MAX_BUFFERED_BYTES": "1048576"}
     with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
         client, topic = gateway.client, declared_topic(gateway.client)
-        for _ in range(3):
-            connection = stack.enter_context(raw(gateway))
-            connection.sendall(head(gateway, "Content-Length: 300001") + b"x" * 300_000)
+        partial_body = head(gateway, "Content-Length: 300001") + b"x" * 300_000
+        crowd(gateway, stack, partial_body, 1, "127.0.0.3")
+        wait_until(lambda: gauge(gateway, "buffered_bytes") == 300_000)
+        whole_body = b'{"body":"%s"}' % (b"x" * 120_000)  # counts four times
+        whole = head(gateway, f"Content-Length: {len(whole_body)}") + whole_body
+        assert asked(gateway, whole, "127.0.0.3") == 503
+        assert asked(gateway, whole, "127.0.0.2") == 201
+        for source in ("127.0.0.4", "127.0.0.5"):
+            crowd(gateway, stack, partial_body, 1, source)
         wait_until(lambda: gauge(gateway, "buffered_bytes") >= 900_000)
         path, body = f"/v1/topics/{topic}/messages", {"body": "x" * 300_000}
         assert client.post(path, json=body).status_code == 503
@@ -146,7 +155,8 @@ def test_what_arrives_and_what_is_not_read_counts_as_buffered(
 def test_responses_that_wait_for_their_clients_count_as_buffered(redis_url: str) -> None:
     """Until they are written. Beyond the limit, the gateway refuses large responses only."""
     limit, path = 16 * 2**20, f"/v1/topics/{new_topic()}/messages"
-    env = {"LISA_GATEWAY_SERVER__MAX_BUFFERED_BYTES": str(limit)}
+    limits = {"MAX_BUFFERED_BYTES": str(limit), "CLIENT_SHARE": "1"}
+    env = {f"LISA_GATEWAY_SERVER__{name}": limits[name] for name in limits}
     with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
 
         def refused() -> float:
@@ -177,7 +187,11 @@ def test_while_redis_hangs_memory_and_waiting_are_bounded() -> None:
     """Each call of the script carries one of these bodies, and fails after `patience`."""
     sends, limit, patience_s = 80, 32 * 2**20, 1
     body = {"body": "x" * 1_000_000}
-    limits = {"MAX_BUFFERED_BYTES": str(limit), "PATIENCE": f"{patience_s}s"}
+    limits = {
+        "MAX_BUFFERED_BYTES": str(limit),
+        "CLIENT_SHARE": "1",
+        "PATIENCE": f"{patience_s}s",
+    }
     with (
         EmbeddedServer() as server,
         Gateway(

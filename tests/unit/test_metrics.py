@@ -219,7 +219,7 @@ def test_a_page_is_as_prometheus_wants_it() -> None:
 
 def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:
     settings = GatewayServerSettings()
-    hub = Mock(meter=Meter(), shares=Shares(settings, None), buffered=0)
+    hub = Mock(meter=Meter(), shares=Shares(settings, None))
     hub.settings.gateway_server = settings
     hub.token.return_value, hub.access.is_open = EVERYTHING, False
     broken, send = AsyncMock(side_effect=ZeroDivisionError), AsyncMock()
@@ -230,4 +230,4 @@ def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> N
     assert answer["status"] == 500
     assert (b"x-frame-options", b"DENY") in answer["headers"]
     assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
-    assert hub.shares.requests.total == hub.buffered == 0
+    assert hub.shares.requests.total == hub.shares.buffered.total == 0

@@ -84,8 +84,9 @@ class GatewayServerSettings(Section):
         default=0.5,
         gt=0,
         le=1,
-        description="The part of `max-requests`, `max-polls` and the connections that one client "
-        "may use: a token, or an address. Without a token where tokens are needed, half of it.",
+        description="The part of `max-requests`, `max-polls`, `max-buffered-bytes` and the "
+        "connections that one client may use: a token, or an address. Without a token where tokens "
+        "are needed, half of it.",
     )
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
         default=(),

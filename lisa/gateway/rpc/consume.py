@@ -37,6 +37,7 @@ from lisa.gateway.request_metrics import waits
 from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.conversion import parse, problem, request_fields
 from lisa.gateway.rpc.transport import EXCHANGE, Exchange
+from lisa.gateway.shares import current
 from lisa.gateway.waiter import HandedOut
 
 T = TypeVar("T")
@@ -253,13 +254,10 @@ class _Stream:
         await asyncio.shield(self._write_in_turn(answer))
 
     async def _write_in_turn(self, answer: lisa_pb2.ConsumeAnswer) -> None:
-        held = COPIES * answer.ByteSize()
-        self._hub.buffered += held
-        try:
+        size = COPIES * answer.ByteSize()
+        with self._hub.shares.buffered.taken(current.get(), size):
             async with self._writing:
                 await self._exchange.write(answer)
-        finally:
-            self._hub.buffered -= held
 
 
 def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
