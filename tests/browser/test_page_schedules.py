@@ -257,6 +257,19 @@ def test_reading_allows_no_change(site: Site, guarded: Gateway, topic: str) -> N
     wait_until(lambda: any("schedule='daily'" in one for one in guarded.said))
 
 
+def test_the_lists_of_a_token_and_of_a_topic_with_its_name_differ(
+    site: Site, guarded: Gateway
+) -> None:
+    """They share reads with other visitors."""
+    for topic in ("orders", "orders.other"):
+        site.producer.schedule(f"of-{topic}", topic=topic, body=1, every="1d")
+    with Visitor(guarded.url) as orders, Visitor(guarded.url) as everything:
+        orders.log_in("orders-orders-orders")
+        everything.log_in("everything-everything")
+        assert "of-orders.other" in orders.page("/schedules")
+        assert "of-orders.other" not in everything.page("/topics/orders/schedules")
+
+
 def test_without_a_manager_schedules_are_late() -> None:
     with (
         EmbeddedServer() as server,

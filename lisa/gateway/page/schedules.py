@@ -76,7 +76,7 @@ async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) ->
     cursor = visit.query.get("cursor", "")
     cursor = cursor if schedule_reads.is_cursor(cursor.partition("@")[0]) else ""
     listed = await visit.snapshots.flow(
-        ("schedules", topic or visit.token.name, cursor),
+        ("schedules", cursor, *topics),
         READ_S,
         lambda: _listed(store, topics, cursor or None),
     )
