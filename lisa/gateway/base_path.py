@@ -35,7 +35,7 @@ class BasePath:
                 message = {**message, "headers": headers}
             await send(message)
 
-        inside = {**scope, _BASE: self._base}
+        inside = {**scope, _BASE: self._base, "app_root_path": self._base}  # of base_url
         inside["path"] = inside_path(inside, scope["path"])
         inside["raw_path"] = inside_path(inside, scope["raw_path"].decode("latin-1")).encode(
             "latin-1"

@@ -136,12 +136,14 @@ def test_every_page_is_accessible_and_fits_its_screen(browser: Any, site: Site) 
                 wrong += [(scheme, name, *one) for one in tab.violations()]
                 wrong += [(name, "too wide")] * tab.page.evaluate(TOO_WIDE)
                 tab.shot(f"{name}-{scheme}", whole=name != "overview")
+    below = {"LISA_GATEWAY_SERVER__BASE_PATH": "/lisa"}
     with (
-        Gateway(site.server.url, "--prefix", "unused") as empty,
+        Gateway(site.server.url, "--prefix", "unused", env=below) as empty,
         new_tab(browser, empty.url, bypass_csp=True) as tab,
     ):
-        tab.open("/")
+        tab.open("/lisa/")
         wrong += [("empty", *one) for one in tab.violations()]
+        assert f"{empty.url}/lisa/v1/topics/orders/messages" in tab.text("main")
     with new_tab(browser, site.url, viewport={"width": 320, "height": 700}) as tab:
         for name, path in PAGES.items():
             tab.open(path)
