@@ -121,6 +121,8 @@ SMALL_TARGETS = """() => {
   }
   return found;
 }"""
+BACKGROUNDS = """which => [...document.querySelectorAll(".top nav a, .tabs a")]
+  .filter((one) => one.matches(which)).map((one) => getComputedStyle(one).backgroundColor)"""
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 
 
@@ -136,6 +138,13 @@ def test_every_page_is_accessible_and_fits_its_screen(browser: Any, site: Site) 
                 wrong += [(scheme, name, *one) for one in tab.violations()]
                 wrong += [(name, "too wide")] * tab.page.evaluate(TOO_WIDE)
                 tab.shot(f"{name}-{scheme}", whole=name != "overview")
+    with new_tab(browser, site.url, forced_colors="active", bypass_csp=True) as tab:
+        for name in ("overview", "topic"):  # one item of each list is the current one
+            tab.open(PAGES[name])
+            wrong += [("forced colours", name, *one) for one in tab.violations()]
+            current = tab.page.evaluate(BACKGROUNDS, "[aria-current]")
+            others = tab.page.evaluate(BACKGROUNDS, ":not([aria-current])")
+            wrong += [(name, "current as others", one) for one in current if one in others]
     below = {"LISA_GATEWAY_SERVER__BASE_PATH": "/lisa"}
     with (
         Gateway(site.server.url, "--prefix", "unused", env=below) as empty,
