@@ -43,7 +43,12 @@ _ESCAPE = re.compile(
 )
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX = re.compile(r"[0-9a-f]{2}(?:\s+[0-9a-f]{2})+|(?:[0-9a-f]{2}){4,}", re.IGNORECASE)
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_DUMPED = re.compile(r"[0-9a-f]{6}  ((?:[0-9a-f]{2} ){1,16}) ")
+"""The bytes in a line of a hex dump."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}")
+_PART_OF_BASE64 = 12
+"""A base64 text of this length may be a part, which begins and ends at any character."""
 
 
 class WantedText:
@@ -93,8 +98,14 @@ def _character(match: re.Match[str]) -> str:
 def _bytes_in(text: str) -> Iterator[bytes]:
     if _HEX.fullmatch(text):
         yield bytes.fromhex(text)
+    if dumped := _DUMPED.findall(text):
+        yield bytes.fromhex("".join(dumped))
     if _BASE64.fullmatch(text):
-        yield base64.b64decode(text)
+        if len(text) % 4 == 0:
+            yield base64.b64decode(text)
+        digits = text.rstrip("=")
+        for first in range(4 if len(digits) >= _PART_OF_BASE64 else 0):
+            yield base64.b64decode(digits[first : first + (len(digits) - first) // 4 * 4])
 
 
 @dataclass(frozen=True, slots=True)

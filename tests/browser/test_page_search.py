@@ -1,5 +1,6 @@
 """The search for messages, live and archived: by the id's start, and by text."""
 
+import base64
 import html
 import json
 import re
@@ -100,6 +101,8 @@ NOTE = {
     "tags": ["a", {"n": 42}],
     "name": "Gr\u00fc\u00df \U0001f600",
 }
+DIGITS = "0123456789abcdef"
+DUMPED = f"000000  {DIGITS.encode().hex(' ')}  {DIGITS}"
 SHOWN = json.dumps(NOTE, indent=2, ensure_ascii=False)
 COPIES = [
     *[
@@ -123,6 +126,9 @@ COPIES = [
     ("s", "e\u0301t\u00e9", "\u00e9te\u0301"),
     ("b", "\0\x01<b>", "00 01 3c"),
     ("b", "\0\x01<b>", "AAE8Yj4="),
+    ("b", DIGITS * 3, DUMPED),
+    ("b", DIGITS * 3, f"{DUMPED}000010{DUMPED[6:]}"),  # a field for one line drops its end
+    ("b", DIGITS * 3, base64.b64encode(DIGITS.encode() * 3).decode()[7:30]),
 ]
 """A kind of body, how it is stored, and what somebody copies from the page or the sender's code."""
 
