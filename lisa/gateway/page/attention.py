@@ -175,20 +175,21 @@ def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionI
             if not record.running:
                 detail += " of other topics" if record.concurrency > 1 else " of another topic"
             yield AttentionItem(Rank.BUSY, topic, title, detail, href, busy_ms, topic)
-    for topic in late:
-        for push in failing_pushes(one for one in seen if one.record.topic == topic):
-            yield _failing_push(snapshot, topic, push)
+    for topic, push in _failing_pushes(seen):
+        yield _failing_push(snapshot, topic, push)
 
 
-def failing_pushes(roles: Iterable[RolePresence[ConsumerPresence]]) -> list[PushPresence]:
-    """The pushes that fail, of which several gateways may have records."""
-    found: dict[tuple[str, str], PushPresence] = {}
-    for push in (push for one in roles for push in one.record.pushes):
-        known = found.get((push.group, push.host))
+def _failing_pushes(
+    roles: Iterable[RolePresence[ConsumerPresence]],
+) -> list[tuple[str, PushPresence]]:
+    """The pushes that fail, with their topics; several gateways may have records of one."""
+    found: dict[tuple[str, str, str], PushPresence] = {}
+    for topic, push in ((one.record.topic, push) for one in roles for push in one.record.pushes):
+        known = found.get((topic, push.group, push.host))
         is_failing = push.failing_ms >= FAILING_MS or push.state == "degraded"
         if is_failing and (known is None or known.failing_ms < push.failing_ms):
-            found[push.group, push.host] = push
-    return list(found.values())
+            found[topic, push.group, push.host] = push
+    return [(topic, push) for (topic, _, _), push in found.items()]
 
 
 def _failing_push(snapshot: Snapshot, topic: str, push: PushPresence) -> AttentionItem:
