@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import select
@@ -26,7 +27,8 @@ from lisa.core.model.clock import utc_text
 
 LogFormat = Literal["text", "json"]
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
+_CREDENTIALS = re.compile(r"(\bredis[a-z+]*://)[^\s'\"]*@|(?<=://)[^/\s]*@")
+"""Those of a server may hold a slash, although its URL is refused then."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OWN = ("time", "level", "logger", "message", "error")
 
@@ -46,7 +48,7 @@ def dropped_lines() -> int:
 
 def redacted(text: str) -> str:
     """Replace the credentials in every URL of a text by `***`."""
-    return _CREDENTIALS.sub("***@", text)
+    return _CREDENTIALS.sub(r"\1***@", text)
 
 
 def configure(
@@ -187,8 +189,10 @@ class _Plain:
     def value(self, value: object, levels: int = MOST_LEVELS) -> object:
         """The value, or its text; `...` for what is too deep or too much."""
         self._left -= 1
-        if value is None or type(value) in (bool, float, int):
+        if value is None or type(value) in (bool, int):
             return value
+        if type(value) is float:
+            return value if math.isfinite(value) else str(value)
         if levels == 0 or self._left < 0:
             return "..."
         if isinstance(value, Mapping):
