@@ -386,9 +386,11 @@ def test_of_sentinels_the_latest_configuration_counts(discover: Callable[[list[A
     began = time.monotonic()
     assert discover([None, state(2, 5), state(2, 5)]) == ("here", 2)
     assert time.monotonic() - began < HANGS_S / 2, "a sentinel that hangs is not waited for"
-    with pytest.raises(MasterNotFoundError):  # only the stale sentinel replies
+    with pytest.raises(MasterNotFoundError, match="no Sentinel knows a service"):
+        discover([{}, {}])
+    with pytest.raises(MasterNotFoundError, match="refused"):  # only the stale sentinel replies
         discover([state(1, 4), gone, gone])
-    with pytest.raises(MasterNotFoundError):  # the others report it as down
+    with pytest.raises(MasterNotFoundError, match="no usable primary"):  # the others say it is down
         discover([state(1, 4), state(2, 5, is_odown=True), gone])
     assert discover([state(2, 5, is_sdown=True), state(2, 5), gone]) == ("here", 2)
     assert discover([state(3, 0), state(3, 0), gone]) == ("here", 3), "set up anew"

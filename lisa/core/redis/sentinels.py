@@ -46,8 +46,9 @@ class _LatestEpoch:
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if errors and not states and not any(map(passes, errors)):
             raise errors[0]  # a wrong password, or servers that are no sentinels
-        shown = ", ".join(map(repr, errors))
-        raise MasterNotFoundError(f"No master found for {service!r}: {shown}")
+        why = "no usable primary" if states else "no Sentinel knows a service of this name"
+        shown = "; ".join([why, *map(str, errors)])
+        raise MasterNotFoundError(f"service {service!r}: {shown}")
 
 
 class Sentinels(_LatestEpoch, Sentinel):
