@@ -148,6 +148,7 @@ class HandlerTasks:
         if self._leaving and held.ended:
             return
         sub.finish(held, self._judged(sub, held, outcome))
+        self._settler.notify(sub)  # now: the next task may block the loop
         self._measure(sub, began, 1)
 
     async def _run_batch(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
@@ -164,6 +165,7 @@ class HandlerTasks:
             return
         judged = [self._judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
         sub.finish_batch(started, judged)
+        self._settler.notify(sub)
         self._measure(sub, began, len(started))
 
     @staticmethod

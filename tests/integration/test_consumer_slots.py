@@ -232,6 +232,28 @@ def test_acks_do_not_wait_for_the_next_handler_on_their_thread(
         go_on.release()
 
 
+def test_acks_do_not_wait_for_a_handler_that_blocks_the_event_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settler, "flush_waiting", lambda _: None)  # each half second otherwise
+    is_slow, go_on = threading.Event(), threading.Event()
+
+    async def handle(message: Message) -> None:
+        if message.body == "slow":
+            is_slow.set()
+            go_on.wait(timeout=100)
+
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, ["fast", "slow"])
+    with consumer:
+        assert is_slow.wait(timeout=60)
+        try:
+            wait_until(lambda: bench.stat(TOPIC, "acked") == 1)
+        finally:
+            go_on.set()
+
+
 # A topic's own limit
 
 
