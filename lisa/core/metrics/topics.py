@@ -47,11 +47,13 @@ def read(store: Store) -> Flow[Numbers]:
     infos = (yield from store.on_each_node("INFO", "memory")).values()
     # No number for a user who may not run INFO.
     _add_memory(numbers, [one for one in infos if not isinstance(one, LisaError)])
-    (managers,) = yield from _ask(store, [("HGETALL", store.keys.managers)])
+    asked_managers = ("HGETALL", store.keys.managers)
+    replies = yield from store.commands_once([asked_managers, *presence.write_trials(store)])
+    (managers,) = _readable(store, replies[:1])
+    refusal = presence.first_refusal(replies[1:])
+    put(numbers, "lisa_server_refuses_writes", float(refusal is not None))
     records = presence.records_in(managers or [], presence.ManagerPresence)
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
-    refusal = yield from presence.any_write_refusal(store)
-    put(numbers, "lisa_server_refuses_writes", float(refusal is not None))
     topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
     processes: set[str] = set()
@@ -66,6 +68,10 @@ def read(store: Store) -> Flow[Numbers]:
 def _ask(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     """Plain reads in one round trip; None where the server refuses. Raises LisaError."""
     replies = (yield from store.commands_once(commands)) if commands else []
+    return _readable(store, replies)
+
+
+def _readable(store: Store, replies: Sequence[Any]) -> list[Any]:
     for reply in replies:
         if isinstance(reply, Exception) and errors.passes(reply):
             raise errors.translated(reply, store.where) from reply
