@@ -4,23 +4,23 @@
 -- renews the leases again; with a journal it returns the first answer instead, and is not journaled
 -- twice.
 -- KEYS  the prelude's, the call's record among them
--- ARGV  own group's number; consumer; own ack timeout in ms or '' for the topic's; n;
---       n times id, entry, begun (0 or 1; 2 leaves the lease as it is)
+-- ARGV  own group's number; consumer; own ack timeout in ms or '' for the topic's; begun (0 or 1; 2 leaves
+--       the leases as they are); n; n times id, entry
 -- Returns {'OK', letters}: k kept, l lost; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
 local consumer, timeout = ARGV[ARGS + 2], ARGV[ARGS + 3]
-local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
+local begun, n, first = ARGV[ARGS + 4], tonumber(ARGV[ARGS + 5]), ARGS + 5
 local ids = {}
-for i = 1, n do ids[i] = ARGV[first + 3 * i - 2] end
+for i = 1, n do ids[i] = ARGV[first + 2 * i - 1] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 local _, now = clock()
 
 local letters, events, journaled = {}, {}, is_journaled()
 for i = 1, n do
-  local entry, begun = ARGV[first + 3 * i - 1], ARGV[first + 3 * i]
+  local entry = ARGV[first + 2 * i]
   local held = indexed[i] == entry and pending(group, entry)
   if held and held[2] == consumer then
     letters[i] = 'k'

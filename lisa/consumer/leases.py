@@ -108,9 +108,7 @@ class Leases:
 
     def _extension(self, some: Sequence[Held], begun: Begun = Begun.NO) -> Extend:
         member, receipts = self._membership, [held.receipt for held in some]
-        return Extend(
-            member.shard, member.group, member.name, receipts, begun=[begun] * len(receipts)
-        )
+        return Extend(member.shard, member.group, member.name, receipts, begun=begun)
 
     def _is_due(self, left_s: float) -> bool:
         """Whether a third of the lease has passed, or the ack timeout became shorter since then."""

@@ -269,8 +269,8 @@ def test_a_handler_that_began_is_recorded_with_or_without_a_new_lease(bench: Ben
     rows = [Row(m, 1, 1, "c1", LONG) for m in "abc"]
     bench.put(body="abc", lisa=G(ready=rows, leases={"c": FAR}))
     receipts = [*map(bench.receipt, "abc")]
-    begun = [Begun.NO, Begun.YES, Begun.AND_NO_LEASE]
-    assert bench.call(Extend(TOPIC, "lisa", "c1", receipts, begun=begun)) == [True] * 3
+    for receipt, begun in zip(receipts, Begun, strict=True):
+        assert bench.call(Extend(TOPIC, "lisa", "c1", [receipt], begun=begun)) == [True]
     found = [pending(bench, m) for m in "abc"]
     assert [count for _, _, count in found] == [1, 2, 2]
     assert [idle >= LONG for _, idle, _ in found] == [False, False, True]

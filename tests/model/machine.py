@@ -371,7 +371,7 @@ class Machine(RuleBasedStateMachine):
         topic, group, receipts = self._picked(picks)
         pairs = [one.pair for one in receipts]
         self._call_in_group(
-            Extend(topic, group, consumer, pairs, lease, [begun] * len(pairs)),
+            Extend(topic, group, consumer, pairs, lease, begun),
             lambda its, group_of, clock: delivering.extend(
                 its, group_of, receipts, clock, consumer=consumer, lease=lease, begun=begun
             ),

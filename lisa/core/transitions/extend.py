@@ -11,7 +11,7 @@ from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 
 class Begun(IntEnum):
-    """What to record of a delivery: that its handler has begun, perhaps without a new lease."""
+    """What to record of deliveries: that their handlers have begun, perhaps without new leases."""
 
     NO = 0
     YES = 1
@@ -20,29 +20,21 @@ class Begun(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Extend(Recorded, OfGroup, ById[bool]):
-    """Renew the leases of (id, entry) pairs. Returns which of them are still held.
-
-    begun: one item per pair, or none.
-    """
+    """Renew the leases of (id, entry) pairs. Returns which of them are still held."""
 
     script: ClassVar[str] = "extend"
     steps: ClassVar[int] = 4
     group_steps: ClassVar[float | None] = 0
-    columns: ClassVar[tuple[str, ...]] = ("receipts", "begun")
+    columns: ClassVar[tuple[str, ...]] = ("receipts",)
     outcomes: ClassVar[Mapping[str, Any]] = {"k": True, "l": False}
     topic: str
     group: str
     consumer: str
     receipts: Sequence[tuple[str, str]]
     ack_timeout_ms: int | None = None
-    begun: Sequence[Begun] = ()
+    begun: Begun = Begun.NO
 
     def args(self) -> Sequence[Argument]:
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms
-        begun = self.begun or [Begun.NO] * len(self.receipts)
-        deliveries = (
-            part
-            for pair, one in zip(self.receipts, begun, strict=True)
-            for part in (*pair, int(one))
-        )
-        return [self.consumer, timeout, len(self.receipts), *deliveries]
+        receipts = (part for receipt in self.receipts for part in receipt)
+        return [self.consumer, timeout, int(self.begun), len(self.receipts), *receipts]
