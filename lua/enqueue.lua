@@ -5,16 +5,17 @@
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
 --       shard, which that layout has closed to new messages); send token;
---       on_duplicate (keep, keep_live, replace, update, reject); what is known of the ids (new: generated for this call,
---       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
---       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
+--       on_duplicate (keep, keep_live, replace, update, reject); what is known of the ids (new:
+--       generated for this call, distinct, any; known: act only on ids known here); n; the number of
+--       dues (n, or 1 for all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
 --       the number of messages with own policies, then pairs of message number and policies;
 --       the topic's window by which dues were chosen (absent to skip the check)
 -- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, f replaced in
---       flight, b body updated and due time kept, x rejected; for known: u unknown here, s settled here and to be replaced in its new shard;
---       {'WINDOW', window} if the topic has another window; {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
---       follows another layout; {'GROUPS', ...}
+--       flight, b body updated and due time kept, x rejected; for known: u unknown here, s settled here
+--       and to be replaced in its new shard; {'WINDOW', window} if the topic has another window;
+--       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard follows
+--       another layout; {'GROUPS', ...}
 local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
 local is_replacing = mode == 'replace' or mode == 'update' or mode == 'keep_live'
 local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
