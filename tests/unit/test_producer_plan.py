@@ -14,6 +14,7 @@ from dataclasses import make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from enum import Enum, IntEnum
 from typing import Any, cast
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -179,6 +180,7 @@ class Model(pydantic.BaseModel):
 
 class Level(Enum):
     LOW = "low"
+    NONE = math.nan
 
 
 class Money(int):
@@ -186,6 +188,7 @@ class Money(int):
 
 
 DATA = make_dataclass("Data", ["order"])
+ID = UUID("a" * 32)
 RECURSIVE: list[Any] = []
 RECURSIVE.append(RECURSIVE)
 
@@ -194,6 +197,7 @@ RECURSIVE.append(RECURSIVE)
     ("body", "said"),
     [
         *((body, "body") for body in (math.nan, {"a": [math.inf]}, {"a": object()}, RECURSIVE)),
+        ({"a": [Level.NONE]}, "NaN"),
         *((body, "body") for body in ("\ud800", {1j: 2}, b"x" * (LARGEST_BODY_BYTES + 1))),
         *(
             ({"a": [{key: 1}]}, rf"the key {re.escape(repr(key))} is not text; quote it")
@@ -206,6 +210,14 @@ RECURSIVE.append(RECURSIVE)
                 ({"a": [{}, {"b": {"2.5": 0, 2.5: 0}}]}, "a[1].b.2.5", "'2.5' and 2.5"),
                 ([{NOON: 0, f"{NOON:%FT%TZ}": 0}], "[0].2030-01-01T12:00:00Z", f"{NOON!r} and "),
                 ({Level.LOW: 0, "low": 0}, "low", "<Level.LOW: 'low'> and 'low'"),
+                ({"a": {"low": 0, Level.LOW: 0}}, "a.low", "'low' and <Level.LOW: 'low'>"),
+                ([{b"abc": 0, "YWJj": 0}], "[0].YWJj", "b'abc' and 'YWJj'"),
+                ([{ID: 0, str(ID): 0}], f"[0].{ID}", f"{ID!r} and "),
+                (
+                    Model(order={Level.LOW: 0, "low": 0}),
+                    "order.low",
+                    "<Level.LOW: 'low'> and 'low'",
+                ),
                 (DATA({-1: 0, "-1": 0}), "order.-1", "-1 and '-1'"),
                 (Model(order={1: 0, "1": 0}), "order.1", "1 and '1'"),
             )

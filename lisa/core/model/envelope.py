@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import binascii
 import dataclasses
+import enum
+import functools
 import math
 import os
 import re
@@ -47,7 +49,6 @@ _FROM_SORTED = bytes.maketrans(_SORTED_ALPHABET.encode(), _BASE64.encode())
 _GENERATED = re.compile(r"[0-9A-Z_a-z~]{22}\Z")
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
-_NUMBER_AS_KEY = re.compile(rb'"[-0-9][^"]*":').search
 _COLLECTIONS = (list, tuple, set, frozenset)
 _WINDOW_FIRST = b'{"lisa-window":'
 _WINDOW_END = HEAD_BYTES + len(_WINDOW_FIRST)
@@ -108,20 +109,24 @@ _PLAIN: tuple[tuple[type, Callable[[Any], object]], ...] = (
 )
 
 
-def _encode_hook(value: object) -> object:
+def _encode_hook(value: object, mode: str = "json") -> object:
     if not isinstance(value, bool):
         for kind, plain in _PLAIN:  # a subclass, such as Markup or numpy.float64
             if isinstance(value, kind):
                 return plain(value)
     dump = getattr(value, "model_dump", None)
     if callable(dump):
-        return dump(mode="json")
+        return dump(mode=mode)
     if value is None or isinstance(value, (bool, tuple, frozenset)):  # valid, except as keys
         raise TypeError(f"the key {value!r} is not text; quote it")
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
+# With an order, msgspec refuses keys that are not text; models make them text in mode "json".
+_text_keys_only = msgspec.json.Encoder(
+    enc_hook=functools.partial(_encode_hook, mode="python"), order="deterministic"
+)
 _decoder = msgspec.json.Decoder()
 _header_decoder = msgspec.json.Decoder(dict[str, str])
 
@@ -147,7 +152,7 @@ def encode_body(body: object) -> tuple[bytes, bytes]:
     # msgspec writes NaN as null, so only a body with a null needs the slow check.
     if b"null" in encoded and _has_nan(body):
         raise InvalidMessage("the body holds NaN or an infinity, which JSON cannot write")
-    if _may_lose_keys((body,) if type(body) is dict else (), encoded):
+    if _may_lose_keys(body, (body,) if type(body) is dict else (), encoded):
         _check_keys(body, "")
     return b"j", encoded
 
@@ -160,19 +165,22 @@ def _has_nan(value: object) -> bool:
     return any(_has_nan(part) for _, part in _parts(value))
 
 
-def _may_lose_keys(dicts: Sequence[Any], encoded: bytes) -> bool:
+def _may_lose_keys(value: object, dicts: Sequence[Any], encoded: bytes) -> bool:
     """Whether keys of a mapping may have become one in JSON, as 1 and "1" do.
 
-    Each send pays for this check, so it looks at the keys of the bodies that are dicts, and within
-    all bodies for texts that numbers and dates have as keys. Members of enumerations, UUIDs and
-    bytes within another mapping go unnoticed.
+    Each send pays for this check. It compares no keys, but reports any that is not text.
+
+    dicts: the bodies in `value` that are dicts; without another mapping only their keys count.
     """
     try:
-        for body in dicts:
-            "".join(body)  # the fastest check that all keys are texts
-    except TypeError:
+        if encoded.count(b"{") > len(dicts):
+            _text_keys_only.encode(value)
+        else:
+            for body in dicts:
+                "".join(body)  # the fastest check that all keys are texts
+    except (TypeError, ValueError, OverflowError):  # the latter two: values of models
         return True
-    return encoded.count(b"{") > len(dicts) and _NUMBER_AS_KEY(encoded) is not None
+    return False
 
 
 def _check_keys(value: object, path: str) -> None:
@@ -205,8 +213,13 @@ def _parts(value: object) -> Iterable[tuple[str, object]]:
         return [(f"[{index}]", part) for index, part in enumerate(value)]
     if isinstance(value, msgspec.Struct):
         return _parts(msgspec.structs.asdict(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _parts({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, enum.Enum):
+        return [("", value.value)]
+    fields = getattr(type(value), "__attrs_attrs__", ())
+    if dataclasses.is_dataclass(type(value)):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]  it is no class
+    if fields:
+        return _parts({field.name: getattr(value, field.name, None) for field in fields})
     dump = getattr(value, "model_dump", None)
     return _parts(dump()) if callable(dump) else ()
 
@@ -280,7 +293,7 @@ def encode_tails(bodies: Sequence[object], headers: bytes) -> list[bytes]:
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
             encoded = list(map(encode, bodies))
             whole = b"".join(encoded) if kind == b"j" else b""
-            is_sure = not whole or not (b"null" in whole or _may_lose_keys(bodies, whole))
+            is_sure = not whole or not (b"null" in whole or _may_lose_keys(bodies, bodies, whole))
             if max(map(len, encoded)) <= LARGEST_BODY_BYTES and is_sure:
                 start = kind + headers
                 return [start + one for one in encoded]
