@@ -35,7 +35,7 @@ GOOD = [
     "redis://under_score.svc.",
     "unix:///run/redis.sock?db=1",
     "redis+sentinel://a,b:26380/shop/3",
-    "rediss+sentinel://a:0/shop",
+    "rediss+sentinel://a:1/shop",
     "redis+cluster://a/0",
 ]
 BAD = {
@@ -59,12 +59,13 @@ BAD = {
     "redis://h?host=other": "unknown option 'host'",
     "redis+unix:///x": "is not a server address",
     "redis+://h": "is not a server address",
-    "redis://h:65536/0": "the port of 'h' is not a number from 0 to 65535",
-    "redis://me:secret@h:port/0": "the port of 'h' is not a number from 0 to 65535",
+    "redis://h:0": "the port of 'h' is not a number from 1 to 65535",
+    "redis://h:65536/0": "the port of 'h' is not a number from 1 to 65535",
+    "redis://me:secret@h:port/0": "the port of 'h' is not a number from 1 to 65535",
     "redis://me:secret@[bad": "lacks host:port",
     "redis://a:1,b:2/0": "several hosts need redis+sentinel:// or redis+cluster://, not redis://",
-    "redis+sentinel://a,b:70000/shop": "the port of 'b' is not a number from 0 to 65535",
-    "redis+cluster://me:secret@a:1,b:x": "the port of 'b' is not a number from 0 to 65535",
+    "redis+sentinel://a,b:70000/shop": "the port of 'b' is not a number from 1 to 65535",
+    "redis+cluster://me:secret@a:1,b:x": "the port of 'b' is not a number from 1 to 65535",
     "redis://db..svc:6379": "'db..svc' is not the name of a host",
     f"redis+cluster://a,{'x' * 64}.y": "xxx.y' is not the name of a host",
     "redis://h/first": "'first' is not the number of a database",
@@ -125,10 +126,11 @@ def test_a_mistake_is_named_by_programs_and_by_settings(url: str) -> None:
 
 def test_an_address_of_another_type_is_refused() -> None:
     given: Any
-    for given in (6379, b"redis://localhost", ["redis://localhost"]):
+    for given in (6379, b"redis://:secret@localhost", ["redis://localhost"]):
         for role in (Producer, Consumer, Manager):
-            with pytest.raises(ConfigError, match="is not a server address: use redis://"):
+            with pytest.raises(ConfigError, match="is not a server address: use redis://") as said:
                 role(given)
+            assert "secret" not in str(said.value)
 
 
 def test_tls_files_without_a_tls_address_are_refused() -> None:

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -110,13 +110,28 @@ def test_zones_by_name_and_by_offset() -> None:
             parse_zone(bad)
 
 
+class Summer(tzinfo):
+    """As the documentation of `datetime` has them: answers None with an offset, or an error."""
+
+    def __init__(self, winter: int | None) -> None:
+        self.winter = winter
+
+    def utcoffset(self, dt: datetime | None) -> timedelta:
+        if dt is None and self.winter is not None:
+            return timedelta(hours=self.winter)
+        assert dt is not None
+        return timedelta(hours=4 <= dt.month <= 10)
+
+
 def test_zones_of_other_libraries() -> None:
     """As those of the standard library, or refused: never local mean time."""
     new_york, other = ZoneInfo("America/New_York"), pytz.timezone("America/New_York")
     assert parse_zone(other) == new_york
     assert parse_zone(pytz.utc) == ZoneInfo("UTC")
     assert zone_name(pytz.FixedOffset(90)) == zone_name(tz.tzoffset(None, 5400)) == "+01:30"
-    for unknown in (tz.gettz("Europe/Berlin"), tz.tzstr("EST5EDT")):
+    with pytest.raises(InvalidMessage, match="whole number of minutes"):
+        zone_name(timezone(timedelta(hours=5, seconds=7)))
+    for unknown in (tz.gettz("Europe/Berlin"), tz.tzstr("EST5EDT"), Summer(0), Summer(None)):
         with pytest.raises(InvalidMessage, match="pass its name, as in 'Europe/Berlin'"):
             parse_zone(unknown)
     for wall in (datetime(2030, 1, 1, 9), datetime(2030, 7, 1, 9), datetime(2024, 11, 3, 1, 30)):  # noqa: DTZ001

@@ -44,7 +44,7 @@ class ServerUrl:
     def parse(cls, text: str) -> Self:
         """Check a URL, except for its options. Raises ConfigError, without user or password."""
         if not isinstance(text, str):
-            raise _unknown(repr(text))
+            raise _unknown(f"a {type(text).__name__}")  # not its text, which may have a password
         return cls(*_parsed(text.strip()))
 
     @property
@@ -148,9 +148,9 @@ def _host_and_port(entry: str, url: ServerUrl) -> tuple[str, int]:
     if not found or not host:
         raise ConfigError(f"an address that begins with {_begin(url)} lacks host:port")
     port = found[3] or str(PORTS[url.kind])
-    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65_535:
         raise ConfigError(
-            f"{_begin(url)}: the port of {host!r} is not a number from 0 to 65535 (IPv6 addresses "
+            f"{_begin(url)}: the port of {host!r} is not a number from 1 to 65535 (IPv6 addresses "
             "are written in brackets)"
         )
     return host, int(port)

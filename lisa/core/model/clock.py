@@ -275,8 +275,15 @@ def _replaced(zone: tzinfo) -> tzinfo:
     name = getattr(zone, "key", None) or getattr(zone, "zone", None)
     if isinstance(name, str):
         return parse_zone(name)
-    offset = zone.utcoffset(None)
-    if offset is None:
+    offset = None
+    try:
+        offset = zone.utcoffset(None)
+        # Zones with summer time may answer None with the offset of their winter.
+        months = [datetime(2030, month, 1, tzinfo=zone) for month in range(1, 13)]
+        is_fixed = offset is not None and {month.utcoffset() for month in months} == {offset}
+    except Exception:  # noqa: BLE001  such a zone is any program's code
+        is_fixed = False
+    if offset is None or not is_fixed:
         raise InvalidMessage(
             f"the time zone {zone!r} is not supported; pass its name, as in 'Europe/Berlin'"
         )
@@ -302,7 +309,9 @@ def zone_name(zone: tzinfo | str | None) -> str:
     offset = found.utcoffset(None)
     if offset is None:
         raise InvalidMessage(f"tz={zone!r} has no name; pass text like 'Europe/Berlin'")
-    minutes = offset // timedelta(minutes=1)
+    minutes, rest = divmod(offset, timedelta(minutes=1))
+    if rest:
+        raise InvalidMessage(f"tz={zone!r} is not a whole number of minutes from UTC")
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
