@@ -365,7 +365,10 @@ def test_settings_are_frozen_and_load_neither_client_nor_scheduler() -> None:
                 "headers: {zone: 7}": ["headers.zone", "put it in quotes"],
             }.items()
         ),
-        ("{schedules: [{name: a, topic: t, every: 1m, body: {1: a, '1': b}}]}", ["1 is given twi"]),
+        *(
+            (f"{{schedules: [{{name: a, topic: t, every: 1m, body: {body}}}]}}", ["is given twice"])
+            for body in ("{1: a, '1': b}", "{1: a, 1.0: b}", "{0x10: a, 16: b}", "{1: a, true: b}")
+        ),
         ("[", ["not valid YAML", "line"]),
         ("{? [a, b] : 1}", ["not valid YAML", "unhashable key"]),
         ("5", ["lisa-delay-queue is a section"]),

@@ -48,13 +48,16 @@ class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run t
         """Check the keys before those of merged mappings (`<<`) are put in front of them."""
         if node not in self._checked:
             self._checked.add(node)
-            seen = set()
+            seen: set[object] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen and key.tag != f"{_TAG}merge":
+                if key.tag == f"{_TAG}merge":
+                    continue
+                same = {key.value, self.construct_object(key)}  # Python takes 1.0 and true for 1
+                if same & seen:
                     line = key.start_mark.line + 1
                     text = f"{key.value} is given twice, again in line {line}; remove one"
                     raise ConfigError(text)
-                seen.add(key.value)
+                seen |= same
         super().flatten_mapping(node)
 
     def get_single_node(self) -> Any:
