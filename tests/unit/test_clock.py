@@ -122,6 +122,12 @@ class Summer(tzinfo):
         assert dt is not None
         return timedelta(hours=4 <= dt.month <= 10)
 
+    def dst(self, dt: datetime | None) -> timedelta:
+        return self.utcoffset(dt)
+
+    def tzname(self, dt: datetime | None) -> str:
+        return f"summer {dt}"
+
 
 def test_zones_of_other_libraries() -> None:
     """As those of the standard library, or refused: never local mean time."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from enum import Enum, IntEnum
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -178,6 +179,15 @@ class Model(pydantic.BaseModel):
     order: Any
 
 
+class Attrs:
+    """As the library attrs makes them."""
+
+    __attrs_attrs__ = (SimpleNamespace(name="order"),)
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+
+
 class Level(Enum):
     LOW = "low"
     NONE = math.nan
@@ -198,6 +208,7 @@ RECURSIVE.append(RECURSIVE)
     [
         *((body, "body") for body in (math.nan, {"a": [math.inf]}, {"a": object()}, RECURSIVE)),
         ({"a": [Level.NONE]}, "NaN"),
+        ({"a": Attrs(math.nan)}, "NaN"),
         *((body, "body") for body in ("\ud800", {1j: 2}, b"x" * (LARGEST_BODY_BYTES + 1))),
         *(
             ({"a": [{key: 1}]}, rf"the key {re.escape(repr(key))} is not text; quote it")

@@ -215,9 +215,10 @@ def _parts(value: object) -> Iterable[tuple[str, object]]:
         return _parts(msgspec.structs.asdict(value))
     if isinstance(value, enum.Enum):
         return [("", value.value)]
-    fields = getattr(type(value), "__attrs_attrs__", ())
-    if dataclasses.is_dataclass(type(value)):
-        fields = dataclasses.fields(value)  # type: ignore[arg-type]  it is no class
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+    else:
+        fields = getattr(type(value), "__attrs_attrs__", ())
     if fields:
         return _parts({field.name: getattr(value, field.name, None) for field in fields})
     dump = getattr(value, "model_dump", None)
