@@ -47,7 +47,7 @@ class Causes:
     windows: for these keys: `any` fault, with the time until it counts as over; faults that affect
         `all` processes; a `loss` of data by the server; a `stall` of any process; and those of one
         process, stalls of one process, and those of one kind, place or message.
-    kills: when each killed process was killed.
+    kills: when each killed process was killed; `consumer_kills`: when consumers were, in order.
     deleted: messages whose bodies the run deleted.
     """
 
@@ -94,6 +94,10 @@ class Causes:
             self.deleted.update(event["messages"])
         if event.get("redelivers"):
             self._add(window, *[("place", place) for place in event["places"]])
+
+    @property
+    def consumer_kills(self) -> list[int]:
+        return sorted(at for one, at in self.kills.items() if self._kinds.get(one) == "consumer")
 
     def _on(self, process: int) -> Sequence[Hashable]:
         return ("process", process), ("kind", self._kinds.get(process))

@@ -366,9 +366,7 @@ def _first_in_its_window(case: Case, row: int) -> None:
     since = min(latest * 1000, handling.begin) - ACK_US
     if ("message", number) in case.causes.windows or case.causes.around(since, handling.begin):
         return
-    if handling.attempt > 1:
-        case.accuse("unexplained", number, f"attempt {handling.attempt} is its first")
-    elif due > opening(number, latest + ACK_US // 1000):
+    if due > opening(number, latest + ACK_US // 1000):
         what = f"its due time was {due - latest} ms after what was asked for, despite its window"
         case.accuse("late", number, what)
     elif due > latest and (due % MINUTE_MS or not is_open(number, due * 1000)):
@@ -491,6 +489,46 @@ def _of_retry(case: Case, number: int, do: int, before: Any, after: Any) -> str 
     return case.causes.of_again(number, do, before, after) or case.causes.around(
         before.begin - ACK_US, after.begin
     )
+
+
+def charged(case: Case) -> None:
+    """Each attempt that was counted had begun its handler.
+
+    A process that was killed may have announced one suspect whose handler it did not reach. Pulls
+    count when they are read, and so do consumers of an earlier build.
+    """
+    if any(event.get("earlier") for event in case.run.events):
+        return
+    counts, kills = case.verdicts.counts, case.causes.consumer_kills
+    pulled = topic_number("http")
+    for row in _unrecorded(case):
+        handling, number = case.handled[row], case.number(row)
+        tried = case.messages.tried[handling.message]
+        is_damaged = ("message", number) in case.causes.windows
+        if handling.place // MOST_GROUPS == pulled or is_damaged:
+            continue
+        if case.causes.first(tried, handling.begin, "loss"):
+            continue
+        kill = next((at for at in kills if tried <= at <= handling.begin_by), None)
+        if kill is None:
+            what = f"attempt {handling.attempt}, but no handler began the one before"
+            case.accuse("unexplained", number, what)
+        else:
+            kills.remove(kill)
+            counts["attempts counted at a kill before a handler's first line"] += 1
+
+
+def _unrecorded(case: Case) -> list[int]:
+    """For each attempt that is missing, the first handling after it, in order of time."""
+    rows = case.handled
+    order = np.lexsort((rows.begin, rows.attempt, rows.place, rows.message))
+    message, place, attempt = (
+        rows[name][order].astype(int) for name in ("message", "place", "attempt")
+    )
+    before = np.append(0, attempt)[:-1]
+    before[np.diff(message, prepend=-1).astype(bool) | np.diff(place, prepend=-1).astype(bool)] = 0
+    found: list[int] = np.repeat(order, np.maximum(attempt - before - 1, 0)).tolist()
+    return sorted(found, key=lambda row: rows.begin[row])
 
 
 def astray(case: Case) -> None:
@@ -673,6 +711,6 @@ def growth(case: Case) -> None:
 
 
 JUDGES = (
-    count, lost, again, astray, left, processes, early, late, late_by_its_due_time, past_ttl,
-    failures, after_cancel, after_replace, answers, repairs, growth, ticks, windows,
+    count, lost, again, charged, astray, left, processes, early, late, late_by_its_due_time,
+    past_ttl, failures, after_cancel, after_replace, answers, repairs, growth, ticks, windows,
 )  # fmt: skip

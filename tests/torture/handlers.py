@@ -39,9 +39,14 @@ swift = Consumer()
 sturdy = Consumer(concurrency=16)
 
 
-def begin(message: Message) -> Handling:
-    place = place_number(message.topic, message.group)
-    return diary.begin(place, message.body, message.attempt, message.due_ms)
+def begin(*messages: Message) -> list[Handling]:
+    """Note that the handlers of messages begin, before anything else."""
+    handlings = [
+        diary.begin(place_number(one.topic, one.group), one.body, one.attempt, one.due_ms)
+        for one in messages
+    ]
+    diary.note(*handlings, verdict=Verdict.BEGUN)
+    return handlings
 
 
 def verdict_on(handling: Handling) -> Verdict:
@@ -56,10 +61,8 @@ def verdict_on(handling: Handling) -> Verdict:
 def pause_s(handling: Handling) -> float:
     """How long the handler takes."""
     do = handling.do
-    if do not in PAUSES_S or (do is Do.HANG and handling.attempt > 1):
-        return 0.0
-    diary.note(handling, verdict=Verdict.BEGUN)
-    return PAUSES_S[do]
+    is_hung_once = do is Do.HANG and handling.attempt > 1
+    return 0.0 if is_hung_once else PAUSES_S.get(do, 0.0)
 
 
 def end(handling: Handling) -> bool | None:
@@ -87,7 +90,7 @@ def end(handling: Handling) -> bool | None:
 @sturdy.on("hang", timeout=timedelta(seconds=HANG_TIMEOUT_S))
 def handle(message: Message) -> bool | None:
     """On a thread, or on the reader's thread."""
-    handling = begin(message)
+    (handling,) = begin(message)
     time.sleep(pause_s(handling))
     return end(handling)
 
@@ -95,7 +98,7 @@ def handle(message: Message) -> bool | None:
 @sturdy.on("async")
 async def handle_async(message: Message) -> bool | None:
     """On the event loop."""
-    handling = begin(message)
+    (handling,) = begin(message)
     await asyncio.sleep(pause_s(handling))
     return end(handling)
 
@@ -103,7 +106,7 @@ async def handle_async(message: Message) -> bool | None:
 @sturdy.on("batch", batch=50, within=timedelta(milliseconds=50))
 def handle_batch(batch: Batch) -> None:
     """Many in one call; some are set aside as failed."""
-    every = [(message, begin(message)) for message in batch]
+    every = list(zip(batch, begin(*batch), strict=True))
     for verdict in (Verdict.FAILED, Verdict.OK):
         alike = [handling for _, handling in every if verdict_on(handling) is verdict]
         diary.note(*alike, verdict=verdict)

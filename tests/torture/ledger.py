@@ -272,8 +272,8 @@ class Diary:
 
     A line is ten integers: message, place, attempt, due (ms), earliest begin and latest end by
     Redis's clock (us; 0 while running), verdict, whether the clock was asked, latest begin and
-    earliest end. A slow handling is also recorded when it begins. Another file has the times at
-    which the process or the server stood still.
+    earliest end. A handling is recorded when it begins, and again when it ends. Another file has
+    the times at which the process or the server stood still.
     """
 
     def __init__(self, orders: Orders) -> None:

@@ -93,6 +93,10 @@ ready: send; stay ready
 a schedule: ticks 1,2 1,2 behind_ms=60000
 a schedule without a next tick: ticks 1,2 1,2 behind_ms=none
 
+== unexplained, unexplained
+a retry that leaves out an attempt: send hard do=RAISE; handle 1.1 FAILED;
+    handle 1.4 attempt=3 due_s=1
+
 == unexplained
 twice: twice
 twice, another process killed: twice; kill 4 1.2 consumer-4
@@ -106,14 +110,16 @@ twice, and then a fault: twice; fault server-kill server 5.5 6.5
 a retry without its pause: send hard do=RAISE; handle 1.1 FAILED; handle 1.2 attempt=2 due_s=1
 a retry that repeats its attempt: send hard do=RAISE; handle 1.1 FAILED;
     handle 1.4 attempt=1 due_s=1
-a retry that leaves out an attempt: send hard do=RAISE; handle 1.1 FAILED;
-    handle 1.4 attempt=3 due_s=1
 a deferral that counts an attempt: send hard do=DEFER; handle 1.1 DEFERRED;
     handle 1.4 attempt=2 due_s=1.35
 a deferral without its delay: send hard do=DEFER; handle 1.1 DEFERRED; handle 1.15 due_s=1.15
 in another topic: send; handle 1.1; handle 1.1 topic=async
 sent by nobody: handle 1 number=99
 a deferral that counted: send windows; handle 40.1 due_s=40 attempt=2
+read ahead, and counted: send; handle 5.1 attempt=2; freeze 2 1 4
+read ahead by the killed, and counted: send; handle 5.1 attempt=2; send at_s=0.5;
+    handle 5.1 attempt=2; kill 2 1.1
+counted twice at a kill: send; handle 5.1 attempt=3; kill 2 1.1
 a call failed: fail
 a call failed long after a fault: fail; fault server-stop server 8 10
 a call failed, and a fault was skipped: fail; fault server-stop server 19 21 skipped=yes
@@ -159,7 +165,10 @@ shortly past its ttl: send ttl_ms=500; handle 2.4
 as its window opens: send windows at_s=38.999; handle 39.999 due_s=39.999
 shortly after its window closed: send windows at_s=99.3; handle 100.3 due_s=100.3
 stood still as its window closed: send windows at_s=98; handle 102 due_s=99; stall 99.8 101.9
-a fault counted an attempt: send windows; handle 40.1 due_s=40 attempt=2; freeze 2 30 36
+killed as its handler began: send; handle 5.1 attempt=2; kill 2 1.1
+killed while its handler ran: send; handle 1.1 took_s=none; handle 5.1 attempt=2; kill 2 1.2
+counted before the server lost data: send; loss 1 2; handle 5.1 attempt=2
+pulled, and counted: send http; handle 5.1 attempt=2
 updated: send; update 0.5 +3000; handle 1.1
 updated in flight: send; update 1.05 +1000 f; handle 1.2 number=old; handle 2.2
 replaced in flight, and begun after that: send; replace 1.05 +1000 f; handle 1.2 number=old;
