@@ -147,6 +147,8 @@ def test_zones_of_other_libraries() -> None:
         local_mean = wall.replace(tzinfo=other)
         with pytest.raises(InvalidMessage, match="use zoneinfo, or pytz with localize"):
             datetime_ms(local_mean)
+    with pytest.raises(InvalidMessage, match="is not a time: "):  # nor is NaT of pandas
+        datetime_ms(datetime(2030, 1, 1, tzinfo=tzinfo()))  # type: ignore[abstract]
     dateutil = datetime(2024, 11, 3, 1, 30, fold=1, tzinfo=tz.gettz("America/New_York"))
     assert datetime_ms(dateutil) == datetime_ms(dateutil.replace(tzinfo=new_york))
 

@@ -138,7 +138,11 @@ def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:
 
     Raises InvalidMessage for a naive moment without a zone.
     """
-    if moment.utcoffset() is None:
+    try:
+        is_naive = moment.utcoffset() is None
+    except Exception as error:  # noqa: BLE001  NaT of pandas, or any program's tzinfo
+        raise InvalidMessage(f"{moment!r} is not a time: {error}") from None
+    if is_naive:
         if zone is None:
             raise InvalidMessage(
                 f"{moment.isoformat()} names no time zone; "
