@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from lisa.cli.options import (
     due_options,
 )
 from lisa.cli.output import console, print_json, print_table
+from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import InvalidMessage, LisaError
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 
@@ -110,17 +113,26 @@ def parse_headers(pairs: Iterable[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise click.UsageError(f"--header {pair!r} is not KEY=VALUE")
+        if name in found:
+            raise click.UsageError(f"--header {name} is given twice; remove one")
         found[name] = value
     return found
 
 
 def parse_body(data: bytes, kind: str | None) -> Any:
-    """Decode JSON, or else text; bytes that are neither stay bytes."""
+    """Decode JSON, or else text; bytes that are neither stay bytes.
+
+    Raises InvalidMessage if a key of JSON occurs twice.
+    """
     import msgspec
 
     if kind != "text":
         try:
-            return msgspec.json.decode(data)
+            body = msgspec.json.decode(data)
+            if b"{" in data:
+                with suppress(RecursionError):
+                    json.loads(data, object_pairs_hook=without_repeats, parse_int=str)
+            return body
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if kind == "json":
                 raise InvalidMessage(f"the body is not JSON: {error}") from None

@@ -12,11 +12,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
+from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.paths import shown
 from lisa.pipeline.source.columns import CORRUPT
@@ -48,13 +50,10 @@ def _constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are sorted, so that ids derived from it ignore their order."""
-    made = dict(sorted(pairs, key=lambda pair: pair[0]))
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} occurs twice")
+    made = without_repeats(sorted(pairs, key=itemgetter(0)))
+    "".join(made).encode()  # raises ValueError for half of a surrogate pair
     return made
 
 
@@ -62,7 +61,7 @@ _decoder = json.JSONDecoder(
     parse_int=_integer,
     parse_float=_fraction,
     parse_constant=_constant,
-    object_pairs_hook=_without_repeats,
+    object_pairs_hook=_sorted,
 )
 
 

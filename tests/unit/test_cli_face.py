@@ -73,7 +73,12 @@ JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
         (["send", "orders", "x", "--at-ms", "1.5"], "--at-ms"),
         (["send", "orders", "x", "--delay", "1s", "--at-ms", "5"], "contradict"),
         (["send", "orders", "x", "--header", "novalue"], "KEY=VALUE"),
+        (
+            ["send", "orders", "x", "--header", "a=1", "--header", "a=2"],
+            "--header a is given twice",
+        ),
         (["send", "orders", "{", "--json-body"], "not JSON"),
+        (["send", "orders", '[{"a": {"b": 1, "b": 2}}]'], "the key 'b' occurs twice"),
         (["send", "or ders", "x"], "topic"),
         (["send", "orders", "x", "--retry", "soon"], "soon"),
         (["send", "orders", "--jsn"], "--jsn"),

@@ -225,6 +225,16 @@ def _parts(value: object) -> Iterable[tuple[str, object]]:
     return _parts(dump()) if callable(dump) else ()
 
 
+def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object with these keys and values. Raises InvalidMessage if a key occurs twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidMessage(f"the key {repeated!r} occurs twice")
+    return made
+
+
 def decode_body(kind: str, body: bytes) -> Any:
     """The body as it was sent: JSON values, str or bytes. Raises InvalidMessage."""
     if kind == "b":
