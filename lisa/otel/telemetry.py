@@ -250,7 +250,7 @@ def _current(span: Span, context: Context | None = None) -> Iterator[None]:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether a raised error is more than a `Defer`, which may be in an exception group."""
+    """Whether a raised error is a failure; a `Defer`, also in an exception group, is none."""
     if not isinstance(error, (Defer, BaseExceptionGroup)):
         return True
     from lisa.consumer.inflight import verdict_of  # late: producers do not need consumers

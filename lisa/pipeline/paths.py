@@ -32,7 +32,7 @@ LOCAL_FILES = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
-"""Options of Spark's readers. Its usual file system, which keeps checksums, fails for a colon."""
+"""Options of Spark's readers. The default file system, with checksums, rejects colons in names."""
 
 _PATTERN = re.compile(r"([][{}*?\\])")
 

@@ -51,7 +51,7 @@ class SendReport:
 
     @property
     def replaced_in_flight(self) -> int:
-        """Number of messages that replaced one that a handler may still get or be at work on."""
+        """Number of messages that replaced one whose handler may be running, or may still start."""
         return self._counts[Sent.REPLACED_IN_FLIGHT]
 
     @property

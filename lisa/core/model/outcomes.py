@@ -65,7 +65,7 @@ def _checked_delay(name: str, reason: object, delay: timedelta | str | None) -> 
 def meant_to_be_raised(result: object) -> Exception | None:
     """The outcome that a handler returned: a `Retry`, `Defer` or `Discard`, or the class itself.
 
-    Instead of an outcome that is not valid, its error: a returned class `Defer` has no delay.
+    An invalid outcome gives the error that its constructor raises: the class `Defer` lacks a delay.
     """
     if isinstance(result, (Retry, Defer, Discard)):
         return result

@@ -42,10 +42,10 @@ def holiday_name(calendar: Calendar, day: date) -> str:
 
 @lru_cache(maxsize=1_024)
 def _names_of(calendar: Calendar, year: int) -> dict[date, str]:
-    """Names of the holidays in a year; also of those observed in it that belong to a neighbour.
+    """Names of the holidays in a year, including those of an adjacent year observed in it.
 
-    The library's mapping adds a year when one of its dates is read, and shows threads that read
-    meanwhile a part of it. So each call makes a mapping of its own.
+    The library's mapping adds a year when one of its dates is read. Other threads that read at that
+    moment see a part of the year, so each call makes its own mapping.
     """
     return dict(_new(calendar, (year - 1, year, year + 1)))
 
