@@ -308,15 +308,15 @@ def test_a_gateway_refuses_only_requests_about_the_away_nodes_topics(cluster: Cl
                 assert answer.elapsed < 2 * GATEWAY_PATIENCE, (request, gateway.said)
         assert gateway.client.get("/healthz").status_code == 200
 
-        def delivers(topic: str) -> bool:
-            """True if a message sent with a delay reaches a waiting pull."""
-            sent = ask(gateway, topic, ("POST", "/messages", {"body": 1, "delay_ms": 100}))
+        def pulls(topic: str, message_id: str) -> bool:
+            """Whether a waiting pull returns the message, perhaps after earlier ones."""
             waiting = {"group": "g", "max": 99, "wait_ms": 5_000}
             pulled = ask(gateway, topic, ("POST", "/pull", waiting)).json()["deliveries"]
-            return sent.json()["id"] in [delivery["id"] for delivery in pulled]
+            return message_id in [delivery["id"] for delivery in pulled]
 
         for topic in healthy:
-            wait_until(partial(delivers, topic))
+            sent = ask(gateway, topic, ("POST", "/messages", {"body": 1, "delay_ms": 100}))
+            wait_until(partial(pulls, topic, sent.json()["id"]))
         bring_back(node, hang)
         wait_until(lambda: ask(gateway, lost, REQUESTS[0]).status_code == 201)
         said = "\n".join(gateway.said)
