@@ -11,9 +11,9 @@
 --       ('0-0': own leases alone); the window's size (50 at most, and as many leases); the
 --       latest ms that the clock may show, or ''
 -- Returns {'OK', 'later' (the clock shows more: nothing was done), 'ahead' (deliveries are in the
---       future of the clock) or '', cursor or '' at the end, ms until the next lease of this window ends or -1,
---       entries cleared, suspects returned to ready, id, the due time of its delivery or '', outcome ('r<due>' or 'g'), failed
---       attempts, ...}; {'GROUPS', ...}
+--       future of the clock) or '', cursor or '' at the end, ms until the next lease of this window
+--       ends or -1, entries cleared, suspects returned to ready, id, the due time of its delivery or
+--       '', outcome ('r<due>' or 'g'), failed attempts, ...}; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
 
