@@ -12,7 +12,7 @@ from math import inf
 
 from lisa.admin.roles import RolePresence
 from lisa.core.delivery.degradation import DEGRADED_AFTER
-from lisa.core.store.presence import ConsumerPresence, PushPresence
+from lisa.core.store.presence import BUSY_MS, ConsumerPresence, PushPresence
 from lisa.core.store.server_checks import CheckResult
 from lisa.gateway.page.rendering import brief, count, link, stamp
 from lisa.gateway.page.snapshot import GARBAGE_MS, Line, Snapshot
@@ -167,7 +167,7 @@ def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionI
             )
             yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
         busy_ms = record.busy_ms + one.silent_ms if record.busy_ms else 0
-        if busy_ms >= OLD_MS and late[topic] >= DUE_FOR_MS:
+        if busy_ms >= BUSY_MS and late[topic] >= DUE_FOR_MS:
             title = f"All handlers busy for {brief(busy_ms)}"
             detail = f"the {record.concurrency} handlers of {record.name} work on the same messages"
             if record.concurrency == 1:
