@@ -3,7 +3,6 @@
 
 VENV   := .venv
 BIN    := $(VENV)/bin
-CLIENT := packaging/client
 # Another interpreter: make PYTHON=/path/to/python3.13
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -37,7 +36,7 @@ help:
 	@echo "make proto   generate the Python code of the gRPC service from lisa.proto"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
-	@echo "make wheel   build both distributions: dist/*.whl; PROJECT_URL=https://... adds links to it"
+	@echo "make wheel   build the package: dist/*.whl; PROJECT_URL=https://... adds links to it"
 	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.base
@@ -130,7 +129,6 @@ images: $(VENV)/.dev
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel
-	cd $(CLIENT) && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -146,15 +144,19 @@ $(BIN)/python:
 	  "$(PYTHON)" -m venv --without-pip $(VENV) && \
 	  "$(PYTHON)" -m pip --python $@ install --quiet pip; }
 
-$(VENV)/.base: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable .
-	@touch $@
-
-$(VENV)/.bench: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable . 'matplotlib>=3.9'
+# Earlier checkouts had a second distribution, whose files would hide those of the first.
+define install
+	$(BIN)/python -m pip uninstall -qq --yes lisa-delay-queue-client
+	$(BIN)/python -m pip install --quiet --editable '.[$(1)]' $(2)
 	@touch $@ $(VENV)/.base
+endef
 
-$(VENV)/.dev: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable '.[dev]'
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(call install,standard)
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(call install,standard,'matplotlib>=3.9')
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(call install,dev)
 	$(BIN)/python -m compileall -q lisa  # tests start many programs, also where Python writes no bytecode
-	@touch $@ $(VENV)/.base

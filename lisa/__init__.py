@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import os
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lisa.consumer import (
         AsyncConsumer,
         AsyncDelivery,
@@ -260,38 +256,8 @@ _HOME_OF = dict.fromkeys(__all__, "lisa.core.model.errors") | {
 """The module of every public name; names that `_HOMES` does not list are errors."""
 
 
-_FULL = {
-    f"lisa.{name}" for name in ("django", "embedded", "gateway", "manager", "pipeline", "testing")
-}
-"""Packages of the distribution `lisa-delay-queue`; the others are in its client."""
-
-
-class _FullDistribution:
-    """Names the distribution to install if an import finds none of its packages."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for a missing package; only reached if no finder has it."""
-        if name in _FULL:
-            raise ModuleNotFoundError(
-                f"{name} is not part of lisa-delay-queue-client: pip install lisa-delay-queue",
-                name=name,
-            )
-
-
-def _other_folders() -> Iterator[str]:
-    """Folders of this package that contain only files of the other distribution."""
-    for entry in filter(None, sys.path):  # "" is the current directory, which may change
-        folder = os.path.join(entry, "lisa")  # noqa: PTH118  pathlib would double the import time
-        if os.path.isdir(folder) and not os.path.exists(f"{folder}/__init__.py"):  # noqa: PTH112, PTH110
-            yield folder
-
-
-__path__.extend(_other_folders())
-sys.meta_path.append(_FullDistribution)
-
-# The client has no manager: `from lisa import *` imports what is installed.
-if importlib.machinery.PathFinder.find_spec("lisa.manager", __path__) is None:
+# Without the extra `standard` there is no manager: `from lisa import *` imports the other names.
+if importlib.machinery.PathFinder.find_spec("apscheduler") is None:
     del __all__[__all__.index("Manager")]  # type checkers know it nevertheless
 
 

@@ -1,34 +1,13 @@
-"""Builds the wheels of both distributions and installs them."""
+"""Builds the wheel and installs it."""
 
 import os
-import re
-import runpy
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 from tests import programs
 from tests.servers import ROOT
-
-CLIENT = ROOT / "packaging" / "client"
-COPY = (ROOT / "packaging" / "lisa-delay-queue.pth").read_text("utf-8").strip()
-"""The folder with the copy of the client's files in the full wheel."""
-
-
-class Wheels(NamedTuple):
-    """The paths of the two wheels."""
-
-    client: Path
-    full: Path
-
-
-def client_parts() -> tuple[str, ...]:
-    """Files and folders of the source tree that belong to the client."""
-    parts: tuple[str, ...] = runpy.run_path(str(CLIENT / "hatch_build.py"))["PARTS"]
-    return parts
 
 
 def without_checkout() -> dict[str, str]:
@@ -47,39 +26,11 @@ def run(*command: str | Path, cwd: Path) -> str:
     return programs.run(*command, cwd=cwd, env=without_checkout()).stdout
 
 
-def build(project: Path, to: Path, kind: str = "wheel") -> Path:
-    """Build one distribution of a project that is the only one of its name in `to`."""
+def build(to: Path, kind: str = "wheel", project: Path = ROOT) -> Path:
+    """Build a distribution that is the only one of its name in `to`."""
     before = set(to.iterdir())
     run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", to, cwd=project)
     (built,) = set(to.iterdir()) - before
-    return built
-
-
-def build_both(to: Path) -> Wheels:
-    """Build the wheels of the checkout."""
-    return Wheels(client=build(CLIENT, to), full=build(ROOT, to))
-
-
-def merged(wheels: Wheels, version: str, to: Path) -> Path:
-    """A wheel as earlier versions had it: it owns the files of both distributions."""
-    files = {}
-    information = f"lisa_delay_queue-{version}.dist-info"
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                folder, _, rest = name.partition("/")
-                if folder == "lisa":
-                    files[name] = archive.read(name)
-                elif wheel == wheels.full and folder.endswith(".dist-info"):
-                    files[f"{information}/{rest}"] = archive.read(name)
-    metadata = files[f"{information}/METADATA"]
-    metadata = re.sub(rb"(?m)^Version: .*", f"Version: {version}".encode(), metadata)
-    files[f"{information}/METADATA"] = re.sub(rb"(?m)^Requires-Dist: lisa-.*\n", b"", metadata)
-    files[f"{information}/RECORD"] = "".join(f"{name},,\n" for name in files).encode()
-    built = to / f"lisa_delay_queue-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(built, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
     return built
 
 

@@ -1,28 +1,40 @@
-"""The command line: `lisa`, `lisa-manager`, `lisa-consumer` and `lisa-gateway`."""
+"""The commands `lisa`, `lisa-manager`, `lisa-consumer` and `lisa-gateway`."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from importlib import import_module
 
-import lisa
+from lisa.core.model.errors import MissingExtra
+from lisa.core.model.extras import requires
 
-# The client's distribution contains `lisa-consumer`. The other commands may be in another folder.
-__path__.extend(
-    str(folder)
-    for folder in (Path(root, "cli") for root in lisa.__path__)
-    if folder.is_dir() and str(folder) not in __path__
-)
+
+def run_lisa() -> None:
+    """Run `lisa`."""
+    _run("lisa", "lisa.cli.main", "standard")
+
+
+def run_manager() -> None:
+    """Run `lisa-manager`."""
+    _run("lisa-manager", "lisa.cli.manager", "standard")
 
 
 def run_consumer() -> None:
-    """Run `lisa-consumer`, or say what to install."""
+    """Run `lisa-consumer`."""
+    _run("lisa-consumer", "lisa.cli.consumer", "standard")
+
+
+def run_gateway() -> None:
+    """Run `lisa-gateway`."""
+    _run("lisa-gateway", "lisa.cli.gateway", "gateway")
+
+
+def _run(command: str, module: str, extra: str) -> None:
+    """Run a command; if its extra is missing, print which one, and exit with code 2."""
     try:
-        from lisa.cli.consumer import main
-    except ModuleNotFoundError as error:
-        if error.name != "click":
-            raise
-        install = "pip install 'lisa-delay-queue-client[settings]'"
-        sys.stderr.write(f"lisa-consumer: click is not installed: {install}\n")
+        with requires(extra):
+            main = import_module(module).main
+    except MissingExtra as error:
+        sys.stderr.write(f"{command}: {error}\n")
         sys.exit(2)
     main()

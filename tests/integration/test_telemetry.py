@@ -347,5 +347,5 @@ def test_nothing_is_added_without_an_sdk(processes: Processes) -> None:
     process = processes.start("-c", WITHOUT_SDK, env={"PYTHONPATH": str(ROOT)})
     assert process.wait() == 0, process.output
     *_, said, is_idle, without, later = process.output.splitlines()
-    assert said.endswith("is not installed: pip install opentelemetry-api")
+    assert said.endswith("opentelemetry is not installed: pip install 'lisa-delay-queue[otel]'")
     assert (is_idle, without, later) == ("True", "{} {} {}", "traceparent")

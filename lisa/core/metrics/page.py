@@ -62,6 +62,6 @@ def _metric(family: Family, rows: dict[tuple[str, ...], Value]) -> Metric:
 
 def _version() -> str:
     try:
-        return version("lisa-delay-queue-client")
+        return version("lisa-delay-queue")
     except PackageNotFoundError:  # not installed
         return "unknown"

@@ -13,6 +13,7 @@
     |   +-- Misplaced                       the topic's shards are being changed
     +-- ConfigError                         a setting, permission or password is wrong
     |   +-- TooManyGroups                   the topic has its maximum number of groups
+    |   +-- MissingExtra (also ModuleNotFoundError)  an extra must be installed
     +-- StartupFailed                       a consumer's lifespan raised an error at startup
 
 Errors of the Redis client are always converted to one of these.
@@ -101,6 +102,10 @@ class ConfigError(LisaError):
 
 class TooManyGroups(ConfigError):
     """The topic has as many groups as its `max_groups` allows; existing groups are not affected."""
+
+
+class MissingExtra(ConfigError, ModuleNotFoundError):
+    """A package is not installed; the message names the extra of Lisa that contains it."""
 
 
 class StartupFailed(LisaError):

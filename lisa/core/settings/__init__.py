@@ -5,7 +5,9 @@ root of a YAML file, overrides it with environment variables (`LISA_A__B`) and f
 ConfigError with a one-line message for any invalid value.
 """
 
-try:
+from lisa.core.model.extras import requires
+
+with requires("standard"):
     from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
     from lisa.core.settings.roles import (
         ROLES,
@@ -21,13 +23,6 @@ try:
         ManagerServerSettings,
         RedisSettings,
     )
-except ModuleNotFoundError as error:
-    if (error.name or "").startswith("lisa"):
-        raise
-    raise ModuleNotFoundError(
-        f"settings need {error.name}: pip install 'lisa-delay-queue-client[settings]'",
-        name=error.name,
-    ) from None
 
 __all__ = [
     "ROLES",

@@ -20,6 +20,7 @@ from lisa.admin.search import BESIDE, WantedText, unescaped
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.extras import requires
 from lisa.gateway.page import bodies
 
 MOST_HITS = 50
@@ -127,13 +128,9 @@ class _Table:
     """The current version of the table `messages`."""
 
     def __init__(self, archive: str) -> None:
-        try:
+        with requires("archive"):
             from deltalake import DeltaTable, QueryBuilder
             from deltalake.exceptions import TableNotFoundError
-        except ImportError:
-            raise ConfigError(
-                "searching the archive needs a package: pip install 'lisa-delay-queue[archive]'"
-            ) from None
         try:
             table = DeltaTable(f"{archive}/messages", storage_options=_store_options(archive))
         except TableNotFoundError:

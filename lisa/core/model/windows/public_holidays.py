@@ -7,7 +7,8 @@ from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.extras import requires
 
 _CALENDAR = re.compile(r"([A-Z]{2,3})(?:-([A-Z0-9]{1,6}))?")
 
@@ -23,7 +24,7 @@ class Calendar(NamedTuple):
 
 
 def parse_calendar(text: str) -> Calendar:
-    """A calendar from `DE` or `DE-BE`. Raises InvalidMessage, and ConfigError without the extra."""
+    """A calendar from `DE` or `DE-BE`. Raises InvalidMessage, and MissingExtra without holidays."""
     found = _CALENDAR.fullmatch(text.upper())
     if not found:
         raise InvalidMessage(
@@ -51,13 +52,8 @@ def _names_of(calendar: Calendar, year: int) -> dict[date, str]:
 
 
 def _new(calendar: Calendar, years: tuple[int, ...] = ()) -> Any:
-    try:
+    with requires("holidays"):
         import holidays
-    except ImportError:
-        raise ConfigError(
-            f"the window names holidays of {calendar}, which need the library holidays: "
-            "pip install 'lisa-delay-queue[holidays]'"
-        ) from None
     try:
         return holidays.country_holidays(
             calendar.country, subdiv=calendar.subdivision or None, years=years

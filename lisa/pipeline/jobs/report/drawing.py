@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.extras import requires
 from lisa.pipeline.jobs.report import svg
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.formatting import count, length
@@ -26,16 +26,12 @@ SIZES = {"wide": (540, 290, 12), "narrow": (350, 280, 10.5)}
 class Drawing:
     """Draws plots of a report's figures, with the page's shared style sheet.
 
-    Raises ConfigError if matplotlib is not installed.
+    Raises MissingExtra if matplotlib is not installed.
     """
 
     def __init__(self, figures: Figures, sheet: Sheet) -> None:
-        try:
+        with requires("pipeline"):
             import matplotlib as mpl
-        except ImportError:
-            raise ConfigError(
-                "the report's plots need matplotlib: pip install 'lisa-delay-queue[pipeline]'"
-            ) from None
         mpl.use("svg")
         self._figures = figures
         self._sheet = sheet

@@ -7,7 +7,7 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.extras import requires
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.forecast import DAYS
 from lisa.pipeline.jobs.report.forecast_plots import ForecastPlots
@@ -33,7 +33,7 @@ MANY_COLUMNS = 9
 def render(figures: Figures, archive: str) -> str:
     """The page as HTML. archive: the archive's name on the page, without passwords.
 
-    Raises ConfigError if matplotlib or Jinja2 is not installed.
+    Raises MissingExtra if matplotlib or Jinja2 is not installed.
     """
     sheet = Sheet()
     drawn = {} if figures.empty else _drawn(figures, sheet)
@@ -97,13 +97,8 @@ def _drawn(figures: Figures, sheet: Sheet) -> dict[str, Any]:
 
 
 def _environment(figures: Figures) -> Environment:
-    try:
+    with requires("pipeline"):
         import jinja2
-    except ImportError:
-        raise ConfigError(
-            "the report needs Jinja2: pip install 'lisa-delay-queue[pipeline]'"
-        ) from None
-
     made = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or ""),
         autoescape=True,
