@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.daemon.stop_signals import STOPPING
-from lisa.core.metrics.cache import METRICS
-from lisa.core.model.errors import LisaError
+from lisa.core.metrics import topics as topic_metrics
+from lisa.core.metrics.cache import METRICS, Reading
+from lisa.core.metrics.numbers import Numbers, of_process
+from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import DEFAULT_GROUP, Keys
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.manager.engine import Engine
-from lisa.manager.metrics import MetricsPage
 from lisa.manager.plan import Plan, Schedules
 
 if TYPE_CHECKING:
@@ -97,9 +100,11 @@ class Manager:
         if http:
             pages: dict[str, Callable[[], StatusResponse]] = {
                 HEALTH: lambda: health_page(self._engine.health()),
-                METRICS: MetricsPage(self._engine),
+                METRICS: self._metrics,
             }
             self._status = StatusServer(http, pages)
+        self._reading = Reading()
+        self._reading_lock = threading.Lock()
         self._read = read
         self._settings = settings
         self._state = "new"
@@ -197,6 +202,26 @@ class Manager:
     def health(self) -> dict[str, object]:
         """The content of `/healthz`; `status` is ok, starting or failing."""
         return self._engine.health()
+
+    def _metrics(self) -> StatusResponse:
+        """The Prometheus page: the manager's own metrics, and the state of the topics in Redis."""
+        # Imported on first use, so that a manager without scrapes does not load it.
+        from lisa.core.metrics.page import metrics_page
+
+        return metrics_page("manager", [of_process(), self._engine.numbers(), self._topics()])
+
+    def _topics(self) -> Numbers:
+        """The state of the topics; scrapes that come close to each other share one reading."""
+        with self._reading_lock:
+            known, began, store = self._reading.get(), time.monotonic(), self._engine.store
+            if known is not None:
+                return known
+            try:
+                if not self._engine.nodes.is_any_available:
+                    raise ServerUnavailable(f"{store.where} does not answer")
+                return self._reading.keep(store.drive(topic_metrics.read(store)), began)
+            except LisaError as error:
+                return self._reading.keep(error, began)
 
     def __enter__(self) -> Self:
         return self.start()

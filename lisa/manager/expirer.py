@@ -1,16 +1,142 @@
-"""End messages past their ttl or too late for their late policy, and fire their signals."""
+"""End messages past their ttl or too late for their late policy, and fire their signals.
+
+The late policy `collapse` needs to know newer occurrences of a schedule. A script reads only keys
+that it was given, so the manager names the ids that may be newer. Of these the script checks which
+ones wait; what was promoted stays promoted, so a read before suffices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from lisa.core.metrics.numbers import Tally
-from lisa.core.model.errors import LisaError
+from lisa.core.model.errors import InvalidMessage, LisaError
+from lisa.core.model.late import LateAction, split_policy
+from lisa.core.model.recurring.definition import MOST_CAUGHT_UP, Record, occurrence_id
+from lisa.core.model.recurring.ticks import is_overdue, ticks_between
+from lisa.core.model.sharding import topic_of
+from lisa.core.store.schedule_calls import tick_all
 from lisa.core.store.store import SyncStore, chunks
+from lisa.core.transitions.base import text
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.manager.collapse import newer_occurrences
 from lisa.manager.signal_queue import SignalQueue
+
+_OCCURRENCE = re.compile(r"(.+)@(-?\d+)", re.DOTALL)
+_RAN = ("acked", "purged")
+MOST_NAMED = 3
+"""Newer waiting occurrences that a call names for one message; a single one suffices."""
+
+
+def newer_occurrences(
+    store: SyncStore, shard: str, ids: Sequence[str]
+) -> Sequence[Sequence[str] | None]:
+    """For each id, newer occurrences of its schedule that wait; None if one was promoted.
+
+    Empty if no policy of these messages is `collapse`. Lets the schedules create first what they
+    owe, so that the newest occurrence exists. Raises LisaError.
+    """
+    found = {one: match for one in ids if (match := _OCCURRENCE.fullmatch(one))}
+    collapsing = _collapsing(store, shard, list(found)) if found else ()
+    if not collapsing:
+        return ()
+    ticks: dict[str, dict[str, int]] = {}
+    for one in collapsing:
+        ticks.setdefault(found[one][1], {})[one] = int(found[one][2])
+    newer: dict[str, Sequence[str] | None] = {}
+    key = store.keys.topic(shard).waiting
+    now_ms = store.drive(store.server_time_ms(key))
+    records = _records(store, topic_of(shard), list(ticks), now_ms)
+    for name, own in ticks.items():
+        newer |= _of_schedule(store, shard, name, own, record=records.get(name), now_ms=now_ms)
+    return [newer.get(one, ()) for one in ids]
+
+
+def _collapsing(store: SyncStore, shard: str, ids: Sequence[str]) -> Sequence[str]:
+    keys = store.keys.topic(shard)
+    topics = store.ask("HGET", keys.options, "late")
+    own = store.ask("HMGET", keys.policy, *ids)
+    collapse = f",{LateAction.COLLAPSE}"
+
+    def policy(stored: bytes | None) -> str:
+        late = split_policy(text(stored))[1] if stored else None
+        return late or (text(topics) if topics else "")
+
+    return [one for one, mine in zip(ids, own, strict=True) if policy(mine).endswith(collapse)]
+
+
+def _records(
+    store: SyncStore, topic: str, names: Sequence[str], now_ms: int
+) -> Mapping[str, Record]:
+    """The schedules' records, after they created what they owe."""
+    records = _read(store, topic, names)
+    overdue = [name for name, record in records.items() if is_overdue(record, now_ms)]
+    if overdue:
+        store.drive(tick_all(store, topic, overdue, now_ms))
+        records |= _read(store, topic, overdue)
+    return records
+
+
+def _read(store: SyncStore, topic: str, names: Sequence[str]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    stored = store.ask("HMGET", store.keys.topic(topic).schedules, *names)
+    for name, one in zip(names, stored, strict=True):
+        try:
+            records |= {name: Record.decode(one)} if one else {}
+        except InvalidMessage:
+            continue  # the scheduler reports it
+    return records
+
+
+def _of_schedule(
+    store: SyncStore,
+    shard: str,
+    name: str,
+    own: Mapping[str, int],
+    *,
+    record: Record | None,
+    now_ms: int,
+) -> dict[str, Sequence[str] | None]:
+    """The answer for the occurrences `own` of one schedule, id -> tick."""
+    waiting, promoted = dict(own), set[int]()
+    if record is not None:
+        try:
+            ticks = ticks_between(record, min(own.values()), now_ms, MOST_CAUGHT_UP)
+        except InvalidMessage:  # a zone that this machine does not know; the scheduler reports it
+            ticks = []
+        named = {occurrence_id(name, tick): tick for tick in ticks}
+        for one, seen in _inspected(store, shard, list(named)).items():
+            is_due = seen.waiting_due_ms is not None and seen.waiting_due_ms <= now_ms
+            if seen.group_states or (seen.tombstone and seen.tombstone.state in _RAN):
+                promoted.add(named[one])
+            elif is_due and _shares_shard(store, shard, one):
+                waiting[one] = named[one]
+            elif is_due:  # another shard's script cannot check it
+                promoted.add(named[one])
+    newest = sorted(waiting, key=lambda one: -waiting[one])
+    last = max(promoted, default=None)
+    return {
+        one: None
+        if last is not None and last > tick
+        else [other for other in newest if waiting[other] > tick][:MOST_NAMED]
+        for one, tick in own.items()
+    }
+
+
+def _shares_shard(store: SyncStore, shard: str, message_id: str) -> bool:
+    topic = topic_of(shard)
+    layout = store.known_layout(topic)
+    return layout is None or layout.shard_for(topic, message_id) == shard
+
+
+def _inspected(store: SyncStore, shard: str, ids: Sequence[str]) -> dict[str, Inspection]:
+    seen: dict[str, Inspection] = {}
+    for some in chunks(ids, store.batch_size(shard, Inspect)):
+        call = Inspect(topic_of(shard), some, bodies=False)
+        seen |= zip(some, store.call_by_id(call), strict=True)
+    return seen
+
 
 _MOVED = (Expired.EXPIRED, Expired.SKIPPED, Expired.GARBAGE)
 
@@ -22,15 +148,12 @@ class Expirer:
         self.moved = Tally()
         self._store = store
         self._signals = signals
-        self._unanswered: dict[str, list[tuple[Expire, list[Inspection]]]] = {}
-
-    def has_unanswered(self, topic: str) -> bool:
-        """Whether a call got no reply. It may have ended messages, so `end` repeats it."""
-        return bool(self._unanswered.get(topic))
+        self.unanswered: dict[str, list[tuple[Expire, list[Inspection]]]] = {}
+        """Calls without a reply, by topic. They may have ended messages, so `end` repeats them."""
 
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
-        self._unanswered.pop(topic, None)
+        self.unanswered.pop(topic, None)
 
     def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
         """End the messages that are past their ttl or too late, and not in flight.
@@ -55,19 +178,19 @@ class Expirer:
         return outcomes
 
     def _repeat(self, topic: str) -> None:
-        owed = self._unanswered.pop(topic, [])
+        owed = self.unanswered.pop(topic, [])
         while owed:
             try:
                 self._run(*owed.pop())
             except LisaError:
-                self._unanswered[topic] += owed
+                self.unanswered[topic] += owed
                 raise
 
     def _run(self, call: Expire, before: list[Inspection]) -> list[Expired]:
         try:
             ended = self._store.call(call)
         except LisaError:
-            self._unanswered.setdefault(call.topic, []).append((call, before))
+            self.unanswered.setdefault(call.topic, []).append((call, before))
             raise
         for message_id, outcome, inspection in zip(call.ids, ended, before, strict=False):
             if outcome in _MOVED:

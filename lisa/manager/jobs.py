@@ -10,19 +10,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, timedelta
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from typing import Any, TypeVar
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
+from lisa.core.model.cron import read_schedule
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Shard
 from lisa.core.store.store import chunks
 from lisa.manager.bulk_reads import PAGE
-from lisa.manager.cron import parse_trigger
-from lisa.manager.nodes import NodeStatus
-from lisa.manager.topic_errors import TopicErrors
-
-log = logging.getLogger(__name__)
+from lisa.manager.nodes import Nodes
+from lisa.manager.topic_log import TopicErrors
 
 Name = TypeVar("Name", bound=str)
 
@@ -30,36 +36,95 @@ EXECUTOR = "lisa"
 LONGEST_S = 600.0
 """How long a job may process one topic before it counts as stalled."""
 
+STEP = timedelta(seconds=1)
+"""A smaller change of the clock only shifts the next runs."""
+
+LONGEST_WAIT_S = 1.0
+"""Longest wait until a step is noticed that came while the next wait was computed."""
+
+
+def parse_trigger(text: str | timedelta, *, zone: tzinfo | None = None) -> Any:
+    """The APScheduler trigger of a cron expression or an interval (see `lisa.core.model.cron`).
+
+    `zone` is the time zone of the fields; the default is the machine's. Raises `ConfigError` if the
+    text is invalid or all its years have passed; the message names the field and the value.
+    """
+    schedule = read_schedule(text)
+    if isinstance(schedule, timedelta):
+        return IntervalTrigger(seconds=schedule.total_seconds(), timezone=zone)
+    trigger = CronTrigger(**asdict(schedule), timezone=zone)
+    if trigger.get_next_fire_time(None, datetime.now(UTC)) is None:
+        raise ConfigError(f"cron {text!r} never fires again; use a later year")
+    return trigger
+
+
+class JobScheduler(BackgroundScheduler):  # type: ignore[misc]  # the library has no types
+    """Runs jobs on when the clock is set.
+
+    APScheduler compares the next times of jobs with the wall clock. After the clock was set back by
+    an hour, no job would be due for an hour; after it was set forward by years, APScheduler would
+    list every run in between.
+    """
+
+    _started: datetime | None = None
+    """The wall time at which the monotonic clock was zero, when jobs were last processed."""
+
+    def _process_jobs(self) -> float | None:  # APScheduler's hook for subclasses
+        now = datetime.now(UTC)
+        before, self._started = self._started, now - timedelta(seconds=time.monotonic())
+        if before is not None and abs(self._started - before) > STEP:
+            self._move_jobs(now, self._started - before)
+        wait_s: float | None = super()._process_jobs()
+        return None if wait_s is None else min(wait_s, LONGEST_WAIT_S)
+
+    def _move_jobs(self, now: datetime, step: timedelta) -> None:
+        """Move intervals along with the clock; compute the next times of cron expressions again."""
+        for job in self.get_jobs():
+            if isinstance(job.trigger, IntervalTrigger):
+                at = job.next_run_time + step
+            elif job.next_run_time <= now:
+                at = now
+            else:
+                at = job.trigger.get_next_fire_time(None, now)
+            job.modify(next_run_time=at)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One job.
+
+    began: when the job began to process the current topic; None while the job does not run.
+    """
+
+    name: str
+    trigger: Any
+    work: Callable[[], None]
+    errors: TopicErrors
+    seconds: Spread = field(default_factory=lambda: Spread(STEP_SECONDS))
+    began: float | None = None
+
 
 class Jobs:
-    """Named jobs with schedules. Jobs run only while a node is available.
+    """Jobs with schedules. They run only while a node is available.
 
     nodes: tells which topics are available.
     shards: returns the shards that the named job covers now.
     """
 
-    def __init__(
-        self,
-        nodes: NodeStatus,
-        shards: Callable[[str], list[Shard]],
-    ) -> None:
+    def __init__(self, nodes: Nodes, shards: Callable[[str], list[Shard]]) -> None:
+        self.jobs: dict[str, _Job] = {}
         self._nodes = nodes
         self._shards = shards
-        self._jobs: dict[str, tuple[Any, Callable[[], None]]] = {}
         self._scheduler: Any = None
         self._thread: threading.Thread | None = None
         """The scheduler's thread, from `start` to `stop`."""
-        self.topic_errors: dict[str, TopicErrors] = {}
-        self.seconds: dict[str, Spread] = {}
         self._stopped = threading.Event()
-        self._began: dict[str, float] = {}
 
     def add(self, name: str, schedule: str | timedelta, work: Callable[[], None]) -> None:
         """Run `work` on a schedule. Raises ConfigError if the schedule is invalid."""
         zone = UTC if isinstance(schedule, timedelta) else None
-        self._jobs[name] = (parse_trigger(schedule, zone=zone), work)
-        self.topic_errors[name] = TopicErrors(name)
-        self.seconds[name] = Spread(STEP_SECONDS)
+        trigger = parse_trigger(schedule, zone=zone)
+        self.jobs[name] = _Job(name, trigger, work, TopicErrors(name))
 
     def add_for_each(
         self,
@@ -75,39 +140,30 @@ class Jobs:
 
         def each() -> None:
             for page in chunks(self._shards(name), PAGE):
-                for topic in pick([one for one in page if self._nodes.is_available(one)]):
+                for topic in pick(self._nodes.available(page)):
                     if self._stopped.is_set() or not self._nodes.is_any_available:
                         return
                     if self._nodes.is_available(topic):
-                        self._run(name, topic, lambda topic=topic: work(topic))  # type: ignore[misc]
+                        self._run(self.jobs[name], topic, partial(work, topic))
 
         self.add(name, schedule, each)
 
     def start(self) -> None:
         """Start the scheduler."""
-        from apscheduler.executors.pool import ThreadPoolExecutor
-
-        from lisa.manager.job_scheduler import JobScheduler
-
         # APScheduler warns when a job outlasts its interval, and reports each run. An executor with
         # a name of its own has a logger of its own; the program's other schedulers keep theirs.
         quiet = logging.getLogger(f"{__name__}.scheduler")
         for logger in (quiet, logging.getLogger(f"apscheduler.executors.{EXECUTOR}")):
             logger.setLevel(logging.ERROR)
         self._scheduler = JobScheduler(
-            executors={EXECUTOR: ThreadPoolExecutor(len(self._jobs))},
+            executors={EXECUTOR: ThreadPoolExecutor(len(self.jobs))},
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             logger=quiet,
             timezone=UTC,
         )
-        for name, (trigger, work) in self._jobs.items():
+        for name, job in self.jobs.items():
             self._scheduler.add_job(
-                self._tick,
-                trigger,
-                args=(name, work),
-                id=name,
-                name=f"lisa-{name}",
-                executor=EXECUTOR,
+                self._tick, job.trigger, args=(job,), id=name, executor=EXECUTOR
             )
         self._scheduler.start()
         self._thread = self._scheduler._thread  # noqa: SLF001  no public way to check the thread
@@ -122,37 +178,39 @@ class Jobs:
 
     def forget(self, topic: str) -> None:
         """Drop the errors of a removed topic."""
-        for errors in self.topic_errors.values():
-            errors.forget(topic)
+        for job in self.jobs.values():
+            job.errors.forget(topic)
 
     def faults(self) -> list[str]:
         """Faults of the scheduler and its jobs, as text."""
         now = time.monotonic()
+        ages = [
+            (job.name, 0.0 if (at := job.began) is None else now - at) for job in self.jobs.values()
+        ]
         faults = [
-            f"job {name} has been processing one topic for {now - began:.0f} s"
-            for name, began in list(self._began.items())
-            if now - began > LONGEST_S
+            f"job {name} has been processing one topic for {age:.0f} s"
+            for name, age in ages
+            if age > LONGEST_S
         ]
         thread = self._thread
         if thread is not None and not thread.is_alive():
             faults.append("the scheduler's thread has ended")
         return faults
 
-    def _tick(self, name: str, work: Callable[[], None]) -> None:
+    def _tick(self, job: _Job) -> None:
         if self._nodes.is_any_available and not self._stopped.is_set():
             began = time.monotonic()
             try:
-                self._run(name, "", work)
+                self._run(job, "", job.work)
             finally:
-                self._began.pop(name, None)
-            self.seconds[name].observe(time.monotonic() - began)
+                job.began = None
+            job.seconds.observe(time.monotonic() - began)
 
-    def _run(self, name: str, topic: str, work: Callable[[], object]) -> None:
-        errors = self.topic_errors[name]
-        self._began[name] = time.monotonic()
+    def _run(self, job: _Job, topic: str, work: Callable[[], object]) -> None:
+        job.began = time.monotonic()
         try:
             work()
         except Exception as error:  # noqa: BLE001  logged; the next topic follows
-            errors.failed_at(self._nodes, topic, error)
+            job.errors.failed_at(self._nodes, topic, error)
         else:
-            errors.passed(topic)
+            job.errors.passed(topic)

@@ -117,11 +117,6 @@ class Plan:
         plan = self.topics.get(topic)
         return plan.groups if plan and plan.groups else (self.default_group,)
 
-    def batch(self, topic: str) -> int:
-        """The most messages that one promote call moves."""
-        plan = self.topics.get(topic)
-        return plan.batch if plan else LARGEST_BATCH
-
 
 def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> TopicPlan:
     """A topic's plan; the options `group` and `groups` in `given` name groups."""

@@ -1,20 +1,30 @@
-"""Moves due messages from waiting and retry to ready, at each due time, until none is due."""
+"""Moves due messages from waiting and retry to ready, at each due time, until none is due.
+
+A topic with a full group is checked after growing pauses. A call of promote reads up to a batch of
+due messages, even if it can move none or only a few. So plain reads check the room first, and
+promote follows once enough room is free. Only the full group is delayed: messages of other groups
+are promoted when they are due.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from lisa.core.metrics.numbers import Tally
+from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import TopicKeys
+from lisa.core.model.options import TopicOptions
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote, Promoted
-from lisa.manager.backpressure import Backpressure
-from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms
+from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms, int_or
 from lisa.manager.expirer import Expirer
+from lisa.manager.idle_topics import IdleTopics
 from lisa.manager.loop import Outcome
+from lisa.manager.reclaimer import LeaseHold
 from lisa.manager.server_clock import ServerClock
 
 TOO_EARLY_S = 0.0003
@@ -35,8 +45,20 @@ SECOND_S = 0.005
 TICKS = 8
 """`poll` covers all topics within this many calls, or a page of topics per call if more."""
 
+FIRST_S = 0.001
+LONGEST_S = 0.020
+LONGEST_UNREAD_S = 0.250
+"""Longest pause once no consumer has read the full stream for `CERTAIN_S`."""
+CERTAIN_S = 1.0
+"""Promote is called at least this often, because it also finds messages past their ttl."""
+WORTH_IT = 4
+"""A call is worth it with room for a batch, or for `max_ready / WORTH_IT` if that is less."""
 
-class PromotionPace:
+MAX_READY = TopicOptions().max_ready
+_Question = tuple[str | int, ...]
+
+
+class _Pace:
     """The rate of one topic, and when this manager may promote it again.
 
     earliest: the end of the interval after the last promotion, as `time.monotonic`.
@@ -53,28 +75,169 @@ class PromotionPace:
         self._at = -math.inf
         self._per_s = 0.0
 
-    def record(self, messages: float, interval_ms: int, now: float) -> None:
-        """Record a promotion; `interval_ms` is the topic's option."""
-        elapsed = max(1e-6, now - self._at)
-        self._at = now
-        self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (messages / elapsed - self._per_s)
-        fast_s = FAST_INTERVAL_S if self._per_s > FAST_RATE else 0.0
-        self.earliest = now + (interval_ms / 1000 or fast_s)
-
-    def compare(self, moved: int, total: int) -> None:
-        """Compare how much a promotion moved with how much all managers have moved so far."""
-        if moved:
+    def record(self, result: Promoted, groups: int, now: float) -> None:
+        """Record a promotion: how much it moved, and how much all managers have moved so far."""
+        if result.moved:
+            elapsed = max(1e-6, now - self._at)
+            self._at = now
+            rate = result.moved / groups / elapsed
+            self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (rate - self._per_s)
+            fast_s = FAST_INTERVAL_S if self._per_s > FAST_RATE else 0.0
+            self.earliest = now + (result.interval_ms / 1000 or fast_s)
             self.lag_s = 0.0
-        elif self._total is not None and total > self._total:
+        elif self._total is not None and result.total > self._total:
             self.lag_s = SECOND_S
-        self._total = total
+        self._total = result.total
+
+
+@dataclass(slots=True)
+class _Full:
+    """The state of one topic with full groups.
+
+    groups: its full groups.
+    backoff: the pauses between checks.
+    asked: when promote was last called.
+    due_at: when a message is due to another group; promote is then called without a check.
+    unread: number of unread entries of each full group at the last check.
+    since: when `unread` last changed.
+    enough: for a topic with one group, the number of unread entries at which a call becomes worth
+        it, once known. There, room is the only reason for a call.
+    """
+
+    groups: tuple[str, ...]
+    backoff: Backoff
+    asked: float
+    due_at: float = math.inf
+    unread: tuple[int, ...] = ()
+    since: float = 0.0
+    enough: int | None = None
+
+    def is_patient(self, declared: Sequence[str], now: float) -> bool:
+        """Whether to check with plain reads before the next call of promote."""
+        is_known = set(self.groups) <= set(declared)
+        return is_known and now < self.due_at and now - self.asked < CERTAIN_S
+
+
+class Backpressure:
+    """Decides for topics with full groups when to check their ready streams for room again.
+
+    batch: returns the most messages per call by topic.
+    """
+
+    def __init__(self, store: SyncStore, clock: ServerClock, batch: Callable[[str], int]) -> None:
+        self.full: dict[str, _Full] = {}
+        self._store = store
+        self._clock = clock
+        self._batch = batch
+
+    def record_full(self, topic: str, result: Promoted, now: float, due_at: float) -> float:
+        """Record that promote found full groups; returns the instant of the next check.
+
+        The next check is at `due_at`, when a message is due to another group, or after a pause of
+        1, 2, 4 .. 20 ms while no message moves. Moves to other groups do not shorten the pause.
+        """
+        full = self.full.get(topic)
+        if full is None or full.groups != result.full:
+            backoff = Backoff(FIRST_S, LONGEST_UNREAD_S)
+            full = self.full[topic] = _Full(result.full, backoff, now)
+        elif result.moved and len(self._store.known_groups(topic) or ()) == 1:
+            full.backoff.reset()
+        elif full.backoff.pause_s < LONGEST_S:
+            full.backoff.lengthen(LONGEST_S)
+        full.asked, full.due_at, full.enough = now, due_at, None
+        return min(now + full.backoff.pause_s, due_at)
+
+    def record_room(self, topic: str) -> None:
+        """Record that a whole batch found room; resets the pause."""
+        full = self.full.get(topic)
+        if full is not None:
+            full.backoff.reset()
+
+    def postponed(self, topics: Sequence[str]) -> dict[str, float]:
+        """The topics for which a call is not worth it yet, each with the instant of its next check.
+
+        Raises ServerUnavailable.
+        """
+        now = time.monotonic()
+        asked, questions = list[tuple[str, _Full, list[_Question]]](), list[_Question]()
+        for topic in topics:
+            full, groups = self.full.get(topic), self._store.known_groups(topic)
+            if full and groups and full.is_patient(groups, now):
+                asked.append((topic, full, self._questions(topic, groups, full)))
+                questions += asked[-1][2]
+        replies = iter(ask_all(self._store, questions))
+        now_ms, again = self._clock.now_ms(), dict[str, float]()
+        for topic, full, own in asked:
+            idle_until = self._idle_until(topic, full, [next(replies) for _ in own], now_ms)
+            if idle_until > 0:
+                full.due_at = idle_until
+                again[topic] = min(time.monotonic() + full.backoff.pause_s, idle_until)
+        return again
+
+    def _questions(self, topic: str, groups: Sequence[str], full: _Full) -> list[_Question]:
+        """Commands for the full groups' room, `max_ready`, and the heads of all due-time ZSETs.
+
+        The heads come in this order: waiting, retries of full groups, retries of other groups.
+        """
+        keys = self._store.keys.topic(topic)
+        room: list[_Question] = [
+            question
+            for name in full.groups
+            for question in (
+                ("XLEN", keys.group(name).ready),
+                ("XPENDING", keys.group(name).ready, name),
+            )
+        ]
+        if full.enough is not None:
+            return room
+        others = [name for name in groups if name not in full.groups]
+        return [
+            *room,
+            ("HGET", keys.options, "max_ready"),
+            head_command(keys.waiting),
+            *[head_command(keys.group(name).retry) for name in (*full.groups, *others)],
+        ]
+
+    def _idle_until(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> float:
+        """Until when only room can make a call worth it; 0 if a call is worth it now.
+
+        A call is worth it when a group has room for its due messages, or another group has due
+        messages.
+        """
+        if any(isinstance(reply, Exception) for reply in replies):
+            return 0.0  # the script repairs or reports the error
+        count = len(full.groups)
+        unread = tuple(replies[2 * i] - replies[2 * i + 1][0] for i in range(count))
+        now = time.monotonic()
+        if unread != full.unread:
+            full.unread, full.since = unread, now
+        longest = LONGEST_UNREAD_S if now - full.since > CERTAIN_S else LONGEST_S
+        full.backoff.lengthen(longest)
+        if full.enough is not None:
+            return math.inf if unread[0] > full.enough else 0.0
+        most = int_or(replies[2 * count], MAX_READY)
+        heads = [head_ms(head) for head in replies[2 * count + 1 :]]
+        waits, *retries = [head is not None and head <= now_ms for head in heads]
+        enough = most - max(1, min(self._batch(topic), most // WORTH_IT))
+        owed = [held for held, due in zip(unread, retries, strict=False) if due]
+        if len(retries) > 1:
+            # A waiting message goes to all groups at once; a full group gets it as a retry.
+            if waits or any(retries[count:]) or not owed or min(owed) <= enough:
+                return 0.0
+            later = [head for head in heads if head is not None and head > now_ms]
+            return self._clock.instant(min(later)) if later else math.inf
+        if not waits and not owed:
+            return 0.0
+        full.enough = enough
+        return math.inf if unread[0] > enough else 0.0
 
 
 class Promoter:
     """Moves due messages.
 
     batch: returns the maximum number of messages per call for a topic.
-    observe: called with each topic and the result after each promotion.
+    hold: is told whether scripts for a topic work.
+    idle: is told which topics are active.
     """
 
     def __init__(
@@ -83,44 +246,52 @@ class Promoter:
         clock: ServerClock,
         expirer: Expirer,
         batch: Callable[[str], int],
-        observe: Callable[[str, Promoted | LisaError], None] = lambda _topic, _result: None,
+        *,
+        hold: LeaseHold | None = None,
+        idle: IdleTopics | None = None,
     ) -> None:
         self.moved = Tally()
-        self._observe = observe
         self._store = store
         self._clock = clock
         self._expirer = expirer
         self._batch = batch
+        self._hold = hold or LeaseHold(store)
+        self._idle = idle or IdleTopics()
         self._backpressure = Backpressure(store, clock, batch)
         self._last: dict[str, float] = {}
-        self._paces: dict[str, PromotionPace] = {}
+        self._paces: dict[str, _Pace] = {}
         self._polled_up_to = ""
         self._expected: dict[str, Sequence[str]] = {}
         self._unreadable: set[str] = set()
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
         """Promote each topic in one round trip; returns when each topic is due next."""
-        pauses = self._backpressure.postponed(topics)
+        full = self._backpressure.full
+        outcomes: dict[str, Outcome] = {**self._backpressure.postponed(topics)} if full else {}
         calls = [
             Promote(topic, self._batch(topic), self._expected.pop(topic, ()))
             for topic in topics
-            if topic not in pauses
+            if topic not in outcomes
         ]
         sent = time.monotonic()
-        results = iter(self._run(calls))
-        received = time.monotonic()
-        return [
-            pauses[topic] if topic in pauses else self._next(topic, next(results), sent, received)
-            for topic in topics
-        ]
-
-    def _run(self, calls: Sequence[Promote]) -> Sequence[Promoted | LisaError]:
+        results: Sequence[Promoted | LisaError]
         if len(calls) > 1:
-            return self._store.drive(self._store.run_many(calls))
-        try:
-            return [self._store.call(call) for call in calls]
-        except LisaError as error:
-            return [error]
+            together = self._store.drive(self._store.run_many(calls))
+            results = together
+        else:
+            try:
+                results = [self._store.call(call) for call in calls]
+            except LisaError as error:
+                results = [error]
+        received = time.monotonic()
+        for call, result in zip(calls, results, strict=True):
+            if isinstance(result, LisaError):
+                self._hold.observe(call.topic, result)
+                self._idle.mark_active(call.topic)
+                outcomes[call.topic] = result
+            else:
+                outcomes[call.topic] = self._settle(call.topic, result, sent, received)
+        return list(map(outcomes.__getitem__, topics))
 
     def poll(self, topics: Sequence[str], others: Sequence[str] = ()) -> dict[str, float]:
         """The next due instant of some topics, by topic, from plain reads. Raises LisaError.
@@ -131,11 +302,14 @@ class Promoter:
         """
         some = [*self._next_part(topics), *others]
         keys = {topic: self._store.keys.topic(topic) for topic in some}
-        retries = {topic: self._retries(keys[topic]) for topic in some}
+        retries = {
+            topic: [keys[topic].group(name).retry for name in self._store.known_groups(topic) or ()]
+            for topic in some
+        }
         heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in some])
         now = time.monotonic()
         self._last |= dict.fromkeys(
-            [one for one, head in zip(some, heads, strict=True) if isinstance(head, list)], now
+            [topic for topic, head in zip(some, heads, strict=True) if isinstance(head, list)], now
         )
         asked = [topic for topic in some if retries[topic]]
         found = ask_all(self._store, [("EXISTS", *retries[topic]) for topic in asked])
@@ -146,10 +320,9 @@ class Promoter:
             for zset in retries[topic]
         ]
         heads += ask_all(self._store, [head_command(zset) for _, zset in failing])
-        instants: dict[str, float] = {}
         read = list(zip([*some, *[topic for topic, _ in failing]], heads, strict=True))
         unreadable = {topic for topic, head in read if isinstance(head, Exception)}
-        instants |= dict.fromkeys(unreadable - self._unreadable, now)
+        instants = dict.fromkeys(unreadable - self._unreadable, now)
         self._unreadable = self._unreadable.difference(some) | unreadable
         for topic, head in read:
             due_ms = head_ms(head)
@@ -157,9 +330,6 @@ class Promoter:
                 at = self._paced(topic, self._clock.instant(due_ms))
                 instants[topic] = min(at, instants.get(topic, at))
         return instants
-
-    def _retries(self, keys: TopicKeys) -> list[str]:
-        return [keys.group(name).retry for name in self._store.known_groups(keys.topic) or ()]
 
     def _next_part(self, topics: Sequence[str]) -> Sequence[str]:
         """The topics that follow those of the last call, in order of name."""
@@ -183,48 +353,50 @@ class Promoter:
 
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
-        self._backpressure.forget(topic)
+        self._backpressure.full.pop(topic, None)
         self._expirer.forget(topic)
         self._last.pop(topic, None)
         self._paces.pop(topic, None)
         self._expected.pop(topic, None)
         self._unreadable.discard(topic)
 
-    def _next(
-        self, topic: str, result: Promoted | LisaError, sent: float, received: float
-    ) -> Outcome:
-        self._observe(topic, result)
-        if isinstance(result, LisaError):
-            return result
+    def _settle(self, topic: str, result: Promoted, sent: float, received: float) -> Outcome:
+        """Record a promotion; returns when the topic is due next."""
+        if topic in self._hold.failing:
+            self._hold.observe(topic, result)
+        if result.moved:
+            self._idle.mark_active(topic)
+        else:
+            self._idle.check(topic)
         self._last[topic] = received
         self._clock.observe(result.now_ms, sent, received)
         if result.next_ids and not self._store.has_nodes:  # readers of a cluster do not use them
             self._expected[topic] = result.next_ids
-        if result.moved:
-            self.moved.add(result.moved, "promoted")
-            groups = len(self._store.known_groups(topic) or ()) or 1
-            pace = self._paces.setdefault(topic, PromotionPace())
-            pace.record(result.moved / groups, result.interval_ms, received)
         if result.paused:
             return None  # resuming the topic announces it
         if result.moved or result.next_due_ms is not None:
-            pace = self._paces.setdefault(topic, PromotionPace())
-            pace.compare(result.moved, result.total)
-        if result.expired or self._expirer.has_unanswered(topic):
+            self._record(topic, result, received)
+        if result.expired or topic in self._expirer.unanswered:
             try:
                 self._expirer.end(topic, result.expired)
             except LisaError as error:
                 return error
         if result.full:
             due_at = self._next_of_others(topic, result, received)
-            return self._backpressure.record_full(
-                topic, result.full, moved=result.moved, now=received, due_at=due_at
-            )
+            return self._backpressure.record_full(topic, result, received, due_at)
         if result.cut_short or result.expired:
             self._backpressure.record_room(topic)
             return received
-        self._backpressure.forget(topic)
+        self._backpressure.full.pop(topic, None)
         return self._next_due(topic, result, received)
+
+    def _record(self, topic: str, result: Promoted, received: float) -> None:
+        if result.moved:
+            self.moved.add(result.moved, "promoted")
+        pace = self._paces.get(topic)
+        if pace is None:
+            pace = self._paces[topic] = _Pace()
+        pace.record(result, len(self._store.known_groups(topic) or ()) or 1, received)
 
     def _next_of_others(self, topic: str, result: Promoted, received: float) -> float:
         """When a message is due to a group that is not full; infinite for a single group."""

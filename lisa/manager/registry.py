@@ -5,7 +5,8 @@ search over the keys. The manager serves each shard of a sharded topic as a sepa
 configuration names only the topic itself.
 
 Options and groups are declared when the manager first reaches the server, and again when the
-server restarted or was emptied.
+server restarted or was emptied. A declaration changes only schedules that a declaration wrote last,
+so an operator's changes stay. Groups are also declared on topics where consumers wait for one.
 """
 
 from __future__ import annotations
@@ -14,31 +15,107 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import is_shard_name
-from lisa.core.model.options import warning
+from lisa.core.model.options import LARGEST_BATCH, warning
+from lisa.core.model.recurring.definition import ScheduleDefinition
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
+from lisa.core.store import presence, schedules
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import lost_shards, spread, unnamed
 from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.manager.bulk_reads import PAGE, ask_all
+from lisa.manager.bulk_reads import PAGE, ask_all, topics_with_keys
+from lisa.manager.loop import Outcome
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan, differences
-from lisa.manager.schedule_declarer import declare, report_others
-from lisa.manager.topic_errors import TopicErrors
-from lisa.manager.topic_log import TopicLog
+from lisa.manager.topic_log import TopicErrors, TopicLog
+
+log = logging.getLogger(__name__)
+
+
+FIELD = "schedules"
+"""The field of a topic's options hash with the names of declared schedules, a JSON list."""
+
+MOST_REPORTED = 1000
+"""Topics in which a starting manager looks for schedules of other files."""
+
+
+def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinition]) -> None:
+    """Declare a topic's schedules, and remove those that are no longer declared.
+
+    Raises LisaError. If only some schedules fail, it names them, after all others were declared.
+    """
+    key = store.keys.topic(topic).options
+    stored = store.ask("HGET", key, FIELD)
+    try:
+        earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
+    except msgspec.DecodeError as error:
+        raise LisaError(f"field {FIELD} of {key}: {error}; delete the field") from error
+    if not wanted and not earlier:
+        return
+    names = sorted({*earlier, *wanted})
+    if names != earlier:  # before they exist: an interrupted declaration can be taken back
+        store.ask("HSET", key, FIELD, msgspec.json.encode(names))
+    failures = []
+    for name in names:
+        try:
+            _declare(store, topic, name, wanted.get(name))
+        except ServerUnavailable:
+            raise
+        except LisaError as error:
+            failures.append(f"schedule {name}: {error}")
+    if failures:
+        raise LisaError("; ".join(failures))
+    if not wanted:
+        store.ask("HDEL", key, FIELD)
+    elif names != sorted(wanted):
+        store.ask("HSET", key, FIELD, msgspec.json.encode(sorted(wanted)))
+
+
+def report_others(store: SyncStore, named: Collection[str]) -> None:
+    """Log the declared schedules of topics that this configuration does not name; they stay.
+
+    Another manager's file may declare them, or an earlier version of this one. Raises LisaError.
+    """
+    listed = store.ask("ZRANGE", store.keys.scheduled, 0, MOST_REPORTED - 1)
+    topics = [topic for topic in map(text, listed) if topic not in named]
+    keys = [store.keys.topic(topic).options for topic in topics]
+    found = []
+    for topic, reply in zip(
+        topics, ask_all(store, [("HGET", key, FIELD) for key in keys]), strict=True
+    ):
+        if isinstance(reply, bytes):
+            found += [f"{topic}/{name}" for name in msgspec.json.decode(reply, type=list[str])]
+    if found:
+        log.info(
+            "declared by a manager's file, but not by this one: the schedules %s; "
+            "`lisa schedules remove TOPIC NAME` removes one",
+            ", ".join(found),
+        )
+
+
+def _declare(
+    store: SyncStore, topic: str, name: str, definition: ScheduleDefinition | None
+) -> None:
+    """Declare one schedule; None removes it."""
+    if definition is None:
+        if store.drive(schedules.remove(store, topic, name, only_declared=True)):
+            TopicLog(log, topic).info("schedule %s removed", name)
+    elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
+        TopicLog(log, topic).info("schedule %s declared", name)
+
 
 SEARCH_PAGE = 1_000
 LISTED_PER_S = 1_000
 """Entries of the list of topics that are read per second, on average."""
 _DECLARED = "declared:"  # a declared option's second field in the options hash, see configure
-
-log = logging.getLogger(__name__)
 
 
 class Registry:
@@ -93,7 +170,8 @@ class Registry:
 
     def batch(self, shard: str) -> int:
         """The most messages that one promote call moves."""
-        return self.plan.batch(topic_of(shard))
+        plan = self.plan.topics.get(topic_of(shard))
+        return plan.batch if plan else LARGEST_BATCH
 
     def learn(self, names: Iterable[str]) -> None:
         """Add topics and shards; ignores invalid names."""
@@ -196,8 +274,10 @@ class Registry:
             listed += [shard for shard in shards if shard not in former]
         self._store.drive(self._store.list_again(listed))
 
-    def search(self) -> None:
+    def search(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Find unlisted topics by scanning all keys, and list them again. Raises LisaError.
+
+        Ends early once `is_over` returns true.
 
         On a cluster, scans one node after the other. If a node does not answer, raises its error
         after the others were scanned.
@@ -217,7 +297,7 @@ class Registry:
                 found.update(shard for key in page if (shard := self._shard_owing(text(key))))
                 scheduled.update(filter(None, (self._scheduled(text(key)) for key in page)))
                 cursor = int(reply)
-            if not cursor:
+            if not cursor or is_over():
                 break
         lost = sorted(found - set(self.topics))
         if lost:
@@ -281,3 +361,54 @@ def _warn(plan: Plan) -> None:
         line = warning(topic, topic_plan.options or {})
         if line is not None:
             log.warning(line)
+
+
+class GroupDeclarer:
+    """Declares groups for waiting consumers on topics without a group. Messages do not suffice."""
+
+    def __init__(self, store: SyncStore, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+
+    def poll(self, topics: Sequence[str]) -> list[str]:
+        """Topics without a known group that now have a group or a waiting consumer.
+
+        Called each second. Raises ServerUnavailable.
+        """
+        keys = self._store.keys.topic
+        return topics_with_keys(
+            self._store,
+            {
+                topic: [keys(topic).groups, keys(topic).consumers]
+                for topic in topics
+                if not self._store.known_groups(topic)
+            },
+        )
+
+    def step(self, topics: Sequence[str]) -> list[Outcome]:
+        """Declare groups where needed. A topic is due again after `poll` or an announcement."""
+        outcomes: list[Outcome] = []
+        for topic in topics:
+            try:
+                self._answer(topic)
+                outcomes.append(None)
+            except LisaError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _answer(self, topic: str) -> None:
+        if self._store.drive(self._store.groups(topic)):
+            return
+        keys = self._store.keys.topic(topic)
+        now_ms = self._store.drive(self._store.server_time_ms(keys.consumers))
+        records = self._store.drive(presence.consumers(self._store, topic))
+        waiting = [one.name for one in presence.alive(records, now_ms) if not one.group]
+        if not waiting:
+            return
+        whole = topic_of(topic)
+        known = () if whole == topic else self._store.drive(self._store.groups(whole))
+        for group in known or self._registry.plan.groups_for(whole):
+            self._store.call(Declare(whole, group))
+            TopicLog(log, topic, group).info("declared for %s", ", ".join(waiting))
+        self._store.drive(spread(self._store, whole))
+        self._store.drive(self._store.groups(topic))

@@ -12,7 +12,7 @@ from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
 from lisa.core.redis.connection import ChannelSubscription, Connection
 from lisa.core.redis.errors import ClientError
 
-LISTEN_S = 0.25
+LISTEN_S = 1.0
 QUIET_S = 1.0
 SILENT_S = 3.0
 """A connection without any reply for this long, with pings after `QUIET_S`, counts as lost."""
@@ -112,6 +112,9 @@ class Waker:
     def close(self) -> None:
         """Tell the thread to end, without waiting for it."""
         self._stopped.set()
+        subscription = self._subscription
+        if subscription is not None:
+            subscription.interrupt()
 
     def stop(self) -> None:
         """End the thread and close the subscription."""
@@ -120,7 +123,7 @@ class Waker:
         self._disconnect()
 
     def step(self) -> float:
-        """Wait up to 0.25 s for an announcement; returns the pause in seconds before the next."""
+        """Wait up to a second for an announcement; returns the pause in seconds before the next."""
         try:
             if self._subscription is None:
                 self._subscription = self._connection.subscribe(self._channel, self._node)

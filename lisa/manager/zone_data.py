@@ -1,7 +1,8 @@
 """Moves pending occurrences and messages with a wall time after a time zone data update.
 
 A topic remembers the version of the data by which its ticks were last checked. A manager with newer
-data computes them again, a few pages at a time.
+data computes them again, a few pages at a time. It lists its messages with a wall time by due time;
+see `lisa.core.store.placing`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,146 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from lisa.core.model.envelope import headers_of
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.recurring.ticks import next_tick
+from lisa.core.model.windows.local_time import LISTED
+from lisa.core.model.windows.placing import due_again
+from lisa.core.redis import errors
 from lisa.core.store import schedules
 from lisa.core.store.schedule_reads import record_page
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
-from lisa.manager.local_times import LocalTimes
+from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.topic_log import TopicLog
+from lisa.manager.topic_log import TopicErrors, TopicLog
+
+log = logging.getLogger(__name__)
+
+
+IDS = 500
+"""Ids of one topic per command."""
+
+MOST_REMOVED = 10_000
+"""Once a call has removed this many ids, the rest is left to the next ones."""
+
+PAST_MS = 60_000
+"""How long ids stay listed after their due time; longer than a producer takes to send them."""
+
+
+class LocalTimes:
+    """Checks the listed messages of topics, and removes ids whose time has come."""
+
+    def __init__(self, store: SyncStore, clock: ServerClock) -> None:
+        self._store = store
+        self._clock = clock
+        self._cursors: dict[str, str] = {}
+        self._errors = TopicErrors("wall times")
+        self._cleaned_up_to = ""
+
+    def clean(self, topics: Sequence[str]) -> list[str]:
+        """Remove past ids from the lists of some of the topics. Raises LisaError.
+
+        Each call covers the next page of topics. Returns the topics whose lists that emptied, so
+        that they can be unlisted.
+        """
+        later = [one for one in topics if one > self._cleaned_up_to]
+        left = (later or topics)[:PAGE]
+        self._cleaned_up_to = left[-1] if left else ""
+        cleaned, removed = dict[str, None](), 0
+        while left and removed < MOST_REMOVED:
+            found = self._past(left)
+            ask_all(self._store, [("ZREM", self._list(topic), *ids) for topic, ids in found])
+            cleaned |= dict.fromkeys(topic for topic, _ in found)
+            removed += sum(len(ids) for _, ids in found)
+            left = [topic for topic, ids in found if len(ids) == IDS]
+        counts = ask_all(self._store, [("EXISTS", self._list(topic)) for topic in cleaned])
+        return [topic for topic, count in zip(cleaned, counts, strict=True) if count == 0]
+
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self._cursors.pop(topic, None)
+        self._errors.forget(topic)
+
+    def _past(self, topics: Sequence[str]) -> list[tuple[str, list[bytes]]]:
+        """Up to `IDS` past ids of each topic that has any."""
+        past_ms, found = self._clock.now_ms() - PAST_MS, list[tuple[str, list[bytes]]]()
+        reads = [
+            ("ZRANGEBYSCORE", self._list(one), "-inf", past_ms, "LIMIT", 0, IDS) for one in topics
+        ]
+        for topic, reply in zip(topics, ask_all(self._store, reads), strict=True):
+            if isinstance(reply, Exception):
+                self._errors.failed(topic, errors.translated(reply, self._store.where))
+                continue
+            self._errors.passed(topic)
+            if reply:
+                found.append((topic, reply))
+        return found
+
+    def _list(self, topic: str) -> str:
+        return self._store.keys.topic(topic).local
+
+    def check_page(self, topic: str) -> bool:
+        """Compute the due times of one page again; returns whether it was the last."""
+        key, now_ms = self._list(topic), self._clock.now_ms()
+        reply: Any = self._store.ask("ZSCAN", key, self._cursors.pop(topic, "0"), "COUNT", IDS)
+        cursor, pairs = text(reply[0]), reply[1]
+        scores = [(text(one), int(float(at))) for one, at in zip(*[iter(pairs)] * 2, strict=True)]
+        listed = [(one, at) for one, at in scores if at > now_ms]
+        if listed:
+            window = self._store.drive(self._store.options(topic)).window or ""
+            for some in chunks(listed, self._store.batch_size(topic, Reschedule)):
+                self._check(topic, some, window, now_ms)
+        if cursor == "0":
+            return True
+        self._cursors[topic] = cursor
+        return False
+
+    def _check(
+        self, topic: str, listed: Sequence[tuple[str, int]], window: str, now_ms: int
+    ) -> None:
+        call = Inspect(topic, [member.partition(LISTED)[0] for member, _ in listed])
+        found = self._store.call_by_id(call)
+        members, items = list[str](), list[tuple[str, str]]()
+        for (member, listed_ms), message_id, seen in zip(listed, call.ids, found, strict=True):
+            due_ms = _moved(seen, member, listed_ms, window, now_ms)
+            if due_ms is not None:
+                members.append(member)
+                items.append((message_id, f"{due_ms}@{listed_ms}"))
+        if not items:
+            return
+        outcomes = self._store.call_by_id(Reschedule(topic, items))
+        key = self._list(topic)
+        for member, (message_id, due), outcome in zip(members, items, outcomes, strict=True):
+            if outcome is Rescheduled.RESCHEDULED:
+                self._store.ask("ZADD", key, due.partition("@")[0], member)
+                TopicLog(log, topic).info(
+                    "message %s: moved, because the time zone data changed", message_id
+                )
+
+
+def _moved(seen: Inspection, member: str, listed_ms: int, window: str, now_ms: int) -> int | None:
+    """The new due time of a message that still waits until the listed one; None to keep it."""
+    if not seen.envelope or seen.waiting_due_ms != listed_ms:
+        return None
+    headers, wall = headers_of(seen.envelope), member.partition(LISTED)[2]
+    try:
+        due_ms = due_again({**headers, LOCAL_HEADER: wall} if wall else headers, window, now_ms)
+    except InvalidMessage:  # the window no longer opens
+        return None
+    return None if due_ms == listed_ms else due_ms
+
 
 FIELD = "zones"
 """The field of a topic's options hash with the version of the data."""
 
 PAGES = 4
 """Pages of schedules per step, so that a million take some minutes but little of a core."""
-
-log = logging.getLogger(__name__)
 
 
 @cache

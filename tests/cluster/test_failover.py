@@ -12,7 +12,7 @@ import pytest
 from lisa import Producer
 from lisa.core.model.keys import Keys
 from lisa.embedded.server import HOST, free_port
-from lisa.manager.server_monitor import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
+from lisa.manager.nodes import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from tests import topologies
 from tests.cluster.company import Company, busyness, latest_s
 from tests.servers import Processes, wait_until

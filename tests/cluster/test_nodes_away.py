@@ -19,7 +19,7 @@ from lisa.core.settings.gateway import GatewayServerSettings
 from lisa.core.transitions.declare import Declare
 from lisa.embedded.server import HOST
 from lisa.manager import idle_topics
-from lisa.manager.server_monitor import PROBE_TIMEOUT_S
+from lisa.manager.nodes import PROBE_TIMEOUT_S
 from tests import topologies
 from tests.gateways import Gateway
 from tests.producers import Either
@@ -206,7 +206,7 @@ def test_a_broken_link_between_primaries_delays_no_message(
             node.ask("DEBUG", "DROP-CLUSTER-PACKET-FILTER", kind)
 
     with Manager(cluster.url) as manager, Producer(cluster.url) as producer:
-        idle = manager._engine._services.idle
+        idle = manager._engine.idle
         wait_until(lambda: len(idle._idle) == len(topics) and not idle.active())
         drop_packets(PUBLISHED)
         try:

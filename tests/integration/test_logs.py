@@ -13,7 +13,7 @@ from lisa import Consumer, LisaError, Manager, Message, Producer, ServerUnavaila
 from lisa.cli.main import main
 from lisa.core.daemon import logs
 from lisa.embedded.server import EmbeddedServer, free_port
-from lisa.manager.server_monitor import ServerMonitor
+from lisa.manager.nodes import Node
 from tests.consumers import Bench, settled
 from tests.servers import wait_until
 
@@ -64,13 +64,13 @@ def test_a_manager_logs_a_missing_server_once(
 ) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     failed: list[LisaError] = []
-    away = ServerMonitor._away
+    away = Node._lose
 
-    def counted(monitor: ServerMonitor, error: LisaError) -> None:
-        away(monitor, error)
+    def counted(node: Node, error: LisaError) -> None:
+        away(node, error)
         failed.append(error)
 
-    monkeypatch.setattr(ServerMonitor, "_away", counted)
+    monkeypatch.setattr(Node, "_lose", counted)
     with Manager(url):
         wait_until(lambda: len(failed) >= 3)
     [line] = warnings_in(caplog)
@@ -158,7 +158,7 @@ def test_roles_log_that_they_stop_and_have_stopped_but_not_their_jobs(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Manager(bench.url) as manager, bench.consumer(fails, grace="3s"):
-        refreshes = manager._engine._jobs.seconds["refresh"]
+        refreshes = manager._engine.jobs.jobs["refresh"].seconds
         wait_until(lambda: sum(refreshes.numbers()[:-1]) >= 2)
     assert [one for one in caplog.records if one.name.startswith("apscheduler")] == []
     assert len(caplog.records) < 10

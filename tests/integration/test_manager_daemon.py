@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -188,7 +189,7 @@ class TestInThisProcess:
         def announce(*args: Any) -> Any:
             is_new = yield from real(*args)
             if is_new:
-                other = threading.Thread(target=engine._beat)
+                other = threading.Thread(target=engine.beat)
                 other.start()
                 other.join(20)
             return is_new
@@ -199,7 +200,7 @@ class TestInThisProcess:
             engine._is_announced = False
             engine.store.drive(presence.leave_manager(engine.store, engine.name))
             monkeypatch.setattr(presence, "announce_manager", announce)
-            engine._beat()
+            engine.beat()
         assert "has lost its messages" not in caplog.text
 
     def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
@@ -214,14 +215,12 @@ class TestInThisProcess:
     def test_it_stops_without_waiting_for_a_search_of_all_keys(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        searches, is_searching, ends = itertools.count(), threading.Event(), threading.Event()
+        is_searching, ends = threading.Event(), threading.Event()
 
-        def search(_: object) -> None:
-            if next(searches):  # not the one at the start
-                is_searching.set()
-                ends.wait(PATIENCE.total_seconds())
+        def search(_: object, is_over: Callable[[], bool]) -> None:
+            is_searching.set()
+            wait_until(lambda: is_over() or ends.is_set())
 
-        monkeypatch.setattr("lisa.manager.engine.SEARCH", timedelta(milliseconds=100))
         monkeypatch.setattr("lisa.manager.registry.Registry.search", search)
         manager = Manager(redis_url).start()
         stopping = threading.Thread(target=manager.stop)

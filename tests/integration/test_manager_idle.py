@@ -65,12 +65,12 @@ def _idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def idle_manager(url: str, **options: str) -> Iterator[Manager]:
     """A manager while no topic is active, nor a scan for expired leases scheduled."""
     with Manager(url, **options) as manager:  # type: ignore[arg-type]
-        services = manager._engine._services
-        groups = services._reclaimer._groups
+        parts = manager._engine
+        groups = parts.reclaimer._groups
 
         def is_idle() -> bool:
             scans = [group.full_at for group in list(groups.values())]
-            return not services.idle.active() and scans == [math.inf] * len(TOPICS)
+            return not parts.idle.active() and scans == [math.inf] * len(TOPICS)
 
         wait_until(lambda: manager.health()["status"] == "ok")
         wait_until(is_idle)
@@ -119,5 +119,5 @@ def test_topics_are_active_after_another_manager_died(
         cast.ask("HSET", cast.own.entries, "m1", "1-1")  # unannounced
         dead = ManagerPresence(name="dead", seen_ms=1)
         cast.ask("HSET", cast.store.keys.managers, "dead", msgspec.json.encode(dead))
-        idle = manager._engine._services.idle
+        idle = manager._engine.idle
         wait_until(lambda: idle.active() == [cast.keys.topic])

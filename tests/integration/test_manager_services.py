@@ -16,10 +16,10 @@ from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.message import Message
 from lisa.core.transitions.open import Open
-from lisa.manager import lease_hold
-from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
+from lisa.manager import reclaimer
 from lisa.manager.bulk_reads import PAGE
 from lisa.manager.loop import Outcome
+from lisa.manager.promoter import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from tests.consumers import heard
 from tests.roles import Cast, Services
 from tests.servers import wait_until
@@ -159,7 +159,7 @@ class TestPromoter:
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("LONGEST_S", "LONGEST_UNREAD_S", "CERTAIN_S"):
-            monkeypatch.setattr(f"lisa.manager.backpressure.{name}", 60.0)
+            monkeypatch.setattr(f"lisa.manager.promoter.{name}", 60.0)
         cast.configure(max_ready="10")
         quick = cast.on("orders", "quick").declare()
 
@@ -313,8 +313,10 @@ class TestReclaimer:
         cast.take()
         time.sleep(0.55)
         came_back = time.monotonic()
-        kit.reclaimer.hold(came_back, 0.126)
-        kit.reclaimer.hold(came_back + 0.1, 0.01)  # a short one does not end or prolong the wait
+        kit.reclaimer.hold.add(came_back, 0.126)
+        kit.reclaimer.hold.add(
+            came_back + 0.1, 0.01
+        )  # a short one does not end or prolong the wait
         kit.reclaimer.scan_all()  # nor does the cron
         at, state = instant(kit.reclaimer.step(["orders"])), cast.state(sent)
         if time.monotonic() < came_back + 0.5:
@@ -331,13 +333,13 @@ class TestReclaimer:
         cast.configure(ack_timeout="200")
         sent = cast.send()
         cast.take()
-        kit.reclaimer.observe("orders", ServerUnavailable("TRYAGAIN"))
+        kit.reclaimer.hold.observe("orders", ServerUnavailable("TRYAGAIN"))
         time.sleep(0.25)
         began = time.monotonic()
         kit.reclaimer.step(["orders"])  # finds that scripts run again, and moves nothing
         passed = time.monotonic()
         assert cast.state(sent) == "in_flight"
-        assert began + 0.2 <= kit.reclaimer._hold.until("orders") <= passed + 0.2
+        assert began + 0.2 <= kit.reclaimer.hold.until("orders") <= passed + 0.2
         time.sleep(0.2)
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
@@ -351,10 +353,10 @@ class TestReclaimer:
         cast.take()
         time.sleep(0.25)
         now = time.monotonic()
-        kit.reclaimer.hold(now, 0.049)
-        monkeypatch.setattr(lease_hold, "time", SimpleNamespace(monotonic=lambda: now))
-        kit.reclaimer.observe("orders", ServerUnavailable("TRYAGAIN"))
-        kit.reclaimer.observe("orders", None)
+        kit.reclaimer.hold.add(now, 0.049)
+        monkeypatch.setattr(reclaimer, "time", SimpleNamespace(monotonic=lambda: now))
+        kit.reclaimer.hold.observe("orders", ServerUnavailable("TRYAGAIN"))
+        kit.reclaimer.hold.observe("orders", None)
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
 

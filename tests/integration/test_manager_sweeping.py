@@ -159,12 +159,12 @@ class TestSweeper:
     ) -> None:
         plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
         engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
-        registry, forget = engine._services.registry, engine._services.registry.forget
+        registry, forget = engine.registry, engine.registry.forget
 
         def send() -> None:
             cast.send(delay_ms=60_000)
             raw.zrem(cast.store.keys.topics, "orders")  # the sender had registered it long ago
-            engine._services.woken("", "orders")
+            engine.woken("", "orders")
 
         def forget_and_send(topic: str) -> None:
             if moment == "before":
@@ -176,10 +176,10 @@ class TestSweeper:
         monkeypatch.setattr(registry, "forget", forget_and_send)
         registry.learn(["orders"])
         raw.zadd(cast.store.keys.topics, {"orders": 1})
-        engine._services.sweep("orders")
+        engine.sweep("orders")
         assert registry.topics == ["orders"]
-        heaps = [loop.due_heap for loop in engine._services.loops]
-        assert [heap.take(1) for heap in heaps if heap.overdue_s() > 0] == [["orders"]] * 3
+        heaps = [loop.due_heap for loop in engine.loops]
+        assert [heap.exchange((), 1) for heap in heaps if heap.overdue_s() > 0] == [["orders"]] * 3
         engine.store.close()
 
     def test_nothing_is_kept_of_a_topic_that_another_manager_unlisted(
@@ -189,38 +189,38 @@ class TestSweeper:
         monkeypatch.setattr("lisa.manager.idle_topics.FEW", 0)
         plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
         engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
-        services, jobs = engine._services, engine._jobs
+        jobs = engine.jobs
         try:
-            engine._nodes._nodes[""].probe()
+            engine.nodes._nodes[""].probe()
             cast.send()
-            services.registry.learn(["orders"])
-            services._scheduling.due_heap.add("orders")
-            for loop in services.loops:
-                loop._service.step(loop.due_heap.take(9))
-                loop.due_heap.put_back("orders", None)
+            engine.registry.learn(["orders"])
+            engine.scheduling.due_heap.add("orders")
+            for loop in engine.loops:
+                loop._service.step(loop.due_heap.exchange((), 9))
+                loop.due_heap.exchange([("orders", None)], 0)
                 loop.topic_errors.failed("orders", LisaError("x"))
-            for _, work in jobs._jobs.values():
-                work()
-            for errors in jobs.topic_errors.values():
-                errors.failed("orders", LisaError("x"))
+            for job in jobs.jobs.values():
+                job.work()
+            for job in jobs.jobs.values():
+                job.errors.failed("orders", LisaError("x"))
             cast.discard(cast.take()[0])
             cast.ask("DEL", cast.own.garbage, cast.keys.events)
             assert mentions(engine, "orders")
             # A topic of a list that cannot be read is not idle.
-            monkeypatch.setattr(services.sweeper, "_is_list_there", lambda: False)
+            monkeypatch.setattr(engine.sweeper, "_is_list_there", lambda: False)
             raw.delete(cast.store.keys.topics)
-            jobs._jobs["sweep"][1]()
-            assert services.registry.topics == ["orders"]
-            monkeypatch.setattr(services.sweeper, "_is_list_there", lambda: True)
-            services.idle.mark_active("orders")
-            jobs._jobs["sweep"][1]()
-            services.find_schedules()
-            services.pruner.pick([])
+            jobs.jobs["sweep"].work()
+            assert engine.registry.topics == ["orders"]
+            monkeypatch.setattr(engine.sweeper, "_is_list_there", lambda: True)
+            engine.idle.mark_active("orders")
+            jobs.jobs["sweep"].work()
+            engine.find_schedules()
+            engine.pruner.pick([])
             # Reading the head of a heap drops outdated entries, which are few in any case.
-            assert {loop.due_heap.overdue_s() for loop in services.loops} == {0.0}
+            assert {loop.due_heap.overdue_s() for loop in engine.loops} == {0.0}
             assert mentions(engine, "orders") == []
         finally:
-            engine._nodes.stop()
+            engine.nodes.stop()
             engine.store.close()
 
 

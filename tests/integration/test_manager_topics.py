@@ -12,11 +12,10 @@ from lisa.core.redis.connection import ChannelSubscription, Connection
 from lisa.core.store import presence
 from lisa.core.transitions.configure import Configure
 from lisa.embedded import EmbeddedServer
-from lisa.manager.group_declarer import GroupDeclarer
+from lisa.manager.nodes import Node
 from lisa.manager.plan import Plan, Schedules
-from lisa.manager.registry import Registry
+from lisa.manager.registry import GroupDeclarer, Registry
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.server_monitor import ServerMonitor
 from lisa.manager.waker import Waker
 from tests.proxies import HoldingProxy
 from tests.roles import Cast, Services
@@ -166,17 +165,17 @@ class TestWaker:
             waker.stop()
 
 
-class TestServerMonitor:
+class TestNode:
     def test_a_read_only_replica_counts_as_unavailable(self, own_server: EmbeddedServer) -> None:
         store = open_store(own_server.url)
-        monitor = ServerMonitor(store, ServerClock())
-        assert monitor.step() is not None
-        monitor.mark_reachable()
+        node = Node(store, ServerClock(), lambda *_: None)
+        assert node.step() is not None
+        node.mark_reachable()
         with EmbeddedServer() as primary, connect(own_server.url) as client:
             client.replicaof("127.0.0.1", primary.port)
-            assert monitor.step() is None
-            assert "read-only replica" in (monitor.error or "")
+            assert node.step() is None
+            assert "read-only replica" in str(node.error)
             client.replicaof("NO", "ONE")
-            promoted = monitor.step()
+            promoted = node.step()
         assert promoted is not None
         assert promoted.back

@@ -14,14 +14,17 @@ import pytest
 
 from lisa.core.model.backoff import FIRST_S, LONGEST_S
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, ServerUnavailable
+from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import Shard
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
 from lisa.core.settings import ManagerSettings
+from lisa.core.store.store import SyncStore
 from lisa.manager.jobs import Jobs
+from lisa.manager.nodes import Node
 from lisa.manager.plan import Plan, Schedules, TopicPlan, differences
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.server_monitor import Node
-from lisa.manager.topic_errors import TopicErrors
-from lisa.manager.topic_search import TopicSearch
+from lisa.manager.topic_log import TopicErrors
 from tests.servers import wait_until
 
 OFTEN = timedelta(milliseconds=100)
@@ -81,7 +84,7 @@ lisa-delay-queue:
         )
         assert made.topics["mails"].options == {"ack_timeout": "30000"}
         assert made.groups_for("mails") == ("house",)
-        assert [made.batch(topic) for topic in ("orders", "mails", "other")] == [20, 250, 250]
+        assert made.topics["mails"].batch == 250
         assert (made.window, made.schedules.move) == (20, "0/2 * * * * ?")
 
     def test_differences_are_described(self) -> None:
@@ -122,7 +125,11 @@ def test_errors_of_a_topic_are_logged_once_and_followed_by_growing_pauses(
 @pytest.fixture
 def jobs() -> Iterator[Jobs]:
     """Jobs of four topics; the node of the last is unavailable."""
-    nodes = SimpleNamespace(is_any_available=True, is_available=lambda topic: topic != "d")
+    nodes = SimpleNamespace(
+        is_any_available=True,
+        is_available=lambda topic: topic != "d",
+        available=lambda topics: [topic for topic in topics if topic != "d"],
+    )
     made = Jobs(cast("Any", nodes), lambda _: [Shard(name) for name in "abcd"])
     yield made
     made.stop()
@@ -170,7 +177,7 @@ class TestJobs:
                 return datetime.now(tz) + set_by[0]
 
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", SetClock)
-        monkeypatch.setattr("lisa.manager.job_scheduler.datetime", SetClock)
+        monkeypatch.setattr("lisa.manager.jobs.datetime", SetClock)
         jobs.add("interval", OFTEN, lambda: runs.update(["interval"]))
         jobs.add("cron", "0/1 * * * * ?", lambda: runs.update(["cron"]))
         jobs.start()
@@ -201,7 +208,7 @@ class TestJobs:
             assert jobs.faults() == ["the scheduler's thread has ended"]
 
 
-def test_a_node_answers_while_the_next_probe_runs() -> None:
+def test_a_node_answers_while_the_next_probe_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     probed = SimpleNamespace(is_change=False, gap_s=1.0)
     replies = iter([probed, probed, None])
@@ -210,31 +217,13 @@ def test_a_node_answers_while_the_next_probe_runs() -> None:
         seen.append(node.answers)
         return next(replies)
 
-    node = Node("", cast("Any", SimpleNamespace(step=step)), lambda *_: None, 60.0)
+    store = SyncStore(Connection(Address("redis://localhost:1/0")), Keys())
+    node = Node(store, ServerClock(), lambda *_: None)
+    monkeypatch.setattr(node, "step", step)
     for _ in range(3):
         node.probe()
     assert seen == [False, True, True]
     assert not node.answers
-
-
-def test_a_search_that_is_closed_starts_no_further_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches, waits = list[None](), list[None]()
-
-    class CountedEvent(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(None)
-            return super().wait(timeout)
-
-    registry = SimpleNamespace(search=lambda: searches.append(None))
-    nodes = SimpleNamespace(is_any_available=True)
-    topic_search = TopicSearch(cast("Any", registry), cast("Any", nodes))
-    monkeypatch.setattr(topic_search, "_is_due", CountedEvent())
-    topic_search.schedule()
-    topic_search.start()
-    wait_until(lambda: len(waits) == 2)
-    topic_search.close()
-    topic_search.join(60)
-    assert len(searches) == 1
 
 
 class TestServerClock:

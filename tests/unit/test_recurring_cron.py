@@ -9,7 +9,7 @@ import time_machine
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.grammar import parse_cron
-from lisa.manager.cron import parse_trigger
+from lisa.manager.jobs import parse_trigger
 from tests.zones import BEGIN, END, changes, distinct
 
 

@@ -171,6 +171,12 @@ class ChannelSubscription:
             if time.monotonic() >= ends:
                 return None
 
+    def interrupt(self) -> None:
+        """End a call of `get` on another thread with an error."""
+        connection = self._pubsub.connection
+        if connection is not None:
+            interrupt(connection)
+
     def close(self) -> None:
         """End the subscription."""
         self._pubsub.close()
