@@ -12,11 +12,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
-from lisa.consumer.async_pull import AsyncPuller
 from lisa.consumer.base import BaseConsumer
-from lisa.consumer.delivery import AsyncDelivery
+from lisa.consumer.event_loop import AppLoop
 from lisa.consumer.lifespan import StartScope
-from lisa.consumer.tasks import AppLoop
+from lisa.consumer.pull import AsyncDelivery, AsyncPuller
 from lisa.core.daemon.forks import not_inherited
 from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.daemon.threads import in_thread

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import exceptions
 
-from lisa.consumer.settle_calls import ReadAcks
+from lisa.consumer.settler import ReadAcks
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Self
 
 from lisa.consumer.base import BaseConsumer
-from lisa.consumer.delivery import Delivery
+from lisa.consumer.pull import Delivery
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.stop_signals import stopping
 from lisa.core.model.errors import LisaError

@@ -11,15 +11,14 @@ from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from lisa.consumer.event_loop import AppLoop, HandlerTasks
 from lisa.consumer.handler_stats import FAST_S
-from lisa.consumer.handlers import Handlers
+from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held
 from lisa.consumer.invoke import on_batch, on_message_sync
-from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import TURN_S, AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
 from lisa.core.redis.flow import drive
 

@@ -1,27 +1,311 @@
-"""The handlers of a topic: receivers of `message_received`, and batch handlers."""
+"""The handlers of a topic: how they are checked, called through middleware, and looked up."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from blinker import Signal
 
-from lisa.consumer.handler_checks import (
-    check_signature,
-    checked_batch,
-    checked_concurrency,
-    checked_retry,
-    checked_seconds,
-)
-from lisa.consumer.models import reader_for
-from lisa.consumer.receivers import Handler, HandlerPlan, Listener, Receiver
-from lisa.core.model.errors import ConfigError
+from lisa.consumer.inflight import Held
+from lisa.core.model.callables import call_error, check_runs, function_name
+from lisa.core.model.clock import parse_duration
+from lisa.core.model.envelope import Envelope, decode_envelope
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.middleware import BaseMiddleware
+from lisa.core.model.message import Message
+from lisa.core.model.middleware import HANDLE, BaseMiddleware, chain, methods
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
+
+Reader = Callable[[Envelope], Any]
+
+
+class BodyMismatch(InvalidMessage):
+    """A body does not match its handler's model."""
+
+
+def reader_for(model: Any) -> Reader:
+    """Return a function that decodes a body to `model`, or raises BodyMismatch with the reason.
+
+    A model is a msgspec Struct, dataclass, TypedDict, pydantic model or any type that msgspec
+    supports. JSON bodies are decoded; text and bytes bodies are converted from `str` and `bytes`.
+    Raises ConfigError if `model` is not supported.
+    """
+    if hasattr(model, "__pydantic_core_schema__") or hasattr(model, "__get_pydantic_core_schema__"):
+        return _pydantic(model)
+    try:
+        decoder = msgspec.json.Decoder(model)
+    except TypeError as error:
+        raise ConfigError(f"{_name(model)} cannot be a model: {error}") from None
+
+    def read(envelope: Envelope) -> Any:
+        try:
+            if envelope.kind == "j":
+                return decoder.decode(envelope.body)
+            return msgspec.convert(_plain(envelope), model)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BodyMismatch(f"the body does not match {_name(model)}: {error}") from None
+
+    return read
+
+
+def _pydantic(model: Any) -> Reader:
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+    # A producer writes a model by its fields' names, other programs by their aliases.
+    has_names = "by_name" in inspect.signature(adapter.validate_json).parameters  # pydantic 2.11
+    names: dict[str, Any] = {"by_alias": True, "by_name": True} if has_names else {}
+
+    def read(envelope: Envelope) -> Any:
+        try:
+            if envelope.kind == "j":
+                return adapter.validate_json(envelope.body, **names)
+            return adapter.validate_python(_plain(envelope))
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_input=False)
+            reasons = "; ".join(
+                f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults
+            )
+            raise BodyMismatch(f"the body does not match {_name(model)}: {reasons}") from None
+        except UnicodeDecodeError as error:
+            raise BodyMismatch(f"the body does not match {_name(model)}: {error}") from None
+
+    return read
+
+
+def _plain(envelope: Envelope) -> str | bytes:
+    return envelope.body.decode() if envelope.kind == "s" else envelope.body
+
+
+def _name(model: Any) -> str:
+    return model.__name__ if inspect.isclass(model) else str(model)
+
+
+LARGEST_BATCH = 10_000
+
+
+def check_signature(topic: str, handler: object, argument: str) -> None:
+    """Raise ConfigError if a handler cannot be called with one argument, or is a generator."""
+    if not callable(handler):
+        raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
+    if error := call_error(handler, argument):
+        name = function_name(handler)
+        raise ConfigError(
+            f"topic {topic!r}: the handler {name} must take one positional argument, the "
+            f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
+            "other arguments defaults or bind them with functools.partial"
+        )
+    check_runs(handler)
+
+
+def is_async_handler(function: Callable[..., Any]) -> bool:
+    """Whether calling a handler returns a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  checks for a coroutine function
+    )
+
+
+def checked_batch(topic: str, batch: int | None, within: object) -> int | None:
+    """The size of a batch. Raises ConfigError if an option is invalid."""
+    if batch is None:
+        if within is not None:
+            raise ConfigError(f"topic {topic!r}: within= needs batch=")
+        return None
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= LARGEST_BATCH:
+        raise ConfigError(f"topic {topic!r}: batch={batch!r} must be from 1 to {LARGEST_BATCH}")
+    return batch
+
+
+def checked_retry(topic: str, value: object) -> RetryPolicy:
+    """The pauses between attempts. Raises ConfigError."""
+    try:
+        return RetryPolicy.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"topic {topic!r}: retry: {error}") from None
+
+
+def checked_concurrency(topic: str, value: int | None) -> int | None:
+    """The most handlers at the same time. Raises ConfigError."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"topic {topic!r}: concurrency={value!r} must be a number from 1")
+    return value
+
+
+def checked_seconds(topic: str, name: str, value: timedelta | str | None) -> float | None:
+    """A duration in seconds. Raises ConfigError."""
+    if value is None:
+        return None
+    try:
+        seconds = parse_duration(value).total_seconds()
+    except ValueError as error:
+        raise ConfigError(f"topic {topic!r}: {name}: {error}") from None
+    if name == "timeout" and seconds == 0:
+        raise ConfigError(f"topic {topic!r}: timeout must be above 0")
+    return seconds
+
+
+DEFAULT_TIMEOUT = timedelta(hours=1)
+
+Handler = Callable[[Any], Any]
+"""Takes a `Message`, or a `Batch` for a batch handler; may be `async def`."""
+
+
+@dataclass(eq=False, slots=True)
+class Receiver:
+    """A one-argument handler of one topic with its options, connected to blinker as a receiver."""
+
+    handler: Handler
+    read: Reader | None = None
+    batch: int | None = None
+    within_s: float = 0.0
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    concurrency: int | None = None
+    group: str = ""
+    is_async: bool = field(init=False)
+    run: Handler = field(init=False)
+    """Calls the handler through the middleware."""
+
+    def __post_init__(self) -> None:
+        self.is_async = is_async_handler(self.handler)
+        self.run = self.handler
+
+    def use(self, middleware: Sequence[BaseMiddleware]) -> None:
+        """Call the handler through middleware. Raises ConfigError if a method is missing."""
+        in_batches = self.batch is not None
+        self.run = _through(middleware, self.handler, self.handler, in_batches=in_batches)
+
+    def __call__(self, _topic: str, *, message: Message) -> Any:
+        """Called by blinker, with the topic as the sender."""
+        return self.run(message)
+
+    def call(self, held: Held) -> Any:
+        """Call the handler, with the body decoded as the model. Raises what the handler raises."""
+        if self.read is None:
+            return self.run(held.message)
+        return self.run(self.message(held))
+
+    def message(self, held: Held) -> Message:
+        """The message with its body decoded as the model.
+
+        Raises BodyMismatch if the body does not match.
+        """
+        if self.read is None:
+            return held.message
+        return msgspec.structs.replace(held.message, body=self.read(decode_envelope(held.data)))
+
+
+@dataclass(eq=False, slots=True)
+class Listener:
+    """A receiver that user code connected to a signal: `f(topic, *, message)`.
+
+    error: why middleware cannot be called around it. Then each call raises it.
+    """
+
+    function: Callable[..., Any]
+    run: Handler | None = None
+    error: ConfigError | None = None
+    timeout_s: None = None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], middleware: Sequence[BaseMiddleware]) -> Listener:
+        """A listener whose function is called through middleware."""
+        if not middleware:
+            return cls(function)
+
+        def call(message: Message) -> Any:
+            return function(message.topic, message=message)
+
+        try:
+            return cls(function, _through(middleware, function, call))
+        except ConfigError as error:
+            return cls(function, error=error)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is `async def`."""
+        return is_async_handler(self.function)
+
+    def call(self, held: Held) -> Any:
+        """Call the function. Raises what it raises."""
+        if self.error is not None:
+            raise self.error
+        if self.run is None:
+            return self.function(held.message.topic, message=held.message)
+        return self.run(held.message)
+
+
+def _through(
+    middleware: Sequence[BaseMiddleware],
+    handler: Handler,
+    call: Handler,
+    *,
+    in_batches: bool = False,
+) -> Handler:
+    """A function that makes a call of a handler through middleware. Raises ConfigError."""
+    if not middleware:
+        return call
+    form = "handle_batch" if in_batches else "handle"
+    if is_async_handler(handler):
+        form += "_async"
+    user = f"the handler {function_name(handler)}"
+    return chain(methods(middleware, HANDLE, form, user), call)
+
+
+class HandlerPlan(NamedTuple):
+    """The current handlers of a topic: single-message receivers and at most one batch handler."""
+
+    receivers: tuple[Receiver | Listener, ...]
+    batch: Receiver | None
+
+    def check(self) -> None:
+        """Raise ConfigError if a receiver lacks a method of the middleware.
+
+        Receivers may also be connected later. Their messages then fail with this error.
+        """
+        for one in self.receivers:
+            if isinstance(one, Listener) and one.error is not None:
+                raise one.error
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the handlers, with their modules."""
+        functions = [
+            one.handler if isinstance(one, Receiver) else one.function for one in self._all
+        ]
+        return [f"{one.__module__}.{function_name(one)}" for one in functions]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the topic has no handler."""
+        return not self._all
+
+    @property
+    def _all(self) -> tuple[Receiver | Listener, ...]:
+        return (*self.receivers, self.batch) if self.batch else self.receivers
+
+    @property
+    def is_async(self) -> bool:
+        """Whether all handlers are `async def`, so that no thread is needed."""
+        every = self._all
+        return bool(every) and all(one.is_async for one in every)
+
+    @property
+    def timeout_s(self) -> float:
+        """The shortest timeout of all handlers in seconds; 1 h if none has a timeout."""
+        asked = [one.timeout_s for one in self._all if one.timeout_s is not None]
+        return min(asked, default=DEFAULT_TIMEOUT.total_seconds())
+
 
 SHARED_OPTIONS = ("retry", "concurrency")
 """Options that apply to the messages of a topic, so its handlers cannot give different values."""

@@ -1,11 +1,13 @@
-"""A delivery that a consumer holds, and the verdict of its handler."""
+"""A delivery that a consumer holds, the verdict of its handler, and its way to the settler."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -23,7 +25,62 @@ from lisa.core.model.outcomes import (
 )
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.ack import Settlement
+from lisa.core.transitions.defer import Postpone
 from lisa.core.transitions.open import Limits
+from lisa.core.transitions.retry import Fail
+
+T = TypeVar("T")
+
+
+class ThreadQueue(Generic[T]):
+    """A queue into which any thread may put items, and from which any thread may take them.
+
+    No call blocks. Unlike `queue.SimpleQueue`, it hands out many items at a time, and takes items
+    back.
+    """
+
+    __slots__ = ("_items", "put")
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self.put = self._items.append
+        """Add one item. Not a method, because that would take twice as long."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put_all(self, items: Iterable[T]) -> None:
+        """Add items at the end."""
+        self._items.extend(items)
+
+    def put_back(self, items: Sequence[T]) -> None:
+        """Return the items of `take_many` to the front, in order."""
+        self._items.extendleft(reversed(items))
+
+    def first(self) -> T | None:
+        """The next item, which stays in the queue; None if the queue is empty."""
+        with suppress(IndexError):
+            return self._items[0]
+        return None
+
+    def take(self) -> T | None:
+        """Remove and return the next item; None if the queue is empty."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+    def take_many(self, size: int) -> list[T]:
+        """Remove and return up to `size` items; fewer if another thread takes items too."""
+        some: list[T] = []
+        with suppress(IndexError):
+            while len(some) < size:
+                some.append(self._items.popleft())
+        return some
+
+    def take_all(self) -> list[T]:
+        """Remove and return the items that are in the queue now, not those added meanwhile."""
+        return self.take_many(len(self._items))
 
 
 class Cancellable(Protocol):
@@ -186,3 +243,49 @@ def combined(first: Outcome, second: Outcome) -> Outcome:
 def settlements_of(deliveries: Iterable[Held]) -> list[Settlement]:
     """The settlement of each delivery."""
     return [settlement_of(one.message, one.entry, one.data, one.handed_us) for one in deliveries]
+
+
+Refusals = list[tuple[Held, Verdict]]
+
+
+class Outcomes:
+    """Ended deliveries of one subscription that wait to be settled.
+
+    Handlers and the reader put deliveries in; the settler, and the reader with its next read, take
+    them out.
+
+    unanswered: a call for failures or deferrals that got no reply and may have taken effect. Only
+        repeating the same call returns its outcomes.
+    """
+
+    def __init__(self) -> None:
+        self.acks: ThreadQueue[Held] = ThreadQueue()
+        self.expired: ThreadQueue[Held] = ThreadQueue()
+        self.failures: ThreadQueue[tuple[Held, Verdict]] = ThreadQueue()
+        self.deferrals: ThreadQueue[tuple[Held, Verdict]] = ThreadQueue()
+        self.unanswered: tuple[Fail | Postpone, Refusals] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.expired or self.has_refusals)
+
+    @property
+    def has_refusals(self) -> bool:
+        """Whether failures or deferrals wait."""
+        return bool(self.failures or self.deferrals or self.unanswered)
+
+    def begin_call(self, call: Fail | Postpone, refusals: Refusals) -> None:
+        """Keep a call for failures or deferrals until its reply arrives."""
+        self.unanswered = call, refusals
+
+    def end_call(self) -> None:
+        """Forget that call, whose reply has arrived."""
+        self.unanswered = None
+
+    def take_all(self) -> list[Held]:
+        """Remove and return the deliveries that wait now."""
+        taken = self.acks.take_all() + self.expired.take_all()
+        refusals = self.failures.take_all() + self.deferrals.take_all()
+        if self.unanswered:
+            refusals += self.unanswered[1]
+            self.unanswered = None
+        return taken + [held for held, _ in refusals]

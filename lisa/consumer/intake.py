@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held
+from lisa.consumer.invoke import Collector
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import SlotClaim
 from lisa.consumer.stream_reader import StreamReader

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from lisa.consumer.prefetch import MOST
-from lisa.consumer.subscription import Subscription
+from lisa.consumer.subscription import MOST, Subscription
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry
 from lisa.core.redis.flow import Command

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from redis.exceptions import MaxConnectionsError
 
-from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.event_loop import finish_logged
+from lisa.consumer.options import ConsumerOptions
+from lisa.consumer.settler import SignalSender
+from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
 from lisa.core.delivery.group_resolution import declared_again, join, wait_for_group, was_emptied
 from lisa.core.delivery.source import (
     CUT_SHORT,
@@ -22,16 +27,184 @@ from lisa.core.delivery.source import (
     GroupSource,
     Taken,
 )
-from lisa.core.model.clock import duration_ms
+from lisa.core.model.clock import checked_delay_ms, duration_ms
 from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.sharding import Topic, own_shard, topic_of
+from lisa.core.model.signals import Signals
+from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.errors import ClientError, passes, translated
-from lisa.core.redis.flow import Command, Flow, Link, Pause
+from lisa.core.redis.flow import Command, Flow, Link, Pause, awaiting, blocking
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import ManagerWatch
-from lisa.core.store.store import Store
+from lisa.core.store.presence import unique_name
+from lisa.core.store.store import AsyncStore, Store, SyncStore
+from lisa.core.transitions.ack import Ack, Acked
+from lisa.core.transitions.base import ById
+from lisa.core.transitions.defer import Deferral, Postpone
+from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.release import Release
+from lisa.core.transitions.retry import Fail, Failed, Failure
+
+T = TypeVar("T")
+
+
+class PulledMessage:
+    """The message of a delivery and what its settlement needs."""
+
+    def __init__(
+        self,
+        store: Store,
+        signal_sender: SignalSender,
+        consumer: str,
+        one: Delivered,
+        ack_timeout_ms: int | None,
+    ) -> None:
+        self._store = store
+        self._signal_sender = signal_sender
+        self._consumer = consumer
+        self.message = one.message
+        self._settlement = one.settlement
+        self._ack_timeout_ms = ack_timeout_ms
+        self._unanswered: list[ById[Any]] = []
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.id
+
+    @property
+    def topic(self) -> str:
+        """The topic of the message."""
+        return self.message.topic
+
+    @property
+    def group(self) -> str:
+        """The group for which the message was pulled."""
+        return self.message.group
+
+    @property
+    def body(self) -> Any:
+        """The body as sent: JSON values, str or bytes."""
+        return self.message.body
+
+    @property
+    def due(self) -> datetime:
+        """The due time, an aware datetime in UTC."""
+        return self.message.due
+
+    @property
+    def due_ms(self) -> int:
+        """The due time in epoch milliseconds."""
+        return self.message.due_ms
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self.message.attempt
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers."""
+        return self.message.headers
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.id!r} on {self.topic!r}, attempt {self.attempt}>"
+
+    def _fail(self, reason: str, delay: int | Literal["discard"] | None) -> Flow[Failed]:
+        one = self._settlement
+        failure = Failure(one.id, one.entry, reason, delay, one.lateness, late_ms=one.late_ms)
+        retried = yield from self._ask(Fail(self.topic, self.group, [failure]))
+        self._signal_sender.fire_failure(self.message, reason, retried)
+        return retried.outcome
+
+    def _ask(self, call: ById[T]) -> Flow[T]:
+        """The outcome of a call; repeats an equal call that got no reply."""
+        call = next((one for one in self._unanswered if one == call), call)
+        if call not in self._unanswered:
+            self._unanswered.append(call)
+        outcomes = yield from self._store.run_by_id(call)
+        self._unanswered.remove(call)
+        return outcomes[0]
+
+
+class _Settling(PulledMessage):
+    """The methods of both deliveries, as flows."""
+
+    def ack(self) -> Flow[str]:
+        """Settle as handled; returns `acked`, `late` (the lease had ended), `stale`, `repeated`."""
+        outcomes = yield from self._store.run_by_id(Ack(self.topic, self.group, [self._settlement]))
+        if outcomes[0] is not Acked.STALE:
+            self._signal_sender.fire(self._signal_sender.acked, self.message)
+        return outcomes[0]
+
+    def retry(self, *, delay: timedelta | str | None = None, reason: str = "") -> Flow[str]:
+        """Settle as failed; returns `retrying`, `dead` (the last attempt) or `stale` (not held)."""
+        wait_ms = None if delay is None else checked_delay_ms(delay)
+        return (yield from self._fail(reason or "the puller asked for a retry", wait_ms))
+
+    def discard(self, reason: str = "") -> Flow[str]:
+        """Make the message a dead letter; returns `dead`, or `stale` if it is no longer held."""
+        return (yield from self._fail(reason or "the puller discarded it", "discard"))
+
+    def defer(self, *, delay: timedelta | str, reason: str = "") -> Flow[str]:
+        """Deliver again after `delay`, without counting an attempt; returns `deferred` or `stale`.
+
+        For messages that cannot be handled now. Only a ttl ends one that is always deferred.
+        """
+        reason = reason or "the puller deferred it"
+        deferral = Deferral(*self._settlement[:2], checked_delay_ms(delay), reason)
+        postponed = yield from self._ask(Postpone(self.topic, self.group, [deferral]))
+        return postponed.outcome
+
+    def extend(self) -> Flow[bool]:
+        """Restart the ack timeout; returns False if the delivery is no longer held."""
+        receipts, timeout_ms = [self._settlement[:2]], self._ack_timeout_ms
+        call = Extend(self.topic, self.group, self._consumer, receipts, timeout_ms)
+        outcomes = yield from self._store.run_by_id(call)
+        return outcomes[0]
+
+    def release(self) -> Flow[bool]:
+        """Return the delivery without counting an attempt; False if it is no longer held."""
+        return self._ask(Release(self.topic, self.group, [self._settlement[:2]]))
+
+
+class Delivery(PulledMessage):
+    """A message to settle: has the attributes of `.message`, and methods to settle it.
+
+    An unsettled delivery is redelivered when its ack timeout ends; `extend` restarts that time.
+    Methods raise LisaError. A call that raised ServerUnavailable may have taken effect. Repeated
+    within half a minute, it returns the outcome.
+    """
+
+    _store: SyncStore
+
+    ack = blocking(_Settling.ack)
+    retry = blocking(_Settling.retry)
+    discard = blocking(_Settling.discard)
+    defer = blocking(_Settling.defer)
+    extend = blocking(_Settling.extend)
+    release = blocking(_Settling.release)
+
+    def _drive(self, flow: Flow[T]) -> T:
+        return self._store.drive(flow)
+
+
+class AsyncDelivery(PulledMessage):
+    """Asynchronous version of `Delivery`; every method to settle it is a coroutine."""
+
+    _store: AsyncStore
+
+    ack = awaiting(_Settling.ack)
+    retry = awaiting(_Settling.retry)
+    discard = awaiting(_Settling.discard)
+    defer = awaiting(_Settling.defer)
+    extend = awaiting(_Settling.extend)
+    release = awaiting(_Settling.release)
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        return await self._store.drive(flow)
+
 
 log = logging.getLogger(__name__)
 
@@ -246,3 +419,68 @@ def _checked_timeout_ms(value: timedelta) -> int:
     if not MIN_ACK_TIMEOUT <= value <= MAX_ACK_TIMEOUT:
         raise InvalidMessage(f"an ack timeout is {MIN_ACK_TIMEOUT} to {MAX_ACK_TIMEOUT}: {value}")
     return duration_ms(value)
+
+
+class AsyncPuller:
+    """Runs one consumer's pulls on one event loop, over its own connections."""
+
+    def __init__(self, options: ConsumerOptions, signals: Signals) -> None:
+        self._store = AsyncStore(AsyncConnection(options.address), options.keys, who="consumer")
+        self._blocking_reads = AsyncConnection(options.address.blocking_for(LONGEST_WAIT_S))
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        sender, name = SignalSender(signals, self._spawn), unique_name(options.name)
+        self._puller = Puller(
+            self._store,
+            self._blocking_reads,
+            options.group or "",
+            name,
+            sender,
+            new_delivery=partial(AsyncDelivery, self._store, sender, name),
+        )
+
+    async def pull(
+        self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
+    ) -> AsyncIterator[AsyncDelivery]:
+        """The deliveries of one pull; releases those that the caller does not reach.
+
+        Raises RuntimeError in another event loop than that of the first pull.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "this AsyncConsumer belongs to the event loop of its first pull, and this is "
+                "another one: create a consumer in each loop, or stop() it at the loop's end"
+            )
+        self._loop = loop
+        found = await self._store.drive(self._puller.pull(topic, batch, wait, ack_timeout))
+        found.reverse()
+        try:
+            while found:
+                yield found.pop()
+        finally:
+            for delivery in found:
+                self._spawn(_release(delivery))
+
+    async def close(self) -> None:
+        """Finish releases, remove this consumer's records and close the connections."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SHUTDOWN_CALLS_S)
+        with suppress(LisaError, TimeoutError):  # managers delete records that are left behind
+            async with asyncio.timeout(SHUTDOWN_CALLS_S):
+                for flow in self._puller.leave(self._store):
+                    await self._store.drive(flow)
+        for task in [*self._tasks, *self._puller.looks]:
+            task.cancel()
+        await self._store.close()
+        await self._blocking_reads.close()
+
+    def _spawn(self, awaitable: Awaitable[Any]) -> None:
+        task = asyncio.create_task(finish_logged(awaitable))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _release(delivery: AsyncDelivery) -> None:
+    with suppress(LisaError):  # then it is redelivered when its ack timeout ends
+        await delivery.release()

@@ -1,24 +1,321 @@
-"""Settle finished deliveries, many per call."""
+"""Settle finished deliveries, many per call, and tell signals and middleware."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
-from lisa.consumer.inflight import Held
+import msgspec
+from blinker import Signal
+
+from lisa.consumer.inflight import Held, Refusals, ThreadQueue, Verdict, settlements_of
 from lisa.consumer.keyed_pool import KeyedPool
-from lisa.consumer.settle_calls import ReadAcks, SettleCalls
-from lisa.consumer.settled import SettleWatch
-from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
+from lisa.core.delivery.source import Delivered
 from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import GroupRemoved, LisaError
+from lisa.core.model.message import Message
+from lisa.core.model.middleware import SETTLED, BaseMiddleware, methods
+from lisa.core.model.outcomes import traceback_of
+from lisa.core.model.signals import Signals, call_receivers, everywhere
+from lisa.core.redis.flow import Command, Execute, Flow
+from lisa.core.transitions.ack import Ack, Acked
+from lisa.core.transitions.base import Transition
+from lisa.core.transitions.defer import Deferral, Postpone
+from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
 
 log = logging.getLogger("lisa.consumer")
+
+
+class SignalSender:
+    """Fires a consumer's own signals together with the module-wide ones.
+
+    Errors of receivers are logged and ignored, because the message is settled already. `spawn` runs
+    the coroutine of an `async def` receiver.
+    """
+
+    def __init__(self, own: Signals, spawn: Callable[[Awaitable[Any]], Any]) -> None:
+        self._spawn = spawn
+        self.acked = (own.acked, everywhere.acked)
+        self.retrying = (own.retrying, everywhere.retrying)
+        self.dead = (own.dead, everywhere.dead)
+        self.expired = (own.expired, everywhere.expired)
+
+    @staticmethod
+    def has_receivers(pair: tuple[Signal, Signal]) -> bool:
+        """Whether either signal has receivers; if not, no message needs to be built."""
+        return bool(pair[0].receivers or pair[1].receivers)
+
+    def fire_failure(self, message: Message, reason: str, retried: Retried) -> None:
+        """Fire `retrying` or `dead` for a failed message, unless its delivery was stale."""
+        if retried.outcome is Failed.STALE:
+            return
+        pair = self.dead if retried.outcome is Failed.DEAD else self.retrying
+        if self.has_receivers(pair):
+            due_ms = retried.due_ms
+            self.fire(pair, msgspec.structs.replace(message, reason=reason, next_due_ms=due_ms))
+
+    def fire_unfit(self, unfit: Iterable[tuple[Delivered, Acked | Retried]]) -> None:
+        """Fire `expired`, `retrying` or `dead` for settled messages that no handler may see."""
+        for one, outcome in unfit:
+            if one.fault is not None and isinstance(outcome, Retried):
+                self.fire_failure(one.message, one.fault.reason, outcome)
+            elif outcome is not Acked.STALE:
+                self.fire(self.expired, one.message)
+
+    def fire(self, pair: tuple[Signal, Signal], message: Message) -> None:
+        """Call all receivers of both signals."""
+        call_receivers(pair, message, self._spawn, log)
+
+
+T = TypeVar("T")
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that settled messages of a topic for a group.
+
+    operation: "ack"; "retry", also for messages that moved to garbage; "defer"; or "expire".
+    ended: when the call ended, in seconds since the epoch.
+    seconds: how long the call took; None if the messages were settled along with a read.
+    error: the error of the call, which will be repeated; None if it succeeded.
+    """
+
+    topic: str
+    group: str
+    operation: str
+    messages: Sequence[Message]
+    ended: float
+    seconds: float | None = None
+    error: BaseException | None = None
+
+
+class SettleWatch:
+    """Reports calls that settle messages to middleware with the method `settled`."""
+
+    def __init__(self, middleware: Sequence[BaseMiddleware] = ()) -> None:
+        self._methods = methods(middleware, SETTLED, "settled", "a consumer")
+
+    def call(
+        self,
+        sub: Subscription,
+        transition: Transition[T],
+        operation: str,
+        deliveries: Sequence[Held],
+    ) -> T:
+        """Run a transition that settles deliveries. Raises LisaError."""
+        if not self._methods:
+            return sub.store.call(transition)
+        began, error = time.monotonic(), None
+        try:
+            return sub.store.call(transition)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.report(sub, operation, deliveries, time.monotonic() - began, error)
+
+    def report(
+        self,
+        sub: Subscription,
+        operation: str,
+        deliveries: Sequence[Held],
+        seconds: float | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Report one call."""
+        if not self._methods:
+            return
+        settled = Settled(
+            topic=sub.topic,
+            group=sub.group,
+            operation=operation,
+            messages=[held.message for held in deliveries],
+            ended=time.time(),
+            seconds=seconds,
+            error=error,
+        )
+        for method in self._methods:
+            try:
+                method(settled)
+            except BaseException:  # sys.exit() in middleware must not end the calling thread
+                log.exception("topic %s: the method settled of middleware raised", sub.shard)
+
+
+MOST_REFUSALS = 100
+"""The most failures or deferrals of one call: each has a reason of 1 KiB, or with a traceback 3."""
+
+MOST_READ_ACKS = 32
+"""The most acks that share a pipeline with the next read; the settler thread sends more."""
+
+
+class ReadAcks(NamedTuple):
+    """Acks to send in one pipeline with a read. `take` must get the reply or the error, once."""
+
+    command: Command
+    take: Callable[[Any], None]
+
+
+class SettleCalls:
+    """Settles outcomes on the server, then forgets the deliveries and fires the signals."""
+
+    def __init__(self, signal_sender: SignalSender, watch: SettleWatch) -> None:
+        self._signal_sender = signal_sender
+        self._watch = watch
+
+    def acks_for_read(
+        self, sub: Subscription, put_back: Callable[[Subscription], None]
+    ) -> ReadAcks | None:
+        """Acks to send with a read; None if there are none, too many, or other outcomes.
+
+        If the reader's call fails, its acks are queued again, and `put_back` is called.
+        """
+        outcomes = sub.outcomes
+        fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
+        has_others = outcomes.has_refusals or outcomes.expired
+        if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
+            return None
+        some = outcomes.acks.take_many(MOST_READ_ACKS)
+        if not some:  # the settler took them first
+            return None
+        flow = sub.store.run(Ack(sub.shard, sub.group, settlements_of(some)))
+        with suppress(LisaError):  # the settler's own call will meet the error
+            step = next(flow)
+            if isinstance(step, Execute) and step.command[0] == "EVALSHA":
+                return ReadAcks(step.command, partial(self._take, sub, some, flow, put_back))
+        outcomes.acks.put_back(some)
+        return None
+
+    def _take(
+        self,
+        sub: Subscription,
+        some: Sequence[Held],
+        flow: Flow[list[Acked]],
+        put_back: Callable[[Subscription], None],
+        reply: Any,
+    ) -> None:
+        """Take the reply to acks that were sent with a read, or the error of that call."""
+        try:
+            if isinstance(reply, Exception):
+                flow.throw(reply)
+            else:
+                flow.send(reply)
+        except StopIteration as end:
+            self._watch.report(sub, "ack", some)
+            self._acked(sub, some, end.value, self._signal_sender.acked)
+            return
+        except Exception as error:  # noqa: BLE001  the settler's own call handles the error
+            log.debug("topic %s: the reader's acks are sent again: %s", sub.shard, error)
+        sub.outcomes.acks.put_back(some)
+        put_back(sub)
+
+    def flush(self, sub: Subscription) -> None:
+        """Settle all finished deliveries of a subscription. Raises LisaError."""
+        outcomes = sub.outcomes
+        while outcomes.acks:
+            self._ack(sub, outcomes.acks, "acked")
+        while outcomes.expired:
+            self._ack(sub, outcomes.expired, "expired")
+        while outcomes.has_refusals:
+            self._refuse(sub)
+
+    def _ack(self, sub: Subscription, queue: ThreadQueue[Held], state: str) -> None:
+        some = queue.take_many(sub.store.batch_size(sub.shard, Ack))
+        if not some:  # the reader took them first
+            return
+        try:
+            settlements = settlements_of(some)
+            if state == "expired":  # do not count an attempt
+                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
+            call = Ack(sub.shard, sub.group, settlements, state)
+            operation = "expire" if state == "expired" else "ack"
+            outcomes = self._watch.call(sub, call, operation, some)
+        except BaseException:
+            queue.put_back(some)
+            raise
+        pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
+        self._acked(sub, some, outcomes, pair)
+
+    def _acked(
+        self,
+        sub: Subscription,
+        some: Sequence[Held],
+        outcomes: Sequence[Acked],
+        pair: tuple[Signal, Signal],
+    ) -> None:
+        has_receivers = self._signal_sender.has_receivers(pair)
+        sub.leases.forget(some)
+        for held, outcome in zip(some, outcomes, strict=True):
+            if outcome is Acked.STALE:
+                log.info(
+                    "topic %s: message %s was already settled elsewhere, or replaced",
+                    sub.shard,
+                    held.message.id,
+                    extra=held.message.log_fields,
+                )
+            elif has_receivers:
+                self._signal_sender.fire(pair, held.message)
+
+    def _refuse(self, sub: Subscription) -> None:
+        call, some = sub.outcomes.unanswered or _refusing(sub)
+        if not some:  # dropped meanwhile
+            return
+        sub.outcomes.begin_call(call, some)
+        deliveries = [held for held, _ in some]
+        if isinstance(call, Postpone):
+            self._watch.call(sub, call, "defer", deliveries)
+            sub.outcomes.end_call()
+            sub.leases.forget(deliveries)
+            return
+        outcomes = self._watch.call(sub, call, "retry", deliveries)
+        sub.outcomes.end_call()
+        for (held, verdict), outcome in zip(some, outcomes, strict=True):
+            sub.leases.forget([held])
+            if outcome.outcome is Failed.DEAD:
+                log.error(
+                    "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
+                    held.message.topic,
+                    held.message.id,
+                    outcome.failed_attempts,
+                    "" if outcome.failed_attempts == 1 else "s",
+                    verdict.reason,
+                    exc_info=verdict.error,
+                    extra=held.message.log_fields,
+                )
+            self._signal_sender.fire_failure(held.message, verdict.reason, outcome)
+
+
+def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
+    """A call for the next deferrals or failures, and the deliveries that it ends."""
+    size = min(MOST_REFUSALS, sub.store.batch_size(sub.shard, Fail))
+    deferred = sub.outcomes.deferrals.take_many(size)
+    if deferred:
+        rows = [
+            Deferral(*held.receipt, cast("int", verdict.delay), verdict.reason)
+            for held, verdict in deferred
+        ]
+        return Postpone(sub.shard, sub.group, rows), deferred
+    some = sub.outcomes.failures.take_many(size)
+    try:
+        settlements = settlements_of(held for held, _ in some)
+        failures = [
+            Failure.of(one, verdict.reason, verdict.delay, _traceback(verdict))
+            for one, (_, verdict) in zip(settlements, some, strict=True)
+        ]
+    except BaseException:
+        sub.outcomes.failures.put_back(some)
+        raise
+    return Fail(sub.shard, sub.group, failures), some
+
+
+def _traceback(verdict: Verdict) -> str:
+    return "" if verdict.error is None else traceback_of(verdict.error)
+
 
 FLUSH_AFTER_S = 0.005
 """How long a finished delivery waits for others to share a call."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from lisa.consumer.backlog import Backlog
 from lisa.consumer.blocking_reads import LOST, is_about_group
 from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.handlers import HandlerPlan
 from lisa.consumer.inflight import Held
 from lisa.consumer.member import Member, Members, Return
 from lisa.consumer.outages import OutageLog
-from lisa.consumer.prefetch import AHEAD_S
-from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.shared_reads import Found, SharedReads
 from lisa.consumer.slots import TURN_S, SlotClaim
-from lisa.consumer.subscription import Subscription
+from lisa.consumer.subscription import AHEAD_S, Subscription
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
 from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import LisaError, ServerUnavailable

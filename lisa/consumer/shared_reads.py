@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from lisa.consumer.blocking_reads import BlockingReads
 from lisa.consumer.member import Member
-from lisa.consumer.settle_calls import ReadAcks
-from lisa.consumer.settler import Settler
+from lisa.consumer.settler import ReadAcks, Settler
 from lisa.core.delivery.opening import (
     PlainState,
     StreamRead,

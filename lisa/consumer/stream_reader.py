@@ -12,9 +12,8 @@ from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.blocking_reads import LOST, BlockingReads
 from lisa.consumer.inflight import Held
 from lisa.consumer.lost_replies import LostReplies
-from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
-from lisa.consumer.subscription import Subscription
+from lisa.consumer.subscription import MOST, Subscription
 from lisa.core.delivery.opening import StreamRead, parse_state, state_commands
 from lisa.core.model.errors import LisaError
 from lisa.core.model.stream import Entry, parse_read, read_command

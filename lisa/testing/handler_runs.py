@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lisa.consumer.base import BaseConsumer
-from lisa.consumer.delivery import Delivery
-from lisa.consumer.handlers import Handlers
+from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import AwaitResult, on_batch
 from lisa.consumer.options import WantedTopic
-from lisa.consumer.receivers import HandlerPlan
-from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.pull import Delivery
+from lisa.consumer.settler import SignalSender
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import encode_envelope, new_token

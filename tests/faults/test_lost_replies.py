@@ -16,9 +16,8 @@ import pytest
 
 from lisa import Manager
 from lisa.consumer import Consumer
-from lisa.consumer.delivery import Delivery
-from lisa.consumer.pull import Puller
-from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.pull import Delivery, Puller
+from lisa.consumer.settler import SignalSender
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, everywhere

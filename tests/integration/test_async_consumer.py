@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lisa import AsyncConsumer, AsyncDelivery, Discard, Message
-from lisa.consumer import loop_watch
+from lisa.consumer import event_loop
 from lisa.consumer.pull import Puller
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -92,7 +92,7 @@ async def test_handlers_share_the_loop_or_run_on_threads_in_copies_of_the_contex
 async def test_a_handler_that_blocks_the_applications_loop_is_named(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
+    monkeypatch.setattr(event_loop, "BLOCKED_S", 0.05)
     consumer = AsyncConsumer(bench.url)
     done = asyncio.Event()
 

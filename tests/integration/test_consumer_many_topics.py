@@ -13,12 +13,12 @@ import redis
 
 from lisa import Message
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer, prefetch, shared_reader
+from lisa.consumer import Batch, Consumer, shared_reader, subscription
 from lisa.consumer.dispatcher import Dispatcher
-from lisa.consumer.prefetch import Pace
 from lisa.consumer.reader import Reader
 from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS
 from lisa.consumer.shared_reads import SharedReads
+from lisa.consumer.subscription import Pace
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal, presence
@@ -199,7 +199,7 @@ def test_all_topics_together_hold_a_limited_number_of_bytes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
     """Handlers are fast, so a read of all topics may find eight messages of each."""
-    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 1_000_000)
+    monkeypatch.setattr(subscription, "AHEAD_BYTES", 1_000_000)
     topics = [f"topic{number}" for number in range(20)]
     bench.declare_all(*topics, ack_timeout="1h")
     held, attempts, sent = list[int](), Counter[int](), threading.Event()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, model_validator
 
-from lisa.consumer import Batch, Consumer, loop_watch
+from lisa.consumer import Batch, Consumer, event_loop
 from lisa.consumer.inflight import Held
 from lisa.consumer.leases import Leases
 from lisa.consumer.subscription import Subscription
@@ -137,7 +137,7 @@ def test_a_handler_that_blocks_the_loop_does_not_spoil_the_stop(bench: Bench) ->
 def test_a_blocked_loop_keeps_no_reader_busy_and_its_handler_is_named(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
+    monkeypatch.setattr(event_loop, "BLOCKED_S", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 
     async def handle(message: Message) -> None:

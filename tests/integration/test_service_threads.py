@@ -17,8 +17,7 @@ from lisa.consumer import Consumer
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.reader import Reader
-from lisa.consumer.settle_calls import SettleCalls
-from lisa.consumer.settler import Settler
+from lisa.consumer.settler import SettleCalls, Settler
 from lisa.core.daemon import threads
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.daemon.threads import unforeseen_errors

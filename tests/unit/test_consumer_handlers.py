@@ -13,8 +13,8 @@ import pytest
 
 import lisa
 from lisa import Batch, ConfigError, Consumer, Defer, Discard, InvalidMessage, Message, Retry
+from lisa.consumer.handlers import BodyMismatch, reader_for
 from lisa.consumer.inflight import combined, verdict_of
-from lisa.consumer.models import BodyMismatch, reader_for
 from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.outcomes import reason_of, traceback_of
 
