@@ -89,7 +89,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.comparison --out benchmarks/report
 
 bench-quick: $(VENV)/.base
-	$(BIN)/lisa bench --quick
+	$(BIN)/python -m benchmarks.bench --quick
 
 bench-pipeline: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.pipeline --out benchmarks/report
@@ -110,7 +110,8 @@ reference: $(VENV)/.dev
 	$(BIN)/python clients/generate_types.py
 
 # An older compiler, in an environment of its own: code that it generates runs with its version of
-# Protobuf and with all later ones.
+# Protobuf and with all later ones. It has no wheels for the newest Python, so the generated code is
+# in the repository: a build hook would make each installation from a checkout depend on it.
 PROTO_TOOLS := build/proto
 
 proto: | $(BIN)/python

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.comparison`: `lisa bench`, further measures of Lisa, and other queues."""
+"""`python -m benchmarks.comparison`: all measures of Lisa, and other queues."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any
 
 import click
 
+from benchmarks.bench.__main__ import Addition, bench_options, execute, take
+from benchmarks.bench.measures import FULL, MEASURES, Run
+from benchmarks.bench.report import ProgressDisplay
+from benchmarks.bench.results import Fault
 from benchmarks.comparison.environments import find, install
 from benchmarks.comparison.lisa_measures import (
     backlog,
@@ -23,11 +27,6 @@ from benchmarks.comparison.measures import measure_peer
 from benchmarks.comparison.plots import draw
 from benchmarks.comparison.sizes import LONG, FurtherSizes, PeerSizes
 from benchmarks.comparison.targets import TARGETS
-from lisa.cli.bench.command import MEASURES, Addition, bench_options, execute, take
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.screen import ProgressDisplay
-from lisa.cli.bench.sizes import FULL
 
 PEERS = Path(__file__).parent.parent / "peers"
 BUILD = Path("build") / "bench"
@@ -37,7 +36,7 @@ FURTHER = {
     module.NAME: module.measure
     for module in (burst, idle, busy_topics, backlog, side_by_side, help_page)
 }
-"""The measures of Lisa that `lisa bench` does not take, in running order."""
+"""The measures of Lisa that `benchmarks.bench` does not take, in running order."""
 
 
 @click.command()

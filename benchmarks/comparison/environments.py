@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lisa.cli.bench.fault import Fault
+from benchmarks.bench.results import Fault
 
 INSTALL_S = 600.0
 STAMP = "installed"

@@ -5,18 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from benchmarks.bench.measures import (
+    BULK_SEND,
+    CONCURRENT_SEND,
+    DRAIN,
+    EMBEDDED,
+    HALF,
+    LATENESS,
+    MEMORY,
+    SINGLE_SEND,
+    STEADY_RATE,
+    TASKS,
+    Run,
+    add_drained,
+)
+from benchmarks.bench.results import STEADY, Fault
+from benchmarks.bench.server import fresh_server
+from benchmarks.bench.work import Drained
+from benchmarks.bench.work import drain as drain_once
+from benchmarks.bench.work import paced as paced_once
 from benchmarks.comparison.environments import Installed
 from benchmarks.comparison.sizes import PeerSizes
 from benchmarks.comparison.workers import Senders, peer_at_work
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.measures import concurrent_send, drain, lateness, memory
-from lisa.cli.bench.measures.bulk_send import NAME as BULK
-from lisa.cli.bench.measures.single_send import NAME as SINGLE
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import fresh_server
-from lisa.cli.bench.work import Drained
-from lisa.cli.bench.work import drain as drain_once
-from lisa.cli.bench.work import paced as paced_once
 
 PROBE = 500
 SLOWEST = 50.0
@@ -34,12 +44,12 @@ def measure_peer(run: Run, installed: Installed, only: Sequence[str], sizes: Pee
     }
     measuring = _Measuring(run, installed, sizes)
     steps: dict[str, Callable[[], None]] = {
-        BULK: measuring.bulk,
-        SINGLE: measuring.single,
-        concurrent_send.NAME: measuring.concurrent,
-        memory.NAME: measuring.memory,
-        drain.NAME: measuring.drain,
-        lateness.NAME: measuring.lateness,
+        BULK_SEND: measuring.bulk,
+        SINGLE_SEND: measuring.single,
+        CONCURRENT_SEND: measuring.concurrent,
+        MEMORY: measuring.memory,
+        DRAIN: measuring.drain,
+        LATENESS: measuring.lateness,
     }
     for measure, step in steps.items():
         if only and measure not in only:
@@ -63,14 +73,14 @@ class _Measuring:
         self._rates: dict[str, float] = {}
 
     def bulk(self) -> None:
-        self._send("send", BULK)
+        self._send("send", BULK_SEND)
 
     def single(self) -> None:
-        self._send("send-single", SINGLE)
+        self._send("send-single", SINGLE_SEND)
 
     def concurrent(self) -> None:
-        tasks = ("--tasks", str(concurrent_send.TASKS))
-        self._send("send-concurrent", concurrent_send.NAME, *tasks)
+        tasks = ("--tasks", str(TASKS))
+        self._send("send-concurrent", CONCURRENT_SEND, *tasks)
 
     def _send(self, command: str, measure: str, *arguments: str) -> None:
         for _ in self._run.repeats(f"{self._name}: {command}", most=self._sizes.repeats):
@@ -98,7 +108,7 @@ class _Measuring:
                 senders.seconds("send", count, *due)
                 time.sleep(0.2)
                 each = (server.memory() - before) / count
-            self._add(memory.NAME, memory.EMBEDDED, each, "bytes")
+            self._add(MEMORY, EMBEDDED, each, "bytes")
 
     def drain(self) -> None:
         # Twice: for a queue that polls once a second, few messages do not show its rate.
@@ -106,7 +116,7 @@ class _Measuring:
         rate = max(rate, self._drain(self._count(rate), rate / 4).rate)
         for _ in self._run.repeats(f"{self._name}: drain", most=self._sizes.repeats):
             drained = self._drain(self._count(rate), rate / 4)
-            drain.add(self._run, drain.NAME, self._name, drained, on_redis=self._on_redis)
+            add_drained(self._run, DRAIN, self._name, drained, on_redis=self._on_redis)
 
     def _drain(self, count: int, slowest: float) -> Drained:
         with (
@@ -118,14 +128,14 @@ class _Measuring:
         return drained
 
     def lateness(self) -> None:
-        capacity = self._run.results.median(drain.NAME, self._name, "rate")
+        capacity = self._run.results.median(DRAIN, self._name, "rate")
         if capacity is None:
             capacity = self._drain(self._most(PROBE), SLOWEST).rate
-        self._paced(capacity / 2, lateness.HALF)
-        self._add(lateness.NAME, f"rate at {lateness.HALF}", capacity / 2, "1/s")
-        if capacity < lateness.RATE:
+        self._paced(capacity / 2, HALF)
+        self._add(LATENESS, f"rate at {HALF}", capacity / 2, "1/s")
+        if capacity < STEADY_RATE:
             raise Fault(f"1,000/s exceeds its capacity ({capacity:,.0f}/s)")
-        self._paced(lateness.RATE, lateness.STEADY)
+        self._paced(STEADY_RATE, STEADY)
 
     def _paced(self, rate: float, label: str) -> None:
         count = self._most(max(20, int(rate * self._sizes.seconds)))
@@ -137,7 +147,7 @@ class _Measuring:
                 # A queue with delays in whole seconds must send such messages at their rate.
                 head_s = self._head_s(count) + count / rate
                 late_us = paced_once(work, count, rate, head_s).lateness_us
-            self._run.results.add_lateness(lateness.NAME, self._name, late_us, label)
+            self._run.results.add_lateness(LATENESS, self._name, late_us, label)
 
     def _add(self, measure: str, what: str, value: float, unit: str) -> None:
         self._run.results.add(measure, self._name, what, value, unit)

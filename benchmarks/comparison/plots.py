@@ -9,9 +9,9 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from benchmarks.bench.report import RATES
+from benchmarks.bench.results import Figure, Results, quantile
 from benchmarks.comparison.lisa_measures import backlog
-from lisa.cli.bench.report import RATES
-from lisa.cli.bench.results import Figure, Results, quantile
 
 mpl.use("Agg")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lisa.cli.bench.sizes import FULL
+from benchmarks.bench.measures import FULL
 
 LONG = replace(FULL, mode="long", paced_seconds=60.0)
-"""The amounts of the measures of `lisa bench` with `--long`."""
+"""The amounts of the measures of `benchmarks.bench` with `--long`."""
 
 
 @dataclass(frozen=True, slots=True)

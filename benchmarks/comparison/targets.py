@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.bench.results import Results, Sense, Target, Value, plain, quotient, ratio, within
 from benchmarks.comparison.lisa_measures import backlog
-from lisa.cli.bench.results import Results
-from lisa.cli.bench.targets import Sense, Target, Value, plain, quotient, ratio, within
 
 MANY = "with 1,000 topics"
 

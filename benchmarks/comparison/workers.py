@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.bench.ledger import Ledger
+from benchmarks.bench.results import Fault
+from benchmarks.bench.server import BenchServer
+from benchmarks.bench.work import tree_cpu_seconds
 from benchmarks.comparison.environments import Installed, end_group
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.ledger import Ledger
-from lisa.cli.bench.processes import tree_cpu_seconds
-from lisa.cli.bench.server import BenchServer
 
 READY_S = 60.0
 END_S = 15.0

@@ -51,8 +51,6 @@ SECTIONS: Sections = {
         "acl": ("lisa.cli.acl", "Print the ACL rights that each role needs."),
         "doctor": ("lisa.cli.doctor", "Check the server's configuration and suggest fixes."),
         "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
-        "bench": ("lisa.cli.bench.command", "Measure throughput and lateness on this machine."),
-        "size": ("lisa.cli.size.command", "Estimate the cluster that a load needs."),
     },
 }
 

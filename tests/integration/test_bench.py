@@ -1,4 +1,4 @@
-"""Benchmarks in small: `lisa bench`, and the comparison with other queues."""
+"""Benchmarks in small: of Lisa alone, and the comparison with other queues."""
 
 import json
 import os
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.bench.__main__ import bench
+from benchmarks.bench.measures import MEASURES, Run
+from benchmarks.bench.results import Fault, Sense, Target, plain
 from benchmarks.comparison.__main__ import FURTHER, compare
-from lisa.cli.bench import targets
-from lisa.cli.bench.command import MEASURES
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.run import Run
-from lisa.cli.main import main
 from tests.programs import python
 from tests.servers import ROOT
 
@@ -29,7 +27,7 @@ def run(*module: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 def test_every_measure_or_one_runs_and_reports(tmp_path: Path) -> None:
     options = ("--scale", "0.004", "--repeats", "1", "--out", "report", "--json")
-    done = run("lisa.cli.main", "bench", *options, cwd=tmp_path)
+    done = run("benchmarks.bench", *options, cwd=tmp_path)
     told: dict[str, Any] = json.loads(done.stdout)
     assert [one for one in told["failed"] if one["of"] == "lisa"] == []
     assert {one["measure"] for one in told["figures"]} == set(MEASURES)
@@ -41,11 +39,11 @@ def test_every_measure_or_one_runs_and_reports(tmp_path: Path) -> None:
     assert done.returncode == int(missed), done.stderr
     assert {path.name for path in (tmp_path / "report").iterdir()} == {"report.md", "report.json"}
     memory = ("--quick", "--only", "memory", "--repeats", "1")
-    done = run("lisa.cli.main", "bench", *memory, cwd=tmp_path)
+    done = run("benchmarks.bench", *memory, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "memory a waiting message, embedded Valkey" in done.stdout
     assert "drain" not in done.stdout
-    assert CliRunner().invoke(main, ["bench", "--only", "nothing"]).exit_code == 2
+    assert CliRunner().invoke(bench, ["--only", "nothing"]).exit_code == 2
     assert CliRunner().invoke(compare, ["--quick", "--long"]).exit_code == 2
 
 
@@ -66,12 +64,12 @@ def test_exit_codes(
             raise Fault(f"nothing came in {run.sizes.repeats} repeats")
         run.results.add("memory", "lisa", "x", 100.0, "B")
 
-    plain = targets.plain("memory", "x")
-    target = targets.Target("memory", "it", "", targets.Sense.AT_MOST, bound or 1.0, plain, "B")
-    monkeypatch.setattr(targets, "TARGETS", (target,))
-    monkeypatch.setattr("lisa.cli.bench.measures.memory.measure", measure)
-    monkeypatch.setattr("lisa.cli.bench.command._clear_settings", lambda: None)
-    result = CliRunner().invoke(main, ["bench", "--quick", "--only", "memory"])
+    value = plain("memory", "x")
+    target = Target("memory", "it", "", Sense.AT_MOST, bound or 1.0, value, "B")
+    monkeypatch.setattr("benchmarks.bench.results.TARGETS", (target,))
+    monkeypatch.setitem(MEASURES, "memory", measure)
+    monkeypatch.setattr("benchmarks.bench.__main__._clear_settings", lambda: None)
+    result = CliRunner().invoke(bench, ["--quick", "--only", "memory"])
     assert result.exit_code == code
     assert any(line.rstrip().endswith(verdict) for line in result.stdout.splitlines())
 

@@ -21,7 +21,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("program", "shown"),
-    [("main", "bench"), ("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")],
+    [("main", "doctor"), ("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")],
 )
 def test_help_imports_nothing_heavy(processes: Processes, program: str, shown: str) -> None:
     helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{program}", "--help")

@@ -104,11 +104,8 @@ def calls(source: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def made_clients(module: str, source: str) -> list[str]:
-    """Calls that construct a Redis client outside core.redis.clients.
-
-    The benchmark's floor is raw redis-py: a client independent of Lisa.
-    """
-    if module in {"lisa.core.redis.clients", "lisa.cli.bench.server"}:
+    """Calls that construct a Redis client outside core.redis.clients."""
+    if module == "lisa.core.redis.clients":
         return []
     bound = {
         one.asname or one.name.split(".")[0]

@@ -1,4 +1,4 @@
-"""`lisa size`: costs from a benchmark's report, the capacity model, and its check by simulation."""
+"""`benchmarks.size`: costs from a report, the capacity model, and its check by simulation."""
 
 import json
 from dataclasses import replace
@@ -8,10 +8,19 @@ import pytest
 from click.testing import CliRunner
 from redis.crc import key_slot
 
-from lisa.cli.main import main
-from lisa.cli.size.costs import MEASURED, Costs
-from lisa.cli.size.model import SLOTS, PeakLoad, best_placement, placements, redis_us, size, sized
-from lisa.cli.size.simulation import simulate
+from benchmarks.size import (
+    MEASURED,
+    SLOTS,
+    Costs,
+    PeakLoad,
+    best_placement,
+    main,
+    placements,
+    redis_us,
+    simulate,
+    size,
+    sized,
+)
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Topic
 from tests.generators import generator
@@ -109,7 +118,7 @@ def test_costs_are_read_from_a_report(tmp_path: Path) -> None:
     for path, said in (
         (report(tmp_path, without="redis per kB"), r"'redis per kB' of bodies.*--only bodies"),
         (tmp_path / "none.json", "cannot read"),
-        (tmp_path / "other.json", "not a report of lisa bench"),
+        (tmp_path / "other.json", "not a report of benchmarks.bench"),
     ):
         with pytest.raises(ConfigError, match=said):
             Costs.read(path)
@@ -117,14 +126,14 @@ def test_costs_are_read_from_a_report(tmp_path: Path) -> None:
 
 def test_the_command_prints_what_the_load_needs(tmp_path: Path) -> None:
     words = ("--rate", "20000", "--batch", "100", "--at-once", "10000000")
-    done = CliRunner().invoke(main, ["size", *words])
+    done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     assert max(map(len, done.output.splitlines())) <= 80
     found = size(replace(PEAK, rate=20_000.0, waiting=20_000.0 * 1_800), MEASURED)
     first = done.output.split("\n")[0].split()
     assert first[:2] == ["primaries", str(found.placement.primaries)]
     assert "10,000,000 at once" in done.output
-    arguments = ["size", "--rate", "3e3", "--body", "1.5kB", "--waiting", "1e6", "--json"]
+    arguments = ["--rate", "3e3", "--body", "1.5kB", "--waiting", "1e6", "--json"]
     given = json.loads(CliRunner().invoke(main, arguments).output)
     assert given["primaries"] == given["shards"] == 1
     assert given["at_once_s"] is None
@@ -144,7 +153,7 @@ def test_what_cannot_be_sized_is_refused() -> None:
         (["--rate", "10", "--topic", "a b\n"], "topic"),
         (["--rate", "10", "--costs", "/nowhere.json"], "cannot read"),
     ):
-        done = CliRunner().invoke(main, ["size", *arguments])
+        done = CliRunner().invoke(main, [*arguments])
         assert done.exit_code != 0
         assert complaint in str(done.output) + str(done.exception)
 

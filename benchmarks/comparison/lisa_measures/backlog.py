@@ -9,15 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.bench.floor import BODY
+from benchmarks.bench.measures import Run
+from benchmarks.bench.results import Results
+from benchmarks.bench.server import BenchServer, debian_binary, fresh_server
+from benchmarks.bench.work import TOPIC, now_ms, prepared, store_on
 from benchmarks.comparison.sizes import FurtherSizes
 from lisa import Producer
 from lisa.admin.topics import set_options
-from lisa.cli.bench.floor import BODY
-from lisa.cli.bench.results import Results
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import BenchServer, debian_binary, fresh_server
-from lisa.cli.bench.subject import TOPIC, prepared, store_on
-from lisa.cli.bench.work import now_ms
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.bench.measures import DRAIN, Run, head_s
+from benchmarks.bench.server import fresh_server
+from benchmarks.bench.work import drain, lisa_at_work
 from benchmarks.comparison.sizes import FurtherSizes
-from lisa.cli.bench.measures.drain import NAME as DRAIN
-from lisa.cli.bench.measures.drain import head_s
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import fresh_server
-from lisa.cli.bench.subject import lisa_at_work
-from lisa.cli.bench.work import drain
 
 NAME = "burst"
 

@@ -18,13 +18,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.bench.floor import BODY, CONSUMER, GROUP
+from benchmarks.bench.ledger import RECORD, Writer
+from benchmarks.bench.measures import Run
+from benchmarks.bench.server import BenchServer, client, fresh_server
+from benchmarks.bench.work import RawProcesses, lisa_at_work, paced
 from benchmarks.comparison.sizes import BusyTopics, FurtherSizes
-from lisa.cli.bench.floor import BODY, CONSUMER, GROUP
-from lisa.cli.bench.ledger import RECORD, Writer
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import BenchServer, client, fresh_server
-from lisa.cli.bench.subject import RawProcesses, lisa_at_work
-from lisa.cli.bench.work import paced
 from lisa.core.model.keys import Keys
 from lisa.core.store.store import chunks
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
+from benchmarks.bench.measures import Run
 from benchmarks.comparison.sizes import FurtherSizes
-from lisa.cli.bench.run import Run
 
 NAME = "help"
 TIMES = 7

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 
+from benchmarks.bench.measures import Run
+from benchmarks.bench.server import BenchServer, fresh_server
+from benchmarks.bench.work import LisaAtWork, lisa_at_work, now_ms
 from benchmarks.comparison.sizes import FurtherSizes
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import BenchServer, fresh_server
-from lisa.cli.bench.subject import LisaAtWork, lisa_at_work
-from lisa.cli.bench.work import now_ms
 
 NAME = "idle"
 SETTLE_S = 3.0

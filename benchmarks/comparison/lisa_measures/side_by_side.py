@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.bench.measures import Run, add_drained, head_s
+from benchmarks.bench.server import fresh_server
+from benchmarks.bench.work import drain, lisa_at_work
 from benchmarks.comparison.sizes import FurtherSizes
-from lisa.cli.bench.measures.drain import add, head_s
-from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import fresh_server
-from lisa.cli.bench.subject import lisa_at_work
-from lisa.cli.bench.work import drain
 
 NAME = "side_by_side"
 
@@ -21,4 +19,4 @@ def measure(run: Run, sizes: FurtherSizes) -> None:
                 lisa_at_work(server, managers=number, consumers=number) as work,
             ):
                 drained = drain(work, run.sizes.drain, head_s(run.sizes.drain))
-            add(run, NAME, f"{number} of each", drained)
+            add_drained(run, NAME, f"{number} of each", drained)

@@ -1,4 +1,4 @@
-"""The consumer that `lisa bench` measures; its handler only records the time.
+"""The consumer that the benchmark measures; its handler only records the time.
 
 Reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPICS (separated by commas).
 """
@@ -10,8 +10,8 @@ import os
 import time
 from pathlib import Path
 
+from benchmarks.bench.ledger import RECORD, Writer
 from lisa import Consumer, Message
-from lisa.cli.bench.ledger import RECORD, Writer
 
 consumer = Consumer(os.environ["LISA_REDIS_URL"])
 writer = Writer(Path(os.environ["BENCH_LEDGER"]) / f"{os.getpid()}.ledger")

@@ -2,16 +2,26 @@
 
 The floor uses variadic and pipelined commands, and has none of Lisa's guarantees: no atomicity,
 checks, options or counters. Its cost is the minimum for this data model.
+
+    python -m benchmarks.bench.floor poll|consume [--whole]
+
+runs the floor's processes, a poller and a consumer. Both read LISA_REDIS_URL; the consumer also
+reads BENCH_LEDGER (a directory). The poller polls for due messages every 2 ms. `--whole` adds the
+index and the tombstones.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from lisa.cli.bench.server import BenchServer
+from benchmarks.bench.ledger import RECORD, Writer
+from benchmarks.bench.server import BenchServer, client
 from lisa.core.model.keys import Keys
 from lisa.core.store.store import chunks
 
@@ -156,3 +166,39 @@ def _timed_us(server: BenchServer, step: Callable[[], None]) -> float:
     before_us = server.cpu_us()
     step()
     return server.cpu_us() - before_us
+
+
+PERIOD_S = 0.002
+BLOCK_MS = 1_000
+
+
+def poll(floor: Floor) -> None:
+    """Move due messages to the stream every 2 ms."""
+    turn = time.monotonic()
+    while True:
+        floor.promote()
+        turn = max(turn + PERIOD_S, time.monotonic())
+        time.sleep(max(0.0, turn - time.monotonic()))
+
+
+def consume(floor: Floor, writer: Writer) -> None:
+    """Read messages, record the time, remove them."""
+    while True:
+        for due_ms in floor.read(BLOCK_MS):
+            writer.note(RECORD.pack(due_ms * 1000, time.time_ns() // 1000))
+        floor.settle()
+
+
+def main(part: str, *options: str) -> None:
+    """Run until SIGTERM."""
+    with client(os.environ["LISA_REDIS_URL"]) as server:
+        floor = Floor(server, bare="--whole" not in options)
+        if part == "poll":
+            poll(floor)
+        else:
+            folder = Path(os.environ["BENCH_LEDGER"])
+            consume(floor, Writer(folder / f"{os.getpid()}.ledger"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

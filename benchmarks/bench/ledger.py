@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from lisa.cli.bench.fault import Fault
+from benchmarks.bench.results import Fault
 
 RECORD = struct.Struct("<qq")
 FLUSH_S = 0.02

@@ -1,4 +1,4 @@
-"""`lisa bench`."""
+"""`python -m benchmarks.bench`: measures Lisa's throughput and lateness on this machine."""
 
 from __future__ import annotations
 
@@ -6,34 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.sizes import FULL, QUICK, Sizes
+from benchmarks.bench.measures import FULL, MEASURES, QUICK, Run, Sizes
+from benchmarks.bench.report import BenchReport, ProgressDisplay, show
+from benchmarks.bench.results import BoundVerdict, Fault, Results, Target, judge
+from benchmarks.bench.server import describe, fresh_server
 from lisa.cli.options import together
-
-if TYPE_CHECKING:
-    from lisa.cli.bench.report import BenchReport
-    from lisa.cli.bench.results import Results
-    from lisa.cli.bench.run import Run
-    from lisa.cli.bench.screen import ProgressDisplay
-    from lisa.cli.bench.targets import Target
-
-MEASURES = (
-    "bulk_send",
-    "single_send",
-    "concurrent_send",
-    "drain",
-    "bodies",
-    "light_load",
-    "lateness",
-    "memory",
-)
-"""The modules of `measures` in running order: some use the figures of `drain`."""
+from lisa.cli.output import print_json
 
 
 def bench_options(measures: Sequence[str]) -> Callable[[Any], Any]:
@@ -66,7 +49,7 @@ def bench_options(measures: Sequence[str]) -> Callable[[Any], Any]:
 
 
 @click.command()
-@bench_options(MEASURES)
+@bench_options(tuple(MEASURES))
 def bench(**options: Any) -> None:
     """Measure Lisa's throughput and lateness on this machine, against raw Redis commands.
 
@@ -104,10 +87,6 @@ def execute(
 
     full: the sizes without `quick`.
     """
-    from lisa.cli.bench import screen
-    from lisa.cli.bench.targets import BoundVerdict
-    from lisa.cli.output import print_json
-
     sizes = (QUICK if quick else full).scaled(scale)
     if repeats is not None:
         sizes = replace(sizes, repeats=repeats, slow_repeats=repeats)
@@ -120,7 +99,7 @@ def execute(
     if as_json:
         print_json(report.document())
     else:
-        screen.show(report, only)
+        show(report, only)
     missed = any(one.verdict is BoundVerdict.MISSED for one in report.judged)
     failed = any(subject == "lisa" for _, subject in report.results.failed)
     return 1 if missed or failed else 0
@@ -134,22 +113,13 @@ def _clear_settings() -> None:
 
 def _report(sizes: Sizes, only: Sequence[str], addition: Addition | None) -> BenchReport:
     """Take all measures, or those in `only`."""
-    from lisa.cli.bench.machine import describe
-    from lisa.cli.bench.report import BenchReport
-    from lisa.cli.bench.results import Results
-    from lisa.cli.bench.run import Run
-    from lisa.cli.bench.screen import ProgressDisplay
-    from lisa.cli.bench.server import fresh_server
-    from lisa.cli.bench.targets import judge
-
     machine, results = describe(), Results()
     with fresh_server() as server:
         machine |= server.describe()
     with ProgressDisplay() as display:
         run = Run(sizes, results, display.update)
-        for name in MEASURES:
+        for name, measure in MEASURES.items():
             if not only or name in only:
-                measure = import_module(f"lisa.cli.bench.measures.{name}").measure
                 take(run, name, measure, display)
         if addition is not None:
             addition.measure(run, only, display)
@@ -170,3 +140,7 @@ def take(run: Run, name: str, measure: Callable[[Run], None], display: ProgressD
     except Fault as fault:
         run.results.failed[name, "lisa"] = str(fault)
         display.warn(f"{name}: {fault}")
+
+
+if __name__ == "__main__":
+    bench()

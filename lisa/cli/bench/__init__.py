@@ -1,1 +1,0 @@
-"""`lisa bench`: measures Lisa's throughput and lateness against raw Redis commands."""

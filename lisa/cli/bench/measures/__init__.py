@@ -1,1 +1,0 @@
-"""One module per measure; each has `measure(run)`, which adds figures to `run.results`."""

@@ -1,1 +1,0 @@
-"""`lisa size`: the cluster that a given load needs, from measured costs."""
