@@ -10,7 +10,7 @@ from textwrap import indent, wrap
 from typing import Any
 
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.api.openapi import document
+from lisa.gateway.api.description import document
 
 TYPES = Path(__file__).parent / "typescript" / "src" / "schema.ts"
 

@@ -24,10 +24,10 @@ from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.ack import Settlement
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.api.openapi import EXAMPLES
+from lisa.gateway.api.description import EXAMPLES
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.receipts import Receipt, encode_receipt
+from lisa.gateway.settling import Receipt, encode_receipt
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "http-examples.md"

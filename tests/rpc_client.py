@@ -11,7 +11,7 @@ import pytest
 
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
-from lisa.gateway.rpc.methods import SERVICE
+from lisa.gateway.rpc.server import SERVICE
 from tests.gateways import Gateway
 from tests.servers import wait_until
 

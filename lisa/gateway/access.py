@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from starlette.requests import HTTPConnection
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_topic
@@ -203,6 +204,11 @@ class Access:
     def by_name(self, name: str) -> Token | None:
         """The token with this name, or None."""
         return next((token for token in self._tokens if token.name == name), None)
+
+
+def client_of(connection: HTTPConnection) -> str:
+    """The address that the connection comes from, which may be a proxy's."""
+    return connection.client.host if connection.client else "unknown"
 
 
 def is_loopback(host: str) -> bool:

@@ -22,7 +22,7 @@ from lisa.gateway import api, metrics, page, push
 from lisa.gateway.base_path import BasePath
 from lisa.gateway.compat import camellia, delay_queue, mykit
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.limits_middleware import LimitsMiddleware
+from lisa.gateway.limits import LimitsMiddleware
 from lisa.gateway.problems import HANDLERS, problem_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

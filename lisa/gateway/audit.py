@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from lisa.gateway.access import Token
+from lisa.gateway.access import Token, client_of
 from lisa.gateway.problems import BoundedWarnings
 
 log = logging.getLogger("lisa.gateway.audit")
@@ -43,8 +43,3 @@ def login_refused(connection: HTTPConnection, reason: str) -> None:
 def token_refused(connection: HTTPConnection, reason: str) -> None:
     """Record a request with a refused bearer token; many are summarised."""
     _refused_tokens.warn("bearer token from %s refused: %s", client_of(connection), reason)
-
-
-def client_of(connection: HTTPConnection) -> str:
-    """The address that the connection comes from, which may be a proxy's."""
-    return connection.client.host if connection.client else "unknown"

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import mmap
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,7 +22,9 @@ from lisa.core.redis.address import SHORTEST_REPLY_S, Address
 from lisa.core.redis.connection import AsyncConnection
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import presence
+from lisa.core.store.batcher import Batcher
 from lisa.core.store.runner import caller
+from lisa.core.store.store import AsyncStore
 from lisa.gateway.access import (
     EVERYTHING,
     Access,
@@ -31,14 +34,60 @@ from lisa.gateway.access import (
     is_local_name,
     is_loopback,
 )
-from lisa.gateway.clock import RedisClock
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.pull_broker import PullBroker
-from lisa.gateway.pull_presence import BEAT_S
+from lisa.gateway.pull_groups import BEAT_S
+from lisa.gateway.pulls import PullBroker
 from lisa.gateway.request_metrics import Meter
 from lisa.gateway.settling import ReceiptSettler
 from lisa.gateway.shares import Shares
 from lisa.producer import GatewayProducer
+
+READ_EVERY_S = 5.0
+
+
+class RedisClock:
+    """The server's time: exact by request, or estimated from the last reading.
+
+    Before the first reading, the estimate is this machine's time.
+    """
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self._asking: Batcher[None, None, int] = Batcher(
+            self._ask, lambda _key, items: sum(1 for _ in items)
+        )
+        self._ahead_us = time.time_ns() // 1000 - _elapsed_us()
+
+    async def now_us(self) -> int:
+        """The server's time in microseconds, read after this call. Raises LisaError."""
+        return await self._asking.call(None, None)
+
+    def about_us(self) -> int:
+        """The server's time in microseconds, estimated from the last reading."""
+        return _elapsed_us() + self._ahead_us
+
+    def about_ms(self) -> int:
+        """The server's time in milliseconds, estimated from the last reading."""
+        return self.about_us() // 1000
+
+    async def follow(self) -> None:
+        """Read the server's time regularly, until cancelled."""
+        while True:
+            with suppress(LisaError):  # the estimate continues
+                await self.now_us()
+            await asyncio.sleep(READ_EVERY_S)
+
+    async def _ask(self, _key: None, items: Sequence[None], known: list[int | None]) -> None:
+        began_us = _elapsed_us()
+        now_us = await self._store.drive(self._store.server_time_us())
+        self._ahead_us = now_us - (began_us + _elapsed_us()) // 2
+        known += [now_us] * len(items)
+
+
+def _elapsed_us() -> int:
+    """Microseconds of a clock that is never set."""
+    return time.monotonic_ns() // 1000
+
 
 log = logging.getLogger("lisa.gateway")
 

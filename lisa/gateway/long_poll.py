@@ -12,16 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lisa.gateway.context import COPIES, GatewayContext
+from lisa.gateway.problems import ClientDisconnected
+from lisa.gateway.pulls import HandedOut
 from lisa.gateway.request_metrics import waits
 from lisa.gateway.shares import current
-from lisa.gateway.waiter import HandedOut
 
 D = TypeVar("D")
 T = TypeVar("T")
-
-
-class ClientDisconnected(Exception):
-    """The client disconnected, so no response is needed."""
 
 
 class DeliveryResponse(Response):

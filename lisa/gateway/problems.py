@@ -38,6 +38,10 @@ DETAIL_START, DETAIL_END = 700, 300
 """Characters of a longer detail that are kept: it quotes a long value, and ends with the advice."""
 
 
+class ClientDisconnected(Exception):
+    """The client disconnected, so no response is needed."""
+
+
 class ErrorResponse(Exception):
     """An error response. `kind` is the last part of `type`, which programs can check."""
 

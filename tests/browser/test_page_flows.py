@@ -11,8 +11,8 @@ from lisa.admin import forecast, history, story
 from lisa.admin.forecast import Due, Horizon
 from lisa.admin.history import HistorySpan, Interval
 from lisa.core.model.envelope import Envelope, id_time_ms, new_id, new_ids
-from lisa.gateway.page.bodies import shown
 from lisa.gateway.page.rendering import count, message_link, span
+from lisa.gateway.page.rendering import format_body as shown
 from tests.browser.conftest import now_ms
 from tests.roles import Cast
 

@@ -16,8 +16,8 @@ from lisa import Consumer
 from lisa.admin import fsck, garbage_reasons
 from lisa.admin.garbage import GarbageSelection, kind_of
 from lisa.admin.messages import MessagePage
+from lisa.gateway.page.garbage import LEASE_S
 from lisa.gateway.page.rendering import actor
-from lisa.gateway.page.run_records import LEASE_S
 from tests.browser.conftest import Site, Visitor, key_in, now_ms
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast

@@ -13,8 +13,7 @@ from lisa import Manager, Producer, ScheduleInfo
 from lisa.cli.main import main
 from lisa.core.model.recurring.define import define
 from lisa.embedded import EmbeddedServer
-from lisa.gateway.page.schedule_forms import exact_duration, fields_of, options_of
-from lisa.gateway.page.schedules import PER_PAGE
+from lisa.gateway.page.schedules import PER_PAGE, exact_duration, fields_of, options_of
 from tests.browser.conftest import Site, Visitor
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until

@@ -19,8 +19,8 @@ from lisa.admin.search import MessageQuery, SearchPage, WantedText, search
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
 from lisa.embedded.server import free_port
-from lisa.gateway.page import archived
-from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
+from lisa.gateway.page import search as page_search
+from lisa.gateway.page.search import ArchivePage, ArchiveQuery
 from tests.browser.conftest import Site, Visitor
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast
@@ -260,7 +260,9 @@ def whole(archive: Path, query: ArchiveQuery, **limits: Any) -> list[ArchivePage
     pages: list[ArchivePage] = []
     while not pages or pages[-1].cursor is not None:
         cursor = pages[-1].cursor if pages else None
-        pages.append(archived.search(archive, query, sees=lambda _: True, cursor=cursor, **limits))
+        pages.append(
+            page_search.search_archive(archive, query, sees=lambda _: True, cursor=cursor, **limits)
+        )
     return pages
 
 
@@ -317,7 +319,9 @@ def test_text_is_found_in_archived_messages(tmp_path: Path) -> None:
     assert (page.hits[0].body, page.hits[0].body_bytes) == (None, 40_000), "it is not read"
     for cursor in ("x", "live", "2026-13-01:0", "2026-11-01:x"):
         with pytest.raises(ConfigError, match="is not a cursor"):
-            archived.search(archive, ArchiveQuery(wanted="x"), sees=lambda _: True, cursor=cursor)
+            page_search.search_archive(
+                archive, ArchiveQuery(wanted="x"), sees=lambda _: True, cursor=cursor
+            )
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +333,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"s3://shop/lisa cannot be read: Connection refused"):
-        archived.search("s3://shop/lisa", ArchiveQuery(wanted="x"), sees=lambda _: True)
+        page_search.search_archive("s3://shop/lisa", ArchiveQuery(wanted="x"), sees=lambda _: True)
 
 
 def test_the_page_searches_the_archive(site: Site, tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.compat.camellia import queue as camellia_queue
-from lisa.gateway.compat.camellia.metrics import exposition
-from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
-from lisa.gateway.compat.camellia.topics import bands_of
+from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats, exposition
+from lisa.gateway.compat.camellia.queue import bands_of
 from lisa.producer import Outgoing
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (

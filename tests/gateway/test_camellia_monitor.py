@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lisa import Manager
-from lisa.gateway.compat.camellia.health import IDLE_S, ServiceState
+from lisa.gateway.compat.camellia.endpoints import IDLE_S, ServiceState
 from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.servers import wait_until

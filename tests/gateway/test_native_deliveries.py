@@ -15,7 +15,7 @@ import pytest
 from lisa import InvalidMessage, Producer
 from lisa.core.model.clock import OLDEST_DUE_MS
 from lisa.core.transitions.ack import Settlement
-from lisa.gateway.receipts import Receipt, decode_receipt, encode_receipt
+from lisa.gateway.settling import Receipt, decode_receipt, encode_receipt
 from tests.gateway.native_client import pull, send, settle
 from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until

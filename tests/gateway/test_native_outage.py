@@ -14,7 +14,7 @@ import pytest
 
 from lisa.core.transitions.ack import Settlement
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.receipts import Receipt, encode_receipt
+from lisa.gateway.settling import Receipt, encode_receipt
 from tests.gateways import Gateway, new_topic
 
 PATIENCE_S = 0.5

@@ -16,7 +16,7 @@ from lisa import Producer
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.transitions.enqueue import Sent
-from lisa.gateway.api.idempotency import Idempotency
+from lisa.gateway.api.sending import Idempotency
 from lisa.gateway.trace_context import trace_context, with_trace
 from tests.gateway.native_client import answer_in_turns, pull
 from tests.gateways import new_topic, stored

@@ -14,7 +14,7 @@ import pytest
 
 from lisa import Manager
 from lisa.core.model.options import TopicOptions
-from lisa.gateway.api.models.topics import OptionsAnswer, OptionsRequest
+from lisa.gateway.api.topics import OptionsAnswer, OptionsRequest
 from lisa.gateway.shares import MOST_STREAMS
 from tests import clusters
 from tests.gateway.native_client import pages, pull, send, settle

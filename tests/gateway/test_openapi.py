@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.api.openapi import COMMON
+from lisa.gateway.api.description import COMMON
 from tests.gateways import Gateway, new_topic
 from tests.generators import generator
 from tests.servers import ROOT
@@ -145,7 +145,7 @@ def test_the_reference_page_lists_every_operation_and_problem() -> None:
     gateway = ROOT / "lisa" / "gateway"
     files = [
         gateway / "problems.py",
-        gateway / "limits_middleware.py",
+        gateway / "limits.py",
         *gateway.glob("api/**/*.py"),
     ]
     raised = {

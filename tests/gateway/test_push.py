@@ -17,7 +17,7 @@ from lisa import Manager, Producer
 from lisa.admin import groups
 from lisa.admin import push as admin
 from lisa.cli.main import main
-from lisa.gateway.compat.mykit.wire import MARK
+from lisa.gateway.compat.mykit import MARK
 from lisa.gateway.page import sessions
 from lisa.testing import ClockedServer
 from tests.exposition import Exposed

@@ -17,9 +17,8 @@ from lisa.admin import push as admin
 from lisa.admin.push import StoredPushTarget
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.embedded import EmbeddedServer
-from lisa.gateway.pull_presence import PullPresence
-from lisa.gateway.push.pace import TargetRecord
-from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher
+from lisa.gateway.pull_groups import PullPresence
+from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher, TargetRecord
 from lisa.gateway.request_metrics import Meter
 from tests.gateway.push_targets import PushTopic, Received, Reply, Target
 from tests.gateways import Gateway, new_topic, stored

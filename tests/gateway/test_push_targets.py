@@ -35,11 +35,9 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.gateway.push.allowed import Allowed, NotAllowed
-from lisa.gateway.push.network import GatewayFault, GuardedBackend
-from lisa.gateway.push.poster import Poster, PushVerdict
-from lisa.gateway.push.signing import sign
-from lisa.gateway.push.supervisor import some_topics
+from lisa.gateway.push import some_topics
+from lisa.gateway.push.network import Allowed, GatewayFault, GuardedBackend, NotAllowed
+from lisa.gateway.push.poster import Poster, PushVerdict, sign
 from tests.gateway.push_targets import PushTopic, Target
 from tests.gateways import Gateway, new_topic
 from tests.rows import Item, enqueue

@@ -26,7 +26,7 @@ from lisa import Manager
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.rpc import lisa_pb2 as pb
 from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
-from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
+from lisa.gateway.rpc.server import CONSUME, SERVICE, method_of
 from tests import certificates
 from tests.gateways import NO_TLS, Gateway, new_topic
 from tests.rpc_client import TIMEOUT_S, Metadata, Rpc, Stream, address, code, problem, request

@@ -25,11 +25,11 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.pull import Pull, Pulled
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
-from lisa.gateway import pull_presence, pull_queue, waiter
+from lisa.gateway import pull_groups, pulls
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
-from lisa.gateway.page.snapshot_cache import SnapshotCache
-from lisa.gateway.waiter import HandedOut
+from lisa.gateway.page.snapshot import SnapshotCache
+from lisa.gateway.pulls import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
 from tests.servers import connect
@@ -122,7 +122,7 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull ends before its messages are handed out, and in another case right after."""
-    original = pull_queue.PullQueue._open
+    original = pulls.PullQueue._open
     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def slow(self: Any, *given: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
             await asyncio.sleep(0.05)
         return found
 
-    monkeypatch.setattr(pull_queue.PullQueue, "_open", slow)
+    monkeypatch.setattr(pulls.PullQueue, "_open", slow)
     sent = await send(hub, topic)
     first, second = begin(hub, topic), begin(hub, topic)
     await taken
@@ -150,13 +150,13 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
 ) -> None:
     pull = begin(hub, topic)
     await standing(hub, 1)
-    original = waiter.Waiter.answer
+    original = pulls.Waiter.answer
 
     def answer_and_end(self: Any) -> None:
         original(self)
         pull.cancel()
 
-    monkeypatch.setattr(waiter.Waiter, "answer", answer_and_end)
+    monkeypatch.setattr(pulls.Waiter, "answer", answer_and_end)
     sent = await send(hub, topic)
     await asyncio.wait([pull])
     assert pull.cancelled()
@@ -176,14 +176,14 @@ async def test_a_pull_gets_as_many_as_it_wants_in_several_calls(
 async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = pull_queue.PullQueue._hand_out
+    original = pulls.PullQueue._hand_out
 
     async def cancel_after(self: Any, taken: Any) -> None:
         await original(self, taken)
         pull.cancel()
         await asyncio.wait([pull])
 
-    monkeypatch.setattr(pull_queue.PullQueue, "_hand_out", cancel_after)
+    monkeypatch.setattr(pulls.PullQueue, "_hand_out", cancel_after)
     await hub.sender.send_many(topic, range(400))
     pull = begin(hub, topic, most=500)
     await asyncio.wait([pull])
@@ -256,7 +256,7 @@ async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat_s = 0.5
-    monkeypatch.setattr(pull_queue, "BEAT_S", beat_s)
+    monkeypatch.setattr(pulls, "BEAT_S", beat_s)
     await hub.store.call(Declare(topic, "other"))
     named = begin(hub, topic, group="other")
     await standing(hub, 1)
@@ -285,29 +285,29 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also those of other groups, and after an outage that outlasts the records."""
-    for module in (pull_queue, pull_presence):
+    for module in (pulls, pull_groups):
         monkeypatch.setattr(module, "BEAT_S", 0.3)
     topic = new_topic()
     with EmbeddedServer() as server, Manager(server.url):
         async with hub_on(server.url, patience="200ms") as hub:
-            pulls = []
+            waiting = []
             for group in ("g", "h"):
-                pulls.append(begin(hub, topic, group=group))
-                await standing(hub, len(pulls))
+                waiting.append(begin(hub, topic, group=group))
+                await standing(hub, len(waiting))
             server.kill()
-            await asyncio.sleep(2 * pull_presence.BEAT_S)
+            await asyncio.sleep(2 * pull_groups.BEAT_S)
             server.restart()
-            await asyncio.sleep(4 * pull_presence.BEAT_S)
-            assert not any(pull.done() for pull in pulls)
-            await standing(hub, len(pulls))
+            await asyncio.sleep(4 * pull_groups.BEAT_S)
+            assert not any(pull.done() for pull in waiting)
+            await standing(hub, len(waiting))
             await send(hub, topic)
-            assert [len(await soon(pull)) for pull in pulls] == [1, 1]
+            assert [len(await soon(pull)) for pull in waiting] == [1, 1]
 
 
 async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_queue, "AHEAD_BYTES", 300_000)
+    monkeypatch.setattr(pulls, "AHEAD_BYTES", 300_000)
     await hub.sender.send_many(topic, ["x" * 30_000] * 20)
     found = await hub.broker.pull(topic, most=20, wait_s=SOON_S)
     assert len(found) == 16  # two calls of eight
@@ -367,7 +367,7 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
 
     assert await seen_after_pull("lisa") == {"lisa": 1}
     assert await seen_after_pull("audit") == {"audit": 1, "lisa": 1}
-    monkeypatch.setattr(pull_presence, "GROUP_KEPT_S", 0.0)
+    monkeypatch.setattr(pull_groups, "GROUP_KEPT_S", 0.0)
     hub.broker.presence.announce_again(topic)
     assert await seen_after_pull("audit") == {"audit": 1}
 

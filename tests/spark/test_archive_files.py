@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.gateway.page import archived
-from lisa.gateway.page.archived import ArchiveQuery
+from lisa.gateway.page import search
+from lisa.gateway.page.search import ArchiveQuery
 from lisa.pipeline.archive import default_name, open_archive, shared_path, writing
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.conversion import convert
@@ -228,7 +228,7 @@ def test_batches_folds_and_compactions(jobs: Jobs) -> None:
     assert sorted(log["at"].astype("int64") // 1000) == sorted(
         one["at"] for one in events if one["state"] == "sent"
     )
-    page = archived.search(root, ArchiveQuery(wanted=""), sees=lambda _: True, most=1_000)
+    page = search.search_archive(root, ArchiveQuery(wanted=""), sees=lambda _: True, most=1_000)
     assert page.cursor is None
     assert sorted((one.topic, one.id, one.state) for one in page.hits) == sorted(
         zip(found.topic, found.id, found.state, strict=True)

@@ -18,8 +18,8 @@ from pyarrow import fs
 from lisa import Producer
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
-from lisa.gateway.page import archived
-from lisa.gateway.page.archived import ArchiveQuery
+from lisa.gateway.page import search
+from lisa.gateway.page.search import ArchiveQuery
 from tests.servers import connect, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -143,7 +143,9 @@ def test_an_archive_and_its_report(bucket: Bucket, monkeypatch: pytest.MonkeyPat
         assert [one["id"] for one in json.loads(rows)["messages"]] == ["order-kept"]
         for name, value in bucket.env.items():
             monkeypatch.setenv(name, value)
-        page = archived.search("s3://lisa/archive", ArchiveQuery(wanted=""), sees=lambda _: True)
+        page = search.search_archive(
+            "s3://lisa/archive", ArchiveQuery(wanted=""), sees=lambda _: True
+        )
         assert [one.id for one in page.hits] == ["order-kept"]
         said = bucket.pipeline(server.url, "report", *found, "--to", "s3a://lisa/report", "--json")
         made = json.loads(said.splitlines()[-1])

@@ -22,7 +22,7 @@ from lisa.core.metrics.numbers import Numbers, Spread
 from lisa.core.metrics.page import metrics_page
 from lisa.core.settings import GatewayServerSettings
 from lisa.gateway.access import EVERYTHING
-from lisa.gateway.limits_middleware import LimitsMiddleware
+from lisa.gateway.limits import LimitsMiddleware
 from lisa.gateway.request_metrics import Meter
 from lisa.gateway.shares import Shares
 from tests.exposition import Exposed

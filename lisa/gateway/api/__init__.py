@@ -1,8 +1,7 @@
 """The native API, `/v1`: Lisa as JSON over HTTP, with a generated OpenAPI description.
 
-Each operation is declared at its handler, in `sending`, `messages`, `deliveries`, `garbage`,
-`schedules`, `topics`, `events`, `pushes` or `roles`. `routing` dispatches requests, and `models`
-defines request and response types.
+Each operation is declared at its handler, beside its request and response types, in `sending`,
+`messages`, `deliveries`, `garbage`, `schedules`, `topics`, `events`, `pushes` or `roles`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from lisa.gateway.api import (
     topics,
 )
 from lisa.gateway.api.description import description_operations
-from lisa.gateway.api.operations import Operation
-from lisa.gateway.api.routing import NativeRoute
+from lisa.gateway.api.operations import Operation, routes_of
 from lisa.gateway.context import GatewayContext
 
 __all__ = ["OPERATIONS", "routes"]
@@ -42,5 +40,5 @@ OPERATIONS: list[Operation] = [
 
 
 def routes(hub: GatewayContext) -> list[BaseRoute]:
-    """A single route that dispatches all operations by their encoded path."""
-    return [NativeRoute(hub, [*OPERATIONS, *description_operations(OPERATIONS)])]
+    """The routes of all operations and of their description."""
+    return [*routes_of(hub, [*OPERATIONS, *description_operations(OPERATIONS)])]

@@ -1,36 +1,22 @@
-"""Handlers that pull messages and settle deliveries."""
+"""Operations that pull messages and settle deliveries."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
+from lisa.core.delivery.source import MOST
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.outcomes import Discard
+from lisa.core.store.inspection import found
+from lisa.core.transitions.ack import Acked
+from lisa.core.transitions.defer import Deferred
+from lisa.core.transitions.retry import Failed
 from lisa.gateway.access import Scope
-from lisa.gateway.api import settlements
-from lisa.gateway.api.bodies import response_body
-from lisa.gateway.api.models.base import Answer, NoFields
-from lisa.gateway.api.models.deliveries import (
-    AckAnswer,
-    DeferAnswer,
-    DeferBatch,
-    DeferRequest,
-    DeliveryAnswer,
-    ExtendBatch,
-    ExtendRequest,
-    HeldAnswer,
-    PullAnswer,
-    PullRequest,
-    ReceiptBatch,
-    ReceiptRequest,
-    RetryAnswer,
-    RetryBatch,
-    RetryRequest,
-    SettledBatch,
-    SettledDelivery,
-)
+from lisa.gateway.api.messages import unknown
 from lisa.gateway.api.operations import (
     MESSAGE,
     NO_GROUP,
@@ -41,13 +27,258 @@ from lisa.gateway.api.operations import (
     Problems,
     Reply,
     answer,
+)
+from lisa.gateway.api.types import (
+    ACK_TIMEOUT,
+    MOST_ITEMS,
+    AckTimeout,
+    Answer,
+    Name,
+    NoFields,
+    Problem,
+    PullWait,
+    ReceiptText,
+    Request,
+    RetryPause,
     invalid,
+    one_of,
     problem_answer,
+    response_body,
 )
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.long_poll import hold
-from lisa.gateway.receipts import Receipt, decode_receipt
-from lisa.gateway.waiter import HandedOut
+from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.pulls import HandedOut
+from lisa.gateway.settling import Receipt, decode_receipt
+
+
+class ReceiptRequest(Request):
+    """Identifies a delivery by its receipt."""
+
+    receipt: ReceiptText
+
+
+class AckAnswer(Answer):
+    """The delivery is settled. `late`: after its ack timeout; `repeated`: already acked before."""
+
+    id: str
+    outcome: Annotated[str, one_of(Acked.ACKED, Acked.LATE, Acked.REPEATED)]
+
+
+class RetryRequest(Request):
+    """Reports a failed delivery."""
+
+    receipt: ReceiptText
+    delay_ms: Annotated[
+        RetryPause | None,
+        Meta(description="Delay until the next attempt; defaults to the retry policy."),
+    ] = None
+    reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
+    discard: Annotated[
+        bool, Meta(description="Move the message to garbage without further attempts.")
+    ] = False
+
+    @property
+    def recorded_reason(self) -> str:
+        """The reason to record, with a default."""
+        return self.reason or (str(Discard()) if self.discard else "the client asked for a retry")
+
+
+class RetryAnswer(Answer):
+    """The outcome: `retrying` at `due_ms`, or `dead`, which means in garbage."""
+
+    id: str
+    outcome: Annotated[str, one_of(Failed.RETRYING, Failed.DEAD)]
+    due_ms: int | None
+    attempts: Annotated[int, Meta(description="Failed attempts.")]
+
+
+class DeferRequest(Request):
+    """Puts a delivery off, because it cannot be handled now."""
+
+    receipt: ReceiptText
+    delay_ms: Annotated[RetryPause, Meta(description="Delay until the next delivery.")]
+    reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
+
+    @property
+    def recorded_reason(self) -> str:
+        """The reason to record, with a default."""
+        return self.reason or "the client deferred the message"
+
+
+class DeferAnswer(Answer):
+    """The message is deferred until `due_ms`."""
+
+    id: str
+    outcome: Annotated[str, one_of(Deferred.DEFERRED)]
+    due_ms: int
+
+
+class ExtendRequest(Request):
+    """Restarts a delivery's ack timeout."""
+
+    receipt: ReceiptText
+    ack_timeout_ms: Annotated[
+        AckTimeout | None,
+        Meta(description="The new ack timeout, counted from now; defaults to that of the pull."),
+    ] = None
+
+
+class HeldAnswer(Answer):
+    """Confirms that the delivery was still held; a stale receipt gets a problem instead."""
+
+    id: str
+    held: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+_BatchSize = Meta(min_length=1, max_length=MOST_ITEMS)
+
+
+class ReceiptBatch(Request):
+    """Deliveries to ack or release."""
+
+    deliveries: Annotated[list[ReceiptRequest], _BatchSize]
+
+
+class RetryBatch(Request):
+    """Failed deliveries, each with the fields of a single retry."""
+
+    deliveries: Annotated[list[RetryRequest], _BatchSize]
+
+
+class DeferBatch(Request):
+    """Deliveries to defer, each with the fields of a single defer."""
+
+    deliveries: Annotated[list[DeferRequest], _BatchSize]
+
+
+class ExtendBatch(Request):
+    """Deliveries to extend, each with the fields of a single extend."""
+
+    deliveries: Annotated[list[ExtendRequest], _BatchSize]
+
+
+class SettledDelivery(Answer):
+    """The result of one delivery of a batch: the fields of the single response, or a problem."""
+
+    id: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    due_ms: int | UnsetType | None = UNSET
+    attempts: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class SettledBatch(Answer):
+    """The results in request order; `failed` have a problem."""
+
+    results: list[SettledDelivery]
+    succeeded: int
+    failed: int
+
+
+class PullRequest(Request):
+    """A pull. The response is sent with the first messages, or empty after `wait_ms`."""
+
+    max: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    wait_ms: PullWait = 0
+    ack_timeout_ms: Annotated[AckTimeout | None, ACK_TIMEOUT] = None
+    group: Annotated[Name | None, Meta(description="Defaults to the topic's only group.")] = None
+
+
+class DeliveryAnswer(Answer):
+    """One delivered message, held until its ack timeout."""
+
+    id: str
+    receipt: str
+    attempt: Annotated[int, Meta(description="1 for the first delivery.")]
+    due_ms: int
+    headers: dict[str, str]
+    body: Any | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class PullAnswer(Answer):
+    """The deliveries; empty if no message became due in time."""
+
+    deliveries: list[DeliveryAnswer]
+
+
+async def settle_ack(
+    hub: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
+) -> AckAnswer:
+    """Settle as handled. Raises ErrorResponse or LisaError, like the functions below."""
+    outcome = await hub.settler.ack(topic, receipt)
+    if outcome is Acked.STALE:
+        raise await _stale(hub, topic, receipt)
+    return AckAnswer(id=receipt.settlement.id, outcome=outcome)
+
+
+async def settle_retry(
+    hub: GatewayContext, topic: str, request: RetryRequest, receipt: Receipt
+) -> RetryAnswer:
+    """Settle as failed, or discard."""
+    if request.discard and request.delay_ms is not None:
+        raise invalid("give either delay_ms or discard, not both")
+    delay: int | Literal["discard"] | None = "discard" if request.discard else request.delay_ms
+    retried = await hub.settler.retry(topic, receipt, reason=request.recorded_reason, delay=delay)
+    if retried.outcome is Failed.STALE:
+        raise await _stale(hub, topic, receipt)
+    return RetryAnswer(
+        id=receipt.settlement.id,
+        outcome=retried.outcome,
+        due_ms=retried.due_ms,
+        attempts=retried.failed_attempts,
+    )
+
+
+async def settle_defer(
+    hub: GatewayContext, topic: str, request: DeferRequest, receipt: Receipt
+) -> DeferAnswer:
+    """Put off without counting an attempt."""
+    said = await hub.settler.defer(
+        topic, receipt, delay_ms=request.delay_ms, reason=request.recorded_reason
+    )
+    if said.due_ms is None:
+        raise await _stale(hub, topic, receipt)
+    return DeferAnswer(id=receipt.settlement.id, outcome=said.outcome, due_ms=said.due_ms)
+
+
+async def settle_extend(
+    hub: GatewayContext, topic: str, request: ExtendRequest, receipt: Receipt
+) -> HeldAnswer:
+    """Restart the ack timeout."""
+    if not await hub.settler.extend(topic, receipt, request.ack_timeout_ms):
+        raise await _stale(hub, topic, receipt, held=False)
+    return HeldAnswer(id=receipt.settlement.id, held=True)
+
+
+async def settle_release(
+    hub: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
+) -> HeldAnswer:
+    """Return the message without counting an attempt."""
+    if not await hub.settler.release(topic, receipt):
+        raise await _stale(hub, topic, receipt, held=False)
+    return HeldAnswer(id=receipt.settlement.id, held=True)
+
+
+async def _stale(hub: GatewayContext, topic: str, receipt: Receipt, **more: Any) -> ErrorResponse:
+    """The problem for a stale receipt, with the message's current state."""
+    message_id = receipt.settlement.id
+    seen = await hub.settler.look(topic, message_id, bodies=False)
+    now = found(topic, message_id, seen)
+    if now is None:
+        return await unknown(hub, topic, message_id)
+    return ErrorResponse(
+        409,
+        "stale",
+        f"the receipt of message {message_id!r} is stale: the message is now {now.state}",
+        id=message_id,
+        outcome="stale",
+        state=now.state,
+        **more,
+    )
+
 
 S = TypeVar("S", ReceiptRequest, RetryRequest, DeferRequest, ExtendRequest)
 
@@ -125,13 +356,13 @@ def _on_one(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerT
 @_on_one("ackMessage", "ack", "Settled.")
 async def ack(call: Call[NoFields, ReceiptRequest]) -> Reply[AckAnswer]:
     """Ack a delivery."""
-    return answer(await settlements.ack(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_ack(call.hub, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("retryMessage", "retry", "The message will be retried, or is in garbage.")
 async def retry(call: Call[NoFields, RetryRequest]) -> Reply[RetryAnswer]:
     """Retry or discard a failed delivery."""
-    return answer(await settlements.retry(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_retry(call.hub, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("deferMessage", "defer", "Deferred.")
@@ -140,13 +371,13 @@ async def defer(call: Call[NoFields, DeferRequest]) -> Reply[DeferAnswer]:
 
     The message is redelivered after the delay, without counting an attempt.
     """
-    return answer(await settlements.defer(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_defer(call.hub, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("extendMessage", "extend", "The ack timeout restarts.")
 async def extend(call: Call[NoFields, ExtendRequest]) -> Reply[HeldAnswer]:
     """Extend a delivery's ack timeout."""
-    return answer(await settlements.extend(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_extend(call.hub, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("releaseMessage", "release", "Released.")
@@ -155,7 +386,7 @@ async def release(call: Call[NoFields, ReceiptRequest]) -> Reply[HeldAnswer]:
 
     The message is redelivered immediately, without counting an attempt.
     """
-    return answer(await settlements.release(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_release(call.hub, call.topic, call.body, _receipt(call)))
 
 
 def _receipt(call: Call[NoFields, Any]) -> Receipt:
@@ -183,31 +414,31 @@ async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
     Each delivery has its own result, in request order: the fields of a single response, or a
     problem, such as for a stale receipt. The other batch operations work in the same way.
     """
-    return await _settle_each(call, call.body.deliveries, settlements.ack)
+    return await _settle_each(call, call.body.deliveries, settle_ack)
 
 
 @_on_many("retryMessages", "retry")
 async def retry_batch(call: Call[NoFields, RetryBatch]) -> Reply[SettledBatch]:
     """Retry or discard many failed deliveries."""
-    return await _settle_each(call, call.body.deliveries, settlements.retry)
+    return await _settle_each(call, call.body.deliveries, settle_retry)
 
 
 @_on_many("deferMessages", "defer")
 async def defer_batch(call: Call[NoFields, DeferBatch]) -> Reply[SettledBatch]:
     """Defer many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settlements.defer)
+    return await _settle_each(call, call.body.deliveries, settle_defer)
 
 
 @_on_many("extendMessages", "extend")
 async def extend_batch(call: Call[NoFields, ExtendBatch]) -> Reply[SettledBatch]:
     """Extend the ack timeouts of many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settlements.extend)
+    return await _settle_each(call, call.body.deliveries, settle_extend)
 
 
 @_on_many("releaseMessages", "release")
 async def release_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
     """Release many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settlements.release)
+    return await _settle_each(call, call.body.deliveries, settle_release)
 
 
 async def _settle_each(

@@ -12,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from lisa.admin import live
 from lisa.core.model.errors import LisaError
-from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.topics import Activity
 from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply
-from lisa.gateway.api.topics import counts_fields, require_topic
+from lisa.gateway.api.topics import Activity, counts_fields, require_topic
+from lisa.gateway.api.types import NoFields
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import disconnected
 

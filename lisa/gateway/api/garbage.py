@@ -1,18 +1,67 @@
-"""Handlers that list, requeue and purge garbage."""
+"""Operations that list, requeue and purge garbage."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
 
 from lisa.admin import garbage
 from lisa.admin.garbage import GarbageSelection
 from lisa.core.model.keys import check_id
 from lisa.gateway.access import Scope
-from lisa.gateway.api.cursors import decode_cursor, encode_cursor
-from lisa.gateway.api.messages import listed
-from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.garbage import GarbageAnswer, GarbageQuery, GarbageRequest
-from lisa.gateway.api.models.messages import MessagesAnswer
-from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Reply, answer, invalid
+from lisa.gateway.api.messages import MessagesAnswer, listed
+from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Reply, answer
 from lisa.gateway.api.topics import require_topic
+from lisa.gateway.api.types import (
+    MOST_ITEMS,
+    Answer,
+    Cursor,
+    Instant,
+    Limit,
+    MessageId,
+    Name,
+    NoFields,
+    ReasonText,
+    Request,
+    decode_cursor,
+    encode_cursor,
+    invalid,
+)
+
+
+class GarbageQuery(Request):
+    """Filters for listing dead messages."""
+
+    group: Name | None = None
+    reason: Annotated[
+        ReasonText | None,
+        Meta(
+            description="Only messages whose reason contains this text, ignoring case. Pages may "
+            "then be short or empty; continue until `cursor` is null."
+        ),
+    ] = None
+    died_before_ms: Instant | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class GarbageRequest(Request):
+    """The dead messages to act on: those in `ids`, or with `all` every message that matches."""
+
+    ids: Annotated[list[MessageId], Meta(min_length=1, max_length=MOST_ITEMS)] | None = None
+    all: bool = False
+    group: Annotated[Name | None, Meta(description="Defaults to all groups.")] = None
+    reason: ReasonText | None = None
+    died_before_ms: Instant | None = None
+
+
+class GarbageAnswer(Answer):
+    """The number of messages changed, and the requested ids that were not in garbage."""
+
+    done: int
+    missing: list[str]
+
 
 MOST_EXAMINED = 5_000
 """Messages that one request examines at most; its cursor continues from there."""

@@ -1,12 +1,13 @@
-"""Handlers that list, inspect, cancel and reschedule messages."""
+"""Operations that list, inspect, cancel and reschedule messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from lisa.admin.messages import LiveState, Row, list_messages
 from lisa.core.model.clock import duration_ms
@@ -15,19 +16,6 @@ from lisa.core.store.inspection import State as FoundState
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.gateway.access import Scope
-from lisa.gateway.api.bodies import response_body
-from lisa.gateway.api.cursors import decode_cursor, encode_cursor
-from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.messages import (
-    CancelAnswer,
-    GroupStateAnswer,
-    ListedMessage,
-    ListQuery,
-    MessageAnswer,
-    MessagesAnswer,
-    RescheduleAnswer,
-    RescheduleRequest,
-)
 from lisa.gateway.api.operations import (
     MESSAGE,
     MESSAGES,
@@ -38,11 +26,130 @@ from lisa.gateway.api.operations import (
     Problems,
     Reply,
     answer,
-    invalid,
 )
 from lisa.gateway.api.topics import require_topic
+from lisa.gateway.api.types import (
+    Answer,
+    BusinessDays,
+    Cursor,
+    Fold,
+    Instant,
+    Limit,
+    Milliseconds,
+    Name,
+    NoFields,
+    Request,
+    WallTime,
+    decode_cursor,
+    encode_cursor,
+    invalid,
+    one_of,
+    response_body,
+)
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
+
+
+class ListQuery(Request):
+    """Filters for listing messages."""
+
+    state: LiveState = LiveState.WAITING
+    group: Annotated[Name | None, Meta(description="Defaults to all groups.")] = None
+    due_before_ms: Instant | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+CONSUMER = "The consumer that holds the message. Null unless it is in flight."
+IDLE = "Time since the delivery or its last extension. Null unless the message is in flight."
+DEFERRALS = (
+    "How often the message was deferred since its last failure, without counting an attempt."
+)
+TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
+
+
+class ListedMessage(Answer):
+    """One message in one group, without its body."""
+
+    id: str
+    state: LiveState
+    group: Annotated[str | None, Meta(description="Null while the message waits.")]
+    due_ms: Annotated[
+        int | None,
+        Meta(description="When the current or next attempt is due; in garbage, when it died."),
+    ]
+    attempts: Annotated[int, Meta(description="Failed attempts.")]
+    deferrals: Annotated[int, Meta(description=DEFERRALS)]
+    consumer: Annotated[str | None, Meta(description=CONSUMER)]
+    idle_ms: Annotated[int | None, Meta(description=IDLE)]
+    reason: Annotated[str | None, Meta(description="The last failure or deferral.")]
+    traceback: Annotated[str | None, Meta(description=TRACEBACK)]
+    expires_ms: Annotated[
+        int | None, Meta(description="When the message's ttl ends. Null without a ttl.")
+    ]
+
+
+class MessagesAnswer(Answer):
+    """A page of messages; `cursor` is null at the end."""
+
+    messages: list[ListedMessage]
+    cursor: str | None
+
+
+class GroupStateAnswer(Answer):
+    """The state of a message in one group."""
+
+    state: FoundState
+    due_ms: int | None
+    attempts: Annotated[int, Meta(description="Attempts started, including the current one.")]
+    deferrals: Annotated[int, Meta(description=DEFERRALS)]
+    consumer: Annotated[str | None, Meta(description=CONSUMER)]
+    idle_ms: Annotated[int | None, Meta(description=IDLE)]
+    reason: str | None
+    traceback: Annotated[str | None, Meta(description=TRACEBACK)]
+
+
+class MessageAnswer(GroupStateAnswer):
+    """The current state of a message. A settled message has neither body nor headers."""
+
+    id: str
+    topic: str
+    headers: dict[str, str]
+    groups: dict[str, GroupStateAnswer]
+    body: Any | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class CancelAnswer(Answer):
+    """The message is cancelled and will not be delivered."""
+
+    id: str
+    outcome: Annotated[str, one_of(Cancelled.CANCELLED)]
+
+
+class RescheduleRequest(Request):
+    """A new due time. Exactly one of `due_ms`, `delay_ms` and `at_local`.
+
+    Outside the window of the message or of its topic, it moves to the next opening.
+    """
+
+    due_ms: Instant | None = None
+    delay_ms: Milliseconds | None = None
+    at_local: WallTime | None = None
+    tz: Annotated[
+        str | None,
+        Meta(description="Time zone of `at_local`; by default that of the message's own window."),
+    ] = None
+    fold: Fold | None = None
+    business_days: BusinessDays | None = None
+
+
+class RescheduleAnswer(Answer):
+    """The message has the new due time."""
+
+    id: str
+    outcome: Annotated[str, one_of(Rescheduled.RESCHEDULED)]
+
 
 NO_MESSAGE: Problems = {404: "The message or the topic is unknown."}
 REFUSED: Problems = {

@@ -1,29 +1,50 @@
-"""Operations: declared at their handlers, used for routing and for the OpenAPI document."""
+"""Operations: declared at their handlers, and how requests reach them.
+
+From an operation follow its HTTP route, its part of the OpenAPI document and its gRPC method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import getdoc
 from types import NoneType
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from starlette import types
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
-from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.retry_policy import RetryPolicy
-from lisa.gateway.access import Scope, Token
-from lisa.gateway.api.hints import mismatch, not_json
-from lisa.gateway.api.models.base import Problem
+from lisa.gateway import audit
+from lisa.gateway.access import EVERYTHING, Scope, Token
+from lisa.gateway.api.types import NoFields, invalid, mismatch, read_json
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.problems import ErrorResponse, is_refusal
 
 Q_co = TypeVar("Q_co", bound=msgspec.Struct, covariant=True)
 B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
+
+ROOT = "/v1"
+TOPIC = f"{ROOT}/topics/{{topic}}"
+MESSAGES = f"{TOPIC}/messages"
+MESSAGE = f"{MESSAGES}/{{id}}"
+
+BY_QUERY = {"/messages/{id}": "/message", "/schedules/{name}": "/schedule"}
+"""Paths with ids of any characters, and the paths whose query has the id instead.
+
+Some ids do not survive a path, such as `..`.
+"""
+
+MOST_PARAMETERS = 32
+TURN_S = 0.001
+"""How long a calculation keeps the event loop; another request needs several turns."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -61,10 +82,6 @@ class Reply(Response, Generic[T]):
 Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Response]]
 HandlerType = TypeVar("HandlerType", bound=Handler)
 Problems: TypeAlias = Mapping[int, str]
-
-TOPIC = "/v1/topics/{topic}"
-MESSAGES = f"{TOPIC}/messages"
-MESSAGE = f"{MESSAGES}/{{id}}"
 
 NO_TOPIC: Problems = {404: "The topic is unknown."}
 NO_GROUP: Problems = {404: "The topic is unknown, or has no such group."}
@@ -138,6 +155,54 @@ class Operation:
     def _paragraphs(self) -> list[str]:
         return [" ".join(one.split()) for one in (getdoc(self.handler) or "").split("\n\n")]
 
+    def authorise(self, hub: GatewayContext, request: Request, path: Mapping[str, str]) -> Token:
+        """The token of a request, if it allows the operation.
+
+        Raises Unauthorized, Forbidden or InvalidMessage.
+        """
+        if self.scope is None:
+            return EVERYTHING
+        return hub.require(request, self.scope, path.get("topic"))
+
+    def read_query(self, values: Mapping[str, Any]) -> msgspec.Struct:
+        """The query parameters from their values, which may be text. Raises ErrorResponse."""
+        if not values:
+            return self._no_query
+        try:
+            return msgspec.convert(values, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise invalid(mismatch("the query", self.query, error)) from None
+
+    @cached_property
+    def _no_query(self) -> msgspec.Struct:
+        return self.query()
+
+    def read_body(self, data: bytes) -> Any:
+        """A request body from its JSON. Raises ErrorResponse."""
+        return read_json(self._decoder, data)
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self.body or NoFields)
+
+    async def perform(self, call: Call[Any, Any]) -> Response:
+        """Call the handler, and record what the audit log has to show."""
+        if not self.is_audited:
+            return await self.handler(call)
+        try:
+            response = await self.handler(call)
+        except BaseException as error:  # also of a client that disconnects
+            if not is_refusal(error):
+                self._record(call, {"result": "failed"})
+            raise
+        results = msgspec.json.decode(response.body or b"{}", type=dict[str, Any])
+        self._record(call, {name: results[name] for name in _RESULTS if name in results})
+        return response
+
+    def _record(self, call: Call[Any, Any], results: dict[str, Any]) -> None:
+        details = {**call.path, **_details(call.query, call.body), **results}
+        audit.changed(call.request, call.token, self.name, **details)
+
 
 class Operations(list[Operation]):
     """The operations of one group, each declared by decorating its handler."""
@@ -168,33 +233,170 @@ def answer(content: T, status: int = 200) -> Reply[T]:
     return Reply(_encoder.encode(content), status, media_type="application/json")
 
 
-def invalid(detail: str) -> ErrorResponse:
-    """The problem for an invalid request."""
-    return ErrorResponse(400, "invalid", detail)
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a pause for other tasks once their calculation and use have taken a turn."""
+    began = time.monotonic()
+    for item in items:
+        yield item
+        if time.monotonic() - began >= TURN_S:
+            await asyncio.sleep(0)
+            began = time.monotonic()
 
 
-def problem_answer(error: Exception) -> Problem:
-    """An error as one result of a batch."""
-    return msgspec.convert(problem_of(error).content, Problem)
+_RESULTS = ("outcome", "done", "settled", "changed", "new")
+"""Fields of responses that say how much was changed."""
 
 
-def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
-    """Decode JSON into the decoder's type. Raises ErrorResponse."""
+def _details(query: msgspec.Struct, body: msgspec.Struct | None) -> dict[str, Any]:
+    """What the audit log records of a request: group, and the given fields without their values.
+
+    Values may be secrets, such as the key that signs pushes.
+    """
+    group = getattr(body, "group", None) or getattr(query, "group", None)
+    return {
+        **({} if group is None else {"group": group}),
+        "given": "" if body is None else ",".join(sorted(_given(body))),
+    }
+
+
+def _given(body: msgspec.Struct) -> list[str]:
+    """The names of the fields that do not have their default."""
+    names, defaults = body.__struct_fields__, body.__struct_defaults__
+    known = dict(zip(reversed(names), reversed(defaults), strict=False))
+    no_default = object()
+    return [name for name in names if getattr(body, name) is not known.get(name, no_default)]
+
+
+def routes_of(hub: GatewayContext, operations: Sequence[Operation]) -> list[ApiRoute]:
+    """A route for each path of the operations."""
+    by_path: dict[tuple[str, str], dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault((operation.path, ""), {})[operation.method] = operation
+        for by_id, by_query in BY_QUERY.items():
+            if by_id in operation.path:
+                named = by_id.partition("{")[2].rstrip("}")
+                key = operation.path.replace(by_id, by_query), named
+                by_path.setdefault(key, {})[operation.method] = operation
+    by_path[f"{ROOT}/", ""] = by_path[ROOT, ""]
+    return [ApiRoute(hub, path, found, named) for (path, named), found in by_path.items()]
+
+
+class ApiRoute(Route):
+    """The operations of one path, by method.
+
+    A slash within an id stays encoded until the path has matched: `a%2Ffire` is an id, `a/fire`
+    fires message `a`. named: the parameter of the operations' path that the query holds instead.
+    """
+
+    def __init__(
+        self, hub: GatewayContext, path: str, operations: Mapping[str, Operation], named: str
+    ) -> None:
+        super().__init__(path, self._answer)
+        self.methods = None  # _operation refuses other methods with a problem
+        self._hub = hub
+        self._operations = operations
+        self._named = named
+
+    def matches(self, scope: types.Scope) -> tuple[Match, types.Scope]:
+        """Match the path with its encoded slashes. Raises ErrorResponse if it is not UTF-8."""
+        if scope["type"] != "http" or not scope["path"].startswith(ROOT):
+            return Match.NONE, {}
+        if _PATH not in scope:
+            scope[_PATH] = _with_encoded_slashes(scope.get("raw_path") or scope["path"].encode())
+        return super().matches({**scope, "path": scope[_PATH]})
+
+    async def _answer(self, request: Request) -> Response:
+        """Check, read and carry out a request. Raises ErrorResponse and others."""
+        operation = self._operation(request.method)
+        path = {name: _with_slashes(text) for name, text in request.path_params.items()}
+        token = operation.authorise(self._hub, request, path)
+        query = _parse_query(request.scope["query_string"])
+        if self._named:
+            if not query.get(self._named):
+                raise invalid(f"the query parameter {self._named} is missing")
+            path[self._named] = query.pop(self._named)
+        values, body = operation.read_query(query), await _read_body(operation, request)
+        return await operation.perform(Call(self._hub, request, token, path, values, body))
+
+    def _operation(self, method: str) -> Operation:
+        found = self._operations.get(method)
+        if found is None and method == "HEAD":
+            found = self._operations.get("GET")
+            found = None if found is None or found.media_type != "application/json" else found
+        if found is None:
+            allowed = ", ".join(sorted(self._operations))
+            text = f"this path accepts {allowed}, not {method}"
+            raise ErrorResponse(405, "method", text, headers={"Allow": allowed})
+        return found
+
+
+_PATH = "lisa.path"
+
+
+def _with_encoded_slashes(raw: bytes) -> str:
+    """A path, decoded except for slashes and percent signs in its segments."""
     try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise invalid(mismatch("the JSON", decoder.type, error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(not_json(bytes(data), error)) from None
-    except RecursionError:
-        raise invalid("the JSON is nested too deeply") from None
+        if b"%" not in raw:
+            return raw.decode("ascii")
+        parts = [unquote_to_bytes(part).decode() for part in raw.decode("ascii").split("/")]
+    except UnicodeDecodeError:
+        raise invalid("the path is not percent-encoded UTF-8") from None
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
-def read_policy(retry: list[int] | str | None) -> RetryPolicy | None:
-    """The retry policy of a request. Raises ErrorResponse."""
-    if retry is None:
-        return None
+def _with_slashes(text: str) -> str:
+    return text.replace("%2F", "/").replace("%25", "%") if "%" in text else text
+
+
+def _parse_query(text: bytes) -> dict[str, str]:
+    if not text:
+        return {}
     try:
-        return RetryPolicy(tuple(retry)) if isinstance(retry, list) else RetryPolicy.parse(retry)
-    except InvalidMessage as error:
-        raise invalid(f"retry: {error}") from None
+        pairs = parse_qsl(
+            text.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MOST_PARAMETERS,
+        )
+    except UnicodeDecodeError:
+        raise invalid("the query string is not percent-encoded UTF-8") from None
+    except ValueError:
+        raise invalid(f"the query string has more than {MOST_PARAMETERS} parameters") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise invalid("a query parameter is given twice")
+    return found
+
+
+async def _read_body(operation: Operation, request: Request) -> Any:
+    message = await request.receive()  # the limits middleware has buffered the body
+    data = message.get("body", b"")
+    if not data:
+        if operation.body is None:
+            return None
+        if operation.is_body_optional:
+            return operation.body()
+    kind = request.headers.get("content-type", "application/json")
+    if not _is_json(kind):
+        raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ErrorResponse(
+            415,
+            "media-type",
+            f"send the body uncompressed, without Content-Encoding: {coding}",
+            headers={"Accept-Encoding": "identity"},
+        )
+    return operation.read_body(data)
+
+
+def _is_json(kind: str) -> bool:
+    """Whether a content type is accepted for JSON.
+
+    The form type is accepted because `curl -d` sends it by default. This does not allow cross-site
+    forms: the limits middleware rejects them by their origin.
+    """
+    media = kind.partition(";")[0].strip().lower()
+    if media in ("application/json", "application/x-www-form-urlencoded"):
+        return True
+    return media.startswith("application/") and media.endswith("+json")

@@ -12,12 +12,12 @@ from lisa.admin import push as admin
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group
 from lisa.gateway.access import Scope
-from lisa.gateway.api.models.base import Answer, Name, NoFields, PushTimeout, Request
 from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply, answer
 from lisa.gateway.api.topics import require_topic
+from lisa.gateway.api.types import Answer, Name, NoFields, PushTimeout, Request
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.push import allowed_of, reload_targets
-from lisa.gateway.push.allowed import NotAllowed
+from lisa.gateway.push.network import NotAllowed
 
 PATH = f"{TOPIC}/push"
 

@@ -1,37 +1,34 @@
-"""Handlers for schedules of recurring messages."""
+"""Operations on schedules of recurring messages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import late_text
-from lisa.core.model.recurring.definition import Record, body_of
+from lisa.core.model.recurring.definition import (
+    MIN_EVERY_MS,
+    MIN_LATE_MS,
+    MOST_OCCURRENCES,
+    CatchUp,
+    Dst,
+    Overlap,
+    Record,
+    body_of,
+)
+from lisa.core.model.recurring.ticks import ticks_after
 from lisa.core.store import schedule_reads
 from lisa.core.store.schedule_reads import ScheduleInfo
+from lisa.core.store.store import AsyncStore
 from lisa.gateway.access import Scope
-from lisa.gateway.api.bodies import read_body, response_body
-from lisa.gateway.api.cursors import unknown_cursor
-from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.schedules import (
-    AllSchedulesQuery,
-    BackfillAnswer,
-    BackfillRequest,
-    NextQuery,
-    NextTicksAnswer,
-    RunAnswer,
-    ScheduleAnswer,
-    ScheduleChangedAnswer,
-    ScheduleRequest,
-    SchedulesAnswer,
-    SchedulesQuery,
-)
 from lisa.gateway.api.operations import (
     NO_TOPIC,
     TOPIC,
@@ -41,12 +38,213 @@ from lisa.gateway.api.operations import (
     Problems,
     Reply,
     answer,
-    read_policy,
+    in_turns,
 )
 from lisa.gateway.api.topics import require_topic
-from lisa.gateway.backfills import count_backfilled
+from lisa.gateway.api.types import (
+    Answer,
+    Instant,
+    Late,
+    Milliseconds,
+    NoFields,
+    Request,
+    Retries,
+    Ttl,
+    read_body,
+    read_policy,
+    response_body,
+    unknown_cursor,
+)
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.turns import in_turns
+
+MOST_TICKS = 1_000
+
+Moment = Annotated[
+    str,
+    Meta(
+        max_length=64,
+        description="ISO 8601, as in `2026-12-24T09:00`; in the zone `tz` unless it has an offset.",
+    ),
+]
+
+
+class ScheduleRequest(Request):
+    """A schedule's definition: the message, and either `cron` or `every_ms`."""
+
+    body: Annotated[
+        Raw | UnsetType,
+        Meta(description="Any JSON value. Exactly one of `body` and `body_base64`."),
+    ] = UNSET
+    body_base64: Annotated[str | None, Meta(description="A binary body in base64.")] = None
+    cron: Annotated[
+        Annotated[str, Meta(max_length=256)] | None,
+        Meta(description="A cron pattern, such as `0 9 * * 1-5` or `@daily`."),
+    ] = None
+    every_ms: Annotated[
+        Milliseconds | None,
+        Meta(description=f"An interval of at least {MIN_EVERY_MS} ms, counted from `start`."),
+    ] = None
+    tz: Annotated[
+        Annotated[str, Meta(max_length=64)] | None,
+        Meta(description="The time zone of the pattern, such as `Europe/Berlin`; default UTC."),
+    ] = None
+    dst: Annotated[
+        Dst,
+        Meta(description="A time that a change of the clock skips fires right after it, or not."),
+    ] = Dst.VIXIE
+    start: Moment | None = None
+    until: Moment | None = None
+    count: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST_OCCURRENCES)] | None,
+        Meta(description="Maximum number of occurrences."),
+    ] = None
+    jitter_ms: Annotated[
+        Milliseconds | None, Meta(description="Each occurrence is due up to this much later.")
+    ] = None
+    catch_up: Annotated[
+        Annotated[str, Meta(max_length=32)],
+        Meta(description="Ticks missed while no manager ran: none, one, all or all(max=20)."),
+    ] = CatchUp.ONE.value
+    max_late_ms: Annotated[
+        Milliseconds | None,
+        Meta(description=f"No tick is caught up later than this; at least {MIN_LATE_MS} ms."),
+    ] = None
+    overlap: Annotated[
+        Overlap, Meta(description="What a tick does while an earlier occurrence is unfinished.")
+    ] = Overlap.ALLOW
+    template: Annotated[
+        bool, Meta(description="Fill `${tick}`, `${previous}` and `${count}` into the body.")
+    ] = False
+    headers: dict[str, str] | None = None
+    ttl_ms: Ttl | None = None
+    retry: Retries | None = None
+    late: Annotated[
+        Late | None,
+        Meta(description="The late policy of each occurrence, such as 'collapse after 10m'."),
+    ] = None
+    if_version: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Change only this version of the schedule; 0: only create it."),
+    ] = None
+
+
+class ScheduleAnswer(Answer):
+    """A schedule. `version` counts its changes, `created` its occurrences."""
+
+    topic: str
+    name: str
+    version: int
+    paused: bool
+    next_ms: Annotated[int | None, Meta(description="The next tick; null if paused or ended.")]
+    last_ms: Annotated[int | None, Meta(description="The tick of the latest occurrence.")]
+    created: int
+    cron: str | None
+    every_ms: int | None
+    tz: str
+    dst: Dst
+    start_ms: int | None
+    until_ms: int | None
+    count: int | None
+    jitter_ms: int
+    catch_up: CatchUp
+    max_caught_up: int
+    max_late_ms: int | None
+    overlap: Overlap
+    template: bool
+    headers: dict[str, str]
+    ttl_ms: int | None
+    retry: str | None
+    late: str | None
+    body: Any | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class ScheduleChangedAnswer(Answer):
+    """Whether the request changed anything."""
+
+    name: str
+    changed: bool
+
+
+class RunAnswer(Answer):
+    """The id of the occurrence."""
+
+    name: str
+    id: str
+
+
+class BackfillRequest(Request):
+    """The range of ticks, both ends included."""
+
+    from_ms: Instant
+    to_ms: Instant
+
+
+class BackfillAnswer(Answer):
+    """How many occurrences were created, and how many were known already."""
+
+    name: str
+    created: int
+    known: int
+
+
+class NextQuery(Request):
+    """How many ticks to list."""
+
+    count: Annotated[int, Meta(ge=1, le=MOST_TICKS)] = 5
+
+
+class NextTicksAnswer(Answer):
+    """Ticks in epoch milliseconds."""
+
+    name: str
+    ticks_ms: list[int]
+
+
+class SchedulesQuery(Request):
+    """Paging of the schedules."""
+
+    cursor: Annotated[
+        Annotated[str, Meta(pattern=r"^[0-9]{1,20}$")] | None,
+        Meta(description="The `cursor` of the previous page; omit it for the first page."),
+    ] = None
+
+
+class AllSchedulesQuery(Request):
+    """Paging of the schedules of all topics."""
+
+    cursor: Annotated[
+        Annotated[str, Meta(pattern=r"^[0-9]{1,20}@.+$", max_length=256)] | None,
+        Meta(description="The `cursor` of the previous page; omit it for the first page."),
+    ] = None
+
+
+class SchedulesAnswer(Answer):
+    """A page of schedules; `cursor` is null on the last page."""
+
+    schedules: list[ScheduleAnswer]
+    cursor: str | None
+
+
+MOST_BACKFILLED = 10_000
+"""A range without a limit could fill the server, and its work would outlive the request."""
+
+
+async def count_backfilled(store: AsyncStore, record: Record, from_ms: int, to_ms: int) -> int:
+    """The number of past ticks in a range, both ends included. Raises InvalidMessage."""
+    schedule_reads.check_range(from_ms, to_ms)
+    now_ms = await store.drive(store.server_time_ms())
+    ticks = ticks_after(record, from_ms - 1, min(to_ms, now_ms))
+    count = 0
+    async for _ in in_turns(islice(ticks, MOST_BACKFILLED + 1)):
+        count += 1
+    if count > MOST_BACKFILLED:
+        raise InvalidMessage(
+            f"the range has more than {MOST_BACKFILLED:,} ticks; choose a shorter one, or use "
+            "lisa schedules backfill"
+        )
+    return count
+
 
 SCHEDULES = f"{TOPIC}/schedules"
 SCHEDULE = f"{SCHEDULES}/{{name}}"
@@ -154,21 +352,21 @@ async def _set(call: Call[NoFields, ScheduleRequest]) -> bool:
     return await call.hub.sender.schedule(
         call.path["name"],
         topic=call.topic,
-        body=read_body(wanted),
+        body=read_body(wanted.body, wanted.body_base64),
         cron=wanted.cron,
-        every=_duration(wanted.every_ms),
+        every=_duration_text(wanted.every_ms),
         tz=wanted.tz,
         dst=wanted.dst,
         start=wanted.start,
         until=wanted.until,
         count=wanted.count,
-        jitter=_duration(wanted.jitter_ms),
+        jitter=_duration_text(wanted.jitter_ms),
         catch_up=wanted.catch_up,
-        max_late=_duration(wanted.max_late_ms),
+        max_late=_duration_text(wanted.max_late_ms),
         overlap=wanted.overlap,
         template=wanted.template,
         headers=wanted.headers,
-        ttl=_duration(wanted.ttl_ms),
+        ttl=_duration_text(wanted.ttl_ms),
         retry=read_policy(wanted.retry),
         late=wanted.late,
         if_version=wanted.if_version,
@@ -266,7 +464,7 @@ async def _known(call: Call[Any, Any]) -> Record:
     return found
 
 
-def _duration(value_ms: int | None) -> str | None:
+def _duration_text(value_ms: int | None) -> str | None:
     return None if value_ms is None else f"{value_ms}ms"
 
 

@@ -1,45 +1,217 @@
-"""Handlers that send one message or a batch."""
+"""Operations that send one message or a batch."""
 
 from __future__ import annotations
 
+import hashlib
+from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from lisa.core.model.errors import InvalidMessage, LisaError, NotReplicated, ServerUnavailable
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
-from lisa.gateway.api.bodies import read_body
-from lisa.gateway.api.idempotency import Idempotency, idempotency_of, key_reused
-from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.sending import (
-    BatchAnswer,
-    BatchRequest,
-    BatchResult,
-    SendAnswer,
-    SendRequest,
-)
-from lisa.gateway.api.operations import (
-    MESSAGES,
-    TOPIC,
-    Call,
-    Operations,
-    Reply,
-    answer,
+from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply, answer, in_turns
+from lisa.gateway.api.types import (
+    MOST_ITEMS,
+    Answer,
+    BusinessDays,
+    Fold,
+    Instant,
+    Late,
+    MessageId,
+    Milliseconds,
+    NoFields,
+    Problem,
+    Request,
+    Retries,
+    Ttl,
+    WallTime,
     invalid,
     problem_answer,
+    read_body,
     read_json,
     read_policy,
 )
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.trace_context import trace_context, with_trace
-from lisa.gateway.turns import in_turns
 from lisa.producer import Outgoing, SendOutcome, Single
+
+
+class SendRequest(Request):
+    """A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`."""
+
+    body: Annotated[
+        Raw | UnsetType,
+        Meta(description="Any JSON value. Exactly one of `body` and `body_base64`."),
+    ] = UNSET
+    body_base64: Annotated[
+        str | None,
+        Meta(
+            description="A binary body in base64 (RFC 4648, section 4).",
+            extra_json_schema={"contentEncoding": "base64"},
+        ),
+    ] = None
+    delay_ms: Annotated[
+        Milliseconds | None, Meta(description="Delay from now, by the server's clock.")
+    ] = None
+    due_ms: Instant | None = None
+    at_local: WallTime | None = None
+    tz: Annotated[
+        str | None,
+        Meta(description="Time zone of `at_local`, and of a `window` that names none."),
+    ] = None
+    fold: Fold | None = None
+    business_days: BusinessDays | None = None
+    window: Annotated[
+        str | None,
+        Meta(
+            description="When the message may be handed over, as in `mon-fri 9-17`; takes "
+            "precedence over the topic's window."
+        ),
+    ] = None
+    id: Annotated[
+        MessageId | None,
+        Meta(description="Your own id, for idempotent sends; by default an id is generated."),
+    ] = None
+    ttl_ms: Annotated[
+        Ttl | None, Meta(description="The message expires this long after its due time.")
+    ] = None
+    headers: Annotated[
+        dict[str, str] | None, Meta(description="At most 65,535 bytes, as JSON.")
+    ] = None
+    retry: Annotated[
+        Retries | None,
+        Meta(
+            description="The message's own retry delays: a list of durations, or text such as "
+            "'0,0,2m'. An empty list means a single attempt."
+        ),
+    ] = None
+    late: Annotated[
+        Late | None,
+        Meta(
+            description="What to do if a manager promotes the message too late: "
+            "`{'after': '10m', 'then': 'skip'}` or text such as 'skip after 10m'; also garbage, or "
+            "run. By default the topic's option."
+        ),
+    ] = None
+    on_duplicate: Annotated[
+        OnDuplicate | None,
+        Meta(
+            description="If the id exists: keep the earlier message (the default), keep it only "
+            "until it is settled, cancelled or garbage, replace it, update it (replace all but "
+            "its due time), or reject the new one."
+        ),
+    ] = None
+
+
+class SendAnswer(Answer):
+    """The outcome of sending one message."""
+
+    id: str
+    outcome: Sent
+
+
+class BatchRequest(Request):
+    """A batch of messages, each with the fields of a single send."""
+
+    # Items are decoded separately, so that an invalid item does not fail the others.
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MOST_ITEMS)]
+    on_duplicate: Annotated[
+        OnDuplicate | None,
+        Meta(description="Default for messages without their own `on_duplicate`."),
+    ] = None
+
+
+class BatchResult(Answer):
+    """The result for one message of a batch: an outcome, or its problem."""
+
+    id: str | UnsetType = UNSET
+    outcome: Sent | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class BatchAnswer(Answer):
+    """The results in request order, and counts by outcome."""
+
+    results: list[BatchResult]
+    accepted: int
+    duplicate: int
+    replaced: int
+    replaced_in_flight: int
+    updated: int
+    rejected: int
+    failed: Annotated[
+        int, Meta(description="Messages with a problem, which may have to be sent again.")
+    ]
+
+
+HEADER = "idempotency-key"
+LONGEST = 255
+
+
+class Idempotency:
+    """The ids and the send token of one request with an idempotency key.
+
+    A key belongs to a topic and to the token that authorises the request.
+    """
+
+    def __init__(self, topic: str, client: str, key: str, content: bytes) -> None:
+        self._scope = f"{topic}\0{client}\0{key}"
+        self.token = self._digest(6, content)
+        self._ids: set[str] = set()
+
+    def id_of(self, index: int = 0) -> str:
+        """The id of the request's message with this index, if the request does not name one."""
+        return f"key-{self._digest(18, b'%d' % index)}"
+
+    def check_once(self, message_id: str | None) -> None:
+        """Refuse an id of a batch that an earlier message has. Raises ErrorResponse.
+
+        Both have the same send token, so Redis may take the second for a repetition of the first.
+        """
+        if message_id in self._ids:
+            raise invalid(
+                f"an earlier message of this batch has the id {message_id!r}; with an "
+                "Idempotency-Key, each id may occur once"
+            )
+        if message_id is not None:
+            self._ids.add(message_id)
+
+    def _digest(self, size: int, content: bytes) -> str:
+        """`size` bytes that depend on the key and on the content, as URL-safe text."""
+        digest = hashlib.sha256(self._scope.encode() + b"\0" + content).digest()
+        return urlsafe_b64encode(digest[:size]).decode("ascii")
+
+
+def idempotency_of(call: Call[Any, Any]) -> Idempotency | None:
+    """The idempotency key of a send; None without the header. Raises ErrorResponse."""
+    headers = call.request.headers.getlist(HEADER)
+    if not headers:
+        return None
+    if len(headers) > 1:
+        raise invalid("the request has several headers Idempotency-Key; send one")
+    given = headers[0]
+    key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
+    if not 1 <= len(key) <= LONGEST or not key.isascii() or not key.isprintable():
+        raise invalid(f"Idempotency-Key must have 1 to {LONGEST} printable ASCII characters")
+    return Idempotency(call.topic, call.token.name, key, msgspec.json.encode(call.body))
+
+
+def key_reused(message_id: str) -> ErrorResponse:
+    """The problem for a key that came with other content before."""
+    return ErrorResponse(
+        422,
+        "idempotency-key-reused",
+        "this Idempotency-Key was used for a request with other content; nothing was sent",
+        id=message_id,
+    )
+
 
 _item_decoder = msgspec.json.Decoder(SendRequest)
 
@@ -246,7 +418,7 @@ def _outgoing(
         raise invalid("tz needs at_local or window; other due times have no time zone")
     delay, ttl = request.delay_ms, request.ttl_ms
     return Outgoing(
-        read_body(request),
+        read_body(request.body, request.body_base64),
         id=key.id_of(index) if key and request.id is None else request.id,
         delay=None if delay is None else timedelta(milliseconds=delay),
         at_ms=request.due_ms,

@@ -26,14 +26,19 @@ from lisa.core.model.options import MAX_ACK_TIMEOUT
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
-from lisa.gateway.compat.answering import answering, record_change
-from lisa.gateway.compat.forms import FORM, read_form
-from lisa.gateway.compat.job_lookup import FoundJob, find_job
+from lisa.gateway.compat.requests import (
+    FORM,
+    FoundJob,
+    answering,
+    find_job,
+    read_form,
+    record_change,
+)
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.pulls import HandedOut
 from lisa.gateway.trace_context import trace_context, with_trace
-from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 
 PREFIX = "/delay-queue"

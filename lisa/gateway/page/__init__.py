@@ -15,20 +15,18 @@ from starlette.routing import BaseRoute, Route
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import (
     actions,
-    assets,
     garbage,
-    login,
-    message,
     messages,
     overview,
+    rendering,
     roles,
-    schedule_forms,
     schedules,
     search,
     topic,
+    visits,
 )
-from lisa.gateway.page.snapshot_cache import SnapshotCache
-from lisa.gateway.page.view_context import PageRequest, View, as_endpoint
+from lisa.gateway.page.snapshot import SnapshotCache
+from lisa.gateway.page.visits import PageRequest, View, as_endpoint
 from lisa.gateway.problems import ErrorResponse, problem_of
 
 __all__ = ["on_http_error", "routes"]
@@ -43,10 +41,10 @@ VIEWS: dict[str, View] = {
     "/topics/{topic}/garbage": garbage.show,
     "/topics/{topic}/schedules": schedules.show_list,
     "/topics/{topic}/schedule": schedules.show,
-    "/topics/{topic}/schedule/edit": schedule_forms.show,
-    "/topics/{topic}/messages": messages.show,
-    "/topics/{topic}/message": message.show,
-    "/topics/{topic}/messages/{id:path}": message.show,
+    "/topics/{topic}/schedule/edit": schedules.show_form,
+    "/topics/{topic}/messages": messages.show_list,
+    "/topics/{topic}/message": messages.show,
+    "/topics/{topic}/messages/{id:path}": messages.show,
 }
 
 
@@ -78,4 +76,4 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
     ]
     act = as_endpoint(hub, snapshots, actions.act)
     found.append(Route("/topics/{topic}/act", act, methods=["POST"]))
-    return [*found, *login.routes(hub), *assets.routes()]
+    return [*found, *visits.login_routes(hub), *rendering.static_routes()]

@@ -19,12 +19,18 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
-from lisa.gateway.page import garbage_runs, resending, schedule_actions, sessions
-from lisa.gateway.page.garbage import FIELDS, selection_of
-from lisa.gateway.page.garbage_runs import GarbageRun
+from lisa.gateway.page import garbage, messages, schedules, sessions
+from lisa.gateway.page.garbage import FIELDS, GarbageRun, selection_of
 from lisa.gateway.page.rendering import message_link
-from lisa.gateway.page.verbs import Done, FormAction, Verb
-from lisa.gateway.page.view_context import NOTICE, PageRequest, read_form, safe_path
+from lisa.gateway.page.visits import (
+    NOTICE,
+    Done,
+    FormAction,
+    PageRequest,
+    Verb,
+    read_form,
+    safe_path,
+)
 from lisa.gateway.problems import ErrorResponse, is_refusal
 
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
@@ -162,9 +168,9 @@ async def _some(action: FormAction) -> Done:
 
 async def _all(action: FormAction) -> Done:
     visit, verb = action.visit, action.verb.removesuffix("_all")
-    rate = garbage_runs.pace(action.fields.get("pace", ""))
+    rate = garbage.pace(action.fields.get("pace", ""))
     run = GarbageRun(verb, await _how_many(action), rate)
-    await garbage_runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
+    await garbage.start_run(visit.hub, await _selection(action), _FLOWS[verb], run)
     if not run.is_running:
         return Done(f"{verb}d", run.done)
     run.on_end(lambda: _audit(action, f"{verb}d", done=run.done))
@@ -172,7 +178,7 @@ async def _all(action: FormAction) -> Done:
 
 
 async def _stop(action: FormAction) -> Done:
-    return Done("stopped", await garbage_runs.stop(action.visit.hub, action.topic))
+    return Done("stopped", await garbage.stop_run(action.visit.hub, action.topic))
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
@@ -204,7 +210,7 @@ async def _reschedule(action: FormAction) -> Done:
 
 async def _again(action: FormAction) -> Done:
     fields = action.fields
-    new_id, outcome = await resending.copy(
+    new_id, outcome = await messages.send_copy(
         action.visit.hub,
         action.topic,
         action.id(),
@@ -218,7 +224,7 @@ async def _edit(action: FormAction) -> Done:
     topic = action.topic
     action.visit.token.require(Scope.PRODUCE, topic)
     body = action.fields.get("body", "")
-    return Done("edit", await resending.edit(action.visit.hub, topic, action.id(), body))
+    return Done("edit", await messages.send_edited(action.visit.hub, topic, action.id(), body))
 
 
 _FINAL = "This cannot be undone."
@@ -235,5 +241,5 @@ VERBS = {
     "again": Verb(Scope.PRODUCE, _again),
     "edit": Verb(Scope.OPERATE, _edit),
     "reschedule": Verb(Scope.PRODUCE, _reschedule),
-    **schedule_actions.VERBS,
+    **schedules.VERBS,
 }

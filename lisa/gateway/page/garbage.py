@@ -1,20 +1,280 @@
-"""The garbage page: lists dead messages, and offers to requeue or purge them."""
+"""The garbage page: lists dead messages, and offers to requeue or purge them.
+
+Actions on all garbage that matches a filter may outlive their request; every gateway sees their
+records in Redis. The record of a topic's run expires unless the process that runs it renews the
+record. A request to stop the run is a separate key, which no renewal overwrites; when the run ends,
+its process replaces the value with the number of affected messages.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
+from lisa.admin import garbage as garbage_flows
 from lisa.admin import garbage_reasons, story
-from lisa.admin.garbage import GarbageSelection
+from lisa.admin.garbage import Action, GarbageSelection
 from lisa.admin.messages import Row
 from lisa.core.model.clock import duration_ms, parse_duration
+from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import check_group
-from lisa.gateway.page import run_records
-from lisa.gateway.page.bodies import Body, shown
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.page.rendering import Body, format_body
 from lisa.gateway.page.topic import require_topic
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.visits import PageRequest
+from lisa.gateway.problems import ErrorResponse
+
+LEASE_S = 10.0
+"""How long a record lasts without renewal. Until then, its topic accepts no other run."""
+
+STOP_S = 3 * LEASE_S
+"""How long a request to stop lasts: longer than the record."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A running action.
+
+    run: unique name, which begins with the name of the gateway process. rate: at most this many
+    messages per second; None: as fast as possible.
+    """
+
+    run: str
+    verb: str
+    total: int
+    rate: int | None = None
+    done: int = 0
+
+
+def read_run(store: Store, topic: str) -> Flow[RunRecord | None]:
+    """The record of a topic's running action."""
+    return _decoded((yield from store.command("GET", store.keys.topic(topic).run)))
+
+
+def claim_run(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
+    """Write the record of a new run; False if another one runs on the topic."""
+    key, content = store.keys.topic(topic).run, msgspec.json.encode(record)
+    if (yield from store.command("SET", key, content, "NX", "PX", _ms(LEASE_S))):
+        return True
+    # After a lost reply, the repeated command finds the record that the first one wrote.
+    found = yield from read_run(store, topic)
+    return found is not None and found.run == record.run
+
+
+def renew_run(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
+    """Write the record again; returns whether the run has been asked to stop."""
+    keys, content = store.keys.topic(topic), msgspec.json.encode(record)
+    write = ("SET", keys.run, content, "PX", _ms(LEASE_S))
+    _, is_asked = yield from store.commands([write, ("EXISTS", keys.run_stop(record.run))])
+    return bool(is_asked)
+
+
+def release_run(store: Store, topic: str, record: RunRecord) -> Flow[None]:
+    """Delete the record of a run that has ended, after answering a request to stop it."""
+    keys = store.keys.topic(topic)
+    answer = ("SET", keys.run_stop(record.run), record.done, "XX", "PX", _ms(STOP_S))
+    yield from store.commands([answer, ("DEL", keys.run)])
+
+
+def ask_to_stop(store: Store, topic: str, run: str) -> Flow[None]:
+    """Ask the process that runs an action to stop it."""
+    key = store.keys.topic(topic).run_stop(run)
+    yield from store.command("SET", key, "", "NX", "PX", _ms(STOP_S))
+
+
+def run_progress(store: Store, topic: str, known: RunRecord) -> Flow[tuple[bool, int]]:
+    """Whether a run that was asked to stop has ended, and how many messages it has affected.
+
+    If its process did not answer, that is the number in `known`, the last known record.
+    """
+    keys = store.keys.topic(topic)
+    asked = [("GET", keys.run), ("GET", keys.run_stop(known.run))]
+    content, answer = yield from store.commands(asked)
+    found = _decoded(content)
+    if found is not None and found.run == known.run:
+        return False, found.done
+    return True, int(answer) if answer else known.done
+
+
+def _decoded(content: Any) -> RunRecord | None:
+    if content is not None:
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(content, type=RunRecord)
+    return None
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+log = logging.getLogger("lisa.gateway")
+
+PATIENCE_S = 5.0
+"""How long a request waits for an action, which then continues in the background."""
+
+RENEW_S = 0.5
+"""How often a process renews the record of its run, and notices a request to stop it."""
+
+RELEASE_S = 1.0
+"""How long an action that has ended waits for Redis to delete its record."""
+
+POLL_S = 0.05
+"""How often a request looks whether the run that it stops has ended."""
+
+FASTEST = 10_000
+"""The highest pace that can be chosen, in messages per second."""
+
+
+@dataclass(slots=True)
+class GarbageRun:
+    """An action of this process. rate: at most this many messages per second; None: no limit."""
+
+    verb: str
+    total: int
+    rate: int | None
+    done: int = 0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the action has not ended."""
+        return self.task is not None and not self.task.done()
+
+    def on_end(self, work: Callable[[], None]) -> None:
+        """Call `work` when the running action has ended or was stopped."""
+        if self.task is not None:
+            self.task.add_done_callback(lambda _: work())
+
+    def count(self, done: int) -> None:
+        """Record progress."""
+        self.done = done
+
+
+class _Lease:
+    """The record in Redis of a run of this process, and when it was last renewed."""
+
+    def __init__(self, hub: GatewayContext, topic: str, run: GarbageRun) -> None:
+        self._store = hub.store
+        self._topic = topic
+        self._run = run
+        self._renewed = time.monotonic()
+        self._record = RunRecord(
+            run=f"{hub.name}-{secrets.token_hex(3)}",
+            verb=run.verb,
+            total=run.total,
+            rate=run.rate,
+        )
+
+    async def claim(self) -> bool:
+        """Write the record, unless another action runs on the topic. Raises LisaError."""
+        return await self._store.drive(claim_run(self._store, self._topic, self._record))
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the record may have expired, so that another run may have begun."""
+        return time.monotonic() - self._renewed > LEASE_S
+
+    def _current(self) -> RunRecord:
+        return msgspec.structs.replace(self._record, done=self._run.done)
+
+    async def renew_until_stopped(self) -> None:
+        """Renew the record until somebody asks to stop the run, or the record may have expired."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._is_lost:
+                log.warning(
+                    "%s garbage of %s stops: its record in Redis has not been renewed for %g s",
+                    self._run.verb,
+                    self._topic,
+                    LEASE_S,
+                )
+                return
+            began = time.monotonic()
+            flow = renew_run(self._store, self._topic, self._current())
+            with suppress(LisaError):  # tried again until the lease is lost
+                is_asked_to_stop = await self._store.drive(flow)
+                self._renewed = began
+                if is_asked_to_stop:
+                    return
+
+    async def release(self) -> None:
+        """Delete the record, unless it may be that of another run."""
+        if not self._is_lost:
+            flow = release_run(self._store, self._topic, self._current())
+            with suppress(LisaError, TimeoutError):  # the record expires
+                async with asyncio.timeout(RELEASE_S):
+                    await self._store.drive(flow)
+
+
+async def start_run(
+    hub: GatewayContext, selection: GarbageSelection, action: Action, run: GarbageRun
+) -> None:
+    """Start an action, and wait for its end for at most `PATIENCE_S`.
+
+    Raises ErrorResponse if another one runs on the topic, and LisaError.
+    """
+    topic = selection.topic
+    lease = _Lease(hub, topic, run)
+    if not await lease.claim():
+        raise ErrorResponse(409, "busy", f"another action on garbage of {topic} is running")
+    flow = garbage_flows.act(hub.store, selection, action, rate=run.rate, progress=run.count)
+
+    async def work() -> None:
+        acting = asyncio.create_task(hub.store.drive(flow))
+        renewal = asyncio.create_task(lease.renew_until_stopped())
+        try:
+            await asyncio.wait([acting, renewal], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            acting.cancel()
+            renewal.cancel()
+            await asyncio.wait([acting, renewal])
+            await lease.release()
+        for task in (acting, renewal):
+            if not task.cancelled():
+                task.result()
+
+    run.task = hub.run_task(work(), f"{run.verb} garbage of {topic}")
+    await asyncio.wait([run.task], timeout=PATIENCE_S)
+    if run.task.done() and not run.task.cancelled():
+        run.task.result()
+
+
+async def stop_run(hub: GatewayContext, topic: str) -> int:
+    """Stop a topic's action, also if it runs in another process.
+
+    Returns how many messages it had affected. Raises LisaError.
+    """
+    store, ends = hub.store, time.monotonic() + PATIENCE_S
+    record = await store.drive(read_run(store, topic))
+    if record is None:
+        return 0
+    await store.drive(ask_to_stop(store, topic, record.run))
+    while True:
+        has_ended, done = await store.drive(run_progress(store, topic, record))
+        if has_ended or time.monotonic() > ends:
+            return done
+        record = msgspec.structs.replace(record, done=done)
+        await asyncio.sleep(POLL_S)
+
+
+def pace(text: str) -> int | None:
+    """The chosen pace in messages per second; None for empty text. Raises ErrorResponse."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) <= FASTEST):
+        raise ErrorResponse(400, "form", f"the pace must be a number from 1 to {FASTEST:,}")
+    return int(text)
+
 
 PER_PAGE = 25
 PREVIEW_BYTES = 4_096
@@ -69,7 +329,7 @@ async def show(visit: PageRequest) -> Response:
     for row, one in zip(found.rows, previews, strict=True):
         body = None
         if one is not None and one.envelope is not None:
-            body = shown(one.envelope, most=PREVIEW_BYTES, whole=one.whole)
+            body = format_body(one.envelope, most=PREVIEW_BYTES, whole=one.whole)
         dead.append(Dead(row, body, one.fault if one else "the body was deleted"))
     whole = replace(selection, kind=None)
     reasons, examined = await visit.snapshots.flow(
@@ -89,6 +349,6 @@ async def show(visit: PageRequest) -> Response:
         line=line,
         reasons=reasons[:MOST_REASONS],
         examined=examined,
-        run=await store.drive(run_records.read(store, topic)),
+        run=await store.drive(read_run(store, topic)),
         is_filtered=any(fields.values()),
     )

@@ -1,17 +1,156 @@
-"""The list of a topic's messages in one state, in pages."""
+"""The pages of messages: a topic's list in one state, one message, and sending it again."""
 
 from __future__ import annotations
 
+import re
+from typing import Any, NamedTuple
+
+import msgspec
 from starlette.responses import Response
 
+from lisa.admin import journal as journal_flows
+from lisa.admin import story
 from lisa.admin.messages import LiveState, list_messages
+from lisa.admin.reading import entry_number
+from lisa.admin.search import BODY_BYTES
+from lisa.admin.shards import shards_of_id
+from lisa.admin.story import StoryEvent
+from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_id
+from lisa.core.model.late import LateAction, LatePolicy, split_policy
+from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import found
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import text
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.inspect import Inspection
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.page.rendering import Body, format_body
+from lisa.gateway.page.snapshot import LOOK_S
 from lisa.gateway.page.topic import require_topic
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.visits import PageRequest
+from lisa.gateway.problems import ErrorResponse
+from lisa.producer import Outgoing
+
+MOST_EDITED = 16 * 1024
+"""Bytes of the longest body that can be edited.
+
+A form without a bearer token is limited to 64 KiB, and triples most bytes.
+"""
+
+
+class StoredMessage(NamedTuple):
+    """A stored message, ready to be sent again."""
+
+    seen: Inspection
+    envelope: Envelope
+    retry: RetryPolicy | None
+    late: LatePolicy | None
+
+
+def is_editable(body: Body) -> bool:
+    """Whether a body is complete, readable and short enough for a form."""
+    is_readable = body.kind in ("JSON", "text") and not body.more
+    return is_readable and len(body.text.encode("utf-8", "replace")) <= MOST_EDITED
+
+
+async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMessage:
+    """A live message with its body and its own policies. Raises ErrorResponse."""
+    seen = await hub.settler.look(topic, message_id)
+    if not seen.envelope:
+        raise ErrorResponse(
+            409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
+        )
+    retry, late = split_policy(await hub.store.drive(_policy(hub.store, topic, message_id)))
+    return StoredMessage(
+        seen,
+        decode_envelope(seen.envelope),
+        None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
+        _own_late(late),
+    )
+
+
+def _own_late(late: str | None) -> LatePolicy | None:
+    """The late policy, unless it is one that only a schedule can have."""
+    policy = LatePolicy.decode(late) if late else None
+    return None if policy and policy.then is LateAction.COLLAPSE else policy
+
+
+def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
+    for shard in (yield from shards_of_id(store, topic, message_id)):
+        found = yield from store.command("HGET", store.keys.topic(shard).policy, message_id)
+        if found is not None:
+            return text(found)
+    return None
+
+
+async def send_copy(
+    hub: GatewayContext, topic: str, message_id: str, *, new_id: str, delay: str
+) -> tuple[str, str]:
+    """Send a copy with body, headers and policies of a message; returns its id and outcome.
+
+    The form chooses `new_id`, so a form that is sent twice sends one message.
+    """
+    one = await stored(hub, topic, message_id)
+    outgoing = Outgoing(
+        _body(one.envelope),
+        id=check_id(new_id),
+        delay=delay or None,
+        headers=one.envelope.headers,
+        retry=one.retry,
+        late=one.late,
+    )
+    outcome = await hub.sender.offer(topic, outgoing)
+    return outcome.id, str(outcome.outcome)
+
+
+async def send_edited(hub: GatewayContext, topic: str, message_id: str, body: str) -> str:
+    """Replace a dead message by one with another body, due now; returns the outcome.
+
+    Id, headers and policies stay the same. Nothing changes if the message has left the garbage
+    or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
+    """
+    one = await stored(hub, topic, message_id)
+    states = {held.state for held in one.seen.group_states}
+    if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
+        return "duplicate"
+    outgoing = Outgoing(
+        edited_body(one.envelope.kind, body),
+        id=message_id,
+        headers=one.envelope.headers,
+        retry=one.retry,
+        late=one.late,
+    )
+    outcome = await hub.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
+    return str(outcome.outcome)
+
+
+def _body(envelope: Envelope) -> Any:
+    """The body in the form in which producers take it."""
+    if envelope.kind == "j":
+        return msgspec.Raw(envelope.body)
+    return envelope.body.decode() if envelope.kind == "s" else envelope.body
+
+
+def edited_body(kind: str, body: str) -> Any:
+    """The body of a form in the form in which producers take it. Raises InvalidMessage."""
+    plain = body.replace("\r\n", "\n")  # browsers send every line break as two characters
+    if kind == "s":
+        return plain
+    if kind != "j":
+        raise InvalidMessage("a body of bytes cannot be edited here")
+    try:
+        return msgspec.Raw(msgspec.json.format(plain.encode(), indent=-1))
+    except msgspec.DecodeError as error:
+        raise InvalidMessage(f"the edited body is not JSON: {error}") from None
+
 
 PER_PAGE = 50
 
 
-async def show(visit: PageRequest) -> Response:
+async def show_list(visit: PageRequest) -> Response:
     """The message list page."""
     line = await require_topic(visit)
     topic = line.topic
@@ -39,3 +178,137 @@ async def show(visit: PageRequest) -> Response:
         cursor=page.cursor,
         now_ms=snapshot.at_ms,
     )
+
+
+EVENTS_PER_LOOK = 20_000
+STORY_S = 2.0
+_POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")
+SLACK_MS = 60_000
+"""How far the clock that generated an id may be ahead of the Redis clock."""
+
+
+async def show(visit: PageRequest) -> Response:
+    """The page of a message."""
+    topic = visit.topic()
+    message_id = check_id(visit.request.path_params.get("id") or visit.query.get("id", ""))
+    seen = await _look(visit, topic, message_id)
+    what = found(topic, message_id, seen)
+    snapshot = await visit.snapshot()
+    history = await _history(visit, topic, message_id, seen, snapshot.at_ms)
+    if what is None and not history.events and history.cursor is None:
+        raise ErrorResponse(
+            404,
+            "unknown-message",
+            f"message {message_id!r} is unknown on topic {topic!r}: it was never sent, or its "
+            "tombstone has expired",
+        )
+    body, headers, fault = _content(seen)
+    return visit.page(
+        "message.html",
+        topic=topic,
+        id=message_id,
+        what=what,
+        seen=seen,
+        body=body,
+        headers=headers,
+        fault=fault,
+        history=history,
+        # A refresh does not replace the form; without an id of its own it may be answered with 304.
+        new_id="" if "hx-request" in visit.request.headers else new_id(),
+        is_editable=body is not None and is_editable(body),
+        first_due_ms=min(
+            (one.first_due_ms for one in seen.group_states if one.first_due_ms), default=None
+        ),
+        now_ms=snapshot.at_ms,
+        stone=seen.tombstone if what and what.state.value in _FINAL else None,
+    )
+
+
+async def _look(visit: PageRequest, topic: str, message_id: str) -> Inspection:
+    """The message's state: fresh for a page load, shared between refreshes of open pages."""
+    settler = visit.hub.settler
+    if "hx-request" not in visit.request.headers:
+        return await settler.look(topic, message_id)
+    return await visit.snapshots.share(
+        ("look", topic, message_id), LOOK_S, lambda: settler.look(topic, message_id)
+    )
+
+
+_FINAL = ("acked", "cancelled", "expired", "skipped", "purged")
+
+
+class _History:
+    """A message's events, and how much of the journal was searched."""
+
+    def __init__(self, journal: journal_flows.Journal) -> None:
+        self.journal = journal
+        self.events: list[StoryEvent] = []
+        self.searched = 0
+        self.back_to_ms: int | None = None
+        self.cursor: str | None = None
+
+
+async def _history(
+    visit: PageRequest, topic: str, message_id: str, seen: Inspection, now_ms: int
+) -> _History:
+    store = visit.hub.store
+    journal = await visit.snapshots.flow(
+        ("journal", topic), STORY_S, lambda: journal_flows.journal(store, topic)
+    )
+    history, cursor = _History(journal), visit.query.get("before")
+    if cursor is not None and not _POSITION.fullmatch(cursor):
+        raise ConfigError(f"before={cursor!r} is not a journal position; omit it")
+    if not journal.events:
+        return history
+    born_ms = id_time_ms(message_id)
+    # An id from the future means a wrong clock or an id of another format.
+    is_plausible = born_ms is not None and born_ms <= now_ms + SLACK_MS
+    not_before = max(0, born_ms - SLACK_MS) if born_ms and is_plausible else 0
+    read = await visit.snapshots.flow(
+        ("story", topic, message_id, cursor),
+        STORY_S,
+        lambda: story.read_back(
+            store,
+            topic,
+            message_id,
+            cursor=cursor,
+            most=EVENTS_PER_LOOK,
+            not_before_ms=not_before,
+        ),
+    )
+    events = {event.entry: event for event in read.events}
+    if read.cursor is not None:
+        known = _instants(seen, born_ms, now_ms)
+        near = await visit.snapshots.flow(
+            ("near", topic, message_id),
+            STORY_S,
+            lambda: story.around(store, topic, message_id, known),
+        )
+        events |= {event.entry: event for event in near}
+    history.events = sorted(events.values(), key=lambda event: entry_number(event.entry))
+    history.searched, history.back_to_ms, history.cursor = read.looked, read.back_to_ms, read.cursor
+    if any(event.state in ("sent", "restored") for event in history.events):
+        history.cursor = None  # the first event was found
+    return history
+
+
+def _instants(seen: Inspection, born_ms: int | None, now_ms: int) -> list[int]:
+    """Times at which the message's state says that something happened to it."""
+    found = [born_ms, seen.waiting_due_ms]
+    if seen.tombstone is not None:
+        found += [seen.tombstone.at_ms, seen.tombstone.due_ms]
+    for copy in seen.group_states:
+        found += [copy.due_ms, copy.first_due_ms]
+        if copy.idle_ms is not None:
+            found.append(now_ms - copy.idle_ms)
+    return sorted({instant for instant in found if instant is not None and instant <= now_ms})
+
+
+def _content(seen: Inspection) -> tuple[Body | None, dict[str, str], str | None]:
+    if not seen.envelope:
+        return None, {}, None
+    try:
+        envelope = decode_envelope(seen.envelope)
+    except InvalidMessage as error:
+        return None, {}, str(error)
+    return format_body(envelope, most=BODY_BYTES), envelope.headers, None

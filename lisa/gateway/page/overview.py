@@ -17,7 +17,7 @@ from lisa.gateway.page import attention
 from lisa.gateway.page.attention import AttentionItem, Rank
 from lisa.gateway.page.rendering import rate
 from lisa.gateway.page.snapshot import Line
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.visits import PageRequest
 
 PER_PAGE = 50
 MOST_PROBLEMS = 6

@@ -1,22 +1,122 @@
-"""Template rendering, and filters that format numbers and times. All values are escaped."""
+"""Template rendering: static files, bodies, and filters that format numbers and times."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
+import msgspec
 from markupsafe import escape
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.clock import human, ms_datetime
 from lisa.core.model.display import visible
+from lisa.core.model.envelope import Envelope
 from lisa.gateway.base_path import placed_page
-from lisa.gateway.page.assets import asset
+
+DIRECTORY = Path(__file__).parent / "static"
+IMMUTABLE = "public, max-age=31536000, immutable"
+ONE_DAY = "public, max-age=86400"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+_FILES = {
+    path.relative_to(DIRECTORY).as_posix(): path.read_bytes()
+    for path in sorted(DIRECTORY.rglob("*"))
+    if path.is_file()
+}
+_DIGESTS = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in _FILES.items()}
+
+
+def asset(name: str) -> str:
+    """The URL path of a file."""
+    return f"/static/{_DIGESTS[name]}/{name}"
+
+
+def static_routes() -> list[BaseRoute]:
+    """The routes of the static files."""
+    return [Route("/static/{digest}/{name:path}", _static_file), Route("/favicon.ico", _favicon)]
+
+
+async def _static_file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _FILES:
+        raise HTTPException(404, f"there is no file {name!r}")
+    # A URL from another release gets the current file, without long-term caching.
+    is_current = request.path_params["digest"] == _DIGESTS[name]
+    return _response(name, IMMUTABLE if is_current else "no-cache")
+
+
+async def _favicon(_request: Request) -> Response:
+    return _response("favicon.svg", ONE_DAY)
+
+
+def _response(name: str, cache_control: str) -> Response:
+    headers = {"Cache-Control": cache_control, "Content-Type": TYPES[Path(name).suffix]}
+    return Response(_FILES[name], headers=headers)
+
+
+DUMP_BYTES = 2_048
+MOST_GROWTH = 4
+"""JSON that grows beyond this factor when indented is deeply nested; it is shown unchanged."""
+
+KINDS = {"j": "JSON", "s": "text", "b": "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A formatted body. `more`: only the beginning is included."""
+
+    kind: str
+    text: str
+    base64: str | None
+    more: bool
+
+
+def format_body(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
+    """The first `most` bytes of a body, formatted. `whole`: the envelope has the complete body."""
+    data, kind = envelope.body[:most], KINDS.get(envelope.kind, "bytes")
+    more = not whole or len(envelope.body) > most
+    if kind == "JSON" and not more:
+        try:
+            indented = msgspec.json.format(data, indent=2).decode()
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            kind = "damaged JSON"
+        except RecursionError:
+            pass  # too deeply nested to indent: shown unchanged
+        else:
+            if len(indented) <= max(DUMP_BYTES, MOST_GROWTH * len(data)):
+                return Body(kind, indented, None, more)
+    if kind == "bytes":
+        dumped = data[:DUMP_BYTES]
+        return Body(
+            kind, _dump(dumped), base64.b64encode(dumped).decode(), more or len(data) > DUMP_BYTES
+        )
+    return Body(kind, data.decode("utf-8", "replace"), None, more)
+
+
+def _dump(data: bytes) -> str:
+    """A hex dump: offset, hexadecimal and ASCII, sixteen bytes per line."""
+    lines = []
+    for at in range(0, len(data), 16):
+        part = data[at : at + 16]
+        readable = "".join(chr(one) if 32 <= one < 127 else "." for one in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<47}  {readable}")
+    return "\n".join(lines)
+
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

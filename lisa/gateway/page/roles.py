@@ -7,7 +7,7 @@ from starlette.responses import Response
 from lisa.admin import roles
 from lisa.gateway.access import Scope
 from lisa.gateway.page import attention
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.visits import PageRequest
 
 MOST = 500
 MOST_HELD = 200

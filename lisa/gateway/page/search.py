@@ -1,29 +1,270 @@
 """The search for messages: by id in all topics at once, by a prefix or by text with a cursor.
 
-Searches live messages, or the archive if the gateway knows one.
+Searches live messages, or the archive if the gateway knows one: the table `messages` of an archive
+in files, newest day first, without Spark. Each call stops after some hits or seconds, and returns a
+cursor for the next call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import search
-from lisa.admin.search import MessageQuery, SearchPage, unescaped
+from lisa.admin.search import BESIDE, MessageQuery, SearchPage, WantedText, unescaped
+from lisa.core.model.clock import datetime_ms
 from lisa.core.model.display import visible
-from lisa.core.model.errors import LisaError
+from lisa.core.model.envelope import Envelope
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.extras import requires
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.sharding import Topic, topic_of
 from lisa.core.store.inspection import found
 from lisa.core.store.store import chunks
 from lisa.core.transitions.inspect import Inspect
-from lisa.gateway.page import archived
-from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
-from lisa.gateway.page.rendering import message_link
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.rendering import Body, format_body, message_link
+from lisa.gateway.page.visits import PageRequest
+
+MOST_HITS = 50
+WITHIN_S = 2.0
+BODY_BYTES = 32 * 1024
+"""Larger bodies are not shown."""
+
+_LIVE = "live"
+"""The day, in a cursor, of messages that had not ended when the table was written."""
+
+_NOT_ASCII = re.compile(r"[^\0-\x7f]")
+_COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveQuery:
+    """What to search for. in_text: in headers and body (see `WantedText`), not the id."""
+
+    wanted: str
+    in_text: bool = False
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedMessage:
+    """A row of the table. `body` is None if it is larger than BODY_BYTES, or unknown."""
+
+    topic: str
+    id: str
+    state: str
+    attempts: int
+    due_ms: int | None
+    sent_ms: int | None
+    settled_ms: int | None
+    reason: str | None
+    headers: Mapping[str, str]
+    body: Body | None
+    body_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePage:
+    """The result of one call.
+
+    written_ms: when the table was written. day: the last day that was searched, None for messages
+    that had not ended. cursor: where the next call continues; None at the end.
+    """
+
+    hits: tuple[ArchivedMessage, ...]
+    written_ms: int
+    day: date | None
+    cursor: str | None
+
+
+def search_archive(
+    archive: str | Path,
+    query: ArchiveQuery,
+    *,
+    sees: Callable[[str], bool],
+    cursor: str | None = None,
+    most: int = MOST_HITS,
+    within_s: float = WITHIN_S,
+) -> ArchivePage:
+    """Search an archive; `sees` tells which topics may be shown. Blocks the thread.
+
+    An id is first searched for in all days at once, and then, as a prefix, day by day. Raises
+    ConfigError if the archive or the package `deltalake` is missing, for an unknown cursor, or if
+    the store of the archive does not answer.
+    """
+    with _reading(archive):
+        table = _Table(str(archive))
+        ends, hits = time.monotonic() + within_s, list[ArchivedMessage]()
+        start, skipped = _position(cursor)
+        if cursor is None and not query.in_text:
+            hits += table.rows([*_topic(query), f"id = {_text(query.wanted)}"], most, 0)
+        days = table.days()
+        if cursor is not None:
+            days = [one for one in days if _order(one) <= _order(start)]
+        day, following = None, None
+        conditions = _topic(query) + _matches(query)
+        for index, day in enumerate(days):
+            found = list(table.rows([_on(day), *conditions], most, skipped if day == start else 0))
+            hits += found
+            if len(found) == most:
+                following = f"{day or _LIVE}:{(skipped if day == start else 0) + most}"
+                break
+            is_over = len(hits) >= most or time.monotonic() > ends
+            if is_over and index + 1 < len(days):
+                following = f"{days[index + 1] or _LIVE}:0"
+                break
+        seen = tuple(one for one in hits if sees(one.topic))
+        return ArchivePage(seen, table.written_ms, day, following)
+
+
+@contextmanager
+def _reading(archive: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # delta-rs tells the cause last, on a line of its own
+        reason = str(error).strip().rpartition("\n")[2].rpartition("\x1b[0m ")[2]
+        raise ConfigError(f"the archive {archive} cannot be read: {reason}") from error
+
+
+class _Table:
+    """The current version of the table `messages`."""
+
+    def __init__(self, archive: str) -> None:
+        with requires("archive"):
+            from deltalake import DeltaTable, QueryBuilder
+            from deltalake.exceptions import TableNotFoundError
+        try:
+            table = DeltaTable(f"{archive}/messages", storage_options=_store_options(archive))
+        except TableNotFoundError:
+            raise ConfigError(
+                f"{archive} has no archive in the present format; `lisa pipeline convert` converts "
+                "older ones"
+            ) from None
+        self._files = table.get_add_actions(flatten=True)
+        self._sql = QueryBuilder().register("messages", table)
+        self.written_ms = max(self._files.column("modification_time").to_pylist(), default=0)
+
+    def days(self) -> list[date | None]:
+        """The days with rows, newest first; None, for rows without a day, comes first."""
+        found = set(self._files.column("partition.day").to_pylist())
+        return sorted(found, key=_order, reverse=True)
+
+    def rows(self, conditions: list[str], most: int, skipped: int) -> Iterator[ArchivedMessage]:
+        """The rows that meet all conditions, in a fixed order."""
+        names = ", ".join(_COLUMNS)
+        # Only what `_text` has quoted comes from outside. The size of a binary value can only be
+        # had by converting it, which the outer query does for the rows that are returned.
+        found = self._sql.execute(
+            f"SELECT {names}, kind, body_bytes, "  # noqa: S608
+            f"CASE WHEN body_bytes <= {BODY_BYTES} THEN body END AS body FROM ("
+            f"SELECT {names}, kind, body, octet_length(encode(body, 'hex')) / 2 AS body_bytes "
+            f"FROM (SELECT * FROM messages WHERE {' AND '.join(conditions)} "
+            f"ORDER BY updated_at DESC, topic, id, token LIMIT {most} OFFSET {skipped}))"
+        ).read_all()
+        columns = [found.column(name).to_pylist() for name in found.schema.names]
+        for row in zip(*columns, strict=True):
+            yield _message(dict(zip(found.schema.names, row, strict=True)))
+
+
+def _store_options(archive: str) -> dict[str, str] | None:
+    """Settings of delta-rs for S3, besides those that it reads from the environment (AWS_...)."""
+    if not archive.startswith("s3:"):
+        return None
+    options = {"max_retries": "2", "retry_timeout": "5s", "connect_timeout": "3s", "timeout": "10s"}
+    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return options
+
+
+def _message(row: Mapping[str, Any]) -> ArchivedMessage:
+    body = None
+    if row["body"] is not None:
+        whole = Envelope("", "", row["kind"] or "b", {}, bytes(row["body"]))
+        body = format_body(whole, most=BODY_BYTES)
+    return ArchivedMessage(
+        row["topic"],
+        row["id"],
+        row["state"],
+        row["attempts"],
+        _ms(row["due"]),
+        _ms(row["sent_at"]),
+        _ms(row["settled_at"]),
+        row["reason"],
+        dict(row["headers"] or {}),
+        body,
+        row["body_bytes"],
+    )
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else datetime_ms(at)
+
+
+def _topic(query: ArchiveQuery) -> list[str]:
+    return [] if query.topic is None else [f"topic = {_text(query.topic)}"]
+
+
+def _matches(query: ArchiveQuery) -> list[str]:
+    if not query.in_text:
+        wanted = _text(query.wanted)
+        return [f"starts_with(id, {wanted})", f"id <> {wanted}"]
+    names, values = (f"array_to_string(map_{one}(headers), ' ')" for one in ("keys", "values"))
+    found = []
+    for text in (names, values, "TRY_CAST(body AS VARCHAR)"):
+        folded = f"lower(regexp_replace({text}, {_text(BESIDE)}, '\\1', 'g'))"
+        found += [f"contains({folded}, lower({_text(form)}))" for form in _forms(query.wanted)]
+    for some in WantedText(query.wanted).binary:
+        found.append(f"(kind = 'b' AND contains(encode(body, 'hex'), {_text(some.hex())}))")
+    return [f"({' OR '.join(found)})"]
+
+
+def _forms(wanted: str) -> list[str]:
+    """A text as it may be stored: with and without the escapes of JSON."""
+    plain = unescaped(wanted)
+    quoted = [json.dumps(plain, ensure_ascii=one)[1:-1] for one in (True, False)]
+    unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
+    cases = (wanted, wanted.lower(), wanted.upper())  # their escapes differ
+    ascii_only = [_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], each) for each in cases]
+    found = [wanted, unquoted, plain, *quoted, *ascii_only]
+    return list(dict.fromkeys(re.sub(BESIDE, r"\1", one).strip() for one in found))
+
+
+def _on(day: date | None) -> str:
+    return "day IS NULL" if day is None else f"day = DATE '{day}'"
+
+
+def _text(value: str) -> str:
+    """A text literal of SQL, in which only the quote needs escaping."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _order(day: date | None) -> date:
+    return day or date.max
+
+
+def _position(cursor: str | None) -> tuple[date | None, int]:
+    """The day and the number of its rows that were returned before. Raises ConfigError."""
+    if cursor is None:
+        return None, 0
+    day, _, skipped = cursor.partition(":")
+    try:
+        return None if day == _LIVE else date.fromisoformat(day), max(0, int(skipped))
+    except ValueError:
+        raise ConfigError(f"{cursor!r} is not a cursor of this search") from None
+
 
 MOST_TOPICS = 2_000
 TOPICS_PER_STEP = 100
@@ -49,7 +290,7 @@ async def show(visit: PageRequest) -> Response:
     archive = known if visit.query.get("where") == "archive" else None
     if wanted and archive is not None:
         query = ArchiveQuery(wanted=wanted, in_text=in_text, topic=named)
-        page = await _archived(visit, archive, query)
+        page = await _in_archive(visit, archive, query)
     elif wanted and not in_text and cursor is None:
         exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
         written = unescaped(wanted)  # as a page shows an id with hiding characters
@@ -82,10 +323,10 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-async def _archived(visit: PageRequest, archive: str, query: ArchiveQuery) -> ArchivePage:
+async def _in_archive(visit: PageRequest, archive: str, query: ArchiveQuery) -> ArchivePage:
     """Search the archive, for topics that the visitor may see. Raises ConfigError."""
     search_it = partial(
-        archived.search, archive, query, sees=visit.token.sees, cursor=visit.query.get("cursor")
+        search_archive, archive, query, sees=visit.token.sees, cursor=visit.query.get("cursor")
     )
     return await asyncio.get_running_loop().run_in_executor(_archive_thread, search_it)
 

@@ -1,20 +1,35 @@
-"""All topics, roles and the server at one time, as the pages show them."""
+"""All topics, roles and the server at one time, as the pages show them.
+
+Any number of viewers costs the server one reader: each query runs once and its result is shared for
+a while; concurrent requests wait for the same result. Nothing is read while no page is open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from lisa.admin import topics
-from lisa.admin.live import TopicActivity
+from lisa.admin import history, live, roles, schedules, topics
+from lisa.admin.live import TopicActivity, TopicsSnapshot
+from lisa.admin.reading import ask_all
 from lisa.admin.roles import RolePresence
 from lisa.admin.schedules import LateTicks
 from lisa.admin.topics import NextReady, TopicState
 from lisa.core.model.clock import duration_ms
+from lisa.core.model.errors import ServerUnavailable
 from lisa.core.redis.errors import Refusal
+from lisa.core.redis.flow import Flow
+from lisa.core.store import server_checks
 from lisa.core.store.manager_watch import OVERDUE
-from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store.server_checks import Check
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence, write_refusals
+from lisa.core.store.schedule_reads import scheduled_topics
+from lisa.core.store.server_checks import Check, CheckResult, check_clock, info, with_refusal
+from lisa.core.store.store import Store
+from lisa.gateway.context import GatewayContext
 
 GARBAGE_MS = 15 * 60_000
 """The period in which new garbage is counted."""
@@ -131,3 +146,249 @@ class Snapshot:
         if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
             return None
         return late_ms
+
+
+T = TypeVar("T")
+
+LOOK_S = 1.0
+ROLES_S = 2.0
+SERVER_S = 5.0
+CACHE_FACTOR = 20
+"""A slow query is cached for at least this many times its duration."""
+
+RATE_US = 9_000_000
+LATENESS_US = 60_000_000
+GARBAGE_S = 30.0
+FORGET_US = 15_000_000
+RING_US = 2_000_000
+MOST_SHARED = 512
+MOST_PROBED = 500
+"""Topics of a cluster for which to look whether their node refuses writes."""
+
+
+class _SharedQuery:
+    """One query that is running, or its cached result."""
+
+    def __init__(self, work: Awaitable[Any], lasts_s: float) -> None:
+        self.begun = time.monotonic()
+        self.until: float | None = None
+        self._lasts_s = lasts_s
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: asyncio.Future[Any]) -> None:
+        now = time.monotonic()
+        failed = task.cancelled() or task.exception() is not None
+        self.until = now if failed else now + max(self._lasts_s, CACHE_FACTOR * (now - self.begun))
+
+    def is_current(self, now: float) -> bool:
+        return self.until is None or now < self.until
+
+
+class SnapshotCache:
+    """Cached queries of one gateway process, shared by all page requests."""
+
+    def __init__(self, hub: GatewayContext) -> None:
+        self._hub = hub
+        self._shared: dict[object, _SharedQuery] = {}
+        self._looks: deque[TopicsSnapshot] = deque()
+
+    async def share(self, key: object, lasts_s: float, ask: Callable[[], Awaitable[T]]) -> T:
+        """The result of `ask`, cached under `key` for `lasts_s` seconds. Raises LisaError."""
+        now = time.monotonic()
+        known = self._shared.get(key)
+        if known is None or not known.is_current(now):
+            if len(self._shared) >= MOST_SHARED:
+                self._shared = {k: one for k, one in self._shared.items() if one.is_current(now)}
+            known = self._shared[key] = _SharedQuery(ask(), lasts_s)
+        answer: T = await asyncio.shield(known.task)
+        return answer
+
+    async def flow(self, key: object, lasts_s: float, flow: Callable[[], Flow[T]]) -> T:
+        """The cached result of a flow on the store. Raises LisaError."""
+        return await self.share(key, lasts_s, lambda: self._hub.store.drive(flow()))
+
+    def clear(self) -> None:
+        """Drop all cached results, so that the next page shows a change just made."""
+        self._shared.clear()
+
+    async def current(self) -> Snapshot:
+        """The current snapshot. Raises LisaError."""
+        return await self.share("snapshot", LOOK_S, self._take)
+
+    async def line(self, topic: str) -> Line | None:
+        """One topic, including topics that are idle or newer than the snapshot; None if unknown.
+
+        Raises LisaError.
+        """
+        known = (await self.current()).lines.get(topic)
+        if known is not None:
+            return known
+        store = self._hub.store
+        if not await self.flow(("exists", topic), LOOK_S, lambda: topics.exists(store, topic)):
+            return None
+        (counts,) = await self.flow(
+            ("counts", topic), LOOK_S, lambda: topics.counts(store, [topic])
+        )
+        return Line(counts, None, None)
+
+    async def _take(self) -> Snapshot:
+        store = self._hub.store
+        managers = await self.flow("managers", ROLES_S, lambda: roles.managers(store))
+        look = self._remember(await store.drive(live.look(store)))
+        names = tuple(look.topics)
+        consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
+        server = await self.flow("server", SERVER_S, self._server)
+        refusals = await store.drive(_refusals(store, names))
+        refusal = next(iter(refusals.values()), None)
+        server = replace(server, problems=tuple(with_refusal(server.problems, refusal)))
+        # Start over after a gap, or when the server's clock was set back.
+        if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
+            await self._begin(look, any(one.alive for one in managers))
+        rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
+        if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
+            self._looks.append(look)
+        alive = _by_topic(
+            Counter(
+                (one.record.topic, group)
+                for one in consumers
+                if one.alive
+                for group in one.record.groups
+            )
+        )
+        ready = _by_topic(await store.drive(topics.next_ready(store, look.topics.values())))
+        at_ms = look.at_us // 1000
+        due = await store.drive(topics.due_waiting(store, look.topics.values(), at_ms))
+        dead = await self._garbage_before(look)
+        late_ticks = await self.flow("ticks", ROLES_S, lambda: _late_ticks(store, at_ms))
+        lines = {
+            name: Line(
+                counts,
+                rates.get(name),
+                late.get(name),
+                alive=alive.get(name, {}),
+                next_ready=ready.get(name, {}),
+                waits_since_ms=_past(counts.next_due_ms, at_ms),
+                waiting_due=due.get(name, 0),
+                new_garbage=min(
+                    counts.garbage, max(0, counts.total("garbage") - dead.get(name, 0))
+                ),
+                late=late_ticks.get(name),
+            )
+            for name, counts in sorted(look.topics.items())
+        }
+        return Snapshot(
+            at_ms,
+            lines,
+            tuple(consumers),
+            tuple(managers),
+            server,
+            refusal=refusal,
+            refused=frozenset(refusals),
+        )
+
+    async def _garbage_before(self, look: TopicsSnapshot) -> dict[str, int]:
+        """The counters of garbage of `GARBAGE_MS` ago, for topics that have garbage now."""
+        store, at_ms = self._hub.store, look.at_us // 1000 - GARBAGE_MS
+        names = [name for name, counts in look.topics.items() if counts.garbage]
+        found = await self.flow(
+            "garbage", GARBAGE_S, lambda: history.counters_at(store, names, at_ms)
+        )
+        return {
+            name: replace(look.topics[name], stats=stats).total("garbage")
+            for name, stats in found.items()
+            if name in look.topics
+        }
+
+    def _remember(self, look: TopicsSnapshot) -> TopicsSnapshot:
+        """The look with unchanged topics sharing the previous look's objects, to save memory."""
+        before = self._looks[-1].topics if self._looks else {}
+        return replace(
+            look,
+            topics={
+                name: before[name] if before.get(name) == counts else counts
+                for name, counts in look.topics.items()
+            },
+        )
+
+    async def _begin(self, look: TopicsSnapshot, has_manager: bool) -> None:  # noqa: FBT001  one caller
+        """Start comparing from the manager's sample of a minute ago."""
+        self._looks.clear()
+        if not has_manager or not look.topics:
+            return
+        minute_ms = (look.at_us // 60_000_000 - 1) * 60_000
+        names = list(look.topics)
+        found = await self._hub.store.drive(history.counters_at(self._hub.store, names, minute_ms))
+        then = {name: replace(look.topics[name], stats=stats) for name, stats in found.items()}
+        if then:
+            self._looks.append(TopicsSnapshot(minute_ms * 1000, then))
+
+    def _since(self, look: TopicsSnapshot, span_us: int) -> dict[str, TopicActivity]:
+        """Each topic's activity in about the last `span_us`, for topics in the earlier look."""
+        looks = self._looks
+        if span_us == LATENESS_US:
+            while len(looks) > 1 and looks[1].at_us <= look.at_us - span_us:
+                looks.popleft()
+        before = next(
+            (one for one in reversed(looks) if one.at_us <= look.at_us - span_us),
+            looks[0] if looks else None,
+        )
+        if before is None or before.at_us >= look.at_us:
+            return {}
+        found = live.activity(before, look)
+        return {one.counts.topic: one for one in found if one.counts.topic in before.topics}
+
+    def _server(self) -> Flow[ServerFacts]:
+        sections = ("server", "memory", "clients", "persistence", "replication")
+        before = time.time_ns()
+        server_us = yield from self._hub.store.server_time_us()
+        clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
+        replies = yield from ask_all(self._hub.store, [("INFO", one) for one in sections])
+        facts: dict[str, str] = {}
+        for reply in replies:
+            facts |= info(reply) if reply is not None else {}
+        kind = next((k for k in ("valkey", "redis") if f"{k}_version" in facts), "")
+        return ServerFacts(
+            name=f"{kind.capitalize()} {facts[f'{kind}_version']}" if kind else "",
+            uptime_s=_number(facts.get("uptime_in_seconds")),
+            memory=_number(facts.get("used_memory")),
+            most_memory=_number(facts.get("maxmemory")) or None,
+            clients=_number(facts.get("connected_clients")),
+            problems=(
+                *(server_checks.problems(facts) if facts else ()),
+                *([clock] if clock.verdict is not CheckResult.OK else ()),
+            ),
+        )
+
+
+def _late_ticks(store: Store, now_ms: int) -> Flow[dict[str, LateTicks]]:
+    topics = yield from scheduled_topics(store)
+    return (yield from schedules.late(store, topics, now_ms))
+
+
+def _refusals(store: Store, topics: Sequence[str]) -> Flow[dict[str, Refusal]]:
+    """Why writes are refused, by topic, and for managers under the name ""."""
+    step = max(1, len(topics) // MOST_PROBED) if store.has_nodes else 1
+    names = ["", *topics[::step]]
+    keys = [store.keys.topic(name).waiting if name else store.keys.managers for name in names]
+    try:
+        found = yield from write_refusals(store, keys)
+    except ServerUnavailable:  # one node of several; the others' reads fail by themselves
+        return {}
+    return {name: one for name, one in zip(names, found, strict=True) if one is not None}
+
+
+def _by_topic(found: Mapping[tuple[str, str], T]) -> dict[str, dict[str, T]]:
+    """What was found, by topic and then group."""
+    by_topic: dict[str, dict[str, T]] = {}
+    for (topic, group), one in found.items():
+        by_topic.setdefault(topic, {})[group] = one
+    return by_topic
+
+
+def _past(ms: int | None, now_ms: int) -> int | None:
+    return ms if ms is not None and ms <= now_ms else None
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isdigit() else None

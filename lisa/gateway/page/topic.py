@@ -14,7 +14,7 @@ from lisa.admin.ramp import RampState, ramp_state
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
-from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.page.visits import PageRequest
 from lisa.gateway.problems import ErrorResponse
 
 E = TypeVar("E", Horizon, HistorySpan)

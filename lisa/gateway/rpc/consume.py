@@ -18,27 +18,24 @@ from starlette.types import Send
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST
 from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Scope
-from lisa.gateway.api import settlements
-from lisa.gateway.api.hints import mismatch
-from lisa.gateway.api.models.base import MOST_ITEMS, NoFields
-from lisa.gateway.api.models.deliveries import (
+from lisa.gateway.api import deliveries
+from lisa.gateway.api.deliveries import (
     DeferRequest,
     ExtendRequest,
     PullRequest,
     ReceiptRequest,
     RetryRequest,
 )
-from lisa.gateway.api.operations import Call, invalid
+from lisa.gateway.api.operations import Call
+from lisa.gateway.api.types import MOST_ITEMS, NoFields, invalid, mismatch
 from lisa.gateway.context import COPIES, GatewayContext, arrival
-from lisa.gateway.long_poll import ClientDisconnected
-from lisa.gateway.problems import ErrorResponse, problem_of
-from lisa.gateway.receipts import decode_receipt
+from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
+from lisa.gateway.pulls import HandedOut
 from lisa.gateway.request_metrics import waits
 from lisa.gateway.rpc import lisa_pb2
-from lisa.gateway.rpc.conversion import parse, problem, request_fields
-from lisa.gateway.rpc.transport import EXCHANGE, Exchange
+from lisa.gateway.rpc.transport import EXCHANGE, Exchange, parse, problem, request_fields
+from lisa.gateway.settling import decode_receipt
 from lisa.gateway.shares import current
-from lisa.gateway.waiter import HandedOut
 
 T = TypeVar("T")
 
@@ -58,11 +55,11 @@ WAIT_S = 60.0
 """How long one pull for a stream waits before the next one takes its place."""
 
 _ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct], str]] = {
-    "ack": (settlements.ack, ReceiptRequest, ""),
-    "retry": (settlements.retry, RetryRequest, ""),
-    "defer": (settlements.defer, DeferRequest, ""),
-    "extend": (settlements.extend, ExtendRequest, "extended"),
-    "release": (settlements.release, ReceiptRequest, "released"),
+    "ack": (deliveries.settle_ack, ReceiptRequest, ""),
+    "retry": (deliveries.settle_retry, RetryRequest, ""),
+    "defer": (deliveries.settle_defer, DeferRequest, ""),
+    "extend": (deliveries.settle_extend, ExtendRequest, "extended"),
+    "release": (deliveries.settle_release, ReceiptRequest, "released"),
 }
 """The function, its request and the outcome of each action; "" if the answer has the outcome."""
 

@@ -1,4 +1,4 @@
-"""Starts and stops the gRPC server of one gateway process."""
+"""The gRPC server of one gateway process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,154 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.settings import GatewaySettings, GrpcSettings
+from lisa.gateway.api import OPERATIONS
+from lisa.gateway.api.operations import Call, Operation
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.limits_middleware import LimitsMiddleware
-from lisa.gateway.rpc import standard
-from lisa.gateway.rpc.consume import CLOSE_S
-from lisa.gateway.rpc.methods import SERVICE, RpcApp, path_of
-from lisa.gateway.rpc.transport import Exchange, answer
-from lisa.gateway.shares import MOST_STREAMS, SPARE_CALLS
+from lisa.gateway.limits import LimitsMiddleware
+from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.rpc import lisa_pb2
+from lisa.gateway.rpc.consume import CLOSE_S, consume
+from lisa.gateway.rpc.transport import Exchange, answer, client_of, parse, request_fields
+from lisa.gateway.shares import MOST_STREAMS, SPARE_CALLS, Crowded, Shares
+
+SERVICE = lisa_pb2.DESCRIPTOR.services_by_name["Lisa"]
+CONSUME = "Consume"
+"""The method that is no operation of the HTTP API."""
+
+_encoder = msgspec.json.Encoder(enc_hook=lambda _error: None)  # null for a message in `failed`
+
+
+def path_of(method: str) -> str:
+    """The path of a method's requests."""
+    return f"/{SERVICE.full_name}/{method}"
+
+
+def method_of(operation: Operation) -> str:
+    """The name of an operation's method."""
+    return operation.name[0].upper() + operation.name[1:]
+
+
+def rpc_app(hub: GatewayContext) -> ASGIApp:
+    """An ASGI application whose requests have Protobuf bodies, and its responses JSON."""
+    methods = SERVICE.methods_by_name
+    operations = {path_of(name): one for one in OPERATIONS if (name := method_of(one)) in methods}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if scope["path"] == path_of(CONSUME):
+            await consume(hub, request, send)
+            return
+        response = await _perform(hub, operations[scope["path"]], request)
+        await response(scope, receive, send)
+
+    return app
+
+
+async def _perform(hub: GatewayContext, operation: Operation, request: Request) -> Response:
+    """Read and carry out a call of an operation. Raises ErrorResponse and others."""
+    message = await request.receive()  # the limits middleware has buffered the body
+    kind = GetMessageClass(SERVICE.methods_by_name[method_of(operation)].input_type)
+    fields = request_fields(parse(kind, message["body"]))
+    path = {name: fields.pop(name, "") for name in operation.parameters}
+    token = operation.authorise(hub, request, path)
+    in_query = operation.query.__struct_fields__
+    query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
+    body = None if operation.body is None else operation.read_body(_encoder.encode(fields))
+    messages = enumerate(fields.get("messages", ()))
+    failed = {index: one for index, one in messages if isinstance(one, ErrorResponse)}
+    return await operation.perform(Call(hub, request, token, path, query, body, failed))
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The health service. A watcher that does not read delays no other."""
+
+    def __init__(self, shares: Shares, names: tuple[str, ...]) -> None:
+        self._shares = shares
+        self._names = ("", *names)
+        self._status = SERVING
+        self._news = asyncio.Event()
+
+    def report(self, status: Any) -> None:
+        """Report this status of all services to all clients."""
+        self._status = status
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  the method's name
+        """The status of a service."""
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+        return health_pb2.HealthCheckResponse(status=self._status)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """The status of a service, now and whenever it changes."""
+        async with _counted(self._shares, context):
+            shown = None
+            while True:
+                news = self._news
+                status = self._status if request.service in self._names else _UNKNOWN
+                if status != shown:
+                    shown = status
+                    yield health_pb2.HealthCheckResponse(status=status)
+                else:
+                    await news.wait()
+
+
+class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc]
+    """The reflection service."""
+
+    def __init__(self, shares: Shares, names: tuple[str, ...]) -> None:
+        super().__init__(names)
+        self._shares = shares
+
+    async def ServerReflectionInfo(  # noqa: N802  the method's name
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[Any]:
+        """Answers to questions about the services."""
+        async with _counted(self._shares, context):
+            async for answer in super().ServerReflectionInfo(request_iterator, context):
+                yield answer
+
+
+def add_standard_services(server: Any, shares: Shares, name: str) -> HealthService:
+    """Add both services to a server whose own service has this name."""
+    service = HealthService(shares, (name,))
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    names = (name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        ReflectionService(shares, names), server
+    )
+    return service
+
+
+@asynccontextmanager
+async def _counted(shares: Shares, context: Any) -> AsyncIterator[None]:
+    """Count a call for its client's address, or end the call with UNAVAILABLE."""
+    peer = client_of(context.peer())
+    client = shares.of_address(peer[0] if peer else "", is_known=False)
+    with shares.calls.taken(client):
+        try:
+            shares.calls.check(client)
+        except Crowded as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        yield
+
 
 CHECK_EACH_S = 1.0
 """How often the health service checks whether the gateway works."""
@@ -90,12 +226,12 @@ async def serving(hub: GatewayContext) -> AsyncIterator[None]:
 async def _stop_when_asked(
     hub: GatewayContext,
     server: Any,
-    service: standard.HealthService,
+    service: HealthService,
     calls: set[asyncio.Task[Any]],
 ) -> None:
     """Refuse new calls as soon as the gateway stops, and let running ones finish in time."""
     await hub.stopping.wait()
-    service.report(standard.NOT_SERVING)
+    service.report(NOT_SERVING)
     # Streams end by themselves after `grace`; the rest of the time is for their last message.
     grace_s = hub.settings.gateway_server.grace.total_seconds() + CLOSE_S
     ending = asyncio.create_task(server.stop(grace_s))
@@ -107,9 +243,7 @@ async def _stop_when_asked(
         await asyncio.wait(calls)
 
 
-def _server(
-    hub: GatewayContext, calls: set[asyncio.Task[Any]]
-) -> tuple[Any, standard.HealthService]:
+def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, HealthService]:
     """The server and its health service."""
     bounds = hub.settings.gateway_server
     most, timeout_s = hub.most_connections, bounds.request_timeout.total_seconds()
@@ -131,7 +265,7 @@ def _server(
         ),
     )
     server.add_generic_rpc_handlers((_handlers(hub, calls),))
-    service = standard.add(server, hub.shares, SERVICE.full_name)
+    service = add_standard_services(server, hub.shares, SERVICE.full_name)
     _listen(server, hub.settings)
     return server, service
 
@@ -149,7 +283,7 @@ def _listen(server: Any, settings: GatewaySettings) -> None:
 def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     """The handlers of all methods, which run as requests through the limits middleware."""
     proxies = list(hub.settings.gateway_server.trusted_proxies)
-    limited: Any = LimitsMiddleware(RpcApp(hub), hub)
+    limited: Any = LimitsMiddleware(rpc_app(hub), hub)
     app: Any = ProxyHeadersMiddleware(limited, proxies)
     timeout_s = hub.settings.gateway_server.request_timeout.total_seconds()
 
@@ -168,7 +302,7 @@ def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
-async def _report_health(hub: GatewayContext, service: standard.HealthService) -> None:
+async def _report_health(hub: GatewayContext, service: HealthService) -> None:
     """Keep the health service up to date: serving if Redis responds and all services run."""
     while not hub.stopping.is_set():
         try:
@@ -177,5 +311,5 @@ async def _report_health(hub: GatewayContext, service: standard.HealthService) -
         except LisaError:
             works = False
         works = works and not hub.stopping.is_set()
-        service.report(standard.SERVING if works else standard.NOT_SERVING)
+        service.report(SERVING if works else NOT_SERVING)
         await asyncio.sleep(CHECK_EACH_S)

@@ -1,10 +1,14 @@
-"""The endpoints of Camellia's API."""
+"""The endpoints of Camellia's API: access control, and errors in Camellia's format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+import struct
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from mmap import mmap
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,23 +16,133 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from lisa.core.delivery.group_resolution import SeveralGroups
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import InvalidMessage, ServerUnavailable
+from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
 from lisa.core.model.options import MAX_ACK_TIMEOUT
-from lisa.gateway.access import Forbidden, Scope, Token
-from lisa.gateway.compat.answering import record_change
+from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.compat.camellia import wire
-from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded
-from lisa.gateway.compat.camellia.health import ServiceState
-from lisa.gateway.compat.camellia.messages import DelayMsg, as_pulled
-from lisa.gateway.compat.camellia.metrics import exposition
-from lisa.gateway.compat.camellia.monitor import Monitor
-from lisa.gateway.compat.camellia.queue import Queue
-from lisa.gateway.compat.camellia.topics import TopicInfo, Topics, topic_infos
+from lisa.gateway.compat.camellia.monitor import Monitor, exposition
+from lisa.gateway.compat.camellia.queue import Queue, TopicInfo, Topics, topic_infos
+from lisa.gateway.compat.camellia.wire import DelayMsg, as_pulled
+from lisa.gateway.compat.requests import record_change
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
+from lisa.gateway.problems import CHALLENGE, RETRY_LATER, BoundedWarnings, ClientDisconnected
+from lisa.gateway.pulls import HandedOut
+from lisa.gateway.shares import Crowded
 from lisa.gateway.trace_context import trace_context
-from lisa.gateway.waiter import HandedOut
+
+IDLE_S = 20.0
+
+_STATE = struct.Struct("=?7xd")
+_LAST_USE = struct.Struct("=d")
+
+
+class ServiceState:
+    """The in-service flag and the time of the last client request."""
+
+    def __init__(self, shared: mmap) -> None:
+        self._shared = shared
+        if not _STATE.unpack_from(shared)[1]:
+            self.used()
+
+    def used(self) -> None:
+        """Record a client request."""
+        # All processes of a machine share the monotonic clock.
+        _LAST_USE.pack_into(self._shared, 8, time.monotonic())
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the server is in service."""
+        offline: bool = _STATE.unpack_from(self._shared)[0]
+        return not offline
+
+    def go_online(self) -> None:
+        """Put the server in service."""
+        self._shared[0] = 0
+
+    def go_offline(self) -> bool:
+        """Take the server out of service; True once idle for `IDLE_S`, when it may be stopped."""
+        self._shared[0] = 1
+        last: float = _STATE.unpack_from(self._shared)[1]
+        return time.monotonic() - last > IDLE_S
+
+
+log = logging.getLogger("lisa.gateway.camellia")
+
+Handler = Callable[[Request, wire.Parameters], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(
+    hub: GatewayContext,
+    handler: Handler,
+    empty: dict[str, Any],
+    service: ServiceState | None = None,
+    *,
+    is_open: bool = False,
+) -> Endpoint:
+    """An endpoint that returns errors as codes, with the fields in `empty`.
+
+    service: records each request as client activity. is_open: no token is needed.
+    """
+
+    async def endpoint(request: Request) -> Response:
+        if service is not None:
+            service.used()
+        try:
+            if not is_open:
+                hub.token(request, compat=True)
+            return await handler(request, await wire.Parameters.of(request))
+        except wire.BadParameter as error:
+            return wire.bad_request(request, error)
+        except Exception as error:  # noqa: BLE001  the original returns a code for any error
+            return _failure(request, error, empty)
+
+    return endpoint
+
+
+_refusals = BoundedWarnings(log)
+
+
+def allowed_topic(
+    hub: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
+) -> str:
+    """The request's topic, if the token allows it. Raises Unauthorized or Forbidden."""
+    topic = parameters.text("topic")
+    hub.require(request, scope, topic, compat=True)
+    return topic
+
+
+def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Response:
+    """The response for an error: 401 or 403, 503 if the server is unavailable, or a code."""
+    if isinstance(error, ClientDisconnected):
+        return Response(status_code=499)  # no client reads it
+    if isinstance(error, Unauthorized):
+        return wire.answer(401, status=401, headers=CHALLENGE, msg=str(error))
+    if isinstance(error, Forbidden):
+        return wire.answer(403, status=403, msg=str(error))
+    path = request.url.path
+    if isinstance(error, InvalidMessage):
+        log.info("%s: %s", path, error)
+        return wire.answer(wire.PARAM_WRONG, **empty)
+    if isinstance(error, (ServerUnavailable, Crowded)):
+        _refusals.warn("%s: %s", path, error)
+        # On 503 the SDK stops using this server for a while.
+        return wire.answer(wire.UNKNOWN, status=503, headers=RETRY_LATER, msg=None)
+    if isinstance(error, SeveralGroups):
+        reason = (
+            f"topic {error.topic!r} has several groups: name one under groups in the gateway's YAML"
+        )
+        log.warning("%s: %s", path, reason)
+        return wire.answer(wire.UNKNOWN, **{**empty, "msg": reason})
+    if isinstance(error, LisaError):
+        log.warning("%s: %s", path, error)
+    else:
+        log.error("%s failed", path, exc_info=error)
+    return wire.answer(wire.UNKNOWN, **empty)
+
 
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"

@@ -1,22 +1,25 @@
-"""One request for a page: the visitor's token and rights, and error pages."""
+"""One request for a page: the visitor's token, rights and form, login, and error pages."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
 
-from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.keys import check_id
+from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.base_path import inside_path
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
-from lisa.gateway.page.snapshot import Snapshot
-from lisa.gateway.page.snapshot_cache import SnapshotCache
+from lisa.gateway.page.snapshot import Snapshot, SnapshotCache
 from lisa.gateway.problems import ErrorResponse, problem_of
 
 NOTICE = ("did", "n", "of")
@@ -179,3 +182,89 @@ async def read_form(request: Request) -> list[tuple[str, str]]:
         return parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
         raise ErrorResponse(400, "form", f"the form cannot be parsed: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class FormAction:
+    """A posted form: the action and the messages it applies to."""
+
+    visit: PageRequest
+    topic: str
+    verb: str
+    picked: tuple[tuple[str, str], ...]
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def id(self) -> str:
+        """The id of the message to act on. Raises InvalidMessage."""
+        return check_id(self.fields.get("id", ""))
+
+
+class Done(NamedTuple):
+    """The result of an action; `back` is the page to show instead of the form's."""
+
+    did: str
+    n: int | str = ""
+    of: int | str = ""
+    back: str = ""
+
+
+class Verb(NamedTuple):
+    """An action: the scope that it requires, its work, and how it asks for confirmation.
+
+    work: returns what it did, or a page to show because it did nothing. warning: the text of the
+    page that asks for confirmation; None runs the action immediately. asks: what the action applies
+    to and how many, such as ("5 messages", 5); by default the form's messages.
+    """
+
+    scope: Scope
+    work: Callable[[FormAction], Awaitable[Done | Response]]
+    name: str = ""
+    warning: str | None = None
+    asks: Callable[[FormAction], Awaitable[tuple[str, int]]] | None = None
+
+
+def login_routes(hub: GatewayContext) -> list[BaseRoute]:
+    """The login and logout routes. The limits middleware rejects forms sent by other sites."""
+
+    async def ask(request: Request) -> Response:
+        if hub.access.is_open:
+            return RedirectResponse("/", 303)
+        return _login_form(request, safe_path(request.query_params.get("next", "/")))
+
+    async def enter(request: Request) -> Response:
+        try:
+            form = dict(await read_form(request))
+        except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
+            return problem_of(error).response()
+        path = safe_path(form.get("next", "/"))
+        token = hub.access.by_secret(form.get("token", "").strip())
+        if token is None or not token.grants(Scope.READ):
+            fault = "may not read: it lacks the scope read" if token else "is not valid"
+            audit.login_refused(request, f"the token {fault}")
+            return _login_form(request, path, f"The token {fault}.")
+        response = RedirectResponse(path, 303)
+        sessions.give(request, response, sessions.issue(token, hub.clock.about_ms()))
+        return response
+
+    async def leave(request: Request) -> Response:
+        response: Response = RedirectResponse("/login", 303)
+        now_ms = hub.clock.about_ms()
+        session = sessions.read(hub.access, sessions.cookie_of(request), now_ms)
+        try:
+            if session is not None and not hub.access.is_open:
+                await sessions.end(hub.store, session, now_ms)
+        except LisaError as error:
+            response = problem_of(error).response()
+        sessions.forget(response)
+        return response
+
+    return [
+        Route("/login", ask),
+        Route("/login", enter, methods=["POST"]),
+        Route("/logout", leave, methods=["POST"]),
+    ]
+
+
+def _login_form(request: Request, path: str, fault: str = "") -> Response:
+    body = render("login.html", path=path, fault=fault)
+    return answer(request, body, 403 if fault else 200)

@@ -1,17 +1,19 @@
-"""Finds a message by its id, without its topic.
-
-mykit-delay and delay-queue have one pool of jobs, so their requests name no topic. Lisa's ids are
-per topic, and no index by id exists, so the topics are searched. Only messages sent through the
-same API count as its jobs, even if another message has the same id. Clients of these APIs do
-receive all messages of a topic, however, and may finish any of them.
-"""
+"""What the compatible APIs share: forms, answers and jobs found by their ids alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import base64
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from email.message import Message
+from email.parser import BytesHeaderParser
+from email.utils import collapse_rfc2231_value
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -20,8 +22,118 @@ from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.inspect import Inspection
+from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.context import ROLE, GatewayContext
+from lisa.gateway.limits import reject_foreign
+from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+MOST_FIELDS = 100
+MOST_HEAD_BYTES = 1_024
+"""Length of the headers of one part, which take quadratic time to parse."""
+
+
+async def read_form(request: Request, *, default: str = "") -> list[tuple[str, str]]:
+    """Names and values of a form in the body, in order; empty if the body is not a form.
+
+    Spring's RestTemplate sends a multipart form if any value is not text. Uploaded files are
+    ignored. default: the content type of a request that names none. Raises ValueError.
+    """
+    given = request.headers.get("content-type", default)
+    kind = given.partition(";")[0].strip().lower()
+    if kind == FORM:
+        text = (await request.body()).decode("utf-8", "replace")
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    if kind == MULTIPART:
+        return _parts(given, await request.body())
+    return []
+
+
+def _parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
+    """The fields of a multipart form. Nested forms are not parsed, because that may take long.
+
+    Raises ValueError.
+    """
+    if len(content_type) > MOST_HEAD_BYTES:
+        raise ValueError("the content type is too long")
+    whole = Message()
+    whole["content-type"] = content_type
+    boundary = _param(whole, "boundary", "content-type")
+    if not boundary:
+        raise ValueError("the multipart form has no boundary")
+    limit = rb"\r\n--%s(?=--|[ \t]*\r\n)" % re.escape(boundary.encode("latin-1"))
+    found = []
+    parts = re.split(limit, b"\r\n" + body, maxsplit=MOST_FIELDS + 2)[1:]
+    if not parts:
+        raise ValueError("the multipart form has no parts")
+    for number, part in enumerate(parts):
+        if part.startswith(b"--"):  # the end
+            break
+        if number == MOST_FIELDS:
+            raise ValueError("Max number of fields exceeded")
+        head, _, content = part.partition(b"\r\n\r\n")
+        if len(head) > MOST_HEAD_BYTES:
+            raise ValueError("the headers of a part are too long")
+        fields = BytesHeaderParser().parsebytes(head.lstrip())
+        name = _param(fields, "name", "content-disposition")
+        if name is not None and _param(fields, "filename", "content-disposition") is None:
+            found.append((name, content.decode("utf-8", "replace")))
+    return found
+
+
+def _param(fields: Message, name: str, header: str) -> str | None:
+    """A parameter of a header; None if it is missing. Raises ValueError."""
+    try:
+        value = fields.get_param(name, header=header)
+    except TypeError as error:  # raised for continued parameters in a wrong order
+        raise ValueError(f"the header {header} is invalid: {error}") from None
+    return collapse_rfc2231_value(value) if value is not None else None
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def answering(handler: Handler, failure: Callable[[ErrorResponse], bytes]) -> Handler:
+    """An endpoint that answers errors with the body that `failure` makes of them.
+
+    The originals always answer 200, and so do these APIs for client errors. Errors that the
+    originals do not have (authentication, limits, outages) keep their status.
+    """
+
+    async def answer(request: Request) -> Response:
+        try:
+            if request.method == "HEAD":  # its response would discard a delivered job
+                raise ErrorResponse(405, "method", "HEAD is not supported here")
+            reject_foreign(request.scope)  # these APIs change state on GET, too
+            return await handler(request)
+        except ClientDisconnected:
+            return Response(status_code=499)
+        except Exception as error:  # noqa: BLE001  answered in the original's format
+            problem = problem_of(error)
+            status = 200 if problem.status in (400, 404, 409) else problem.status
+            return Response(failure(problem), status, problem.headers, "application/json")
+
+    return answer
+
+
+def record_change(hub: GatewayContext, request: Request, action: str, **details: Any) -> None:
+    """Record a change in the audit log, as the native API does for its operations.
+
+    Sends, pulls and settlements are left to the journal.
+    """
+    audit.changed(request, hub.token(request, compat=True), action, **details)
+
+
+def text_of(body: Any) -> str:
+    """A message body as text: bytes in base64, JSON as encoded."""
+    if isinstance(body, str):
+        return body
+    if isinstance(body, bytes):
+        return base64.b64encode(body).decode("ascii")
+    return msgspec.json.encode(body).decode()
+
 
 TOPICS_PER_STEP = 250
 
@@ -128,7 +240,7 @@ def _is_held(seen: Inspection) -> bool:
 async def _jobs(
     hub: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    known = await hub.store.drive(_known(hub.store, topics, message_id))
+    known = await hub.store.drive(_topics_with(hub.store, topics, message_id))
     found = []
     for topic in topics:
         if topic not in known:
@@ -141,7 +253,7 @@ async def _jobs(
     return found
 
 
-def _known(store: Store, topics: Sequence[str], message_id: str) -> Flow[set[str]]:
+def _topics_with(store: Store, topics: Sequence[str], message_id: str) -> Flow[set[str]]:
     """The topics that have a message or tombstone with an id."""
     layouts = yield from store.layouts(list(map(Topic, topics)))
     shards = [

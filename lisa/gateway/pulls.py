@@ -1,0 +1,536 @@
+"""All pulls of a gateway process, with one queue for each group of a topic.
+
+A blocking read watches the group's stream, so each new entry wakes a pull immediately: a promotion,
+a due retry or a released delivery. Only shards on several nodes are polled. One `pull` call takes
+messages for all waiting pulls, and one `open` call opens them. If a client disconnects, its
+messages are released without counting an attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from lisa.core.daemon.threads import unforeseen
+from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.delivery.group_resolution import was_emptied
+from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource, Taken
+from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
+from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.message import Message
+from lisa.core.model.sharding import Shard, Topic, own_shard
+from lisa.core.model.stream import Entry
+from lisa.core.redis.connection import AsyncConnection
+from lisa.core.redis.errors import ClientError
+from lisa.core.store.runner import caller
+from lisa.core.store.store import AsyncStore, chunks
+from lisa.core.transitions.pull import Pulled
+from lisa.core.transitions.release import Release
+from lisa.gateway.pull_groups import BEAT_S, GroupJoins, PullPresence, UnknownGroup
+from lisa.gateway.settling import Receipt, encode_receipt
+
+
+class HandedOut(NamedTuple):
+    """One message for a client, which settles it by its receipt."""
+
+    message: Message
+    receipt: Receipt
+    size: int
+
+    @property
+    def receipt_text(self) -> str:
+        """The receipt in the form that clients get."""
+        return encode_receipt(self.receipt)
+
+
+class Waiter:
+    """One waiting pull.
+
+    most: the most deliveries to return.
+    ends: when to stop waiting, in `time.monotonic` seconds.
+    found: the deliveries so far, while further ones are taken.
+    caller: on whose behalf the deliveries are opened, for the journal.
+    """
+
+    __slots__ = ("caller", "ends", "found", "future", "most", "timeout_ms")
+
+    def __init__(self, most: int, timeout_ms: int | None, ends: float) -> None:
+        self.most = most
+        self.timeout_ms = timeout_ms
+        self.ends = ends
+        self.found: list[HandedOut] = []
+        self.caller = caller.get()
+        self.future: asyncio.Future[list[HandedOut]] = asyncio.get_running_loop().create_future()
+
+    def is_open(self) -> bool:
+        """Whether the pull still waits."""
+        return not self.future.done()
+
+    @property
+    def missing(self) -> int:
+        """How many more deliveries the pull accepts; 0 if it has ended."""
+        return self.most - len(self.found) if self.is_open() else 0
+
+    def answer(self) -> None:
+        """End the pull with what it has found; does nothing if the pull has ended."""
+        if self.is_open():
+            self.future.set_result(self.found)
+
+    def fail(self, error: Exception) -> None:
+        """End the pull with an error; does nothing if the pull has ended."""
+        if self.is_open():
+            self.future.set_exception(error)
+
+
+log = logging.getLogger("lisa.gateway")
+
+RELEASE_WITHIN_S = 60.0
+"""How long to retry a release while the server is unavailable."""
+
+
+class Releaser:
+    """Releases deliveries in the background, without counting an attempt."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    def release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
+        """Start to release (message id, entry id) pairs of one group."""
+        task = asyncio.create_task(self._release(topic, group, held))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop_retrying(self) -> None:
+        """Try each release only once from now on, because the process stops."""
+        self._is_closing = True
+
+    async def finish(self) -> None:
+        """Wait for all started releases."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
+        ends = time.monotonic() + RELEASE_WITHIN_S
+        for some in chunks(held, self._store.batch_size(topic, Release)):
+            while True:
+                try:
+                    await self._store.call_by_id(Release(topic, group, some))
+                except ServerUnavailable as error:
+                    if time.monotonic() < ends and not self._is_closing:
+                        await asyncio.sleep(LOOK_AGAIN_S)
+                        continue
+                    log.warning(
+                        "topic %s: %d deliveries were not released; they are redelivered after "
+                        "their ack timeout: %s",
+                        topic,
+                        len(some),
+                        error,
+                    )
+                except LisaError as error:
+                    log.warning(
+                        "topic %s: %d deliveries were not released; their group was removed: %s",
+                        topic,
+                        len(some),
+                        error,
+                    )
+                break
+
+
+LONGEST_ROUND_S = 5.0
+
+
+class PullQueue:
+    """The pulls of one group of a topic, and the task that serves them.
+
+    `announce` runs before each round; `on_end` is called once when the queue has ended.
+    """
+
+    def __init__(
+        self,
+        source: GroupSource,
+        store: AsyncStore,
+        watching: AsyncConnection,
+        releaser: Releaser,
+        *,
+        name: str,
+        announce: Callable[[], Awaitable[None]],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._watching = watching
+        self._releaser = releaser
+        self._name = name
+        self._announce = announce
+        self._on_end = on_end
+        self._topic, self._group = source.topic, source.group
+        self._is_closing = False
+        self.handed_out = 0
+        self.began = time.monotonic()
+        self._waiters: dict[Waiter, None] = {}  # in order of arrival
+        self._changed = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        self._fault: ServerUnavailable | None = None
+        self._backoff = Backoff(longest_s=LONGEST_AWAY_S)
+        self._task = asyncio.create_task(self._run())
+
+    def join(self, waiter: Waiter) -> None:
+        """Add a pull at the end of the queue."""
+        self._waiters[waiter] = None
+        loop = asyncio.get_running_loop()
+        left_s = waiter.ends - time.monotonic()
+        waiter.future.add_done_callback(lambda _: self._left(waiter))
+        if left_s > 0 and not self._is_closing:
+            timer = loop.call_later(left_s, self._expire, waiter)
+            waiter.future.add_done_callback(lambda _: timer.cancel())
+        if left_s <= 0 or self._watcher is None:
+            self._changed.set()
+
+    def _left(self, waiter: Waiter) -> None:
+        self._waiters.pop(waiter, None)
+        if waiter.future.cancelled():
+            self._release(one.receipt.settlement[:2] for one in waiter.found)
+
+    def _answer(self, waiter: Waiter) -> None:
+        if waiter.is_open():
+            self.handed_out += len(waiter.found)
+            waiter.answer()
+
+    def _fail(self, waiter: Waiter, error: Exception) -> None:
+        """End a pull with an error, or with the deliveries that it already has."""
+        if waiter.found:
+            self._answer(waiter)
+        else:
+            waiter.fail(error)
+
+    def dismiss(self) -> None:
+        """Answer all waiting pulls with no messages; later pulls do not wait."""
+        self._is_closing = True
+        for waiter in list(self._waiters):
+            if waiter.ends > time.monotonic():
+                self._answer(waiter)
+        self._changed.set()
+
+    async def end(self) -> None:
+        """Finish the current round, whose reply may contain messages, and end the task."""
+        self._changed.set()
+        await asyncio.wait([self._task], timeout=LONGEST_ROUND_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _expire(self, waiter: Waiter) -> None:
+        if self._fault is not None:
+            self._fail(waiter, self._fault)
+        else:
+            self._answer(waiter)
+
+    async def _run(self) -> None:
+        caller.set("")  # the task serves all callers, not only the one whose pull started it
+        error: Exception = ServerUnavailable("the gateway stops")
+        try:
+            while not await self._is_idle():
+                try:
+                    await self._serve()
+                except ServerUnavailable as fault:
+                    await self._wait_out(fault)
+                else:
+                    self._fault = None
+                    self._backoff.reset()
+        except LisaError as fault:
+            error = fault
+        except Exception as fault:  # noqa: BLE001  passed to the pulls; the next pull starts a new queue
+            unforeseen(f"the pulls of {self._topic}", fault)
+            error = fault
+        finally:
+            self._on_end()
+            if self._watcher is not None:
+                self._watcher.cancel()
+            for waiter in list(self._waiters):
+                self._fail(waiter, error)
+
+    async def _is_idle(self) -> bool:
+        """Whether no pull waits; until the current watch ends, waits for one."""
+        while not any(one.is_open() for one in self._waiters):
+            if self._source.may_hold_some and not self._is_closing:
+                return False
+            if self._watcher is None or self._watcher.done() or self._is_closing:
+                return True
+            self._changed.clear()
+            await self._rest()
+        return False
+
+    async def _serve(self) -> None:
+        """Take messages for the waiting pulls; if there are none, wait for some."""
+        self._changed.clear()
+        await self._announce()
+        wanted = min(MOST, sum(one.missing for one in self._waiters))
+        if not wanted and not self._source.may_hold_some:
+            return
+        if self._watcher is not None and self._watcher.done():
+            self._watcher = None
+        taken = await self._store.drive(self._source.take(wanted))
+        if taken.entries:
+            await self._hand_out(taken)
+            return
+        if not wanted:
+            return
+        now = time.monotonic()
+        for waiter in list(self._waiters):
+            if waiter.found or waiter.ends <= now or self._is_closing:
+                self._answer(waiter)
+        if any(one.is_open() for one in self._waiters):
+            self._watch(taken.empty)
+            await self._rest()
+
+    def _watch(self, empty: Mapping[Shard, Pulled]) -> None:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._listen(empty))
+
+    async def _listen(self, empty: Mapping[Shard, Pulled]) -> None:
+        """Wait until a stream has an undelivered entry, at most for a heartbeat."""
+        watching = self._watching
+        pause_s, command = self._source.wait_for(empty, BEAT_S)
+        if command is None:
+            await asyncio.sleep(pause_s)
+            return
+        try:
+            await watching.execute(command)
+        except ClientError:
+            await asyncio.sleep(FIRST_S)  # the next pull reports the error
+
+    async def _rest(self) -> None:
+        changed = asyncio.create_task(self._changed.wait())
+        waiting = {changed, self._watcher} if self._watcher is not None else {changed}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+    async def _wait_out(self, fault: ServerUnavailable) -> None:
+        """Fail the pulls that cannot wait, and pause until the server may answer again."""
+        self._fault = fault
+        now = time.monotonic()
+        for waiter in list(self._waiters):
+            if waiter.found or waiter.ends <= now or self._is_closing:
+                self._fail(waiter, fault)
+        await asyncio.sleep(self._backoff.take())
+
+    async def _hand_out(self, taken: Taken) -> None:
+        """Deal entries to the waiting pulls in order; release those that no pull wants.
+
+        Ends the pulls that got some, unless they want more and the server may have more.
+        """
+        held = {one.entry: one for one in taken.entries}
+        try:
+            left, room = iter(taken.entries), AHEAD_BYTES
+            may_have_more = taken.call is not None and len(taken.entries) >= taken.call.most
+            alike: dict[tuple[int | None, str], list[tuple[Waiter, list[Entry]]]] = {}
+            for waiter in [one for one in self._waiters if one.is_open()]:
+                mine = list(islice(left, waiter.missing))
+                if not mine:
+                    break
+                alike.setdefault((waiter.timeout_ms, waiter.caller), []).append((waiter, mine))
+            for (timeout_ms, name), some in alike.items():
+                dealt = [entry for _, mine in some for entry in mine]
+                caller.set(name)
+                opened = await self._open(taken, dealt, timeout_ms, room)
+                room -= sum(one.size for one in opened if one is not None)
+                both = zip(dealt, opened, strict=False)  # unopened entries are released
+                for waiter, mine in some:
+                    for entry, one in list(islice(both, len(mine))):
+                        if one is not None and waiter.is_open():
+                            waiter.found.append(one)
+                        if one is None or waiter.is_open():
+                            del held[entry.entry]
+                    is_full = not waiter.missing or sum(one.size for one in waiter.found) > room
+                    if waiter.found and (is_full or not may_have_more):
+                        self._answer(waiter)
+                if room <= 0:
+                    break
+        finally:
+            caller.set("")
+            self._release((one.id, one.entry) for one in held.values())
+
+    def _release(self, deliveries: Iterable[tuple[str, str]]) -> None:
+        if pairs := list(deliveries):
+            self._releaser.release(self._topic, self._group, pairs)
+
+    async def _open(
+        self, taken: Taken, entries: Sequence[Entry], timeout_ms: int | None, room: int
+    ) -> list[HandedOut | None]:
+        """The deliveries of the first entries, up to `room` bytes; None if not for a handler."""
+        opened = await self._store.drive(self._source.open(taken, entries, timeout_ms, room))
+        found: list[HandedOut | None] = []
+        for one in opened:
+            if one is None or not one.is_for_handler:
+                found.append(None)
+                continue
+            receipt = Receipt(self._group, self._name, one.settlement, timeout_ms)
+            found.append(HandedOut(one.message, receipt, one.size))
+        await self._store.drive(self._source.settle_unfit(opened))
+        return found
+
+
+FIRST_PULL_S = 1.0
+"""How long the first pull of a topic waits for a manager to declare a group."""
+
+
+class PullBroker:
+    """All pulls of one gateway process.
+
+    `groups` names the group to use for topics with several groups if a pull names none.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        watching: AsyncConnection,
+        *,
+        name: str,
+        groups: dict[str, str],
+    ) -> None:
+        self.store = store
+        self.watching = watching
+        self.name = name
+        self._queues: dict[tuple[str, str], PullQueue] = {}
+        self._releaser = Releaser(store)
+        self.presence = PullPresence(store, name, self._has_older_queue)
+        self._joins = GroupJoins(store, self.presence, name, groups, lambda: self.is_closing)
+        self.is_closing = False
+        self._handed_out = 0
+        self.given_back = 0
+
+    async def pull(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        most: int = 1,
+        wait_s: float = 0.0,
+        join_s: float = 0.0,
+        ack_timeout_ms: int | None = None,
+        may_declare: bool = True,
+    ) -> list[HandedOut]:
+        """Up to `most` deliveries; waits up to `wait_s` for the first.
+
+        `join_s`: how long to wait for the topic's first group and for its messages, if that is
+        longer than `wait_s` (see `first_pull_s`).
+        `may_declare`: whether an unknown group is declared; otherwise it raises GroupRemoved.
+
+        Cancel this call if the client disconnects; its deliveries are then released. While the
+        server is unavailable, the pull waits, and fails only when its time is up.
+
+        Does not count towards the limit of pulls (see `Shares`). Raises LisaError.
+        """
+        whole, began = Topic(topic), time.monotonic()
+        ends = began + max(wait_s, join_s)
+        while True:
+            since = time.monotonic()
+            try:
+                joined = await self._joins.group_for(whole, group, ends, may_declare=may_declare)
+                if joined is None:
+                    return []
+                return await self._enqueue(whole, joined, min(most, MOST), ends, ack_timeout_ms)
+            except UnknownGroup:
+                raise
+            except GroupRemoved:
+                self._joins.forget(topic)
+                was_lost = await self._was_emptied(whole, group or "", since, ends)
+                if group is not None and not was_lost:
+                    raise
+                self.presence.announce_again(topic)
+                may_declare = True  # the group was declared before
+
+    async def first_pull_s(self, topic: str) -> float:
+        """How long a pull that would not wait should wait, since the topic has no group yet.
+
+        Without a group there are no messages to pull; a manager declares the group, and then moves
+        the messages that are due. Raises LisaError.
+        """
+        return FIRST_PULL_S if await self._joins.expects_first_group(topic) else 0.0
+
+    @property
+    def handed_out(self) -> int:
+        """The number of deliveries handed to clients."""
+        return self._handed_out + sum(queue.handed_out for queue in self._queues.values())
+
+    async def _was_emptied(self, topic: Topic, group: str, since: float, ends: float) -> bool:
+        """Whether the server has lost its data since then, so the group was not removed."""
+        while not self.presence.was_emptied_since(topic, since):
+            try:
+                if not await self.store.drive(
+                    was_emptied(self.store, own_shard(topic), self.name, group)
+                ):
+                    break
+                self.presence.mark_emptied(topic)
+            except ServerUnavailable:
+                if time.monotonic() >= ends or self.is_closing:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN_S)
+        return self.presence.was_emptied_since(topic, since)
+
+    async def _enqueue(
+        self, topic: Topic, group: str, most: int, ends: float, timeout_ms: int | None
+    ) -> list[HandedOut]:
+        queue = self._queues.get((topic, group))
+        if queue is None:
+            queue = self._queues[topic, group] = self._new_queue(topic, group)
+            if self.is_closing:
+                queue.dismiss()
+        waiter = Waiter(most, timeout_ms, ends)
+        queue.join(waiter)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            future = waiter.future
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.give_back(future.result())
+            raise
+
+    def _new_queue(self, topic: Topic, group: str) -> PullQueue:
+        def on_end() -> None:
+            self._handed_out += self._queues.pop((topic, group)).handed_out
+
+        return PullQueue(
+            GroupSource(self.store, topic, group, self.name),
+            self.store,
+            self.watching,
+            self._releaser,
+            name=self.name,
+            announce=partial(self.presence.announce, topic, group),
+            on_end=on_end,
+        )
+
+    def _has_older_queue(self, topic: str, instant: float) -> bool:
+        return any(key[0] == topic and queue.began < instant for key, queue in self._queues.items())
+
+    def give_back(self, deliveries: Iterable[HandedOut]) -> None:
+        """Release deliveries whose client has disconnected, without counting an attempt."""
+        by_group: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for one in deliveries:
+            key = (one.message.topic, one.receipt.group)
+            by_group.setdefault(key, []).append(one.receipt.settlement[:2])
+            self.given_back += 1
+        for (topic, group), held in by_group.items():
+            self._releaser.release(topic, group, held)
+
+    def stop_waiting(self) -> None:
+        """Answer all waiting pulls with no messages; later pulls do not wait."""
+        self.is_closing = True
+        self._releaser.stop_retrying()
+        for queue in list(self._queues.values()):
+            queue.dismiss()
+
+    async def close(self) -> None:
+        """End the queues, finish releases, and delete the presence records."""
+        self.stop_waiting()
+        await asyncio.gather(*(queue.end() for queue in list(self._queues.values())))
+        await self._releaser.finish()
+        await self.presence.leave()
