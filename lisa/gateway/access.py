@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from lisa.core.model.errors import ConfigError
@@ -95,7 +96,7 @@ class Token:
 
     def sees(self, topic: str) -> bool:
         """Whether a topic matches the token's patterns."""
-        return any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
+        return "*" in self.topics or any(fnmatch.fnmatchcase(topic, one) for one in self.topics)
 
     def allowed_topic(self, topic: str) -> str:
         """A topic that the token may see. Raises InvalidMessage or Forbidden."""
@@ -237,15 +238,15 @@ def is_local_name(host: str) -> bool:
     return name is None or is_loopback(name)
 
 
-def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def is_forwarded(headers: Headers) -> bool:
     """Whether headers show that a proxy passed the request on, so that its client may be remote.
 
     The proxy's own address and the Host header that it sets are local ones.
     """
-    return any(name in _FORWARDING or name.startswith(b"x-forwarded-") for name, _ in headers)
+    return _FORWARDING.search("\n".join(headers.keys())) is not None
 
 
-_FORWARDING = (b"forwarded", b"via", b"x-real-ip")
+_FORWARDING = re.compile(r"^(forwarded$|via$|x-real-ip$|x-forwarded-)", re.MULTILINE)
 
 
 def read_tokens(path: Path) -> list[Token]:

@@ -55,7 +55,7 @@ def create_app(hub: GatewayContext) -> Starlette:
         lifespan=lifespan,
         middleware=[
             Middleware(ProxyHeadersMiddleware, list(bounds.trusted_proxies)),
-            Middleware(BasePath, bounds.base_path),
+            *([Middleware(BasePath, bounds.base_path)] if bounds.base_path else []),
             Middleware(LimitsMiddleware, hub),
         ],
         exception_handlers={**HANDLERS, HTTPException: page.on_http_error(hub)},

@@ -16,7 +16,7 @@ _REDIRECTS = (b"location", b"hx-redirect")
 
 
 class BasePath:
-    """ASGI middleware for the setting `base-path`; "" changes nothing."""
+    """ASGI middleware for the setting `base-path`."""
 
     def __init__(self, app: ASGIApp, base: str) -> None:
         self._app = app
@@ -24,7 +24,7 @@ class BasePath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its path inside the gateway."""
-        if scope["type"] != "http" or not self._base:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         base = self._base.encode()

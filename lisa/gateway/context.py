@@ -37,9 +37,8 @@ from lisa.gateway.access import (
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pull_groups import BEAT_S
 from lisa.gateway.pulls import PullBroker
-from lisa.gateway.request_metrics import Meter
 from lisa.gateway.settling import ReceiptSettler
-from lisa.gateway.shares import Shares
+from lisa.gateway.shares import Meter, Shares
 from lisa.producer import GatewayProducer
 
 READ_EVERY_S = 5.0
@@ -229,7 +228,7 @@ class GatewayContext:
             return False
         client, host = connection.client, connection.headers.get("host", "")
         is_local = (client is None or is_loopback(client.host)) and is_local_name(host)
-        return is_local and not is_forwarded(connection.headers.raw)
+        return is_local and not is_forwarded(connection.headers)
 
     def require(
         self,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,8 +22,7 @@ from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING, Unauthorized, client_of, is_forwarded, is_local_name
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
-from lisa.gateway.request_metrics import GONE, RequestOutcome, face_of, is_pull
-from lisa.gateway.shares import Client, Crowded, Holding, current
+from lisa.gateway.shares import GONE, Client, Crowded, RunningRequest, Shares, current, face_of
 
 LARGE_BYTES = 64 * 1024
 """Response bodies above this size count as buffered, and are written in parts of this size.
@@ -30,12 +30,12 @@ LARGE_BYTES = 64 * 1024
 Uvicorn waits between two writes until the client reads, but not after the last one.
 """
 
-SAFE_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"cache-control", b"no-store"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-)
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
 
 
 class ResponseChannel:
@@ -47,62 +47,43 @@ class ResponseChannel:
     requests may have changed something. Pulls are counted by their response (see `long_poll`).
     """
 
-    def __init__(
-        self,
-        hub: GatewayContext,
-        client: Client,
-        scope: Scope,
-        send: Send,
-        outcome: RequestOutcome,
-    ) -> None:
-        self._shares = hub.shares
+    def __init__(self, shares: Shares, scope: Scope, send: Send, request: RunningRequest) -> None:
+        self._shares = shares
         self._scope = scope
         self._send = send
-        self._outcome = outcome
-        self._held = Holding(hub.shares.buffered, client)
+        self._request = request
         self._is_refused = False
 
     async def __call__(self, message: Message) -> None:
         """Send a message. A response that waits until its client reads counts as stalled."""
         if self._is_refused:
             return
+        request, is_rpc = self._request, self._scope.get("http_version") == "2"
         if message["type"] == "http.response.start":
-            size = content_length(message.get("headers", ()))
-            if size > LARGE_BYTES and not is_pull(self._scope):
-                self._held.grow(size)
+            headers = MutableHeaders(scope=message)
+            size = content_length(headers)
+            if size > LARGE_BYTES and not request.is_pull:
+                request.hold(size)
                 try:
                     if self._may_refuse():
-                        self._held.check()
+                        self._shares.buffered.check(request.client, request.held)
                 except Crowded as error:
-                    self._held.end()
+                    request.hold(-size)
                     await self._refuse(error)
                     return
-            message = _with_headers(message)
-            self._outcome.starts(message)
-        for part in self._parts(message):
-            await self._pass(part)
-
-    def close(self) -> None:
-        """Stop counting the body, which is written but for its last part."""
-        self._held.end()
+            for name, value in SAFE_HEADERS.items():
+                headers.setdefault(name, value)
+            request.code = str(message["status"])
+            request.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+        is_small = len(message.get("body", b"")) <= LARGE_BYTES
+        for part in [message] if is_small or is_rpc else _parts(message):
+            # A stream is counted as such. Calls of gRPC have no connections of their own.
+            is_counted = request.is_stream or is_rpc
+            with nullcontext() if is_counted else self._shares.stalling():
+                await self._send(part)
 
     def _may_refuse(self) -> bool:
         return self._scope["method"] == "GET" and face_of(self._scope["path"]) != "metrics"
-
-    def _parts(self, message: Message) -> Iterable[Message]:
-        body: bytes = message.get("body", b"")
-        if len(body) <= LARGE_BYTES or self._scope.get("http_version") == "2":  # gRPC waits itself
-            return [message]
-        starts = range(0, len(body), LARGE_BYTES)
-        is_last_of_all = not message.get("more_body", False)
-        return (
-            {
-                **message,
-                "body": body[start : start + LARGE_BYTES],
-                "more_body": not (is_last_of_all and start == starts[-1]),
-            }
-            for start in starts
-        )
 
     async def _refuse(self, error: Crowded) -> None:
         async def receive() -> Message:
@@ -111,26 +92,20 @@ class ResponseChannel:
         await problem_of(error).response()(self._scope, receive, self)
         self._is_refused = True
 
-    async def _pass(self, message: Message) -> None:
-        # A stream is counted as such. Calls of gRPC have no connections of their own to wait on.
-        is_counted = self._outcome.is_stream or self._scope.get("http_version") == "2"
-        with nullcontext() if is_counted else self._shares.stalling():
-            await self._send(message)
 
-
-def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+def content_length(headers: Headers) -> int:
     """The length of a body by its headers; 0 if they do not tell it."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return 0
+    value = headers.get("content-length", "")
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
-def _with_headers(message: Message) -> Message:
-    headers = list(message.get("headers", ()))
-    known = {name.lower() for name, _ in headers}
-    headers += [pair for pair in SAFE_HEADERS if pair[0] not in known]
-    return {**message, "headers": headers}
+def _parts(message: Message) -> Iterator[Message]:
+    """The parts of a large body."""
+    body, more = message["body"], message.get("more_body", False)
+    starts = range(0, len(body), LARGE_BYTES)
+    for start in starts:
+        part = body[start : start + LARGE_BYTES]
+        yield {**message, "body": part, "more_body": more or start != starts[-1]}
 
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
@@ -152,38 +127,37 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        hub = self._hub
-        answer = hub.meter.begin()
-        client, max_bytes = self._client(scope)
-        current.set(client)
-        send_answer = ResponseChannel(hub, client, scope, send, answer)
-        hub.shares.requests.take(client)
-        buffered = Holding(hub.shares.buffered, client)
+        shares = self._hub.shares
+        connection = HTTPConnection(scope)
+        client, max_bytes = self._client(connection)
+        request = RunningRequest(client, shares.buffered)
+        current.set(request)
+        send_answer = ResponseChannel(shares, scope, send, request)
+        shares.requests.take(client)
         try:
-            self._check(scope, client)
-            body = await self._read(scope, receive, max_bytes, buffered)
+            self._check(connection, client)
+            body = await self._read(connection, receive, max_bytes, request)
             arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
             await self._app(scope, _replaying(body, receive), send_answer)
         except ClientDisconnected:
             return
         except Exception as error:
-            if answer.code != GONE:  # the response has already started
+            if request.code != GONE:  # the response has already started
                 raise
-            buffered.end()  # before the response, which may wait for the rest of the request
+            request.drop_held()  # before the response, which may wait for the rest of the request
             response = problem_of(error).response()
             if isinstance(error, _BodyTooLarge) and error.is_arriving:
                 await self._answer_early(response, scope, receive, send_answer)
             else:
                 await response(scope, receive, send_answer)
         finally:
-            hub.shares.requests.give(client)
-            buffered.end()
-            send_answer.close()
-            hub.meter.end(scope, answer)
+            shares.requests.give(client)
+            request.drop_held()
+            self._hub.meter.count(scope, request)
 
-    def _check(self, scope: Scope, client: Client) -> None:
-        hub = self._hub
-        host = _host(scope)
+    def _check(self, connection: HTTPConnection, client: Client) -> None:
+        hub, scope = self._hub, connection.scope
+        host = _host(connection)
         if scope["path"] != HEALTH:
             hub.shares.requests.check(client)
             hub.shares.buffered.check(client)
@@ -191,19 +165,21 @@ class LimitsMiddleware:
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
             )
-        if hub.access.is_open and is_forwarded(scope["headers"]):
+        if hub.access.is_open and is_forwarded(connection.headers):
             raise ErrorResponse(
                 403, "host", "a gateway without tokens refuses requests that a proxy passes on"
             )
         if scope["method"] not in READING:
-            reject_foreign(scope)
+            reject_foreign(connection.headers)
 
-    async def _read(self, scope: Scope, receive: Receive, limit: int, buffered: Holding) -> bytes:
+    async def _read(
+        self, connection: HTTPConnection, receive: Receive, limit: int, request: RunningRequest
+    ) -> bytes:
         """Read the whole body, and count its bytes, then its copies, as buffered.
 
         Raises ErrorResponse and Crowded.
         """
-        if content_length(scope["headers"]) > limit:
+        if content_length(connection.headers) > limit:
             raise _BodyTooLarge(limit, is_arriving=True)
         chunks: list[bytes] = []
         size = 0
@@ -215,14 +191,14 @@ class LimitsMiddleware:
                         raise ClientDisconnected
                     chunk: bytes = message.get("body", b"")
                     size += len(chunk)
-                    buffered.grow(len(chunk))
+                    request.hold(len(chunk))
                     if size > limit:
                         raise _BodyTooLarge(limit, is_arriving=message.get("more_body", False))
                     is_last = not message.get("more_body", False)
                     if is_last:
-                        buffered.grow(size * (COPIES - 1))
+                        request.hold(size * (COPIES - 1))
                     if size:
-                        buffered.check()
+                        self._hub.shares.buffered.check(request.client, request.held)
                     chunks.append(chunk)
                     if is_last:
                         return b"".join(chunks)
@@ -255,13 +231,12 @@ class LimitsMiddleware:
                     pass
         await send({"type": "http.response.body", "body": b""})
 
-    def _client(self, scope: Scope) -> tuple[Client, int]:
+    def _client(self, connection: HTTPConnection) -> tuple[Client, int]:
         """The client of a request, and the limit on its body.
 
         The limit is lower without a token, so that strangers cannot fill the memory.
         """
         shares, most = self._hub.shares, self._bounds.max_body_bytes
-        connection = HTTPConnection(scope)
         address = client_of(connection)
         try:
             token = self._hub.token(connection, compat=True)
@@ -283,13 +258,13 @@ class _BodyTooLarge(ErrorResponse):
         self.is_arriving = is_arriving
 
 
-def _host(scope: Scope) -> str:
+def _host(connection: HTTPConnection) -> str:
     """The Host header. Raises ErrorResponse unless there is exactly one (RFC 9112, section 3.2).
 
     HTTP/1.0 needs none, and calls of gRPC have none.
     """
-    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    needed = scope.get("http_version") == "1.1"
+    hosts = connection.headers.getlist("host")
+    needed = connection.scope.get("http_version") == "1.1"
     if len(hosts) > 1 or (needed and not hosts) or not all(map(_HOST.match, hosts)):
         found = ", ".join(map(repr, hosts)) or "none"
         text = f"a request needs one Host header with a host name, not {found}"
@@ -300,28 +275,20 @@ def _host(scope: Scope) -> str:
 _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*\Z")
 
 
-def reject_foreign(scope: Scope) -> None:
+def reject_foreign(headers: Headers) -> None:
     """Reject a request that a page of another site sent, by the browser's headers.
 
     Raises ErrorResponse.
     """
-    headers = dict(scope["headers"])
-    host = headers.get(b"host", b"").decode("latin-1")
-    origin = headers.get(b"origin", b"").decode("latin-1")
-    if headers.get(b"sec-fetch-site") in _FOREIGN or _is_of_another_host(origin, host):
+    origin = headers.get("origin", "")
+    try:
+        is_of_another_host = bool(origin) and urlsplit(origin).netloc != headers.get("host", "")
+    except ValueError:
+        is_of_another_host = True
+    if is_of_another_host or headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise ErrorResponse(
             403, "origin", f"cross-site request from {origin or 'another site'} rejected"
         )
-
-
-_FOREIGN = (b"cross-site", b"same-site")
-
-
-def _is_of_another_host(origin: str, host: str) -> bool:
-    try:
-        return bool(origin) and urlsplit(origin).netloc != host
-    except ValueError:
-        return True
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

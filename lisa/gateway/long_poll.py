@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from lisa.gateway.context import COPIES, GatewayContext
 from lisa.gateway.problems import ClientDisconnected
 from lisa.gateway.pulls import HandedOut
-from lisa.gateway.request_metrics import waits
 from lisa.gateway.shares import current
 
 D = TypeVar("D")
@@ -42,7 +41,7 @@ class DeliveryResponse(Response):
         buffered, written = self._hub.shares.buffered, False
         try:
             if not self._disconnection.done():
-                with buffered.taken(current.get(), COPIES * len(self.body)):
+                with buffered.taken(current.get().client, COPIES * len(self.body)):
                     await super().__call__(scope, receive, send)
                 # A complete response also ends this task, but only in the next loop iteration.
                 written = not self._disconnection.done()
@@ -64,7 +63,7 @@ async def hold(
     If the client disconnects, the pull is cancelled and its deliveries are released without an
     attempt being counted. Raises ClientDisconnected, Crowded, and the errors of the pull.
     """
-    waits(request.scope)
+    current.get().is_pull = True
     disconnection = asyncio.create_task(disconnected(request))
     waiting = asyncio.create_task(pull)
     try:

@@ -24,8 +24,7 @@ from lisa.gateway import push
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.request_metrics import Meter
-from lisa.gateway.shares import Client, Shares
+from lisa.gateway.shares import Client, Meter, Shares
 
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""

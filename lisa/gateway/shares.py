@@ -1,13 +1,15 @@
-"""What one client may use of the gateway's limits, so that no client shuts out the others.
+"""The requests of one process: what each uses of the limits, and how it was answered.
 
-A client is a token, or an address if the client has no token or needs none. Its share of each
-limit is the setting `client-share`; without a token on a gateway with tokens, half of that.
+No client shuts out the others. A client is a token, or an address if the client has no token or
+needs none. Its share of each limit is the setting `client-share`; without a token on a gateway with
+tokens, half of that.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +18,11 @@ from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
+from starlette.types import Scope
+
+from lisa.core.metrics.families import STEP_SECONDS
+from lisa.core.metrics.numbers import Numbers, Spread, Tally, put
 from lisa.core.settings import GatewayServerSettings
-from lisa.gateway.request_metrics import set_failure_reason
 
 MOST_STREAMS = 500
 """Maximum number of open event streams per gateway process."""
@@ -29,6 +34,21 @@ ANONYMOUS = 0.5
 """Part of a client's share that an address without a valid token may use."""
 
 
+GONE = "499"
+"""Status for a request whose client disconnected before the response (nginx's code)."""
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_FACES = (
+    ("/v1", "native"),
+    ("/lisa.v1.Lisa", "grpc"),
+    ("/camellia", "camellia"),
+    ("/mykit", "mykit"),
+    ("/delay-queue", "delay-queue"),
+    ("/metrics", "metrics"),
+    ("/healthz", "health"),
+)
+
+
 class Crowded(Exception):
     """A limit, or the client's share of it, is reached; the client should retry later."""
 
@@ -38,11 +58,6 @@ class Client(NamedTuple):
 
     name: str
     part: float
-
-
-_NOBODY = Client("", 1.0)
-current: ContextVar[Client] = ContextVar("client", default=_NOBODY)
-"""The client of the current request."""
 
 
 class Places:
@@ -86,7 +101,7 @@ class Places:
         is_full = self.total > max(own, self.most)
         if not is_full and not self.is_over(client, own):
             return
-        set_failure_reason(self._reason)
+        current.get().reason = self._reason
         if is_full:
             raise Crowded(f"the limit of {self.most} {self._what} is reached")
         raise Crowded(f"this client's share of {self.share(client)} {self._what} is used up")
@@ -117,27 +132,40 @@ class Places:
             self.take(client)
 
 
-class Holding:
-    """What one request holds of a limit, more and more, until it ends."""
+class RunningRequest:
+    """One request: its client, what it holds, and how it was answered.
 
-    def __init__(self, places: Places, client: Client) -> None:
-        self._places = places
-        self._client = client
-        self._size = 0
+    held: buffered bytes. code: the status of the response. is_stream: whether the response is a
+    stream of events. is_pull: whether the request waits for messages. reason: explains a 503:
+    "server", or the limit reached.
+    """
 
-    def grow(self, n: int) -> None:
-        """Hold `n` more, whatever the limit."""
-        self._places.take(self._client, n)
-        self._size += n
+    __slots__ = ("_buffered", "began", "client", "code", "held", "is_pull", "is_stream", "reason")
 
-    def check(self) -> None:
-        """Raises Crowded beyond the limit or the client's share, unless nothing else is held."""
-        self._places.check(self._client, self._size)
+    def __init__(self, client: Client, buffered: Places) -> None:
+        self.client = client
+        self.began = time.monotonic()
+        self.code = GONE
+        self.is_stream = False
+        self.is_pull = False
+        self.reason = "server"
+        self._buffered = buffered
+        self.held = 0
 
-    def end(self) -> None:
-        """Hold nothing."""
-        self._places.give(self._client, self._size)
-        self._size = 0
+    def hold(self, n: int) -> None:
+        """Hold `n` more bytes, whatever the limit."""
+        self._buffered.take(self.client, n)
+        self.held += n
+
+    def drop_held(self) -> None:
+        """Hold no bytes."""
+        self._buffered.give(self.client, self.held)
+        self.held = 0
+
+
+_NO_REQUEST = RunningRequest(Client("", 1.0), Places(sys.maxsize, "buffered bytes", "bytes"))
+current: ContextVar[RunningRequest] = ContextVar("request", default=_NO_REQUEST)
+"""The current request."""
 
 
 class Shares:
@@ -181,7 +209,7 @@ class Shares:
 
         Raises Crowded.
         """
-        client = current.get()
+        client = current.get().client
         with places.place(client), self.requests.lent(client):
             yield
 
@@ -190,7 +218,7 @@ class Shares:
         """Count the current request as stalled, meanwhile, instead of as running."""
         self.stalled += 1
         try:
-            with self.requests.lent(current.get()):
+            with self.requests.lent(current.get().client):
                 yield
         finally:
             self.stalled -= 1
@@ -206,3 +234,49 @@ def _network(host: str) -> str:
     if not isinstance(address, IPv6Address):
         return host
     return str(address.ipv4_mapped or IPv6Network((address, 64), strict=False))
+
+
+class Meter:
+    """Counters and histograms of one process."""
+
+    def __init__(self) -> None:
+        self.pushes = Tally()
+        self.malformed = 0
+        self._requests = Tally()
+        self._refused = Tally()
+        self._seconds: dict[str, Spread] = {}
+        for reason in ("requests", "bytes", "waiting", "server"):
+            self._refused.add(0, reason)
+
+    def count(self, scope: Scope, request: RunningRequest) -> None:
+        """Count a finished request."""
+        face = face_of(scope["path"])
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self._requests.add(1, face, method, request.code)
+        if request.code == "503":
+            self._refused.add(1, request.reason)
+        if not (request.is_stream or request.is_pull):
+            spread = self._seconds.get(face)
+            if spread is None:
+                spread = self._seconds[face] = Spread(STEP_SECONDS)
+            spread.observe(time.monotonic() - request.began)
+
+    def numbers(self) -> Numbers:
+        """All metrics of this object."""
+        numbers: Numbers = {
+            "lisa_gateway_requests_total": self._requests.numbers(),
+            "lisa_gateway_refused_total": self._refused.numbers(),
+            "lisa_gateway_pushes_total": self.pushes.numbers(),
+        }
+        put(numbers, "lisa_gateway_malformed_total", self.malformed)
+        for face, spread in list(self._seconds.items()):
+            put(numbers, "lisa_gateway_request_seconds", spread.numbers(), face)
+        return numbers
+
+
+def face_of(path: str) -> str:
+    """The value of the metric label `face` for a path."""
+    for root, face in _FACES:
+        if path == root or path.startswith(f"{root}/"):
+            return face
+    return "page"

@@ -19,7 +19,7 @@ from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.pull_groups import PullPresence
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher, TargetRecord
-from lisa.gateway.request_metrics import Meter
+from lisa.gateway.shares import Meter
 from tests.gateway.push_targets import PushTopic, Received, Reply, Target
 from tests.gateways import Gateway, new_topic, stored
 from tests.servers import connect, open_store, wait_until

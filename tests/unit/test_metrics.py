@@ -23,8 +23,7 @@ from lisa.core.metrics.page import metrics_page
 from lisa.core.settings import GatewayServerSettings
 from lisa.gateway.access import EVERYTHING
 from lisa.gateway.limits import LimitsMiddleware
-from lisa.gateway.request_metrics import Meter
-from lisa.gateway.shares import Shares
+from lisa.gateway.shares import Meter, Shares
 from tests.exposition import Exposed
 from tests.generators import generator
 from tests.programs import run

@@ -308,7 +308,9 @@ class ApiRoute(Route):
     async def _answer(self, request: Request) -> Response:
         """Check, read and carry out a request. Raises ErrorResponse and others."""
         operation = self._operation(request.method)
-        path = {name: _with_slashes(text) for name, text in request.path_params.items()}
+        path = dict(request.path_params)
+        if "%" in request.scope[_PATH]:
+            path = {name: _with_slashes(text) for name, text in path.items()}
         token = operation.authorise(self._hub, request, path)
         query = _parse_query(request.scope["query_string"])
         if self._named:
@@ -345,7 +347,7 @@ def _with_encoded_slashes(raw: bytes) -> str:
 
 
 def _with_slashes(text: str) -> str:
-    return text.replace("%2F", "/").replace("%25", "%") if "%" in text else text
+    return text.replace("%2F", "/").replace("%25", "%")
 
 
 def _parse_query(text: bytes) -> dict[str, str]:

@@ -106,7 +106,7 @@ def answering(handler: Handler, failure: Callable[[ErrorResponse], bytes]) -> Ha
         try:
             if request.method == "HEAD":  # its response would discard a delivered job
                 raise ErrorResponse(405, "method", "HEAD is not supported here")
-            reject_foreign(request.scope)  # these APIs change state on GET, too
+            reject_foreign(request.headers)  # these APIs change state on GET, too
             return await handler(request)
         except ClientDisconnected:
             return Response(status_code=499)

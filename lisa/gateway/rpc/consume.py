@@ -31,7 +31,6 @@ from lisa.gateway.api.types import MOST_ITEMS, NoFields, invalid, mismatch
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
 from lisa.gateway.pulls import HandedOut
-from lisa.gateway.request_metrics import waits
 from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.transport import EXCHANGE, Exchange, parse, problem, request_fields
 from lisa.gateway.settling import decode_receipt
@@ -66,7 +65,7 @@ _ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct]
 
 async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
     """Serve a stream until one side ends it. May raise ErrorResponse, ClientDisconnected."""
-    waits(request.scope)
+    current.get().is_pull = True
     message = await request.receive()  # the limits middleware has buffered it
     first = parse(lisa_pb2.ConsumeRequest, message["body"])
     if not first.HasField("open"):
@@ -252,7 +251,7 @@ class _Stream:
 
     async def _write_in_turn(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         size = COPIES * answer.ByteSize()
-        with self._hub.shares.buffered.taken(current.get(), size):
+        with self._hub.shares.buffered.taken(current.get().client, size):
             async with self._writing:
                 await self._exchange.write(answer)
 
