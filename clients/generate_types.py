@@ -16,6 +16,7 @@ TYPES = Path(__file__).parent / "typescript" / "src" / "schema.ts"
 
 USED = (
     "SendRequest",
+    "RescheduleRequest",
     "SendAnswer",
     "BatchAnswer",
     "MessageAnswer",

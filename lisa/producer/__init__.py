@@ -12,7 +12,7 @@ from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import Single
-from lisa.producer.plan import Late, Outgoing, RetryDelays, SendOptions
+from lisa.producer.plan import DueOptions, Late, Outgoing, RetryDelays, SendOptions, option_texts
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProducer",
     "Cancelled",
+    "DueOptions",
     "FoundInGroup",
     "FoundMessage",
     "GatewayProducer",
@@ -44,6 +45,7 @@ __all__ = [
     "Sent",
     "Single",
     "State",
+    "option_texts",
 ]
 
 _LATE = dict.fromkeys(("FoundInGroup", "FoundMessage", "State"), "lisa.core.store.inspection")

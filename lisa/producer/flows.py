@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime, time, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lisa.core.model.clock import parse_zone
@@ -13,10 +12,18 @@ from lisa.core.model.keys import check_id, check_topic
 from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import OnDuplicate, Sent
+from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
-from lisa.producer.plan import NOW, Late, RetryDelays, SendOptions, SendPlan, due_text
+from lisa.producer.plan import (
+    NOW,
+    DueOptions,
+    SendOptions,
+    SendPlan,
+    check_options,
+    due_text,
+    showing,
+)
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
@@ -28,72 +35,28 @@ if TYPE_CHECKING:
 class Flows(Sending):
     """The public methods of both producers."""
 
+    @showing(SendOptions)
     def send(
         self,
         topic: str,
         body: Any,
         *,
-        delay: timedelta | str | None = None,
-        at: datetime | None = None,
-        at_ms: int | None = None,
-        at_local: datetime | time | str | None = None,
-        tz: tzinfo | str | None = None,
-        fold: int | None = None,
-        business_days: int | None = None,
-        window: str | None = None,
         id: str | None = None,  # noqa: A002  the name that users expect
-        ttl: timedelta | str | None = None,
-        retry: RetryDelays | None = None,
-        late: Late | None = None,
-        headers: Mapping[str, str] | None = None,
-        on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
+        **options: Unpack[SendOptions],
     ) -> Flow[str]:
         """Send one message and return its id. Without a due time it is due now.
 
         body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
-        delay: a timedelta or text ("30m"), counted from the server's clock, so the client's clock
-            does not matter.
-        at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the
-            past is due now; more than ten years ago is refused as a mistake.
-        at_ms: epoch milliseconds, an integer. Fractions of a millisecond are rounded up.
-        at_local: a wall time in `tz`, as in "2026-12-24T09:00": the message is due when that clock
-            shows it, also if the zone's rules change until then. A time that a change of the clock
-            skips is due at the end of the gap; of a time that occurs twice, `fold=1` selects the
-            second.
-        business_days: with `at_local="10:00"`: at that time on the n-th business day after today;
-            0 is today or the next one. The days on which `window` opens, else Monday to Friday.
-        window: when the message may be handed over, as in "mon-fri 9-17"; outside it, the
-            message moves to the next opening. It takes precedence over the topic's window.
         id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
-        ttl: how long after its due time the message is still worth handling; timedelta or text.
-        retry: the pauses between attempts for this message; `[]` for a single attempt.
-        late: what to do if a manager promotes the message too late, as after an outage:
-            `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run".
-            Default: the topic's option.
-        on_duplicate: if the id is known, "keep" the earlier message, "keep_live" (keep it only if
-            it has not ended), "replace" it, "update" it (replace all but its due time), or
-            "reject".
+        {options}
+
+        Durations are timedeltas or text ("30m"). Fractions of a millisecond are rounded up.
 
         Raises InvalidMessage before anything is sent; DuplicateMessage for "reject"; TopicFull;
         ServerUnavailable after `patience` (NotReplicated: written, but not confirmed by as many
         replicas as `durability` requires); ConfigError for a wrong password or missing permission.
         """
-        options = SendOptions(
-            delay=delay,
-            at=at,
-            at_ms=at_ms,
-            at_local=at_local,
-            tz=tz,
-            fold=fold,
-            business_days=business_days,
-            window=window,
-            ttl=ttl,
-            retry=retry,
-            late=late,
-            headers=headers,
-            on_duplicate=on_duplicate,
-        )
         sent = yield from self._send_body(topic, body, id, options)
         if sent.outcome is Sent.REJECTED:
             raise DuplicateMessage(f"message {sent.id!r} is already known on topic {topic!r}")
@@ -159,39 +122,33 @@ class Flows(Sending):
             results += yield from self._cancel(topic, piece)
         return results
 
+    @showing(DueOptions)
     def reschedule(
-        self,
-        topic: str,
-        message_id: str,
-        *,
-        delay: timedelta | str | None = None,
-        at: datetime | None = None,
-        at_ms: int | None = None,
-        at_local: datetime | time | str | None = None,
-        tz: tzinfo | str | None = None,
-        fold: int | None = None,
-        business_days: int | None = None,
+        self, topic: str, message_id: str, **due: Unpack[DueOptions]
     ) -> Flow[Rescheduled]:
         """Change a message's due time: exactly one of `delay`, `at`, `at_ms` and `at_local`.
 
         Returns "rescheduled". Otherwise nothing changed, because the message is "in_flight", "done"
         (settled or in garbage) or "unknown". A ttl moves with the due time. If the first reply was
         lost and the message was delivered before the call was repeated, the result can be
-        "in_flight" although the change was made. See `send` for the arguments. Outside the window
-        of the message or of its topic, the due time moves to the next opening.
+        "in_flight" although the change was made. Outside the window of the message or of its topic,
+        the due time moves to the next opening.
+
+        {options}
         """
-        zone = self._zone if tz is None else parse_zone(tz)
-        due = due_text(delay, at, at_ms, zone)
-        options = {"at_local": at_local, "fold": fold, "business_days": business_days}
-        is_by_calendar = any(one is not None for one in options.values())
-        if due is None and not is_by_calendar:
+        check_options(due, DueOptions)
+        zone = self._zone if (tz := due.get("tz")) is None else parse_zone(tz)
+        at = due_text(due.get("delay"), due.get("at"), due.get("at_ms"), zone)
+        calendar = {name: due.get(name) for name in ("at_local", "fold", "business_days")}
+        is_by_calendar = any(one is not None for one in calendar.values())
+        if at is None and not is_by_calendar:
             raise InvalidMessage(
                 "reschedule needs delay, at, at_ms or at_local; fire_now makes it due now"
             )
-        if due is not None and not is_by_calendar:
+        if at is not None and not is_by_calendar:
             with suppress(HasWindow):
-                return (yield from self._reschedule(topic, message_id, due, is_placed=False))
-        return (yield from self._reschedule_by_calendar(topic, message_id, due, zone, options))
+                return (yield from self._reschedule(topic, message_id, at, is_placed=False))
+        return (yield from self._reschedule_by_calendar(topic, message_id, at, zone, calendar))
 
     def fire_now(self, topic: str, message_id: str) -> Flow[Rescheduled]:
         """Make a message due now; returns the same results as `reschedule`.

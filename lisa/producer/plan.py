@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, time, timedelta, tzinfo
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -28,12 +30,27 @@ RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
 Late = LatePolicy | Mapping[str, timedelta | str] | str
 """A policy, `{"after": "10m", "then": "skip"}`, or text: `"skip after 10m"`."""
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _MODES: dict[str, OnDuplicate] = {mode.value: mode for mode in OnDuplicate}
 NOW = "+0"
 
 
-class SendOptions(TypedDict, total=False):
-    """Options that apply to all messages of one call; see `Producer.send`."""
+class DueOptions(TypedDict, total=False):
+    """When a message is due: at most one of `delay`, `at`, `at_ms` and `at_local`; by default now.
+
+    delay: counted from the server's clock, so the client's clock does not matter.
+    at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the past is
+        due now; more than ten years ago is refused as a mistake.
+    at_ms: epoch milliseconds, UTC.
+    at_local: a wall time in `tz`, as in "2026-12-24T09:00": the message is due when that clock
+        shows it, also if the zone's rules change until then. A time that a change of the clock
+        skips is due at the end of the gap.
+    tz: the time zone of local times, and of a `window` that names none.
+    fold: of a local time that occurs twice, 0 selects the first and 1 the second.
+    business_days: with at_local "10:00": at that time on the n-th business day after today; 0 is
+        today or the next one. The days on which `window` opens, else Monday to Friday.
+    """
 
     delay: timedelta | str | None
     at: datetime | None
@@ -42,17 +59,77 @@ class SendOptions(TypedDict, total=False):
     tz: tzinfo | str | None
     fold: int | None
     business_days: int | None
+
+
+class SendOptions(DueOptions, total=False):
+    """The options of a send; those of a `send_many` apply to all its messages.
+
+    The fields of HTTP and gRPC requests, and the options of `lisa send`, are these.
+
+    window: when the message may be handed over, as in "mon-fri 9-17"; outside it, the message moves
+        to the next opening. It takes precedence over the topic's window.
+    ttl: how long after its due time the message is still worth handling.
+    headers: at most 65,535 bytes, as JSON.
+    retry: the message's own pauses between attempts: a list of durations, or text such as "0,0,2m".
+        An empty list means a single attempt.
+    late: what to do if a manager promotes the message too late, as after an outage:
+        `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run". By default
+        the topic's option.
+    on_duplicate: if the id is known, "keep" the earlier message (the default), "keep_live" (keep it
+        only if it has not ended), "replace" it, "update" it (replace all but its due time), or
+        "reject" the new one.
+    """
+
     window: str | None
     ttl: timedelta | str | None
+    headers: Mapping[str, str] | None
     retry: RetryDelays | None
     late: Late | None
-    headers: Mapping[str, str] | None
     on_duplicate: OnDuplicate | str
 
 
-_OPTIONS = frozenset(SendOptions.__annotations__)
+def option_texts(options: type[Any]) -> dict[str, str]:
+    """The description of each option, with its line breaks, from the docstrings above."""
+    written = f"{DueOptions.__doc__}{SendOptions.__doc__}"
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", written, re.MULTILINE)
+    return {name: text for name, text in entries if name in options.__annotations__}
+
+
+def showing(options: type[Any]) -> Callable[[F], F]:
+    """Let `help()` and documentation list a method's options, in the place of `{options}`."""
+
+    def decorate(method: F) -> F:
+        signature = inspect.signature(method)
+        parameters = list(signature.parameters.values())[:-1]
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__
+            )
+            for name, kind in options.__annotations__.items()
+        ]
+        method.__dict__["__signature__"] = signature.replace(parameters=parameters)
+        texts = "\n".join(f"    {name}: {text}" for name, text in option_texts(options).items())
+        listed = texts.replace("\n", "\n    ").strip()
+        method.__doc__ = (method.__doc__ or "").replace("{options}", listed)
+        return method
+
+    return decorate
+
+
+def check_options(given: Mapping[str, object], options: type[Any]) -> None:
+    """Raises TypeError for an unknown option."""
+    known = options.__annotations__.keys()
+    if not given.keys() <= known:
+        unknown = min(given.keys() - known)
+        what = "send" if options is SendOptions else "reschedule"
+        raise TypeError(
+            f"a {what} got an unexpected keyword argument {unknown!r}; its options are "
+            f"{', '.join(sorted(known))}"
+        )
+
+
 _DUES = ("delay", "at", "at_ms", "at_local")
-_DIFFERENCES = _OPTIONS - {"on_duplicate"}
+_DIFFERENCES = SendOptions.__annotations__.keys() - {"on_duplicate"}
 """The options that `Outgoing` has, too."""
 
 
@@ -64,7 +141,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     """One message of a `send_many` with its own options; see `Producer.send`.
 
     A field that is None takes the call's value. `retry=[]` means no retries, `headers={}` no
-    headers.
+    headers. The fields are those of `SendOptions`, except `on_duplicate`.
     """
 
     id: str | None = None
@@ -114,12 +191,7 @@ class SendPlan(NamedTuple):
 
         zone: the producer's default zone.
         """
-        if not options.keys() <= _OPTIONS:
-            unknown = min(options.keys() - _OPTIONS)
-            raise TypeError(
-                f"a send got an unexpected keyword argument {unknown!r}; its options are "
-                f"{', '.join(sorted(_OPTIONS))}"
-            )
+        check_options(options, SendOptions)
         tz = options.get("tz")
         zone = parse_zone(tz) if tz is not None else zone
         due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)

@@ -69,7 +69,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("PATCH messages/x", {"due_ms": 1, "delay_ms": 1}, "delay_ms"),
     ("PATCH messages/x", {"at": 5}, "at"),
     ("PATCH messages/x", {"at_local": CHRISTMAS}, "tz"),
-    ("PATCH messages/x", {"at_local": CHRISTMAS, "tz": "UTC", "due_ms": 1}, "give one of"),
+    ("PATCH messages/x", {"at_local": CHRISTMAS, "tz": "UTC", "due_ms": 1}, "give only one of"),
     ("PATCH messages/x", {"delay_ms": 1, "tz": "UTC"}, "tz"),
     ("GET message", None, "parameter id is missing"),
     ("GET message?id=", None, "parameter id is missing"),

@@ -12,8 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lisa.cli.messages import reschedule
+from lisa.cli.send import send
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.description import COMMON
+from lisa.producer import DueOptions, Outgoing, SendOptions, option_texts
 from tests.gateways import Gateway, new_topic
 from tests.generators import generator
 from tests.servers import ROOT
@@ -202,3 +205,24 @@ def test_no_request_causes_a_server_error(gateway: Gateway, tmp_path: Path) -> N
     counters = gateway.client.get(f"/v1/topics/{held}").json()["counters"]
     assert counters["acked"] > 0
     assert counters["retried"] + counters["garbage"] > 0
+
+
+# The options of a send ----------------------------------------------------------------------------
+
+
+def test_every_option_of_a_send_has_its_place() -> None:
+    """SendOptions declares the options; a request's fields follow from it."""
+    options, due = set(SendOptions.__annotations__), set(DueOptions.__annotations__)
+    assert set(option_texts(SendOptions)) == options
+    assert set(Outgoing.__struct_fields__) == (options - {"on_duplicate"}) | {"body", "id"}
+    assert options - {one.name or "" for one in send.params} == set()
+    assert due - {one.name or "" for one in reschedule.params} == set()
+
+
+def test_the_go_client_sends_only_fields_of_requests(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    source = "".join(path.read_text() for path in (ROOT / "clients" / "go").glob("*.go"))
+    for struct, schema in (("sendRequest", "SendRequest"), ("LocalTime", "RescheduleRequest")):
+        (body,) = re.findall(rf"type {struct} struct {{(.*?)\n}}", source, re.DOTALL)
+        fields = set(re.findall(r'json:"(\w+)', body))
+        assert fields <= schemas[schema]["properties"].keys()

@@ -140,7 +140,10 @@ public: Any = lisa
 
 
 MISTAKES: dict[str, Callable[[], object]] = {
-    "Producer.send() got an unexpected": lambda: public.Producer().send("a", 1, dealy="1s"),
+    "a send got an unexpected keyword argument 'dealy'; its options are": (
+        lambda: public.Producer().send("a", 1, dealy="1s")
+    ),
+    "a reschedule got an unexpected": lambda: public.Producer().reschedule("a", "b", ttl="1s"),
     "Producer.cancel() missing 1 required": lambda: public.Producer().cancel("a"),
     "AsyncProducer.send() missing 1": lambda: asyncio.run(public.AsyncProducer().send("a")),
     "Producer.__init__() got an unexpected": lambda: public.Producer(prefx="x"),

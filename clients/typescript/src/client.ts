@@ -5,7 +5,9 @@ import {
   fits, Http, is, isNumber, isText, listOf, type CallOptions, type ClientOptions, type Fields,
   type Repeat, type Shape,
 } from "./http.js";
-import type { BatchAnswer, MessageAnswer, PullAnswer, PullRequest, SendAnswer } from "./schema.js";
+import type {
+  BatchAnswer, MessageAnswer, PullAnswer, PullRequest, RescheduleRequest, SendAnswer,
+} from "./schema.js";
 
 export type CancelOutcome = "cancelled" | "in_flight" | "done" | "unknown";
 export type RescheduleOutcome = "rescheduled" | "in_flight" | "done" | "unknown";
@@ -19,7 +21,7 @@ export interface FoundMessage<T = unknown> extends Omit<MessageAnswer, "body" | 
 export type Due =
   | { due_ms: number }
   | { delay_ms: number }
-  | { at_local: string; tz?: string; fold?: 0 | 1; business_days?: number };
+  | ({ at_local: string } & Omit<RescheduleRequest, "due_ms" | "delay_ms" | "at_local">);
 
 /** The longest pull that the gateway allows. */
 const LONGEST_WAIT_MS = 60_000;

@@ -8,39 +8,51 @@ export interface SendRequest {
   body?: unknown;
   /** A binary body in base64 (RFC 4648, section 4). */
   body_base64?: string | null;
-  /** Delay from now, by the server's clock. */
+  /** Counted from the server's clock, so the client's clock does not matter. */
   delay_ms?: number | string | null;
+  /** Epoch milliseconds, UTC. */
   due_ms?: number | null;
+  /**
+   * A wall time in `tz`, as in "2026-12-24T09:00": the message is due when that clock shows
+   * it, also if the zone's rules change until then. A time that a change of the clock skips is
+   * due at the end of the gap.
+   */
   at_local?: string | null;
-  /** Time zone of `at_local`, and of a `window` that names none. */
+  /** The time zone of local times, and of a `window` that names none. */
   tz?: string | null;
+  /** Of a local time that occurs twice, 0 selects the first and 1 the second. */
   fold?: 0 | 1 | null;
+  /**
+   * With at_local "10:00": at that time on the n-th business day after today; 0 is today or
+   * the next one. The days on which `window` opens, else Monday to Friday.
+   */
   business_days?: number | null;
   /**
-   * When the message may be handed over, as in `mon-fri 9-17`; takes precedence over the
-   * topic's window.
+   * When the message may be handed over, as in "mon-fri 9-17"; outside it, the message moves
+   * to the next opening. It takes precedence over the topic's window.
    */
   window?: string | null;
   /** Your own id, for idempotent sends; by default an id is generated. */
   id?: string | null;
-  /** The message expires this long after its due time. */
+  /** How long after its due time the message is still worth handling. */
   ttl_ms?: number | string | null;
   /** At most 65,535 bytes, as JSON. */
   headers?: Record<string, string> | null;
   /**
-   * The message's own retry delays: a list of durations, or text such as '0,0,2m'. An empty
-   * list means a single attempt.
+   * The message's own pauses between attempts: a list of durations, or text such as "0,0,2m".
+   * An empty list means a single attempt.
    */
   retry?: Array<number | string> | string | null;
   /**
-   * What to do if a manager promotes the message too late: `{'after': '10m', 'then': 'skip'}`
-   * or text such as 'skip after 10m'; also garbage, or run. By default the topic's option.
+   * What to do if a manager promotes the message too late, as after an outage: `{"after":
+   * "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run". By default the
+   * topic's option.
    */
   late?: Record<string, string> | string | null;
   /**
-   * If the id exists: keep the earlier message (the default), keep it only until it is
-   * settled, cancelled or garbage, replace it, update it (replace all but its due time), or
-   * reject the new one.
+   * If the id is known, "keep" the earlier message (the default), "keep_live" (keep it only if
+   * it has not ended), "replace" it, "update" it (replace all but its due time), or "reject"
+   * the new one.
    */
   on_duplicate?: OnDuplicate | null;
 }
@@ -57,6 +69,33 @@ export type OnDuplicate =
   | "reject"
   | "replace"
   | "update";
+
+/**
+ * A new due time. Exactly one of `due_ms`, `delay_ms` and `at_local`. Outside the window of
+ * the message or of its topic, it moves to the next opening. Without `tz`, a local time is
+ * one in the zone of the message's own window.
+ */
+export interface RescheduleRequest {
+  /** Counted from the server's clock, so the client's clock does not matter. */
+  delay_ms?: number | string | null;
+  /** Epoch milliseconds, UTC. */
+  due_ms?: number | null;
+  /**
+   * A wall time in `tz`, as in "2026-12-24T09:00": the message is due when that clock shows
+   * it, also if the zone's rules change until then. A time that a change of the clock skips is
+   * due at the end of the gap.
+   */
+  at_local?: string | null;
+  /** The time zone of local times, and of a `window` that names none. */
+  tz?: string | null;
+  /** Of a local time that occurs twice, 0 selects the first and 1 the second. */
+  fold?: 0 | 1 | null;
+  /**
+   * With at_local "10:00": at that time on the n-th business day after today; 0 is today or
+   * the next one. The days on which `window` opens, else Monday to Friday.
+   */
+  business_days?: number | null;
+}
 
 /** A pull. The response is sent with the first messages, or empty after `wait_ms`. */
 export interface PullRequest {

@@ -22,6 +22,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_DUE_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last instant that a `datetime` can hold in whole milliseconds."""
 
+MOST_BUSINESS_DAYS = 250
+
 OLDEST_DUE_MS = time.time_ns() // 1_000_000 - 3_652 * 86_400_000
 """Ten years before this process started. An earlier due time is a mistake, often of the unit."""
 

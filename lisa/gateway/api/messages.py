@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, defstruct
 
 from lisa.admin.messages import LiveState, Row, list_messages
 from lisa.core.model.clock import duration_ms
@@ -30,24 +29,23 @@ from lisa.gateway.api.operations import (
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
     Answer,
-    BusinessDays,
     Cursor,
-    Fold,
     Instant,
     Limit,
-    Milliseconds,
     Name,
     NoFields,
     Request,
-    WallTime,
     decode_cursor,
     encode_cursor,
+    given_options,
     invalid,
     one_of,
+    option_fields,
     response_body,
 )
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
+from lisa.producer import DueOptions
 
 
 class ListQuery(Request):
@@ -127,21 +125,18 @@ class CancelAnswer(Answer):
     outcome: Annotated[str, one_of(Cancelled.CANCELLED)]
 
 
-class RescheduleRequest(Request):
+if TYPE_CHECKING:
+    _DueFields = Request
+else:
+    _DueFields = defstruct("_DueFields", option_fields(DueOptions), bases=(Request,), kw_only=True)
+
+
+class RescheduleRequest(_DueFields):
     """A new due time. Exactly one of `due_ms`, `delay_ms` and `at_local`.
 
-    Outside the window of the message or of its topic, it moves to the next opening.
+    Outside the window of the message or of its topic, it moves to the next opening. Without `tz`,
+    a local time is one in the zone of the message's own window.
     """
-
-    due_ms: Instant | None = None
-    delay_ms: Milliseconds | None = None
-    at_local: WallTime | None = None
-    tz: Annotated[
-        str | None,
-        Meta(description="Time zone of `at_local`; by default that of the message's own window."),
-    ] = None
-    fold: Fold | None = None
-    business_days: BusinessDays | None = None
 
 
 class RescheduleAnswer(Answer):
@@ -273,22 +268,10 @@ async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
 @_change("rescheduleMessage", "PATCH", MESSAGE, "The message has the new due time.")
 async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[RescheduleAnswer]:
     """Reschedule a message."""
-    new = call.body
-    if [new.due_ms, new.delay_ms, new.at_local].count(None) != 2:
+    due = given_options(call.body, DueOptions)
+    if not due.keys() & {"delay", "at_ms", "at_local"}:
         raise invalid("give one of due_ms, delay_ms and at_local")
-    if new.tz is not None and new.at_local is None:
-        raise invalid("tz needs at_local; other due times have no time zone")
-    delay = None if new.delay_ms is None else timedelta(milliseconds=new.delay_ms)
-    outcome = await call.hub.sender.reschedule(
-        call.topic,
-        call.id,
-        delay=delay,
-        at_ms=new.due_ms,
-        at_local=new.at_local,
-        tz=new.tz,
-        fold=new.fold,
-        business_days=new.business_days,
-    )
+    outcome = await call.hub.sender.reschedule(call.topic, call.id, **due)
     return await _rescheduled(call, outcome)
 
 

@@ -6,11 +6,10 @@ import hashlib
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType, defstruct
 
 from lisa.core.model.errors import InvalidMessage, LisaError, NotReplicated, ServerUnavailable
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
@@ -19,95 +18,57 @@ from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply
 from lisa.gateway.api.types import (
     MOST_ITEMS,
     Answer,
-    BusinessDays,
-    Fold,
-    Instant,
-    Late,
     MessageId,
-    Milliseconds,
     NoFields,
     Problem,
     Request,
-    Retries,
-    Ttl,
-    WallTime,
+    given_options,
     invalid,
+    option_fields,
     problem_answer,
     read_body,
     read_json,
-    read_policy,
 )
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.trace_context import trace_context, with_trace
-from lisa.producer import Outgoing, SendOutcome, Single
+from lisa.producer import Outgoing, SendOptions, SendOutcome, Single
+
+if TYPE_CHECKING:
+
+    class _SendFields(Request):
+        body: Raw | UnsetType = UNSET
+        body_base64: str | None = None
+        id: str | None = None
+        on_duplicate: OnDuplicate | None = None
+
+else:
+    _JSON = Meta(description="Any JSON value. Exactly one of `body` and `body_base64`.")
+    _BASE64 = Meta(
+        description="A binary body in base64 (RFC 4648, section 4).",
+        extra_json_schema={"contentEncoding": "base64"},
+    )
+    _ID = Meta(description="Your own id, for idempotent sends; by default an id is generated.")
+    _OPTIONS = option_fields(SendOptions)
+    # The send token of an Idempotency-Key depends on the order of the fields.
+    _OPTIONS.insert(
+        [name for name, *_ in _OPTIONS].index("ttl_ms"),
+        ("id", Annotated[MessageId | None, _ID], None),
+    )
+    _SendFields = defstruct(
+        "_SendFields",
+        [
+            ("body", Annotated[Raw | UnsetType, _JSON], UNSET),
+            ("body_base64", Annotated[str | None, _BASE64], None),
+            *_OPTIONS,
+        ],
+        bases=(Request,),
+        kw_only=True,
+    )
 
 
-class SendRequest(Request):
+class SendRequest(_SendFields):
     """A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`."""
-
-    body: Annotated[
-        Raw | UnsetType,
-        Meta(description="Any JSON value. Exactly one of `body` and `body_base64`."),
-    ] = UNSET
-    body_base64: Annotated[
-        str | None,
-        Meta(
-            description="A binary body in base64 (RFC 4648, section 4).",
-            extra_json_schema={"contentEncoding": "base64"},
-        ),
-    ] = None
-    delay_ms: Annotated[
-        Milliseconds | None, Meta(description="Delay from now, by the server's clock.")
-    ] = None
-    due_ms: Instant | None = None
-    at_local: WallTime | None = None
-    tz: Annotated[
-        str | None,
-        Meta(description="Time zone of `at_local`, and of a `window` that names none."),
-    ] = None
-    fold: Fold | None = None
-    business_days: BusinessDays | None = None
-    window: Annotated[
-        str | None,
-        Meta(
-            description="When the message may be handed over, as in `mon-fri 9-17`; takes "
-            "precedence over the topic's window."
-        ),
-    ] = None
-    id: Annotated[
-        MessageId | None,
-        Meta(description="Your own id, for idempotent sends; by default an id is generated."),
-    ] = None
-    ttl_ms: Annotated[
-        Ttl | None, Meta(description="The message expires this long after its due time.")
-    ] = None
-    headers: Annotated[
-        dict[str, str] | None, Meta(description="At most 65,535 bytes, as JSON.")
-    ] = None
-    retry: Annotated[
-        Retries | None,
-        Meta(
-            description="The message's own retry delays: a list of durations, or text such as "
-            "'0,0,2m'. An empty list means a single attempt."
-        ),
-    ] = None
-    late: Annotated[
-        Late | None,
-        Meta(
-            description="What to do if a manager promotes the message too late: "
-            "`{'after': '10m', 'then': 'skip'}` or text such as 'skip after 10m'; also garbage, or "
-            "run. By default the topic's option."
-        ),
-    ] = None
-    on_duplicate: Annotated[
-        OnDuplicate | None,
-        Meta(
-            description="If the id exists: keep the earlier message (the default), keep it only "
-            "until it is settled, cancelled or garbage, replace it, update it (replace all but "
-            "its due time), or reject the new one."
-        ),
-    ] = None
 
 
 class SendAnswer(Answer):
@@ -412,23 +373,8 @@ def _written_id(error: LisaError | ErrorResponse) -> str | UnsetType:
 def _outgoing(
     request: SendRequest, trace: Mapping[str, str], key: Idempotency | None, index: int = 0
 ) -> Outgoing:
-    if [request.delay_ms, request.due_ms, request.at_local].count(None) < 2:
-        raise invalid("give only one of delay_ms, due_ms and at_local")
-    if request.tz is not None and request.at_local is None and request.window is None:
-        raise invalid("tz needs at_local or window; other due times have no time zone")
-    delay, ttl = request.delay_ms, request.ttl_ms
-    return Outgoing(
-        read_body(request.body, request.body_base64),
-        id=key.id_of(index) if key and request.id is None else request.id,
-        delay=None if delay is None else timedelta(milliseconds=delay),
-        at_ms=request.due_ms,
-        at_local=request.at_local,
-        tz=request.tz,
-        fold=request.fold,
-        business_days=request.business_days,
-        window=request.window,
-        ttl=None if ttl is None else timedelta(milliseconds=ttl),
-        retry=read_policy(request.retry),
-        late=request.late,
-        headers=with_trace(request.headers, trace),
-    )
+    options = given_options(request, SendOptions)
+    options.pop("on_duplicate", None)
+    options["headers"] = with_trace(options.get("headers"), trace)
+    own_id = key.id_of(index) if key and request.id is None else request.id
+    return Outgoing(read_body(request.body, request.body_base64), id=own_id, **options)

@@ -11,19 +11,33 @@ import binascii
 import difflib
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from lisa.core.model.clock import MAX_DUE_MS, duration_ms, parse_duration
+from lisa.core.model.clock import MAX_DUE_MS, MOST_BUSINESS_DAYS, duration_ms, parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.retry_policy import MAX_DELAY, MAX_RETRIES, RetryPolicy
+from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.producer import option_texts
 
 MOST_ITEMS = 1_000
 MOST_ROWS = 500
@@ -43,26 +57,6 @@ def _milliseconds(least_ms: int, most_ms: int) -> Any:
 
 
 Instant = Annotated[int, Meta(ge=0, le=MAX_DUE_MS, description="Epoch milliseconds, UTC.")]
-WallTime = Annotated[
-    str,
-    Meta(
-        description="Due when the clock in `tz` shows this: `2026-12-24T09:00`; with "
-        "`business_days`, a time such as `09:00`."
-    ),
-]
-Fold = Annotated[
-    Literal[0, 1],
-    Meta(description="Of a local time that occurs twice: 0 the first (default), 1 the second."),
-]
-BusinessDays = Annotated[
-    int,
-    Meta(
-        ge=0,
-        le=250,
-        description="Due on the n-th business day after today: a day on which the message's "
-        "`window` opens, by default Monday to Friday.",
-    ),
-]
 if TYPE_CHECKING:
     Milliseconds: TypeAlias = int
     RetryPause: TypeAlias = int
@@ -391,3 +385,70 @@ def decode_cursor(text: str | None, *, is_stream: bool = False) -> str | None:
 def unknown_cursor(text: str) -> ErrorResponse:
     """The error of a cursor that its list did not give out."""
     return invalid(f"cursor {text[:80]!r} does not belong to this list; omit it to start over")
+
+
+class _WireForm(NamedTuple):
+    """The JSON name and type of an option, and how Python's value is made of it."""
+
+    name: str
+    kind: Any
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _delta(milliseconds: int) -> timedelta:
+    return timedelta(milliseconds=milliseconds)
+
+
+_WIRE_FORMS = {
+    "delay": _WireForm("delay_ms", Milliseconds, _delta),
+    "at_ms": _WireForm("due_ms", Instant),
+    "at_local": _WireForm("at_local", str),
+    "tz": _WireForm("tz", str),
+    "fold": _WireForm("fold", Literal[0, 1]),
+    "business_days": _WireForm("business_days", Annotated[int, Meta(ge=0, le=MOST_BUSINESS_DAYS)]),
+    "ttl": _WireForm("ttl_ms", Ttl, _delta),
+    "headers": _WireForm("headers", dict[str, str]),
+    "retry": _WireForm("retry", Retries, read_policy),
+    "late": _WireForm("late", Late),
+    "on_duplicate": _WireForm("on_duplicate", OnDuplicate),
+}
+"""The options whose JSON has another name or a narrower type. `at` has none: it is `due_ms`."""
+
+
+@cache
+def _wire_forms(options: Any) -> dict[str, _WireForm]:
+    hints = get_type_hints(options)
+    return {
+        name: _WIRE_FORMS.get(name) or _WireForm(name, kind)
+        for name, kind in hints.items()
+        if name != "at"
+    }
+
+
+def option_fields(options: Any) -> list[tuple[str, Any, Any]]:
+    """The fields of a request for the options of a producer's method."""
+    texts = option_texts(options)
+    return [
+        (form.name, Annotated[form.kind | None, Meta(description=_sentence(texts[name]))], None)
+        for name, form in _wire_forms(options).items()
+    ]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + " ".join(text.split())[1:]
+
+
+def given_options(request: Request, options: Any) -> dict[str, Any]:
+    """The options of a request, as a producer's method takes them. Raises ErrorResponse."""
+    forms = _wire_forms(options)
+    given = {
+        name: form.convert(value)
+        for name, form in forms.items()
+        if (value := getattr(request, form.name)) is not None
+    }
+    if len(given.keys() & {"delay", "at_ms", "at_local"}) > 1:
+        raise invalid("give only one of delay_ms, due_ms and at_local")
+    if "tz" in given and not given.keys() & {"at_local", "window"}:
+        local = "at_local or window" if "window" in forms else "at_local"
+        raise invalid(f"tz needs {local}; other due times have no time zone")
+    return given

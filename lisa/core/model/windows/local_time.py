@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from datetime import date, datetime, time, tzinfo
 from typing import NamedTuple
 
-from lisa.core.model.clock import check_due_ms, parse_moment, zone_name, zone_of
+from lisa.core.model.clock import (
+    MOST_BUSINESS_DAYS,
+    check_due_ms,
+    parse_moment,
+    zone_name,
+    zone_of,
+)
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.recurring.calendar import wall_instant, wall_time
@@ -19,7 +25,7 @@ from lisa.core.model.windows.window import HandOverWindow, business_day_after, p
 LISTED = "\0"
 """Separates the id of a listed message from its wall time, if a reschedule has changed that."""
 WORKING_DAYS = "mon-fri"
-BUSINESS_DAYS = range(251)
+BUSINESS_DAYS = range(MOST_BUSINESS_DAYS + 1)
 
 
 class LocalTime(NamedTuple):
