@@ -14,8 +14,7 @@ from lisa.consumer.settler import ReadAcks
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
-from lisa.core.redis.clients import reporting_client_id
-from lisa.core.redis.connection import Connection
+from lisa.core.redis.connection import Connection, reporting_client_id
 from lisa.core.redis.flow import Command
 from lisa.core.store.store import SyncStore
 

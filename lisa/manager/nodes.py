@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from lisa.core.daemon.threads import ServiceThread, longest_round_s, unforeseen
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis import errors
-from lisa.core.redis.cluster_flows import slot_of
+from lisa.core.redis.cluster import slot_of
 from lisa.core.redis.connection import Connection
 from lisa.core.store.server_checks import info, wrong_mode
 from lisa.core.store.store import SyncStore

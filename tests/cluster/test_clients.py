@@ -22,11 +22,10 @@ from lisa.core.model.keys import Keys
 from lisa.core.model.stream import read_command
 from lisa.core.redis import failover
 from lisa.core.redis.address import Address
-from lisa.core.redis.clients import reporting_client_id
-from lisa.core.redis.cluster import AsyncRawCluster
-from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.cluster import AsyncCluster
+from lisa.core.redis.connection import AsyncConnection, Connection, reporting_client_id
+from lisa.core.redis.failover import AsyncSentinels, Sentinels
 from lisa.core.redis.flow import Chain, Execute, Flow, Step
-from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
 from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, topology_of
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.declare import Declare
@@ -98,7 +97,9 @@ def test_the_owner_of_an_unserved_slot_is_looked_up_again(
 
     drive(store.server_time_us())
     for step, answer in ((Execute(("ZCARD", key)), 0), (Chain(key, [("ZCARD", key)]), [0])):
-        store.connection._redis.topology._owners = [None] * SLOTS  # as read while a node was away
+        store.connection._opened().topology._owners = [
+            None
+        ] * SLOTS  # as read while a node was away
         assert drive(ask(step)) == answer
 
 
@@ -115,19 +116,16 @@ class Told:
         self.topology = Topology([("here", port) for port in seeds], self.connect)
 
     def connect(self, address: NodeAddress) -> Any:
-        """A client of one node, for one pipeline of CLUSTER INFO and CLUSTER SLOTS."""
+        """A pool of one node, for one round trip with CLUSTER INFO and CLUSTER SLOTS."""
 
-        def execute(*, raise_on_error: bool) -> Said:
-            assert not raise_on_error
+        def begin(_: object) -> Said:
             self.asked.append(address[1])
             said = self.said.get(address[1], redis.ConnectionError("refused"))
             if isinstance(said, Exception):
                 raise said
             return said
 
-        pipeline = MagicMock(execute=execute)
-        pipeline.__enter__.return_value = pipeline
-        return MagicMock(**{"pipeline.return_value": pipeline})
+        return MagicMock(begin=begin)
 
     @property
     def owners(self) -> list[int]:
@@ -230,7 +228,7 @@ def test_concurrent_callers_share_one_answer_or_error() -> None:
 
 def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told({1: (info(1), slots(1))}, [1])
-    cluster = AsyncRawCluster(told.topology, lambda _: None)
+    cluster = AsyncCluster(told.topology, lambda _: None)
 
     async def exchange(node: NodeAddress, *_: Any) -> list[Any]:
         return [node[1]]
@@ -239,7 +237,7 @@ def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.Mo
 
     async def ask_together() -> list[Any]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        return await asyncio.gather(*(cluster.send(("GET", f"k{i}")) for i in range(9)))
+        return await asyncio.gather(*(cluster.execute(("GET", f"k{i}")) for i in range(9)))
 
     assert asyncio.run(ask_together()) == [1] * 9
     assert told.asked == [1]

@@ -104,7 +104,7 @@ def test_a_scan_finds_all_while_a_node_joins_and_leaves(small: Cluster) -> None:
             in_use = set(map(topologies.slot_of, names))
             taken = next(slot for slot in range(topologies.SLOTS) if slot not in in_use)
             topologies.migrate(small, taken, small.primaries[0], node)
-            connection._redis.topology.refresh()
+            connection._opened().topology.refresh()
     assert found == names
     connection.close()
 

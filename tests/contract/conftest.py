@@ -59,10 +59,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "fake":
         fake = fakeredis.FakeRedis(server_type="redis", version=(7,), protocol=2)
         connection = Connection(Address())
-        made = fake.connection_pool
-        fake.connection_pool = Pool(made.connection_class, **made.connection_kwargs)
-        connection._open = fake
-        fake.response_callbacks.clear()
+        connection._link = Pool(fake.connection_pool)
         store = SyncStore(connection, Keys())
     else:
         name = "debian_server" if request.param == "redis" else "valkey_server"

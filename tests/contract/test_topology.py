@@ -87,7 +87,7 @@ async def test_jobs_of_the_application_do_not_delay_calls_on_a_cluster(
 
     monkeypatch.setattr(cluster_module, "in_thread", counted)
     connection = AsyncConnection(Address(cluster_url))
-    connection._redis.topology._owners = [None] * SLOTS
+    connection._opened().topology._owners = [None] * SLOTS
     with ThreadPoolExecutor(1) as executor:
         loop.set_default_executor(executor)
         occupying = loop.run_in_executor(None, ended.wait)

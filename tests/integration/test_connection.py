@@ -21,7 +21,6 @@ import uvloop
 from lisa import AsyncProducer, Producer
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
-from lisa.core.redis.clients import make_client
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, Pause, drive
 from lisa.core.store.registration import TopicRegistration
@@ -131,7 +130,7 @@ def test_a_cancelled_call_leaves_no_reply_behind(redis_url: str, runner: asyncio
 def test_a_closed_connection_is_replaced(client: redis.Redis, connection: Connection) -> None:
     for is_check_due in (True, False):
         client.client_kill_filter(_id=connection.execute(("CLIENT", "ID")))
-        connection._redis.connection_pool._check_at = 0.0 if is_check_due else math.inf
+        connection._opened()._check_at = 0.0 if is_check_due else math.inf
         if not is_check_due:
             with pytest.raises(redis.ConnectionError):
                 connection.execute(("PING",))
@@ -200,13 +199,14 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
             patched.setattr(redis.asyncio.Connection, "_send_packed_command", fail)
             with pytest.raises(RuntimeError, match="different loop"):
                 await connection.execute(("PING",))
-        pool = connection._redis.connection_pool
-        one = await pool.get_connection()
-        await one.send_command("BLPOP", "lisa-test-nothing", 60)
+        assert await connection.execute(("PING",)) == b"PONG"
+        (one,) = connection._opened()._kept
+        waiting = asyncio.create_task(connection.execute(("BLPOP", "lisa-test-nothing", 60)))
+        await asyncio.sleep(0.01)
         one._parser._stream = None  # as if another task had disconnected it
+        one._reader.feed_data(b"+")
         with pytest.raises(redis.ConnectionError):
-            await one.read_response()
-        await pool.release(one)
+            await waiting
         assert await connection.execute(("PING",)) == b"PONG"
         await connection.close()
 
@@ -262,7 +262,7 @@ def test_tls_connections_share_a_context_until_a_file_changes(
 
 def test_session_tickets_are_no_reply(tls_url: str) -> None:
     """They arrive soon after the handshake, usually after the first command was sent."""
-    connection = make_client(Address.of(tls_url)).connection_pool.make_connection()
+    connection = Connection(Address.of(tls_url))._opened().inner.make_connection()
     connection.connect()
     wait_until(lambda: select.select([connection._sock], [], [], 0)[0])
     assert not connection.can_read()

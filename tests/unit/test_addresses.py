@@ -19,7 +19,6 @@ from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
 from lisa.core.redis.patience import Patience
-from lisa.core.redis.pools import is_usable_after
 from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
 
@@ -107,10 +106,7 @@ def test_case_and_blanks_around_a_url_are_of_no_account(url: str) -> None:
         assert not re.search("p@|%40", repr(found))
         assert ManagerSettings.load(redis=text).redis.url == found.url
         assert found.keywords().get("password") == ("p@ss[" if text != url else None)
-        assert (
-            Producer(text)._store.connection._redis.connection_pool.connection_kwargs["port"]
-            == 7000
-        )
+        assert Producer(text)._store.connection._opened().inner.connection_kwargs["port"] == 7000
 
 
 @pytest.mark.parametrize("url", BAD)
@@ -249,7 +245,7 @@ def test_refused_writes(frame: str) -> None:
         assert str(translated).startswith(f"here {told}")
         is_full = words.startswith("OOM")
         assert (errors.is_full(error), errors.passes(error)) == (is_full, not is_full)
-        assert is_usable_after(error) is not words.startswith("READONLY")
+        assert errors.is_usable_after(error) is not words.startswith("READONLY")
 
 
 def test_pauses_double_up_to_a_limit_and_reset_after_a_success() -> None:

@@ -104,8 +104,8 @@ def calls(source: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def made_clients(module: str, source: str) -> list[str]:
-    """Calls that construct a Redis client outside core.redis.clients."""
-    if module == "lisa.core.redis.clients":
+    """Calls that construct a Redis client outside core.redis.connection."""
+    if module == "lisa.core.redis.connection":
         return []
     bound = {
         one.asname or one.name.split(".")[0]

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from ssl import TLSVersion
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, urlencode
+
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.errors import ConfigError
@@ -52,6 +55,84 @@ applies to the calls of tasks, is 100."""
 _SENTINEL_CREDENTIALS = ("username", "password")
 
 
+MOST_S = 2_147_483
+"""The longest timeout; Python's sockets count milliseconds in 32 bits."""
+
+
+def _seconds(text: str) -> float:
+    """A timeout. Raises ValueError."""
+    found = float(text)
+    if not 0 < found <= MOST_S:
+        raise ValueError
+    return found
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise ValueError
+        return found
+
+    return parse
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError
+        return text
+
+    return parse
+
+
+_TEXT = (
+    "client_name",
+    "lib_name",
+    "lib_version",
+    "password",
+    "sentinel_password",
+    "sentinel_username",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_ciphers",
+    "ssl_keyfile",
+    "ssl_ocsp_expected_cert",
+    "ssl_password",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "username",
+)
+_AS_IN_REDIS_PY = (
+    "legacy_responses",
+    "retry_on_timeout",
+    "socket_keepalive",
+    "ssl_check_hostname",
+    "ssl_exclude_verify_flags",
+    "ssl_include_verify_flags",
+)
+_of_redis_py: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(_TEXT, str),
+    **{name: _of_redis_py[name] for name in _AS_IN_REDIS_PY},
+    "db": _integer(0),
+    "encoding": _one_of("utf-8"),  # keys and scripts have no other
+    "health_check_interval": _integer(0),
+    "max_connections": _integer(1),
+    "protocol": lambda text: int(_one_of("2", "3")(text)),
+    "socket_connect_timeout": _seconds,
+    "socket_read_size": _integer(1),
+    "ssl_cert_reqs": _one_of("none", "optional", "required"),
+    "ssl_min_version": lambda text: TLSVersion(int(text)),
+}
+"""Options of redis-py that the query of an address may contain, each with its parser, which raises
+ValueError. redis-py checks few of them, and reports mistakes when it connects.
+"""
+
+
 def chosen_url(url: str | None) -> str:
     """The given URL; else that of LISA_REDIS_URL; else localhost. Every role uses this rule."""
     if url is not None:
@@ -88,10 +169,8 @@ class Address:
         given = [value for name, value in query if name == "socket_timeout"]
         if not given:
             return
-        from lisa.core.redis.url_options import seconds  # late: few addresses have options
-
         try:
-            timeout_s = seconds(given[-1])
+            timeout_s = _seconds(given[-1])
         except ValueError:
             raise ConfigError(
                 f"{self.shown!r}: socket_timeout={given[-1]!r} is not a number of seconds above 0"
@@ -105,10 +184,8 @@ class Address:
         found: dict[str, Any] = {}
         if not self.parts.query:
             return found
-        from lisa.core.redis.url_options import PARSERS  # late: few addresses have options
-
         for name, value in parse_qsl(self.parts.query, keep_blank_values=True):
-            if name not in PARSERS:
+            if name not in _PARSERS:
                 raise ConfigError(f"{self.shown!r}: unknown option {name!r}")
             if name in found or (name == "db" and self.parts.database):
                 raise ConfigError(f"{self.shown!r}: {name} is given twice; remove one")
@@ -117,7 +194,7 @@ class Address:
             if name.startswith("sentinel_") and self.kind != "sentinel":
                 raise ConfigError(f"{self.shown!r}: the option {name!r} needs redis+sentinel://")
             try:
-                found[name] = PARSERS[name](value)
+                found[name] = _PARSERS[name](value)
             except ValueError:
                 raise ConfigError(f"{self.shown!r}: {name}={value!r} is not allowed") from None
         return found

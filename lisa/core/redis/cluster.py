@@ -11,46 +11,245 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import redis
+from redis import exceptions
+from redis.crc import key_slot
 
 from lisa.core.daemon.threads import in_thread
-from lisa.core.redis.cluster_flows import (
-    LOST,
-    CommandPage,
-    chain,
-    every_primary,
-    lose,
-    one_command,
-    slot_of,
-)
-from lisa.core.redis.exchange import aexchange, exchange
-from lisa.core.redis.flow import Command, adrive, drive
+from lisa.core.redis.errors import LOST
+from lisa.core.redis.flow import Command, Flow, adrive, drive
+from lisa.core.redis.pools import packed
 from lisa.core.redis.topology import NodeAddress, Topology
+
+MOST_REDIRECTIONS = 5
+_NODES_OWN = (redis.RedisError, exceptions.RedisClusterException, OSError)
+"""Errors of one node, which do not affect the replies of other nodes."""
+_NOT_COVERED = "its slot is not covered by the cluster"
+_READS = ("XREADGROUP", "XREAD")
+_SCRIPTED = ("EVALSHA", "EVAL")
+_CONTAINERS = ("XINFO", "XGROUP", "MEMORY", "OBJECT")
+_KEYLESS = frozenset(
+    {
+        "ACL",
+        "CLIENT",
+        "CLUSTER",
+        "COMMAND",
+        "CONFIG",
+        "DBSIZE",
+        "INFO",
+        "PING",
+        "PUBLISH",
+        "SCRIPT",
+        "TIME",
+    }
+)
+
+
+class _Send(msgspec.Struct, frozen=True):
+    """Send commands to a node; the replies may include errors of the server."""
+
+    node: NodeAddress
+    request: bytes
+    replies: int
+
+    def run(self, cluster: Any) -> Any:
+        """The replies; with the asyncio client, to be awaited."""
+        return cluster.exchange(self.node, self.request, self.replies)
+
+    arun = run
+
+
+class _Refresh:
+    """Refresh the topology, unless another caller has done so in the meantime."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._seen = topology.rounds
+
+    def run(self, cluster: Any) -> Any:
+        """Refresh the topology; with the asyncio client, to be awaited."""
+        return cluster.refresh(self._seen)
+
+    arun = run
+
+
+def _key_of(command: Command) -> str | bytes | None:
+    """The first key of a command; None for a command without keys."""
+    name = command[0]
+    if name in _KEYLESS or (name in _SCRIPTED and not int(command[2])):
+        return None
+    if name in _READS:
+        position = command.index("STREAMS") + 1
+    else:
+        position = 3 if name in _SCRIPTED else 2 if name in _CONTAINERS else 1
+    key = command[position]
+    return key if isinstance(key, bytes) else str(key)
+
+
+def slot_of(key: str | bytes) -> int:
+    """The hash slot of a key."""
+    return int(key_slot(key if isinstance(key, bytes) else key.encode()))
+
+
+def _node_of(topology: Topology, command: Command) -> NodeAddress | None:
+    """The node for a command; None without a key or a known owner."""
+    key = _key_of(command)
+    return None if key is None else topology.owner(slot_of(key))
+
+
+def _send(
+    topology: Topology, node: NodeAddress, commands: Sequence[Command], *, asking: bool = False
+) -> Flow[list[Any]]:
+    """Send commands to one node, and refresh the topology if it does not answer."""
+    # ASKING applies to one command only.
+    sent = [part for command in commands for part in (("ASKING",), command)] if asking else commands
+    try:
+        replies: list[Any] = yield _Send(node, packed(sent), len(sent))
+    except LOST as error:
+        yield from lose(topology, node, error)
+        raise
+    topology.answered(node)
+    return replies[1::2] if asking else replies
+
+
+def lose(topology: Topology, node: NodeAddress, error: BaseException) -> Flow[None]:
+    """Record that a node did not answer, and refresh the topology."""
+    if isinstance(error, exceptions.MaxConnectionsError):  # a local limit, not the node's
+        return
+    topology.failed(node)
+    with suppress(exceptions.RedisError, OSError):
+        yield _Refresh(topology)
+
+
+def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
+    """Run one command on its key's node, or on any node without a key; a list of one reply."""
+    if command[0] == "SCAN":
+        return (yield from _scan(topology, int(command[1]), command[2:]))
+    key = _key_of(command)
+    if key is not None:
+        return (yield from chain(topology, slot_of(key), [command]))
+    if not topology.primaries:
+        yield _Refresh(topology)
+    failed: BaseException = exceptions.ConnectionError("no node is known")
+    for node in topology.primaries:
+        try:
+            return (yield from _send(topology, node, [command]))
+        except LOST as error:
+            failed = error
+    yield _Refresh(topology)
+    raise failed
+
+
+def every_primary(topology: Topology, command: Command) -> Flow[list[tuple[str, Any]]]:
+    """Run one command on each primary; pairs of the node's name and its reply or error.
+
+    A node that did not answer shortly before is not asked: waiting for it would delay each call.
+    """
+    if not topology.primaries:
+        yield _Refresh(topology)
+    found: list[tuple[str, Any]] = []
+    for node in topology.primaries:
+        try:
+            if topology.has_failed(node):
+                raise exceptions.ConnectionError("it did not answer shortly before")
+            (reply,) = yield from _send(topology, node, [command])
+        except LOST as error:
+            reply = error
+        found.append((f"{node[0]}:{node[1]}", reply))
+    return found
+
+
+def _scan(topology: Topology, cursor: int, rest: Command) -> Flow[list[Any]]:
+    # The caller's cursor combines the node's own cursor and the node's index.
+    if not topology.primaries:
+        yield _Refresh(topology)
+    node, inner = topology.scan_node(cursor)
+    keys: list[Any] = []
+    if node is None:
+        inner = 0
+    else:
+        (reply,) = yield from _send(topology, node, [("SCAN", inner, *rest)])
+        if isinstance(reply, Exception):
+            return [reply]
+        inner, keys = int(reply[0]), reply[1]
+    return [[b"%d" % topology.scan_cursor(cursor, inner), keys]]
+
+
+def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[list[Any]]:
+    """Run commands on the node that owns a slot, following redirections."""
+    node = topology.owner(slot)
+    if node is None:
+        yield _Refresh(topology)
+        node = topology.owner(slot)
+        if node is None:
+            raise exceptions.SlotNotCoveredError(_NOT_COVERED)
+    replies = yield from _send(topology, node, commands)
+    for _ in range(MOST_REDIRECTIONS):
+        first = replies[0]
+        if isinstance(first, exceptions.ClusterDownError):
+            yield _Refresh(topology)
+        if not isinstance(first, exceptions.AskError):  # the base class of MovedError
+            return replies
+        node = topology.redirected(first.host, first.port, node)
+        asking = not isinstance(first, exceptions.MovedError)
+        if not asking:
+            topology.moved(first.slot_id, node)
+        replies = yield from _send(topology, node, commands, asking=asking)
+    if isinstance(replies[0], exceptions.AskError):
+        raise exceptions.ClusterError(f"more than {MOST_REDIRECTIONS} redirections: {replies[0]}")
+    return replies
+
+
+class CommandPage:
+    """A page of commands, run one after another.
+
+    A node that did not answer receives no further command of the page. Otherwise a hanging node
+    would cost a socket timeout per command.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._lost: dict[NodeAddress, Exception] = {}
+
+    def run(self, command: Command) -> Flow[Any]:
+        """The reply to a command, or the error of its node."""
+        topology = self._topology
+        known = _node_of(topology, command) if self._lost else None
+        if known in self._lost:
+            return self._lost[known]
+        try:
+            (reply,) = yield from one_command(topology, command)
+        except _NODES_OWN as error:
+            reply = error
+        if isinstance(reply, LOST) and (node := _node_of(topology, command)) is not None:
+            self._lost[node] = reply
+        return reply
 
 
 class _Nodes:
-    """The clients of a cluster's nodes, created on first use."""
+    """The pools of a cluster's nodes, created on first use."""
 
     def __init__(self, topology: Topology, connect: Callable[[NodeAddress], Any]) -> None:
         self.topology = topology
         self._connect = connect
         self._lock = threading.Lock()
-        self._clients: dict[NodeAddress, Any] = {}
+        self._pools: dict[NodeAddress, Any] = {}
         self._left: list[Any] = []
 
-    def client(self, node: NodeAddress) -> Any:
-        """The client of a node, whether or not the node is known to own slots."""
-        found = self._clients.get(node)
+    def pool(self, node: NodeAddress) -> Any:
+        """The pool of a node, whether or not the node is known to own slots."""
+        found = self._pools.get(node)
         if found is None:
             with self._lock:
-                found = self._clients.get(node)
+                found = self._pools.get(node)
                 if found is None:
                     members = {*self.topology.members, node}
-                    gone = [one for one in self._clients if one not in members]
-                    self._left += [self._clients.pop(one) for one in gone]
-                    found = self._clients[node] = self._connect(node)
+                    gone = [one for one in self._pools if one not in members]
+                    self._left += [self._pools.pop(one) for one in gone]
+                    found = self._pools[node] = self._connect(node)
         return found
 
     def named(self, name: str) -> NodeAddress:
@@ -59,104 +258,102 @@ class _Nodes:
         return host, int(port)
 
     def _take_left(self) -> list[Any]:
-        """The clients of nodes that have left the cluster, to be closed."""
+        """The pools of nodes that have left the cluster, to be closed."""
         with self._lock:
             left, self._left = self._left, []
         return left
 
     def _take_all(self) -> list[Any]:
         with self._lock:
-            clients, self._clients = [*self._clients.values(), *self._left], {}
+            pools, self._pools = [*self._pools.values(), *self._left], {}
             self._left = []
-        return clients
+        return pools
 
 
-class RawCluster(_Nodes):
-    """A blocking cluster client with raw replies; safe to share between threads."""
+class Cluster(_Nodes):
+    """A blocking client; safe to share between threads."""
 
-    def send(self, command: Command) -> Any:
+    def execute(self, command: Command) -> Any:
         """Run one command on the node of its key, or without a key on any primary that answers."""
         (reply,) = drive(one_command(self.topology, command), self)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def each(self, commands: Sequence[Command]) -> Iterator[Any]:
+    def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
         """Run commands, each when its reply is requested; the replies may include errors."""
         page = CommandPage(self.topology)
         for command in commands:
             yield drive(page.run(command), self)
 
-    def send_to_each(self, command: Command) -> list[tuple[str, Any]]:
+    def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
         """Run one command on each primary; pairs of the node's name and its reply or error."""
         return drive(every_primary(self.topology, command), self)
 
-    def chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Run commands on the node that holds `key`; the replies may include errors."""
         return drive(chain(self.topology, slot_of(key), commands), self)
 
     def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
         """Send packed commands to a node, and return its replies."""
-        pool = self.client(node).connection_pool
+        pool = self.pool(node)
         for left in self._take_left() if self._left else ():
-            left.connection_pool.disconnect(inuse_connections=False)
-        return list(exchange(pool, request, count))
+            left.close_idle()
+        return list(pool.exchange(request, count))
 
     def refresh(self, seen: int) -> None:
         """Refresh the topology; see `Topology.refresh`."""
         self.topology.refresh(seen)
 
-    def pubsub(self, channel: str, name: str = "") -> Any:
+    def subscribe(self, channel: str, name: str = "") -> Any:
         """Subscribe to a channel on the named node, or on any primary that is thought to answer."""
         if not self.topology.primaries:
             self.topology.refresh()
         node = self.named(name) if name else self.topology.primaries[0]
-        client: redis.Redis = self.client(node)
-        listener = client.pubsub(ignore_subscribe_messages=True)
         try:
-            listener.subscribe(channel)
+            return self.pool(node).subscribe(channel)
         except LOST as error:
             drive(lose(self.topology, node, error), self)
             raise
-        return listener
 
     def close(self) -> None:
         """Close all connections."""
-        for client in self._take_all():
-            client.close()
+        for pool in self._take_all():
+            pool.close()
 
 
-class AsyncRawCluster(_Nodes):
-    """An asyncio cluster client with raw replies."""
+class AsyncCluster(_Nodes):
+    """An asyncio client."""
 
     _refreshing: asyncio.Future[bool] | None = None
 
-    async def send(self, command: Command) -> Any:
-        """See `RawCluster.send`."""
+    async def execute(self, command: Command) -> Any:
+        """See `Cluster.execute`."""
         (reply,) = await adrive(one_command(self.topology, command), self)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    async def each(self, commands: Sequence[Command]) -> list[Any]:
-        """See `RawCluster.each`."""
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """See `Cluster.begin`."""
         page = CommandPage(self.topology)
         return [await adrive(page.run(command), self) for command in commands]
 
-    async def send_to_each(self, command: Command) -> list[tuple[str, Any]]:
-        """See `RawCluster.send_to_each`."""
+    async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+        """See `Cluster.execute_on_each`."""
         return await adrive(every_primary(self.topology, command), self)
 
-    async def chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
-        """See `RawCluster.chain`."""
+    async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        """See `Cluster.execute_chain`."""
         return await adrive(chain(self.topology, slot_of(key), commands), self)
 
     async def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
-        """See `RawCluster.exchange`."""
-        pool = self.client(node).connection_pool
+        """See `Cluster.exchange`."""
+        pool = self.pool(node)
         for left in self._take_left() if self._left else ():
-            await left.connection_pool.disconnect(inuse_connections=False)
-        return await aexchange(pool, request, count)
+            await left.close_idle()
+        replies: list[Any] = await pool.exchange(request, count)
+        return replies
 
     async def refresh(self, seen: int) -> None:
         """Refresh the topology on another thread, one for all tasks; see `Topology.refresh`."""
@@ -167,8 +364,8 @@ class AsyncRawCluster(_Nodes):
             if seen != self.topology.rounds:
                 return
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close all connections."""
         self._refreshing = None  # the next call may come from another event loop
-        for client in self._take_all():
-            await client.aclose()
+        for pool in self._take_all():
+            await pool.close()

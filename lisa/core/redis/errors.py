@@ -12,6 +12,8 @@ from lisa.core.transitions import loader
 
 ClientError = (client.RedisError, client.RedisClusterException, OSError, EOFError)
 """All exceptions that a connection may raise."""
+LOST = (client.ConnectionError, client.TimeoutError, OSError)
+"""Those after which it is unknown whether the server has handled the command."""
 
 _PASSING = (
     client.ConnectionError,
@@ -39,6 +41,9 @@ _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the scri
 _LOCAL = re.compile(r"redis://(localhost|127\.0\.0\.1|\[::1\])?(:|/|$)")
 _IN_SCRIPT = re.compile(r"^Error running script .*?: -(?=[A-Z]+ )")
 """How Redis 6.2 begins an error of a command in a script."""
+_CUT = ("handler is closed", "transport is closed")
+"""Messages of uvloop and asyncio for a connection that was closed while in use."""
+_STREAMS = frozenset({"writelines", "drain", "write", "read", "feed_data", "close", "at_eof"})
 _PASSING_WORDS = (
     "READONLY",
     "UNBLOCKED",
@@ -78,6 +83,26 @@ def is_full(error: BaseException | None) -> bool:
 def is_read_only(error: BaseException | None) -> bool:
     """Whether the server refused a write because it is a read-only replica."""
     return isinstance(error, client.ReadOnlyError) or _text_of(error).startswith("READONLY")
+
+
+def is_cut(error: BaseException) -> bool:
+    """Whether an asyncio connection was closed while in use, as by another task."""
+    if isinstance(error, AttributeError):
+        return error.obj is None and error.name in _STREAMS
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _CUT)
+
+
+def is_usable_after(error: BaseException) -> bool:
+    """Whether a connection can be used again: its replies were read, and its server takes writes.
+
+    If it has become a read-only replica, a new connection may reach the primary that replaced it.
+    """
+    return isinstance(error, client.ResponseError) and not is_read_only(error)
+
+
+def is_shared_fault(error: BaseException) -> bool:
+    """Whether an error of one connection says that the idle connections are useless as well."""
+    return isinstance(error, client.ConnectionError | client.TimeoutError) or is_read_only(error)
 
 
 class Refusal(NamedTuple):

@@ -1,4 +1,7 @@
-"""Drops connections to demoted primaries.
+"""Asks sentinels for the primary, and drops connections to demoted primaries.
+
+All sentinels are asked in parallel, and the latest configuration counts. redis-py's own client uses
+the first answer; a partitioned sentinel would send clients back to a former primary.
 
 A primary that hangs, is partitioned, or is replaced while it runs keeps its connections: calls wait
 for a reply until the socket timeout, or write to a server whose data will be discarded. While a
@@ -11,19 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import redis
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
 from lisa.core.redis.address import Address
-from lisa.core.redis.topology import NodeAddress
+from lisa.core.redis.errors import passes
+from lisa.core.redis.pools import interrupt
+from lisa.core.redis.topology import OTHERS_S, NodeAddress, ask_together
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +39,67 @@ IDLE_S = 5.0
 
 Ask = Callable[[], set[NodeAddress]]
 Hook = Callable[[Any], None]
+
+
+_State = Mapping[str, Any]
+
+
+class _LatestEpoch:
+    """Chooses the primary from all answers. Only a majority may return to an earlier epoch."""
+
+    _epoch = -1
+
+    def _chosen(self: Any, service: str, answers: Sequence[Any]) -> tuple[str, int]:
+        states: list[_State] = [
+            answer[service]
+            for answer in answers
+            if not isinstance(answer, BaseException) and service in answer
+        ]
+        latest = max((state["config-epoch"] for state in states), default=-1)
+        if latest >= self._epoch or 2 * len(states) > len(self.sentinels):
+            for state in states:
+                if state["config-epoch"] == latest and self.check_master_state(state, service):
+                    self._epoch = latest
+                    return state["ip"], state["port"]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors and not states and not any(map(passes, errors)):
+            raise errors[0]  # a wrong password, or servers that are no sentinels
+        why = "no usable primary" if states else "no Sentinel knows a service of this name"
+        shown = "; ".join([why, *map(str, errors)])
+        raise MasterNotFoundError(f"service {service!r}: {shown}")
+
+
+class Sentinels(_LatestEpoch, Sentinel):
+    """Blocking Sentinel client."""
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """The primary's address. Raises MasterNotFoundError."""
+        answers = ask_together(list(self.sentinels), lambda one: one.sentinel_masters())
+        return self._chosen(service_name, answers)
+
+
+class AsyncSentinels(_LatestEpoch, AsyncSentinel):
+    """Asyncio Sentinel client."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """The primary's address. Raises MasterNotFoundError."""
+        waiting = {asyncio.ensure_future(one.sentinel_masters()) for one in self.sentinels}
+        done: set[asyncio.Future[Any]] = set()
+        within_s: float | None = None  # each request has its own timeout
+        try:
+            while waiting:
+                some, waiting = await asyncio.wait(
+                    waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                done |= some
+                if not some:
+                    break
+                if any(one.exception() is None for one in some):
+                    within_s = OTHERS_S
+        finally:
+            for one in waiting:
+                one.cancel()
+        return self._chosen(service_name, [one.exception() or one.result() for one in done])
 
 
 class _Watch:
@@ -120,15 +187,6 @@ class _Watch:
                 loop.call_soon_threadsafe(_abort, connection)
         else:
             interrupt(connection)
-
-
-def interrupt(connection: Any) -> None:
-    """End the calls of other threads on a blocking connection with an error."""
-    sock = connection._sock  # noqa: SLF001  redis-py cannot interrupt a blocked read
-    if sock is not None:
-        with suppress(OSError):
-            # Not SSLSocket.shutdown, which removes the TLS session from the reading thread.
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _abort(connection: Any) -> None:

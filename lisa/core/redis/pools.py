@@ -1,148 +1,337 @@
-"""redis-py's connection pools, with a shortcut for a connection whose replies were all read.
+"""Pools of connections to one server, on which commands are run. Nothing is retried here.
 
-For each command, redis-py's pool polls the connection, takes locks and counts for metrics, which
-costs as much processor time as the command's round trip. A kept connection skips all of this. Ten
-times a second, and after each error, a connection passes through redis-py's pool as usual, which
-finds connections that the server closed, renews credentials and replaces connections to a former
-primary.
+redis-py's pool polls a connection, takes locks and counts for metrics at each command, which costs
+as much processor time as the command's round trip. A connection whose replies were all read is kept
+beside redis-py's pool and skips all of this. Ten times a second, and after each error, a connection
+passes through redis-py's pool as usual, which finds connections that the server closed, renews
+credentials and replaces connections to a former primary. Its `execute_command` would add retries
+and reply conversion, which are not wanted either.
+
+TLS contexts are shared between the connections of a process. redis-py creates a context for each
+connection, and reads the system's certificates each time: 27 ms of CPU time, during which an event
+loop is blocked. A process that opens twenty connections after a failover would exceed its timeouts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from ssl import SSLContext
 from typing import Any
 
+import hiredis
 import redis
-import redis.asyncio as aredis
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
-from redis.sentinel import SentinelConnectionPool
+from redis._parsers import _HiredisParser
+from redis.asyncio import connection as asyncio_connection
+from redis.client import PubSub
+from redis.connection import SSLConnection
 
-from lisa.core.redis.errors import is_read_only
+from lisa.core.redis.errors import is_cut, is_shared_fault, is_usable_after
+from lisa.core.redis.flow import Command
 
 CHECK_EVERY_S = 0.1
+Context = asyncio_connection.RedisSSLContext
+
+_FILES = ("keyfile", "certfile", "ca_certs", "ca_path")
+_SETTINGS = tuple(name for name in Context.__slots__ if name != "context")
+_contexts: dict[tuple[str, ...], tuple[tuple[int, ...], SSLContext]] = {}
 
 
-def is_usable_after(error: BaseException) -> bool:
-    """Whether a connection can be used again: its replies were read, and its server takes writes.
+def packed(commands: Sequence[Command]) -> bytes:
+    """Encode commands for one write, without redis-py's checks, which cost more than this."""
+    pack: Any = hiredis.pack_command
+    return b"".join([pack(tuple(command)) for command in commands])
 
-    If it has become a read-only replica, a new connection may reach the primary that replaced it.
+
+class Pool:
+    """Blocking connections to one server, or to the primary that the sentinels name.
+
+    Safe to share between threads.
+
+    inner: redis-py's pool, for which kept connections are in use.
     """
-    return isinstance(error, redis.ResponseError) and not is_read_only(error)
 
-
-def is_shared_fault(error: BaseException) -> bool:
-    """Whether an error of one connection says that the idle connections are useless as well."""
-    return isinstance(error, redis.ConnectionError | redis.TimeoutError) or is_read_only(error)
-
-
-class _Kept:
-    """Keeps a pool's unused connections; redis-py counts them as in use."""
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, inner: redis.ConnectionPool) -> None:
+        self.inner = inner
+        inner.connection_class = with_shared_contexts(inner.connection_class)
         self._kept: list[Any] = []
         self._check_at = 0.0
-        super().__init__(*args, **keywords)
 
-    def keep(self, connection: Any) -> None:
-        """Keep a connection whose replies have all been read; for any other, call `release`."""
+    def execute(self, command: Command) -> Any:
+        """Send one command. Raises the client's errors."""
+        request = packed((command,))
+        connection = self._take()
+        try:
+            connection.send_packed_command((request,))
+            reply = connection.read_response()
+        except BaseException as error:
+            self._give_back(connection, error)
+            raise
         self._kept.append(connection)
+        return reply
+
+    def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
+        """Send commands together and yield the replies, which may include errors.
+
+        The caller must consume all replies; otherwise the connection is closed.
+        """
+        return self.exchange(packed(commands), len(commands))
+
+    def exchange(self, request: bytes, count: int) -> Iterator[Any]:
+        """Send packed commands now, and yield their `count` replies, as `begin` does."""
+        connection = self._take()
+        try:
+            connection.send_packed_command((request,))
+        except BaseException as error:
+            self._give_back(connection, error)
+            raise
+        return self._replies(connection, count)
+
+    def _replies(self, connection: Any, left: int) -> Iterator[Any]:
+        fault: BaseException | None = None
+        try:
+            while left:
+                try:
+                    reply = connection.read_response()
+                except redis.ResponseError as error:
+                    reply = error
+                    fault = fault if is_usable_after(error) else error
+                left -= 1
+                yield reply
+        except BaseException as error:  # also if the caller drops the rest
+            fault = error if left else fault
+            raise
+        finally:
+            self._give_back(connection, fault)
+
+    def subscribe(self, channel: str, _node: str = "") -> PubSub:
+        """Subscribe to a channel on a separate connection."""
+        pubsub = PubSub(self.inner, ignore_subscribe_messages=True)
+        pubsub.subscribe(channel)
+        return pubsub
+
+    def interrupt(self) -> None:
+        """Shut down all connections on which callers wait for replies."""
+        self._return_kept()
+        with self.inner._lock:  # noqa: SLF001  redis-py has no other way
+            busy = list(self.inner._in_use_connections)  # noqa: SLF001
+        for connection in busy:
+            interrupt(connection)
+
+    def close_idle(self) -> None:
+        """Close the connections that are not in use; later commands open new ones."""
+        self._return_kept()
+        self.inner.disconnect(inuse_connections=False)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._return_kept()
+        self.inner.disconnect()
+        for sentinel in _sentinels(self.inner):
+            sentinel.close()
 
     def _take(self) -> Any:
-        """A kept connection, or None if there is none or a check is due."""
-        return self._pop() if time.monotonic() < self._check_at else None
-
-    def _pop(self) -> Any:
-        try:
-            return self._kept.pop()  # atomic: threads share the pool
-        except IndexError:
-            return None
-
-
-class _Blocking(_Kept):
-    pid: int
-
-    def reset(self) -> None:
-        """Forget all connections, at the start and in a forked child."""
-        self._kept = []
-        super().reset()  # type: ignore[misc]  # the pool's
-
-    def get_connection(self, *args: Any, **keywords: Any) -> Any:
         """A connection that is ready for a command."""
-        kept = self._take() if os.getpid() == self.pid else None
-        if kept is not None:
-            return kept
-        self._give_back()
-        return super().get_connection(*args, **keywords)  # type: ignore[misc]
+        if os.getpid() != self.inner.pid:  # a forked child
+            self._kept = []
+        elif time.monotonic() < self._check_at:
+            try:
+                return self._kept.pop()  # atomic: threads share the pool
+            except IndexError:
+                pass
+        self._return_kept()
+        return self.inner.get_connection()
 
-    def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002  redis-py's
-        """Close the idle connections, or all."""
-        self._give_back()
-        super().disconnect(inuse_connections)  # type: ignore[misc]
-
-    def discard(self, connection: Any, error: BaseException) -> None:
-        """Take back a connection that cannot be used again after an error.
+    def _give_back(self, connection: Any, error: BaseException | None) -> None:
+        """Take back a connection whose replies were read, or that cannot be used after an error.
 
         If the server did not answer, or takes no writes, the idle connections are closed as well:
         whatever happened to one, such as a firewall that forgot them, happened to all.
         """
+        if error is None or is_usable_after(error):
+            self._kept.append(connection)
+            return
         connection.disconnect()  # the reply may still arrive
-        self.release(connection)  # type: ignore[attr-defined]
+        self.inner.release(connection)
         if is_shared_fault(error):
-            self.disconnect(inuse_connections=False)
+            self.close_idle()
 
-    def busy(self) -> list[Any]:
-        """The connections on which callers wait for replies."""
-        self._give_back()
-        with self._lock:  # type: ignore[attr-defined]
-            return list(self._in_use_connections)  # type: ignore[attr-defined]
-
-    def _give_back(self) -> None:
+    def _return_kept(self) -> None:
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        while (connection := self._pop()) is not None:
-            self.release(connection)  # type: ignore[attr-defined]
+        while self._kept:
+            try:
+                self.inner.release(self._kept.pop())
+            except IndexError:  # another thread was faster
+                return
 
 
-class Pool(_Blocking, redis.ConnectionPool):
-    """Connections to one server."""
+class AsyncPool:
+    """Asyncio version of `Pool`; belongs to the event loop that first uses it."""
 
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        inner.connection_class = with_shared_contexts(inner.connection_class)
+        self._kept: list[Any] = []
+        self._check_at = 0.0
 
-class SentinelPool(_Blocking, SentinelConnectionPool):
-    """Connections to the primary that the sentinels name."""
+    async def execute(self, command: Command) -> Any:
+        """Send one command. Raises the client's errors."""
+        (reply,) = await self.exchange(packed((command,)), 1)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; the replies may include errors."""
+        return await self.exchange(packed(commands), len(commands))
 
-class _Async(_Kept):
-    async def get_connection(self, *args: Any, **keywords: Any) -> Any:
+    async def exchange(self, request: bytes, count: int) -> list[Any]:
+        """Send packed commands and return their `count` replies, which may include errors."""
+        task, connection, replies = asyncio.current_task(), None, list[Any]()
+        cancelled, fault = task.cancelling() if task else 0, None
+        try:
+            connection = await self._take()
+            await connection.send_packed_command((request,))
+            if task and task.cancelling() > cancelled:
+                # redis-py sends within `asyncio.wait_for`, which loses a cancellation that arrives
+                # as the call completes, before Python 3.12.
+                raise asyncio.CancelledError
+            while len(replies) < count:
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    fault = fault if is_usable_after(error) else error
+        except BaseException as error:
+            await self._give_back(connection, error)
+            if is_cut(error):  # the event loop's own exception
+                raise redis.ConnectionError(f"the connection was closed: {error}") from error
+            raise
+        if fault is None:
+            self._kept.append(connection)
+        else:
+            await self._give_back(connection, fault)
+        return replies
+
+    async def close_idle(self) -> None:
+        """Close the connections that are not in use; later commands open new ones."""
+        await self._return_kept()
+        for idle in list(self.inner._available_connections):  # noqa: SLF001
+            await idle.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._return_kept()
+        await self.inner.disconnect()
+        for sentinel in _sentinels(self.inner):
+            await sentinel.aclose()
+
+    async def _take(self) -> Any:
         """A connection that is ready for a command."""
-        kept = self._take()
-        if kept is not None:
-            return kept
-        await self._give_back()
-        return await super().get_connection(*args, **keywords)  # type: ignore[misc]
+        if self._kept and time.monotonic() < self._check_at:
+            return self._kept.pop()
+        await self._return_kept()
+        return await self.inner.get_connection()
 
-    async def discard(self, connection: Any, error: BaseException) -> None:
-        """See `Pool.discard`."""
-        await connection.disconnect(nowait=True)
-        await self.release(connection)  # type: ignore[attr-defined]
-        if is_shared_fault(error):
-            await self._give_back()
-            for idle in list(self._available_connections):  # type: ignore[attr-defined]
-                await idle.disconnect(nowait=True)
+    async def _give_back(self, connection: Any, error: BaseException) -> None:
+        """Take back a connection that cannot be used after an error; see `Pool._give_back`.
 
-    async def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Close the idle connections, or all."""
-        await self._give_back()
-        await super().disconnect(inuse_connections)  # type: ignore[misc]
+        Without a connection, one that was cut while it was set up is among the idle ones.
+        """
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+            await self.inner.release(connection)
+        if is_cut(error) or (connection is not None and is_shared_fault(error)):
+            await self.close_idle()
 
-    async def _give_back(self) -> None:
+    async def _return_kept(self) -> None:
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        while (connection := self._pop()) is not None:
-            await self.release(connection)  # type: ignore[attr-defined]
+        while self._kept:
+            await self.inner.release(self._kept.pop())
 
 
-class AsyncPool(_Async, aredis.ConnectionPool):
-    """Connections of an event loop to one server."""
+def _sentinels(inner: Any) -> Sequence[Any]:
+    """The clients of the sentinels, which remain open when a pool is closed."""
+    manager = getattr(inner, "sentinel_manager", None)
+    return manager.sentinels if manager is not None else ()
 
 
-class AsyncSentinelPool(_Async, AsyncSentinelConnectionPool):
-    """Connections of an event loop to the primary that the sentinels name."""
+def interrupt(connection: Any) -> None:
+    """End the calls of other threads on a blocking connection with an error."""
+    sock = connection._sock  # noqa: SLF001  redis-py cannot interrupt a blocked read
+    if sock is not None:
+        with suppress(OSError):
+            # Not SSLSocket.shutdown, which removes the TLS session from the reading thread.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+# -- TLS
+
+
+@cache
+def with_shared_contexts(kind: Any) -> Any:
+    """A subclass of a connection class that shares its TLS contexts; `kind` itself without TLS."""
+    if issubclass(kind, SSLConnection):
+        replaced = {"_wrap_socket_with_ssl": _wrap, "can_read": _can_read}
+        return type(kind.__name__, (kind,), replaced)
+    if issubclass(kind, asyncio_connection.SSLConnection):
+        return type(kind.__name__, (kind,), {"_connection_arguments": _arguments})
+    return kind
+
+
+def _shared(settings: Context) -> SSLContext:
+    """The context for these settings; a new one if a file has changed, such as a certificate."""
+    key = tuple(repr(getattr(settings, name)) for name in _SETTINGS)
+    paths = [getattr(settings, name) for name in _FILES]
+    changed = tuple(Path(path).stat().st_mtime_ns for path in paths if path)
+    found = _contexts.get(key)
+    if found is None or found[0] != changed:
+        found = _contexts[key] = (changed, settings.get())
+    return found[1]
+
+
+def _wrap(connection: Any, sock: Any) -> Any:
+    """Replaces `SSLConnection._wrap_socket_with_ssl`."""
+    if connection.ssl_validate_ocsp or connection.ssl_validate_ocsp_stapled:
+        return SSLConnection._wrap_socket_with_ssl(connection, sock)  # noqa: SLF001
+    settings = Context(
+        keyfile=connection.keyfile,
+        certfile=connection.certfile,
+        cert_reqs=connection.cert_reqs,
+        include_verify_flags=connection.ssl_include_verify_flags,
+        exclude_verify_flags=connection.ssl_exclude_verify_flags,
+        ca_certs=connection.ca_certs,
+        ca_data=connection.ca_data,
+        ca_path=connection.ca_path,
+        check_hostname=connection.check_hostname,
+        min_version=connection.ssl_min_version,
+        ciphers=connection.ssl_ciphers,
+        password=connection.certificate_password,
+    )
+    return _shared(settings).wrap_socket(sock, server_hostname=connection.host)
+
+
+def _can_read(connection: Any, timeout: float = 0) -> bool:
+    """Replaces `SSLConnection.can_read`, which only sees that the socket received something.
+
+    After the handshake of TLS 1.3 servers send session tickets. On a connection that has not read a
+    reply yet, redis-py takes them for one, and closes the connection.
+    """
+    if not SSLConnection.can_read(connection, timeout):
+        return False
+    parser = connection._parser  # noqa: SLF001
+    if not isinstance(parser, _HiredisParser) or parser._reader.has_data():  # noqa: SLF001
+        return True
+    return bool(parser.read_from_socket(timeout=0, raise_on_timeout=False))  # keeps what it reads
+
+
+def _arguments(connection: Any) -> Any:
+    """Replaces `_connection_arguments` of asyncio's SSLConnection."""
+    connection.ssl_context.context = _shared(connection.ssl_context)
+    return asyncio_connection.SSLConnection._connection_arguments(connection)  # noqa: SLF001

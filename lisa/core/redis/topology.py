@@ -13,19 +13,27 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 
-from lisa.core.redis.address import Address
-from lisa.core.redis.parallel import ask_together
+from lisa.core.redis.address import SENTINEL_TIMEOUT_S, Address
+from lisa.core.redis.pools import Pool
 
 SLOTS = 16_384
 SAMPLE = 3
 """Number of nodes to ask first; the others are asked only if none of these is reliable."""
 AVOIDED_S = 30.0
 """How long a node that did not answer comes last for commands without a key."""
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+OTHERS_S = 0.1
+"""Time to wait for further answers after the first."""
 
 NodeAddress = tuple[str, int]
 
@@ -82,13 +90,13 @@ def _newest(views: Sequence[View]) -> View | None:
 class Topology:
     """One cluster's slots, shared by all clients in the process with the same address.
 
-    `connect` creates a client for one node, with short timeouts. `rounds` counts the refreshes.
+    `connect` creates a pool for one node, with short timeouts. `rounds` counts the refreshes.
     """
 
     def __init__(
         self,
         seeds: Sequence[NodeAddress],
-        connect: Callable[[NodeAddress], redis.Redis],
+        connect: Callable[[NodeAddress], Pool],
         remap: Callable[[NodeAddress], NodeAddress] | None = None,
     ) -> None:
         self._seeds = list(seeds)
@@ -102,7 +110,7 @@ class Topology:
         self._view: View | None = None
         self._owners: list[NodeAddress | None] = [None] * SLOTS
         self._failed: dict[NodeAddress, float] = {}
-        self._probes: dict[NodeAddress, redis.Redis] = {}
+        self._probes: dict[NodeAddress, Pool] = {}
         self._scanned: list[NodeAddress] = []
 
     def owner(self, slot: int) -> NodeAddress | None:
@@ -228,10 +236,7 @@ class Topology:
             probe = self._probes.get(node)
             if probe is None:
                 probe = self._probes[node] = self._connect(node)
-        with probe.pipeline(transaction=False) as pipe:
-            pipe.execute_command("CLUSTER", "INFO")
-            pipe.execute_command("CLUSTER", "SLOTS")
-            info, slots = pipe.execute(raise_on_error=False)
+        info, slots = probe.begin([("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
         if isinstance(slots, Exception):
             raise slots
         is_up, epoch = True, None
@@ -252,6 +257,36 @@ class Topology:
         if host in {"", "?"}:  # a node reports this for itself if it does not know its own host
             host = asked[0]
         return self._remap((host, int(reported[1])))
+
+
+def ask_together(asked: Iterable[A], ask: Callable[[A], T]) -> list[T | Exception]:
+    """Call `ask` for all items in parallel and return the answers and errors that arrive in time.
+
+    After the first answer, the others get `OTHERS_S` more.
+    """
+    replies: SimpleQueue[T | Exception] = SimpleQueue()
+
+    def work(one: A) -> None:
+        try:
+            replies.put(ask(one))
+        except Exception as error:  # noqa: BLE001  errors are returned as answers
+            replies.put(error)
+
+    count = 0
+    for one in asked:
+        count += 1
+        try:
+            threading.Thread(target=work, args=(one,), name="lisa-ask", daemon=True).start()
+        except RuntimeError:  # the thread limit is reached, or the process is exiting
+            work(one)
+    found: list[T | Exception] = []
+    ends = time.monotonic() + 2 * SENTINEL_TIMEOUT_S  # one for connecting, one for the reply
+    with suppress(Empty):
+        while len(found) < count:
+            found.append(replies.get(timeout=max(0.0, ends - time.monotonic())))
+            if not isinstance(found[-1], Exception):
+                ends = min(ends, time.monotonic() + OTHERS_S)
+    return found
 
 
 _known: weakref.WeakValueDictionary[Any, Topology] = weakref.WeakValueDictionary()
