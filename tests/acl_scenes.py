@@ -18,14 +18,13 @@ from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
-from lisa.core.store import manager_watch, presence
+from lisa.core.store import presence
 from lisa.core.transitions import loader
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.renew import Renew
+from lisa.core.transitions.groups import Undeclare
+from lisa.core.transitions.lease import Reclaim, Renew
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
 from lisa.producer import sending
@@ -66,7 +65,7 @@ def produce(stage: Stage) -> None:
         producer.send("limited", "x", delay=MINUTE)
         with (
             mock.patch.object(sending, "REGISTER_EVERY_S", 0.0),
-            mock.patch.object(manager_watch, "OVERDUE", timedelta(0)),
+            mock.patch.object(presence, "OVERDUE", timedelta(0)),
         ):
             producer.send("overdue", "x", delay=timedelta(milliseconds=1))
             time.sleep(0.002)

@@ -18,11 +18,11 @@ from lisa.core.model.message import Message
 from lisa.core.model.options import encode
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.core.transitions.lease import FIRST, Reclaim
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.reclaim import FIRST, Reclaim
+from lisa.core.transitions.topic import Configure
 from tests.rows import Item, enqueue
 from tests.servers import open_store, wait_until
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from lisa.core.model.stream import Entry
 from lisa.core.redis.address import Address
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.delivery import Pull
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
 from lisa.producer import AsyncProducer, Producer, SendOutcome
 from tests.servers import open_store
 

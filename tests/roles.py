@@ -9,12 +9,12 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.change import Reschedule
+from lisa.core.transitions.delivery import Open, Opened
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.core.transitions.open import Open, Opened
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.topic import Configure
 from lisa.manager.expirer import Expirer
 from lisa.manager.promoter import Promoter
 from lisa.manager.reclaimer import Reclaimer

@@ -13,7 +13,7 @@ from lisa.core.model.sharding import Layout, Topic
 from lisa.core.redis.flow import Command, Execute, Flow, Pause
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue

@@ -6,21 +6,19 @@ from collections.abc import Generator
 from typing import Any, TypeAlias
 
 from benchmarks.safety.fill import GROUP
-from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.delivery.opening import AHEAD_BYTES
 from lisa.core.model.envelope import encode_envelope, encode_tail
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import STEPS_PER_CALL, Transition
-from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.change import Cancel
+from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.open import Open
-from lisa.core.transitions.prune import Prune
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.read import Read
+from lisa.core.transitions.journal import Prune, Read
 from lisa.core.transitions.restore import Restore, RestoreItem
+from lisa.core.transitions.topic import Configure
 from lisa.producer.calls import MOST, Single, calls, combine, fitting
 
 TOPIC, JOURNALED = "bodies", "journaled"

@@ -18,25 +18,17 @@ from lisa.core.model.stream import Entry
 from lisa.core.store.store import chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
-from lisa.core.transitions.expire import Expire
-from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.garbage import Purge, Requeue
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.mend import Mend
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.journal import Prune
+from lisa.core.transitions.lease import FIRST, Extend, Reclaim, Release, Renew
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.prune import Prune
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.reclaim import FIRST, Reclaim
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.renew import Renew
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.trim import Trim
+from lisa.core.transitions.upkeep import Expire, Mend, Trim
 from lisa.producer.calls import HIGH_COST, REPLACE_COST
 
 TOKEN = "T" * 8

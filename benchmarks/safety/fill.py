@@ -12,10 +12,10 @@ from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.enqueue import Enqueue
-from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 
 TOPIC, GROUP, HOLDER = "orders", "lisa", "holder"
 BATCH = 500

@@ -17,9 +17,9 @@ from lisa.core.store.presence import GONE_AFTER
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import states_of
 from lisa.core.store.store import Store, chunks
-from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.clear import Clear
-from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.change import Cancel, Cancelled
+from lisa.core.transitions.topic import Clear
+from lisa.core.transitions.upkeep import Mend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,7 @@ from lisa.admin.shards import shards
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.paging import PAGE
 from lisa.core.store.store import Store, chunks, grouped
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.requeue import Requeue
+from lisa.core.transitions.garbage import Purge, Requeue
 
 STEPS_PER_S = 4
 """Steps per second of an action at a pace."""

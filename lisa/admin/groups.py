@@ -13,7 +13,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 
 
 def unsettled_in_all(store: Store, topic: str, group: str) -> Flow[int]:

@@ -11,7 +11,7 @@ from lisa.core.model.stream import entry_fields, entry_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import Store, grouped
-from lisa.core.transitions.prune import archive_records
+from lisa.core.transitions.journal import archive_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

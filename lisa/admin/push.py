@@ -30,8 +30,8 @@ from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 
 FIELD = "push:"
 SECRET_HEAD = "whsec_"  # noqa: S105 - how Standard Webhooks marks a secret, not one itself

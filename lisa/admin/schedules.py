@@ -12,7 +12,7 @@ from lisa.core.model.recurring.definition import Record, occurrence_id
 from lisa.core.model.recurring.ticks import is_overdue, ticks_between
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
-from lisa.core.store.manager_watch import OVERDUE
+from lisa.core.store.presence import OVERDUE
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.inspect import Inspect
 

@@ -20,7 +20,7 @@ from lisa.core.model.stream import entry_fields
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
-from lisa.core.transitions.read import Read as ReadJournal
+from lisa.core.transitions.journal import Read as ReadJournal
 
 BEFORE_MS, AFTER_MS = 1_000, 5_000
 MOST_AROUND = 2_000

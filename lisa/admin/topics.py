@@ -19,8 +19,8 @@ from lisa.core.store.replies import counters, summed
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.inspect import parted
+from lisa.core.transitions.topic import Configure
 
 TOPICS_PER_STEP = 100
 

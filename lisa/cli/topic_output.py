@@ -56,8 +56,7 @@ def late_warning(store: SyncStore, late_ms: int, what: str = "messages") -> str 
     """The same for messages or schedules that are late by that much."""
     from lisa.admin.roles import managers
     from lisa.core.model.clock import duration_ms
-    from lisa.core.store.manager_watch import OVERDUE, warning
-    from lisa.core.store.presence import write_refusal
+    from lisa.core.store.presence import OVERDUE, warning, write_refusal
 
     refusal = store.drive(write_refusal(store, store.keys.managers))
     if refusal is not None:

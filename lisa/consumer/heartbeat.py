@@ -26,10 +26,10 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import own_shard
 from lisa.core.redis.flow import Command
 from lisa.core.store import presence
-from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
+from lisa.core.store.presence import LAST_LOOK_S, ManagerWatch
 from lisa.core.store.replies import microseconds, pairs
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.forget import Forget
+from lisa.core.transitions.groups import Forget
 
 
 class Announcer:

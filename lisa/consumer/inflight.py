@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from lisa.core.delivery.decode import settlement_of
+from lisa.core.delivery.opening import settlement_of
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import (
@@ -25,9 +25,8 @@ from lisa.core.model.outcomes import (
 )
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.ack import Settlement
-from lisa.core.transitions.defer import Postpone
-from lisa.core.transitions.open import Limits
-from lisa.core.transitions.retry import Fail
+from lisa.core.transitions.delivery import Limits
+from lisa.core.transitions.retry import Fail, Postpone
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ from lisa.consumer.inflight import Held, ThreadQueue
 from lisa.consumer.membership import Membership
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.defer import Deferral, Postpone
-from lisa.core.transitions.extend import Begun, Extend
-from lisa.core.transitions.release import Release
+from lisa.core.transitions.lease import Begun, Extend, Release
+from lisa.core.transitions.retry import Deferral, Postpone
 
 log = logging.getLogger("lisa.consumer")
 

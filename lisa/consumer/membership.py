@@ -15,7 +15,7 @@ from lisa.core.delivery.group_resolution import (
 )
 from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 
 log = logging.getLogger("lisa.consumer")
 

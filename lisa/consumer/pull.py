@@ -36,15 +36,12 @@ from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.errors import ClientError, passes, translated
 from lisa.core.redis.flow import Command, Flow, Link, Pause, awaiting, blocking
 from lisa.core.store import presence
-from lisa.core.store.manager_watch import ManagerWatch
-from lisa.core.store.presence import unique_name
+from lisa.core.store.presence import ManagerWatch, unique_name
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import ById
-from lisa.core.transitions.defer import Deferral, Postpone
-from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Fail, Failed, Failure
+from lisa.core.transitions.lease import Extend, Release
+from lisa.core.transitions.retry import Deferral, Fail, Failed, Failure, Postpone
 
 T = TypeVar("T")
 

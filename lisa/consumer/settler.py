@@ -27,8 +27,7 @@ from lisa.core.model.signals import Signals, call_receivers, everywhere
 from lisa.core.redis.flow import Command, Execute, Flow
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.defer import Deferral, Postpone
-from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
+from lisa.core.transitions.retry import Deferral, Fail, Failed, Failure, Postpone, Retried
 
 log = logging.getLogger("lisa.consumer")
 

@@ -14,9 +14,15 @@ from lisa.consumer.leases import Leases, Releases
 from lisa.consumer.membership import Membership
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
-from lisa.core.delivery.body_size import AHEAD_BYTES, Average, BodySize
-from lisa.core.delivery.decode import unpack
-from lisa.core.delivery.opening import Opening, StreamRead, from_entries
+from lisa.core.delivery.opening import (
+    AHEAD_BYTES,
+    Average,
+    BodySize,
+    Opening,
+    StreamRead,
+    from_entries,
+    unpack,
+)
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.outcomes import reason_of
@@ -24,7 +30,7 @@ from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.delivery import Open, Opened
 
 AHEAD_S = 0.05
 MOST = 250

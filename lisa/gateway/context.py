@@ -23,8 +23,7 @@ from lisa.core.redis.connection import AsyncConnection
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import presence
 from lisa.core.store.batcher import Batcher
-from lisa.core.store.runner import caller
-from lisa.core.store.store import AsyncStore
+from lisa.core.store.store import AsyncStore, caller
 from lisa.gateway.access import (
     EVERYTHING,
     Access,

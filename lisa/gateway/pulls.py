@@ -17,8 +17,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from lisa.core.daemon.threads import unforeseen
-from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.group_resolution import was_emptied
+from lisa.core.delivery.opening import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource, Taken
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
@@ -27,10 +27,9 @@ from lisa.core.model.sharding import Shard, Topic, own_shard
 from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.errors import ClientError
-from lisa.core.store.runner import caller
-from lisa.core.store.store import AsyncStore, chunks
-from lisa.core.transitions.pull import Pulled
-from lisa.core.transitions.release import Release
+from lisa.core.store.store import AsyncStore, caller, chunks
+from lisa.core.transitions.delivery import Pulled
+from lisa.core.transitions.lease import Release
 from lisa.gateway.pull_groups import BEAT_S, GroupJoins, PullPresence, UnknownGroup
 from lisa.gateway.settling import Receipt, encode_receipt
 

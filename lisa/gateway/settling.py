@@ -18,11 +18,17 @@ from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.base import ById
-from lisa.core.transitions.defer import Deferral, Postpone, Postponed
-from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
+from lisa.core.transitions.lease import Extend, Release
+from lisa.core.transitions.retry import (
+    Deferral,
+    Fail,
+    Failed,
+    Failure,
+    Postpone,
+    Postponed,
+    Retried,
+)
 
 _LATENESS = frozenset((*LETTERS, *FORMER, EARLY, NO_LATENESS))
 

@@ -19,8 +19,8 @@ from lisa.core.model.sharding import topic_of
 from lisa.core.store.schedule_calls import tick_all
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
-from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.core.transitions.upkeep import Expire, Expired
 from lisa.manager.signal_queue import SignalQueue
 
 _OCCURRENCE = re.compile(r"(.+)@(-?\d+)", re.DOTALL)

@@ -13,7 +13,7 @@ from lisa.core.model.sharding import Shard, Topic, topic_of
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
+from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicLog

@@ -29,8 +29,7 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.redis import errors
 from lisa.core.redis.patience import Patience
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.reclaim import ClockState, Reclaim, Reclaimed, ReclaimedMessage
-from lisa.core.transitions.renew import Renew
+from lisa.core.transitions.lease import ClockState, Reclaim, Reclaimed, ReclaimedMessage, Renew
 from lisa.core.transitions.retry import Failed
 from lisa.manager.bulk_reads import ask_all, head_command, head_ms, int_or, topics_with_keys
 from lisa.manager.idle_topics import IdleTopics

@@ -29,8 +29,8 @@ from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import lost_shards, spread, unnamed
 from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 from lisa.manager.bulk_reads import PAGE, ask_all, topics_with_keys
 from lisa.manager.loop import Outcome
 from lisa.manager.nodes import Nodes

@@ -50,12 +50,9 @@ from lisa.core.store.reshard import (
     unnamed,
 )
 from lisa.core.store.store import SyncStore, chunks, grouped
-from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.base import text
-from lisa.core.transitions.clear import Clear
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.prune import archive_records
-from lisa.core.transitions.set_layout import SetLayout
+from lisa.core.transitions.journal import archive_records
+from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
 from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.nodes import Nodes
 from lisa.manager.topic_log import TopicErrors, TopicLog

@@ -22,10 +22,10 @@ from lisa.core.model.message import Message
 from lisa.core.model.sharding import topic_of
 from lisa.core.model.signals import call_receivers, everywhere
 from lisa.core.store.store import SyncStore, chunks
-from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.core.transitions.reclaim import ReclaimedMessage
+from lisa.core.transitions.lease import ReclaimedMessage
 from lisa.core.transitions.retry import Failed
+from lisa.core.transitions.upkeep import Expired
 
 LONGEST_QUEUE = 10_000
 LEAVE_S = 5.0

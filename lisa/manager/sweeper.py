@@ -16,16 +16,16 @@ from lisa.core.metrics.numbers import Tally
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard
-from lisa.core.store import group_removal, presence, removal_mark
+from lisa.core.store import group_removal, presence
 from lisa.core.store.paging import readable
 from lisa.core.store.presence import ConsumerPresence, write_refusal
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import exact_text, text
-from lisa.core.transitions.expire import Expired
-from lisa.core.transitions.forget import Forget
-from lisa.core.transitions.purge import Purge
+from lisa.core.transitions.garbage import Purge
+from lisa.core.transitions.groups import Forget
+from lisa.core.transitions.upkeep import Expired
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.expirer import Expirer
 from lisa.manager.topic_log import TopicLog
@@ -113,7 +113,7 @@ class Sweeper:
             self._store.drive(self._store.groups(topic))
             return True
         is_left = not used and _is_idle(seen, long_ago) and not self._configured(topic)
-        return bool(aging or any(consumers) or removal_mark.marked(options) or is_left)
+        return bool(aging or any(consumers) or group_removal.marked(options) or is_left)
 
     def step(self, topic: str) -> bool:
         """Clean up one topic; returns whether the topic is idle and not listed any more.
@@ -159,11 +159,11 @@ class Sweeper:
         return ended
 
     def _finish_removals(self, topic: str) -> None:
-        groups = self._store.drive(removal_mark.being_removed(self._store, topic))
+        groups = self._store.drive(group_removal.being_removed(self._store, topic))
         allowance = group_removal.Allowance(MOST_CALLS, self._stopped)
         for group in sorted(groups):
             flow = group_removal.finish(
-                self._store, Shard(topic), group, removal_mark.ABANDONED_MS, allowance=allowance
+                self._store, Shard(topic), group, group_removal.ABANDONED_MS, allowance=allowance
             )
             found = self._store.drive(flow)
             if found and (found.settled or found.is_done):

@@ -12,8 +12,7 @@ from lisa.core.metrics.numbers import Tally
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
-from lisa.core.transitions.mend import Mend
-from lisa.core.transitions.trim import Trim, Trimmed
+from lisa.core.transitions.upkeep import Mend, Trim, Trimmed
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.topic_log import TopicLog
 

@@ -27,8 +27,8 @@ from lisa.core.store import schedules
 from lisa.core.store.schedule_reads import record_page
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
+from lisa.core.transitions.change import Reschedule, Rescheduled
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicErrors, TopicLog

@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lisa.core.transitions.cancel import Cancelled
+from lisa.core.transitions.change import Cancelled, Rescheduled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import Single
 from lisa.producer.plan import DueOptions, Late, Outgoing, RetryDelays, SendOptions, option_texts
 from lisa.producer.producer import AsyncProducer, Producer

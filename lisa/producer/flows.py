@@ -11,9 +11,8 @@ from lisa.core.model.errors import DuplicateMessage, InvalidMessage
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.change import Cancel, Cancelled, Rescheduled
 from lisa.core.transitions.enqueue import Sent
-from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
 from lisa.producer.plan import (
     NOW,

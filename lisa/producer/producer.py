@@ -21,7 +21,7 @@ from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Await, Flow, awaiting, blocking, rename_inherited
 from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
-from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.change import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.producer.calls import Single, async_pieces, check_iterable, combine, fitting, pieces
 from lisa.producer.flows import Flows

@@ -14,12 +14,11 @@ from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.middleware import all_idle
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.flow import Flow
-from lisa.core.store.manager_watch import ManagerWatch
+from lisa.core.store.presence import ManagerWatch
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import ById
-from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
-from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.producer.calls import Encoded, Single, calls, encode, single, single_call
 from lisa.producer.plan import Outgoing, SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport

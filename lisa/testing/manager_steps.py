@@ -18,7 +18,7 @@ from lisa.core.redis.flow import Command
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.manager.bulk_reads import head_command, head_ms
 from lisa.manager.expirer import Expirer
 from lisa.manager.promoter import Promoter

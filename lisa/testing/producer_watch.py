@@ -10,8 +10,8 @@ from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.sharding import topic_of
 from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import ById
+from lisa.core.transitions.change import Reschedule
 from lisa.core.transitions.enqueue import Enqueue, Sent
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.producer.sending import Sending
 from lisa.testing.records import SentMessage, dated, sent_by
 

@@ -19,9 +19,8 @@ from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.inspection import FoundMessage, State
 from lisa.core.transitions.base import ById, HasWindow
-from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
-from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.core.transitions.schedule import NewOccurrence
 from lisa.producer.producer import AsyncProducer, BaseProducer, Producer
 from lisa.testing.recorded_schedules import AsyncRecordedStore, RecordedStore

@@ -28,7 +28,7 @@ from lisa.core.redis.failover import AsyncSentinels, Sentinels
 from lisa.core.redis.flow import Chain, Execute, Flow, Step
 from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, topology_of
 from lisa.core.store.store import AsyncStore
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.embedded.server import HOST, free_port
 from tests import topologies
 from tests.integration.test_connection import cut_while_connecting

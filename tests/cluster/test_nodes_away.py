@@ -16,7 +16,7 @@ from lisa.admin.doctor import examine
 from lisa.core.metrics import topics
 from lisa.core.redis.address import SOCKET_TIMEOUT_S
 from lisa.core.settings.gateway import GatewayServerSettings
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.embedded.server import HOST
 from lisa.manager import idle_topics
 from lisa.manager.nodes import PROBE_TIMEOUT_S

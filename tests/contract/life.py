@@ -7,12 +7,11 @@ from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.store import Store
 from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.change import Cancel, Cancelled
+from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import Sent
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.open import Open
-from lisa.core.transitions.pull import Pull
 from tests.contract.bench import TOPIC, item
 from tests.rows import enqueue
 

@@ -9,37 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 from unittest.mock import ANY
 
-from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.clear import Clear
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Deferral, Postpone
+from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.delivery import Limits, Open, Pull
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.expire import Expire
-from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.forget import Forget
+from lisa.core.transitions.garbage import Purge, Requeue
+from lisa.core.transitions.groups import Declare, Forget, Undeclare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.mend import Mend
-from lisa.core.transitions.open import Limits, Open
+from lisa.core.transitions.journal import Prune, Read
+from lisa.core.transitions.lease import Extend, Reclaim, Release, Renew
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.prune import Prune
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.read import Read
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.renew import Renew
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
-from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from lisa.core.transitions.schedule import NewOccurrence, Schedule
-from lisa.core.transitions.set_layout import SetLayout
-from lisa.core.transitions.trim import Trim
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
+from lisa.core.transitions.upkeep import Expire, Mend, Trim
 from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
 from tests.contract.state import FAR, FOREIGN, LONG, G, Row, envelope
 from tests.rows import enqueue

@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 
-from lisa.core.delivery import window_check
+from lisa.core.delivery import opening
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
-from lisa.core.transitions.extend import Begun, Extend
+from lisa.core.transitions.delivery import Limits, Open, Pull, Pulled
 from lisa.core.transitions.inspect import GroupState, Inspect
-from lisa.core.transitions.open import Limits, Open
+from lisa.core.transitions.lease import Begun, Extend, Reclaim, Release
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull, Pulled
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.retry import Deferral, Deferred, Fail, Failure, Postpone, Postponed
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, LONG, G, Row, envelope
 from tests.servers import wait_until
@@ -194,14 +190,14 @@ def test_a_header_without_a_zone_is_counted_and_logged_once(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of messages whose sender did not know the window, as of schedules; UTC applies."""
-    monkeypatch.setattr(window_check, "_told", set())
+    monkeypatch.setattr(opening, "_told", set())
     bench.put(options={"window": "always; tz=@zone-of"}, body="ab", lisa=HELD)
     for message_id in "ab":
         body = encode_envelope("A" * 8, "x", {"zone-of": "CEST"})
         bench.store.ask("SET", bench.keys.body(message_id), body)
         call = Open(TOPIC, "lisa", [bench.opening("a")])
         bench.store.drive(Opening(bench.store).open(call))
-    assert bench.store.ask("HGET", bench.keys.stats, window_check.UNKNOWN_ZONES) == b"2"
+    assert bench.store.ask("HGET", bench.keys.stats, opening.UNKNOWN_ZONES) == b"2"
     (told,) = [one.getMessage() for one in caplog.records if "'CEST'" in one.getMessage()]
     assert told.startswith(f"topic {TOPIC}: header 'zone-of': unknown time zone 'CEST'; write")
     assert told.endswith("; UTC applies")

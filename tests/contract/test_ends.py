@@ -7,12 +7,11 @@ import pytest
 
 from lisa.core.transitions.ack import Ack
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import Sent
-from lisa.core.transitions.expire import Expire, Expired
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.garbage import Purge, Requeue
+from lisa.core.transitions.groups import Undeclare
+from lisa.core.transitions.upkeep import Expire, Expired
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, LONG, G, Row
 

@@ -7,7 +7,7 @@ import pytest
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.transitions import loader
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row

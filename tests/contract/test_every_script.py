@@ -7,9 +7,8 @@ import pytest
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.open import Open
-from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.delivery import Open, Pull
+from lisa.core.transitions.lease import Extend
 from lisa.core.transitions.schedule import Schedule
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.samples import CASES, LIVE, SAMPLES, comparable

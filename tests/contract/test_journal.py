@@ -4,8 +4,8 @@ import pytest
 
 from lisa.core.model.keys import Keys
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.open import Open
-from lisa.core.transitions.prune import Prune, Pruned
+from lisa.core.transitions.delivery import Open
+from lisa.core.transitions.journal import Prune, Pruned
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
 from tests.rows import enqueue

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from lisa.core.model.errors import GroupRemoved
-from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
+from lisa.core.transitions.upkeep import Mend
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, FOREIGN, G, Row, envelope
 

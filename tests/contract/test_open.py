@@ -11,7 +11,7 @@ from lisa.core.delivery.opening import PLAIN_MOST, Opening
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.transitions import loader
-from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.delivery import Open, Opened
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row, envelope

@@ -6,16 +6,21 @@ from typing import Any, NamedTuple
 import pytest
 
 from lisa.core.transitions.ack import Ack, Acked
-from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.defer import Deferral, Deferred, Postpone, Postponed
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.core.transitions.expire import Expire, Expired
-from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.reschedule import Reschedule, Rescheduled
-from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
+from lisa.core.transitions.garbage import Purge, Requeue
+from lisa.core.transitions.lease import Extend, Release
+from lisa.core.transitions.retry import (
+    Deferral,
+    Deferred,
+    Fail,
+    Failed,
+    Failure,
+    Postpone,
+    Postponed,
+    Retried,
+)
+from lisa.core.transitions.upkeep import Expire, Expired
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
 

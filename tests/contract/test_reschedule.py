@@ -5,8 +5,7 @@ import pytest
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.core.transitions.change import Cancel, Reschedule, Rescheduled
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, G, Row
 

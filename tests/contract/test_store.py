@@ -17,14 +17,12 @@ from lisa.core.redis.patience import MAX_REPAIRS
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.core.transitions import loader
 from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.lease import Reclaim
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.contract.bench import TOPIC, Bench, item

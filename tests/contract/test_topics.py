@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished, TooManyGroups
-from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.ack import Ack, Settlement
-from lisa.core.transitions.clear import Clear
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.groups import Declare, Undeclare, Undeclared
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.undeclare import Undeclare, Undeclared
+from lisa.core.transitions.topic import Absorb, Clear, Configure
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
 

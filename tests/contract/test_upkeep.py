@@ -4,15 +4,12 @@ from typing import Any
 
 from lisa.core.model.options import SUSPECT_REASON
 from lisa.core.model.stream import read_command
-from lisa.core.transitions.defer import Deferral, Postpone
-from lisa.core.transitions.forget import Forget
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.delivery import Open
+from lisa.core.transitions.groups import Forget
+from lisa.core.transitions.lease import ClockState, Reclaim, Reclaimed, Release, Renew, Renewed
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.reclaim import ClockState, Reclaim, Reclaimed
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.renew import Renew, Renewed
-from lisa.core.transitions.retry import Failed, Retried
-from lisa.core.transitions.trim import Trim, Trimmed
+from lisa.core.transitions.retry import Deferral, Failed, Postpone, Retried
+from lisa.core.transitions.upkeep import Trim, Trimmed
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, FOREIGN, LONG, G, Row
 

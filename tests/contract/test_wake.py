@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.change import Reschedule
+from lisa.core.transitions.garbage import Requeue
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.lease import Reclaim
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.topic import Configure
+from lisa.core.transitions.upkeep import Mend
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
 from tests.rows import enqueue

@@ -13,7 +13,7 @@ from lisa.core.model.clock import ms_datetime
 from lisa.core.model.recurring.define import ScheduleOptions, define
 from lisa.core.store import schedules
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.change import Reschedule
 from lisa.embedded.server import free_port
 from tests.faults.kill_lives import RETRY_DELAYS, Life
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from lisa.admin.fsck import check as fsck
 from lisa.core.transitions import loader
-from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.lease import FIRST, Reclaim
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.reclaim import FIRST, Reclaim
+from lisa.core.transitions.upkeep import Expire
 from tests.faults.kill_children import Child
 from tests.faults.kill_points import Point, is_plain_read, read_log
 from tests.roles import Cast

@@ -17,11 +17,11 @@ from typing import Any
 
 from lisa.consumer import Consumer
 from lisa.consumer.inflight import Held
-from lisa.core.delivery import window_check
+from lisa.core.delivery import opening
 from lisa.core.model.envelope import has_window
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard, Retry
-from lisa.core.transitions.open import Limits
+from lisa.core.transitions.delivery import Limits
 
 TOPIC = "orders"
 HANDLED = Path("handled")
@@ -38,7 +38,7 @@ def note(message: Message) -> None:
 def close_windows_early() -> None:
     """Let the window of each message that has one close before its handler starts, once."""
     closed: set[bytes] = set()
-    real = window_check.limits_of
+    real = opening.limits_of
 
     def limits_of(head: bytes, topic_window: str, now_ms: int, unknown: Any) -> Limits | None:
         token = head[1:9]
@@ -51,7 +51,7 @@ def close_windows_early() -> None:
         if limits.opens_ms < limits.closes_ms:  # those above
             self.limits, self.closes = Limits(0, limits.opens_ms), at
 
-    window_check.limits_of = limits_of
+    opening.limits_of = limits_of
     Held.close_at = close_at  # type: ignore[method-assign]
 
 

@@ -171,7 +171,7 @@ def test_a_server_that_starts_after_its_consumer_and_is_killed_in_the_middle(
 POISON = """
 import asyncio, os, time
 from lisa.consumer import Consumer
-from lisa.core.delivery import decode as unpacking
+from lisa.core.delivery import opening as unpacking
 from lisa.core.model.envelope import decode_content
 
 consumer = Consumer()

@@ -32,9 +32,9 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.store.paging import START
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.groups import Undeclare
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.gateway.push import some_topics
 from lisa.gateway.push.network import Allowed, GatewayFault, GuardedBackend, NotAllowed
 from lisa.gateway.push.poster import Poster, PushVerdict, sign

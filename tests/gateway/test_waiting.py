@@ -21,9 +21,8 @@ from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import group_removal
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.pull import Pull, Pulled
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.delivery import Pull, Pulled
+from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.gateway import pull_groups, pulls
 from lisa.gateway.context import GatewayContext

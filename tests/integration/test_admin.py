@@ -18,12 +18,10 @@ from lisa.core.model.errors import ConfigError, GroupRemoved, TopicInUse
 from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.server_checks import Check, CheckResult, without_append_only_file
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.delivery import Open, Pull
+from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.open import Open
-from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
 from tests.servers import connect, open_store, wait_until

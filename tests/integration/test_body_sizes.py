@@ -21,10 +21,10 @@ from lisa.core.model.envelope import HEAD_BYTES, decode_envelope, encode_envelop
 from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.store.store import portions
+from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.journal import Read
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.read import Read
 from lisa.core.transitions.restore import Restore, RestoreItem
 from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway

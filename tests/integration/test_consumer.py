@@ -18,8 +18,8 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard, Retry
 from lisa.core.model.signals import everywhere
+from lisa.core.transitions.garbage import Purge
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.purge import Purge
 from lisa.manager import Manager
 from lisa.producer import Outgoing, Producer
 from tests.consumers import Bench, Blocking, heard, settled, state_of

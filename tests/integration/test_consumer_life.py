@@ -21,7 +21,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Undeclare
 from tests.consumers import Bench, Blocking, ignore, presences, presences_running, settled, state_of
 from tests.servers import flush, wait_until
 from tests.shards import Split

@@ -19,7 +19,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
 from lisa.core.store import group_removal, presence
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests import clusters
 from tests.consumers import Bench, Blocking, ignore, presences_running, settled, state_of

@@ -15,7 +15,7 @@ import pytest
 from lisa.consumer import Batch, Consumer
 from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.settler import Settler
-from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.delivery.opening import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard

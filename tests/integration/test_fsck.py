@@ -12,11 +12,10 @@ from lisa import Consumer, Manager, Message, Producer, Retry
 from lisa.admin.fsck import KINDS, CheckReport, check
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.keys import GroupKeys, TopicKeys
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.groups import Undeclare
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.roles import Cast
 from tests.rows import Item, enqueue

@@ -26,7 +26,7 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence
 from lisa.core.store.store import SCHEMA_VERSION
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.manager import Manager

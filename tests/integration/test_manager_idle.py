@@ -14,7 +14,7 @@ import redis
 
 from lisa import Manager
 from lisa.core.store.presence import ManagerPresence
-from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.delivery import Pull
 from lisa.manager import engine, idle_topics, reclaimer
 from tests.roles import Cast
 from tests.servers import least, wait_until

@@ -15,7 +15,7 @@ from lisa.admin import topics
 from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.message import Message
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.delivery import Open
 from lisa.manager import reclaimer
 from lisa.manager.bulk_reads import PAGE
 from lisa.manager.loop import Outcome

@@ -17,8 +17,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.core.store.registration import IDLE_AFTER_MS
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler

@@ -10,7 +10,7 @@ import redis
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import ChannelSubscription, Connection
 from lisa.core.store import presence
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.nodes import Node
 from lisa.manager.plan import Plan, Schedules

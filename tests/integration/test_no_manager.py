@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from lisa import Consumer, Manager, Producer
 from lisa.cli.main import main
-from lisa.core.store import manager_watch, presence
+from lisa.core.store import presence
 from lisa.producer import sending
 from tests.gateways import NO_TLS, Gateway
 from tests.producers import Either
@@ -23,7 +23,7 @@ SAID = "topic orders: messages are overdue by "
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All times are a fraction of the usual ones."""
-    monkeypatch.setattr(manager_watch, "OVERDUE", timedelta(milliseconds=50))
+    monkeypatch.setattr(presence, "OVERDUE", timedelta(milliseconds=50))
     monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=100))
 
 

@@ -20,9 +20,9 @@ import lisa
 from lisa.core.model.clock import OLDEST_DUE_MS, ms_datetime
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.purge import Purge
+from lisa.core.transitions.garbage import Purge
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.topic import Configure
 from lisa.producer import AsyncProducer, Outgoing, Producer, Sent
 from tests.producers import Either, Topic
 from tests.rows import Item, enqueue

@@ -15,7 +15,7 @@ import redis
 
 from lisa.core.model.errors import ConfigError, DuplicateMessage, ServerUnavailable
 from lisa.core.redis.address import Address
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Outgoing, Producer, Sent

@@ -13,8 +13,8 @@ import pytest_asyncio
 import redis
 
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, ServerUnavailable, TopicFull
-from lisa.core.store.runner import caller
-from lisa.core.transitions.configure import Configure
+from lisa.core.store.store import caller
+from lisa.core.transitions.topic import Configure
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Cancelled
 from tests.producers import Topic

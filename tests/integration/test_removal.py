@@ -13,9 +13,8 @@ from lisa.core.model.errors import RemovalUnfinished
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
 from lisa.core.transitions import loader
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Declare, Undeclare
+from lisa.core.transitions.topic import Configure
 from tests.shards import ORDERS, SENT, Halting, Split
 
 ONLY_AUDIT, BOTH = {("audit",)}, {("audit", "lisa")}

@@ -24,10 +24,10 @@ from lisa.core.store.inspection import FoundMessage
 from lisa.core.store.schedule_calls import tick_all
 from lisa.core.store.schedule_reads import ScheduleInfo
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.schedule import ScheduleOutcome
+from lisa.core.transitions.topic import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock

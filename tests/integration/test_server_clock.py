@@ -13,8 +13,8 @@ import pytest
 from lisa import Consumer, Manager, Message
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.sharding import Shard
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
-from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.delivery import Pull
+from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS
 from lisa.manager.pruner import Pruner
 from lisa.manager.server_clock import STEP_S
 from tests.roles import Cast, Services

@@ -28,7 +28,7 @@ from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Execute
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.lease import Reclaim
 from lisa.manager.loop import Loop
 from lisa.manager.nodes import Node
 from lisa.manager.promoter import Promoter

@@ -16,9 +16,8 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
 from lisa.core.redis.flow import Command
 from lisa.core.store.reshard import spread
-from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue
-from lisa.core.transitions.set_layout import SetLayout
+from lisa.core.transitions.topic import Configure, SetLayout
 from lisa.manager.sharder import Sharder
 from lisa.producer import Outgoing, Producer
 from tests.producers import Either

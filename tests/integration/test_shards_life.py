@@ -22,7 +22,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.manager.sampler import Sampler
 from lisa.manager.sharder import Sharder
 from lisa.pipeline.source.events import number_of

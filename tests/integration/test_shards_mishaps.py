@@ -22,8 +22,8 @@ from lisa.core.redis.connection import Connection
 from lisa.core.store import group_removal
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Undeclare
+from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.registry import Registry

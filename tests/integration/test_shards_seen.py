@@ -11,8 +11,8 @@ from lisa.admin.messages import LiveState, Row
 from lisa.core.metrics import topics as metrics
 from lisa.core.model.message import Message
 from lisa.core.store.presence import ConsumerPresence
+from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.producer import Outgoing
 from tests.servers import wait_until

@@ -17,7 +17,7 @@ from lisa.admin.fsck import check
 from lisa.cli.main import main
 from lisa.core.model.clock import zone_of
 from lisa.core.model.windows import local_time as local_times
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock

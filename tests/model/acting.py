@@ -18,22 +18,15 @@ from lisa.core.store import group_removal
 from lisa.core.store.store import Store
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Deferral, Postpone
+from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.expire import Expire
-from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.garbage import Purge, Requeue
+from lisa.core.transitions.groups import Declare, Undeclare
+from lisa.core.transitions.lease import Extend, Reclaim, Release
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
+from lisa.core.transitions.upkeep import Expire
 from tests.model.interleaving import TOPIC, Event, answered, makes_roles
 from tests.rows import Item, enqueue
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from lisa.admin import fsck
 from lisa.core.model.keys import TopicKeys
 from lisa.core.redis.flow import Flow, Pause, Step, drive
-from lisa.core.store import removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import Sent
 from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
@@ -126,7 +126,7 @@ def declared_in(keys: TopicKeys, moment: Moment) -> set[str]:
 
 def half_removed(keys: TopicKeys, moment: Moment) -> set[str]:
     """The groups whose removal has begun but not finished."""
-    return removal_mark.marked(pairs(moment.seen.get(keys.options, ())))
+    return group_removal.marked(pairs(moment.seen.get(keys.options, ())))
 
 
 def held_by(

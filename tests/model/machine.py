@@ -17,24 +17,16 @@ from lisa.core.model.recurring.definition import Record
 from lisa.core.model.stream import Entry as Read
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.defer import Deferral, Postpone
+from lisa.core.transitions.delivery import Limits, Open, Pull
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.expire import Expire
-from lisa.core.transitions.extend import Begun, Extend
-from lisa.core.transitions.forget import Forget
-from lisa.core.transitions.open import Limits, Open
+from lisa.core.transitions.garbage import Purge, Requeue
+from lisa.core.transitions.groups import Declare, Forget, Undeclare
+from lisa.core.transitions.lease import FIRST, Begun, Extend, Reclaim, Reclaimed, Release
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.reclaim import FIRST, Reclaim, Reclaimed
-from lisa.core.transitions.release import Release
-from lisa.core.transitions.requeue import Requeue
-from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from lisa.core.transitions.schedule import NewOccurrence, Schedule
-from lisa.core.transitions.trim import Trim
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.topic import Configure
+from lisa.core.transitions.upkeep import Expire, Trim
 from tests.model import delivering, managing, operating, scheduling, sending
 from tests.model.delivering import Receipt
 from tests.model.draws import (

@@ -9,9 +9,9 @@ from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from tests.model.acting import (
     FAR,

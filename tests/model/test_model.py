@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.extend import Begun
+from lisa.core.transitions.lease import Begun
 from lisa.embedded import EmbeddedServer
 from tests.model.draws import FAR, HOUR, OVERLAPS
 from tests.model.machine import Machine

@@ -24,9 +24,9 @@ from lisa.core.redis.flow import Flow, drive
 from lisa.core.store import schedule_calls, schedules
 from lisa.core.store.store import Store, SyncStore
 from lisa.core.transitions.base import Transition
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.schedule import ScheduleOutcome
+from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from tests.model.acting import FAR, canceller, consumer, manager
 from tests.model.interleaving import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded import EmbeddedServer
 from lisa.pipeline.archive import Archive, open_archive

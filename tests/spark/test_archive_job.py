@@ -20,7 +20,7 @@ from lisa.cli.pipeline.archive import _print_result
 from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.jobs import archive_run
 from lisa.pipeline.jobs.archive import ArchiveResult

@@ -20,7 +20,7 @@ from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.windows.local_time import LocalTime
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.topic import Configure
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import journal_tail, restore_tasks

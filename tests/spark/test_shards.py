@@ -20,7 +20,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import Shard, Topic, shard_suffix, topic_of
 from lisa.core.transitions.base import text
 from lisa.core.transitions.inspect import Inspection
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
+from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import Archive
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord

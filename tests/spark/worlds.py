@@ -18,15 +18,14 @@ from lisa.core.model.envelope import fence_of
 from lisa.core.model.stream import Entry
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
-from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.change import Cancel
+from lisa.core.transitions.delivery import Open, Pull
+from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.inspect import Inspect
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.lease import Release
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.upkeep import Expire
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA

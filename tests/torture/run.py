@@ -20,7 +20,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.recurring.define import define
 from lisa.core.model.recurring.ticks import next_tick
 from lisa.core.store import schedule_reads, schedules
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 from tests.torture.faults import begin, draw, numbers_in, repair
 from tests.torture.ledger import Ledger
 from tests.torture.reading import ARCHIVED

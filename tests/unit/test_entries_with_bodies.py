@@ -13,7 +13,7 @@ from lisa.core.delivery.opening import (
     parse_state,
 )
 from lisa.core.model.stream import Entry
-from lisa.core.transitions.open import Opened
+from lisa.core.transitions.delivery import Opened
 
 READ = StreamRead(asked_at=100.0, read_at=100.010, state=PlainState(5_000_300, 9_000))
 """The server's clock shows 5,000.300 ms when the read begins, which takes 10 ms."""

@@ -222,7 +222,7 @@ OFFENDERS = [
     (wrong_imports, "lisa", "from lisa.cli.main import main"),
     (wrong_imports, "lisa.gateway.app", "from lisa.consumer import pull"),
     (wrong_imports, "lisa.core.model.keys", "import lisa.core.redis.flow"),
-    (wrong_imports, "lisa.core.store.store", "from lisa.core.delivery import decode"),
+    (wrong_imports, "lisa.core.store.store", "from lisa.core.delivery import source"),
     (made_clients, "lisa.manager.promoter", "import redis\nredis.Redis()"),
     (made_clients, "lisa.cli.top", "import redis.asyncio as r\nr.Redis.from_url('redis://')"),
     (made_clients, "lisa.admin.x", "from redis.sentinel import Sentinel as S\nS.from_url([])"),

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import lisa
 from lisa.cli.main import main
-from lisa.core.delivery.window_check import UNKNOWN_ZONES
+from lisa.core.delivery.opening import UNKNOWN_ZONES
 from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, Spread
 from lisa.core.metrics.page import metrics_page

@@ -13,11 +13,10 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
 from lisa.core.model.sharding import Shard, Topic, topic_of, topics_of
 from lisa.core.redis.flow import Flow, Pause
-from lisa.core.store import group_removal, removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.paging import START
 from lisa.core.store.store import Store
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.undeclare import Undeclare
+from lisa.core.transitions.groups import Declare, Undeclare
 
 TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
 GROUP_TYPES = dict(
@@ -164,7 +163,7 @@ class _Check:
             for group in (yield from self.store.groups(shard)):
                 declaring.setdefault(group, []).append(shard)
         # Read last, because a group is declared in its topic first.
-        known = yield from removal_mark.being_removed(self.store, topic)
+        known = yield from group_removal.being_removed(self.store, topic)
         known.update((yield from self.store.groups(topic)))
         return {group: found for group, found in declaring.items() if group not in known}
 
@@ -175,7 +174,7 @@ class _Check:
         yield Pause(RECHECK_S)  # the group may just be removed and added again
         if not (yield from self._is_left(topic, group, keys)):
             return
-        age_ms = yield from removal_mark.age_ms(self.store, topic, group)
+        age_ms = yield from group_removal.age_ms(self.store, topic, group)
         owed = yield from group_removal.owed(self.store, keys)
         if age_ms is not None:
             what, cures = "its removal was interrupted: ", ("finished", "remove it again")
@@ -199,7 +198,7 @@ class _Check:
     def _finish(self, topic: str, group: str) -> Flow[bool]:
         """Finish a removal; False if another process finished it or is working on it."""
         done = yield from group_removal.finish(
-            self.store, Shard(topic), group, removal_mark.ABANDONED_MS
+            self.store, Shard(topic), group, group_removal.ABANDONED_MS
         )
         return done is not None
 
@@ -214,16 +213,16 @@ class _Check:
 
     def _is_left(self, topic: str, group: str, keys: GroupKeys) -> Flow[bool]:
         """Whether an undeclared group has keys and no process is working on them."""
-        age_ms = yield from removal_mark.age_ms(self.store, topic, group)
+        age_ms = yield from group_removal.age_ms(self.store, topic, group)
         found, declared, mark, still = yield from self.store.commands(
             [
                 ("EXISTS", *keys),
                 ("HEXISTS", self.store.keys.topic(topic).groups, group),
-                removal_mark.mark_command(self.store, topic, group),
+                group_removal.mark_command(self.store, topic, group),
                 ("EXISTS", *keys),
             ]
         )
-        is_worked_on = mark is not None and (age_ms is None or age_ms < removal_mark.ABANDONED_MS)
+        is_worked_on = mark is not None and (age_ms is None or age_ms < group_removal.ABANDONED_MS)
         return bool(found and still) and not declared and not is_worked_on
 
     def bodies(self) -> Flow[None]:

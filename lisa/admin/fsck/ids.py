@@ -9,10 +9,10 @@ from lisa.admin.fsck.report import CheckReport, Finding, attempt
 from lisa.admin.reading import scan_keys
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
-from lisa.core.store import removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.paging import START, member_page, readable
 from lisa.core.store.store import Store, chunks
-from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.upkeep import Mend
 
 CALLS_PER_BATCH = 5
 """Divides the batch size, because checking an id takes longer than moving a message."""
@@ -121,7 +121,7 @@ class IdCheck:
         While a group is being removed, only its own keys contain its messages.
         """
         keys = self.store.keys.topic(topic)
-        removed = yield from removal_mark.being_removed(self.store, topic)
+        removed = yield from group_removal.being_removed(self.store, topic)
         names = self.undeclared.get(topic, set()) | removed
         owed: set[str] = set()
         for group in names:

@@ -10,7 +10,7 @@ from lisa.core.model.keys import GroupKeys
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import PAGE
 from lisa.core.store.store import Store
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 
 
 @dataclass(slots=True)

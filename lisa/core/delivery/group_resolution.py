@@ -15,7 +15,7 @@ from lisa.core.redis.errors import is_full
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store import presence
 from lisa.core.store.store import Store
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
 
 log = logging.getLogger("lisa")
 

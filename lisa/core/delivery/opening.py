@@ -7,20 +7,219 @@ the topic at a single instant.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from lisa.core.model.envelope import has_window
+from lisa.core.model.envelope import (
+    HEAD_BYTES,
+    UnknownFormat,
+    decode_content,
+    fence_of,
+    has_window,
+    headers_of,
+)
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import TopicKeys
+from lisa.core.model.lateness import kept_ms, letter
+from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
+from lisa.core.model.sharding import topic_of
 from lisa.core.model.stream import Entry, entry_ms
+from lisa.core.model.windows.openings import limits_at
+from lisa.core.model.windows.placing import window_of
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.replies import microseconds
 from lisa.core.store.store import Store
-from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.ack import NO_LATENESS, Settlement
+from lisa.core.transitions.base import HasWindow, text
+from lisa.core.transitions.delivery import Limits, Open, Opened
+from lisa.core.transitions.lease import Release
+
+AHEAD_BYTES = 16 * 1024 * 1024
+"""Maximum total of bodies that one consumer or one pull holds before handlers start on them."""
+
+SMOOTHING = 0.2
+
+
+class Average:
+    """An exponential average. A value more than four times as large replaces the average."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        """Add a measured value."""
+        average = self.value
+        if average is None or value > 4 * average:
+            self.value = value
+        else:
+            self.value = average + SMOOTHING * (value - average)
+
+
+class BodySize:
+    """The average size of bodies in bytes."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = Average()
+
+    def measured(self, total: int, count: int) -> None:
+        """Add `count` bodies with `total` bytes."""
+        self._bytes.add(total / max(1, count))
+
+    def fitting(self) -> int:
+        """The number of average bodies that fit into `AHEAD_BYTES`, at least one."""
+        return max(1, int(AHEAD_BYTES / max(self._bytes.value or 0.0, 1.0)))
+
+
+log = logging.getLogger("lisa")
+
+_new = tuple.__new__
+
+
+class Undecodable(NamedTuple):
+    """Why a message cannot be decoded, and how to fail it: for good, or by its policy (None)."""
+
+    reason: str
+    delay: Literal["discard"] | None
+
+
+def unpack(
+    topic: str, group: str, entry: Entry, data: bytes, state: Any = None
+) -> tuple[Message, Undecodable | None]:
+    """The message of an entry, and why its body cannot be decoded; None if it can.
+
+    A message that cannot be decoded has None as its body. In a rolling deployment another process
+    may know a form that this one does not. `state` is that of the consumer.
+    """
+    _, message_id, due_ms, attempt, *_ = entry
+    fault: Undecodable | None = None
+    try:
+        body, headers = decode_content(data)
+    except InvalidMessage as error:
+        body, headers = None, {}
+        fault = Undecodable(str(error), None if isinstance(error, UnknownFormat) else "discard")
+        said = "topic %s: message %s, attempt %d, cannot be read: %s"
+        log.warning(said, topic, message_id, attempt, error)
+    return Message(
+        id=message_id,
+        topic=topic,
+        group=group,
+        body=body,
+        due_ms=due_ms,
+        attempt=attempt,
+        headers=headers,
+        state=state,
+    ), fault
+
+
+def settlement_of(message: Message, entry: str, data: bytes, handed_us: int) -> Settlement:
+    """The settlement of a delivery at `handed_us`, in microseconds of Redis's clock."""
+    due_ms, attempt = message.due_ms, message.attempt
+    late, late_ms = NO_LATENESS, 0
+    if attempt == 1:
+        late_us = handed_us - due_ms * 1000
+        late, late_ms = letter(late_us), kept_ms(late_us)
+    # tuple.__new__ takes half as long as the named tuple's constructor.
+    return _new(Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late, late_ms))
+
+
+MARGIN_MS = 20
+"""The end of a window in which nothing is handed over: a handler takes a moment to begin."""
+
+FIRST_BYTES = 1024
+"""How much of each envelope to read first; longer headers take another read."""
+
+UNKNOWN_ZONES = "unknown_zones"
+"""The counter in a topic's `stats` of deliveries whose header names no time zone."""
+
+MOST_TOLD = 1_000
+"""Maximum errors about zones that a process logs: headers are users' data."""
+
+_told: set[tuple[str, str]] = set()
+
+log = logging.getLogger(__name__)
+
+
+def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
+    """Open the first of the entries within their windows. Raises LisaError.
+
+    Raises ConfigError if a window names holidays and their library is not installed; the entries
+    are then released.
+    """
+    keys = store.keys.topic(call.topic)
+    now_ms = yield from store.server_time_ms(keys.waiting)
+    window: Command = ("HGET", keys.options, "window")
+    bodies = list(call.id_keys(keys))
+    topic_window, *heads = yield from store.commands(
+        [window, *[("GETRANGE", body, 0, FIRST_BYTES - 1) for body in bodies]]
+    )
+    heads = yield from _complete(store, bodies, heads)
+    unknown: list[str] = []
+    try:
+        limits = [
+            limits_of(head, text(topic_window or b""), now_ms, unknown.append) for head in heads
+        ]
+    except ConfigError:
+        # Otherwise the leases would end and count attempts that no handler made.
+        receipts = [(entry.id, entry.entry) for entry in call.entries]
+        yield from store.run(Release(call.topic, call.group, receipts))
+        raise
+    if unknown:
+        _warn(topic_of(call.topic), unknown)
+        yield from store.command("HINCRBY", keys.stats, UNKNOWN_ZONES, len(unknown))
+    return (yield from store.run(replace(call, limits=limits)))
+
+
+def _warn(topic: str, unknown: Sequence[str]) -> None:
+    """Log each error about a zone once."""
+    for one in dict.fromkeys(unknown):
+        if (topic, one) not in _told and len(_told) < MOST_TOLD:
+            _told.add((topic, one))
+            log.warning("topic %s: %s", topic, one)
+
+
+def _complete(store: Store, bodies: Sequence[str], heads: Sequence[bytes]) -> Flow[list[bytes]]:
+    """The beginnings of envelopes, with all their headers."""
+    found = list(heads)
+    ends = [_end(head) for head in found]
+    long = [i for i, (head, end) in enumerate(zip(found, ends, strict=True)) if end > len(head)]
+    if long:
+        reads: list[Command] = [("GETRANGE", bodies[i], 0, ends[i] - 1) for i in long]
+        for i, head in zip(long, (yield from store.commands(reads)), strict=True):
+            found[i] = head
+    return found
+
+
+def _end(head: bytes) -> int:
+    """Where the headers end; 0 if that cannot be read."""
+    try:
+        return HEAD_BYTES + int(head[11:HEAD_BYTES], 16)
+    except ValueError:
+        return 0
+
+
+def limits_of(
+    head: bytes, topic_window: str, now_ms: int, unknown: Callable[[str], None]
+) -> Limits | None:
+    """The limits of one message; None if it has no window, or one that no longer opens.
+
+    unknown: called if a header should name a zone and does not.
+    """
+    window = window_of(headers_of(head), topic_window, unknown)
+    found = None if window is None else limits_at(window, now_ms)
+    if found is None:
+        return None
+    closes_ms, opens_ms = found
+    return Limits(max(0, closes_ms - MARGIN_MS), opens_ms)
+
 
 PLAIN_MOST = 8
 """With more entries in a call, the script is cheaper, because one command reads all bodies."""
@@ -138,9 +337,6 @@ class Opening:
                 return (yield from self._open(call))
             except HasWindow:
                 self._windows_until = time.monotonic() + AGAIN_S
-        # Late: few topics have windows.
-        from lisa.core.delivery.window_check import open_in_windows
-
         return (yield from open_in_windows(self._store, call))
 
     def _open(self, call: Open) -> Flow[Opened]:

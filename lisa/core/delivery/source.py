@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from lisa.core.delivery.body_size import AHEAD_BYTES, BodySize
-from lisa.core.delivery.decode import Undecodable, settlement_of, unpack
-from lisa.core.delivery.opening import Opening
+from lisa.core.delivery.opening import (
+    AHEAD_BYTES,
+    BodySize,
+    Opening,
+    Undecodable,
+    settlement_of,
+    unpack,
+)
 from lisa.core.model.errors import GroupRemoved, LisaError, RemovalUnfinished, ServerUnavailable
 from lisa.core.model.message import Message
 from lisa.core.model.options import MIN_ACK_TIMEOUT
@@ -24,13 +29,11 @@ from lisa.core.model.sharding import Shard, Topic, own_shard
 from lisa.core.model.stream import Entry
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import presence
-from lisa.core.store.routing import LAYOUT_AGE_S
-from lisa.core.store.store import Store, chunks
+from lisa.core.store.store import LAYOUT_AGE_S, Store, chunks
 from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.open import Open, Opened
-from lisa.core.transitions.pull import Pull, Pulled
-from lisa.core.transitions.release import Release
+from lisa.core.transitions.delivery import Open, Opened, Pull, Pulled
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.lease import Release
 from lisa.core.transitions.retry import Fail, Failure, Retried
 
 MOST = 500

@@ -16,7 +16,7 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
 from lisa.core.store.replies import counters, pairs
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import ArchiveRecord, archive_records
+from lisa.core.transitions.journal import ArchiveRecord, archive_records
 
 _MAX_READY = TopicOptions().max_ready
 _LATE = "late:"

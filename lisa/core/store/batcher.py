@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable, TopicFull
 from lisa.core.redis.flow import start_task
-from lisa.core.store.runner import caller
+from lisa.core.store.store import caller
 
 K = TypeVar("K")
 T = TypeVar("T")

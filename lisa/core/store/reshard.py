@@ -29,13 +29,12 @@ from lisa.core.model.sharding import (
     topic_of,
 )
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store import group_removal, removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import Transition, text
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.set_layout import SetLayout
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure, SetLayout
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class ShardState(NamedTuple):
     @property
     def all_groups(self) -> list[str]:
         """The declared groups, and those whose removal has not ended, sorted."""
-        return sorted(self.groups | removal_mark.marked(self.options))
+        return sorted(self.groups | group_removal.marked(self.options))
 
 
 def spread(store: Store, topic: Topic) -> Flow[Layout]:

@@ -27,7 +27,7 @@ from lisa.core.model.sharding import PLAIN, Layout, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome

@@ -1,40 +1,90 @@
-"""Queries about topics and operations on whole topics, as flows.
+"""Runs commands, transitions and queries of topics, as flows (see core.redis.flow).
 
-`Store` defines the flows (see core.redis.flow) and caches topics' groups and shards. `SyncStore`
-and `AsyncStore` run the flows on their connection.
+Every transition is idempotent. A call whose reply was lost is repeated with growing pauses until
+`patience` runs out. The store also reloads flushed scripts, recreates deleted streams, and updates
+what it knows of a topic (its groups and its shards) when the server reports that this is out of
+date. `SyncStore` and `AsyncStore` run the flows on their connection.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import Keys, is_shard_name
+from lisa.core.model.backoff import MOVING_S
+from lisa.core.model.durability import Replicas
+from lisa.core.model.errors import (
+    ConfigError,
+    GroupRemoved,
+    InvalidMessage,
+    LisaError,
+    Misplaced,
+    NotReplicated,
+    ServerUnavailable,
+    TopicFull,
+)
+from lisa.core.model.keys import Keys, TopicKeys, is_shard_name
 from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOptions
-from lisa.core.model.sharding import Shard, Topic, topics_of
+from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Chain, Flow, adrive, drive
+from lisa.core.redis.durability import TooFewReplicas, confirmed, lacks_command
+from lisa.core.redis.flow import (
+    Chain,
+    Command,
+    Execute,
+    ExecuteMany,
+    ExecuteOnEach,
+    Flow,
+    Pause,
+    adrive,
+    drive,
+)
+from lisa.core.redis.patience import LONGEST_S, Patience
 from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.replies import counters, microseconds, pairs
-from lisa.core.store.routing import Router
 from lisa.core.store.server_checks import check_for_roles, is_seen
-from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
+from lisa.core.transitions import loader
+from lisa.core.transitions.base import STEPS_PER_CALL, ById, Elsewhere, Transition, text
+from lisa.core.transitions.groups import Declare
 
 K = TypeVar("K")
 T = TypeVar("T")
 S = TypeVar("S")
+R = TypeVar("R")
 Ask: TypeAlias = Callable[..., Flow[Any]]
 
 SCHEMA_VERSION = 1
 """Version of the keys and envelopes that this build reads and writes."""
 
-
 ROLES_THAT_WARN = ("producer", "consumer", "manager", "gateway")
 """Those that warn of a server's configuration; for the command line there is `lisa doctor`."""
+
+READERS_SCRIPT = "inspect"
+"""The script that the role `reader` runs."""
+
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""On whose behalf this task calls the server, for the journal: the name of a gateway's token.
+
+Empty for calls of the process itself. Tasks inherit the variable from the task that starts them.
+"""
+
+UNSPLIT = str(PLAIN.number)
+
+LAYOUT_AGE_S = 1.0
+"""Maximum age of a layout that callers follow without a write to tell them of a change."""
+
+MOST_REMEMBERED = 10_000
+"""Topics whose time of the last read is kept."""
+
+WAIT_SHARE = 0.8
+SHORTEST_WAIT_S = 0.1
 
 
 def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
@@ -66,8 +116,14 @@ def grouped(items: Iterable[tuple[K, S]]) -> dict[K, list[S]]:
     return found
 
 
-class Store(Router):
-    """Flows for all queries and operations."""
+class Store:
+    """Flows for all queries and operations.
+
+    `who` (producer, manager, ...) is recorded in the journal, with the caller if any, this host and
+    process id. `where` names the server in errors.
+    """
+
+    connection: Connection | AsyncConnection
 
     def __init__(
         self,
@@ -76,9 +132,15 @@ class Store(Router):
         patience: timedelta = PRODUCER_RETRY_TIME,
         who: str = "lisa",
     ) -> None:
-        super().__init__(keys, connection.address.shown, patience, who)
         self.connection = connection
+        self.keys = keys
+        self.where: str = connection.address.shown
+        self._patience_s = patience.total_seconds()
         self._who = who
+        self._host = socket.gethostname()
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._layouts: dict[Topic, Layout] = {}
+        self._layout_read: dict[Topic, float] = {}
         self.has_nodes: bool = connection.address.kind == "cluster"
         """Whether keys are spread over several servers, any of which may be down alone."""
         self._registration = TopicRegistration(
@@ -91,6 +153,382 @@ class Store(Router):
             lambda topics: self._list(keys.scheduled, topics, self.command_once, "NX"),
         )
 
+    @property
+    def actor(self) -> str:
+        """Who makes the current task's calls: `who@host:pid`, or `who/caller@host:pid`."""
+        name = caller.get()
+        who = f"{self._who}/{name}" if name else self._who
+        return f"{who}@{self._host}:{os.getpid()}"  # asked again, as the process may have forked
+
+    def learn_groups(self, topic: str, reply: Iterable[bytes]) -> tuple[str, ...]:
+        """Take note of a topic's groups from the reply to HKEYS; returns them sorted by name."""
+        found = self._groups[topic] = tuple(sorted(map(text, reply)))
+        return found
+
+    def known_groups(self, topic: str) -> tuple[str, ...] | None:
+        """The last known groups of a topic, without asking the server; None if none are known."""
+        return self._groups.get(topic)
+
+    def known_layout(self, topic: Topic) -> Layout | None:
+        """The last known layout, without asking the server; None if none is known."""
+        return self._layouts.get(topic)
+
+    def learn_layout(self, topic: Topic, layout: Layout) -> None:
+        """Remember a topic's layout."""
+        if layout.number:
+            self._layouts[topic] = layout
+        else:
+            self._layouts.pop(topic, None)
+
+    def forget(self, shard: str) -> None:
+        """Drop what is known of a shard, and of its topic if it is the topic's own."""
+        self._groups.pop(shard, None)
+        if shard == own_shard(topic := topic_of(shard)):
+            self._layouts.pop(topic, None)
+            self._layout_read.pop(topic, None)
+
+    def patience(self) -> Patience:
+        """A new time budget for one call."""
+        return Patience(self._patience_s)
+
+    def command(self, *command: str | bytes | float) -> Flow[Any]:
+        """Run one plain command that is safe to repeat. Returns the raw reply."""
+        return self._repeated(Execute(command))
+
+    def commands(self, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Run plain commands, safe to repeat, in one round trip. Raises the first error."""
+        return self._repeated(ExecuteMany(commands))
+
+    def _beside(self, key: str, *command: str) -> Flow[Any]:
+        """Run a command without keys on the node that holds `key`."""
+        (reply,) = yield from self._repeated(Chain(key, [command]))
+        return reply
+
+    def transaction(self, key: str, commands: Sequence[Command]) -> Flow[list[Any] | None]:
+        """Run plain commands, safe to repeat, as one transaction on the node that holds `key`.
+
+        Returns the replies, or None if a command was refused, for example by another node.
+        """
+        step = Chain(key, [("MULTI",), *commands, ("EXEC",)])
+        *_, replies = yield from self._repeated(step, raises=lambda _: False)
+        is_done = isinstance(replies, list)
+        is_refused = not is_done or any(isinstance(one, Exception) for one in replies)
+        return None if is_refused else replies
+
+    def _answered(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
+
+        The replies may include errors that repeating the commands would not change.
+        """
+        return self._repeated(Chain(key, commands), raises=errors.passes)
+
+    def _repeated(
+        self,
+        step: Execute | ExecuteMany | Chain,
+        raises: Callable[[Exception], bool] = lambda _: True,
+        patience: Patience | None = None,
+    ) -> Flow[Any]:
+        """Repeat a step until there are replies. raises: whether an error among them counts."""
+        patience = patience or self.patience()
+        while True:
+            try:
+                reply = yield step
+                for one in () if isinstance(step, Execute) else reply:
+                    if isinstance(one, Exception) and raises(one):
+                        raise one
+            except errors.ClientError as error:
+                yield from self._wait(error, patience)
+            else:
+                return reply
+
+    def commands_once(self, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Run plain commands in one round trip; the replies may include errors of the server.
+
+        Raises LisaError if there are no replies; does not repeat the commands.
+        """
+        return self._once(ExecuteMany(commands))
+
+    def command_once(self, *command: str | bytes | float) -> Flow[Any]:
+        """Run one plain command without repeating it. Returns the raw reply."""
+        return self._once(Execute(command))
+
+    def on_each_node(self, *command: str | bytes | float) -> Flow[dict[str, Any]]:
+        """Run one plain command on every primary of a cluster, or on the single server, named "".
+
+        Returns by node the raw reply, or a LisaError. Raises LisaError if there are no replies.
+        """
+        replies = yield from self._once(ExecuteOnEach(command))
+        return {
+            node: errors.translated(reply, node or self.where)
+            if isinstance(reply, Exception)
+            else reply
+            for node, reply in replies
+        }
+
+    def _once(self, step: Execute | ExecuteMany | ExecuteOnEach | Chain) -> Flow[Any]:
+        try:
+            return (yield step)
+        except errors.ClientError as error:
+            raise errors.translated(error, self.where) from error
+
+    def _wait(self, error: BaseException, patience: Patience) -> Flow[None]:
+        most_s = MOVING_S if errors.is_moving(error) else LONGEST_S
+        pause = patience.next_pause(most_s) if errors.passes(error) else None
+        if pause is None:
+            raise errors.translated(error, self.where) from error
+        yield Pause(pause)
+
+    def run(self, transition: Transition[T]) -> Flow[T]:
+        """Run one transition on the shard named by its topic.
+
+        Raises the errors of `transition.refuse`, and LisaError.
+        """
+        return self._run(transition, self.patience())
+
+    def run_at(
+        self,
+        transition: Transition[T],
+        layout: str,
+        patience: Patience,
+        durability: Replicas | None = None,
+    ) -> Flow[T]:
+        """Run one transition on a shard that was chosen by the layout of that number.
+
+        Raises Misplaced if the shard follows another layout.
+        """
+        return self._run(transition, patience.again(), layout, durability)
+
+    def _run(
+        self,
+        transition: Transition[T],
+        patience: Patience,
+        layout: str = "",
+        durability: Replicas | None = None,
+    ) -> Flow[T]:
+        keys = self.keys.topic(transition.topic)
+        whole: Any = None
+        while True:
+            groups = transition.fixed_groups
+            if groups is None:
+                groups = yield from self._groups_for(transition, keys, patience)
+            command = _call(transition, keys, groups, self.actor, layout)
+            try:
+                if durability is None:
+                    reply = yield Execute(command)
+                else:
+                    reply = yield from self._confirmed(
+                        command, transition.script, keys, groups, patience, wanted=durability
+                    )
+            except errors.ClientError as error:
+                yield from self._recover(error, transition.script, keys, groups, patience)
+                continue
+            if reply[0] == b"OK":
+                part = transition.parse(reply[1:])
+                whole = part if whole is None else whole + part
+                rest = transition.remainder(part)
+                if rest is None:
+                    return whole  # type: ignore[no-any-return]  # a list, where there are parts
+                transition = rest
+            elif reply[0] == b"GROUPS":
+                self.learn_groups(keys.topic, reply[1:])
+            elif reply[0] == b"SHARDS":
+                raise Misplaced(f"the shards of topic {keys.topic!r} are being changed; try again")
+            else:
+                transition.refuse(reply)
+
+    def run_many(
+        self,
+        transitions: Sequence[Transition[T]],
+        layout: str = "",
+        patience: Patience | None = None,
+    ) -> Flow[list[T | LisaError]]:
+        """Run transitions in one round trip; a failed one yields its error as its result.
+
+        A transition without an answer is repeated within `patience`; `Patience(0)` never repeats.
+        """
+        commands = [self._call_if_known(transition, layout) for transition in transitions]
+        try:
+            replies = yield ExecuteMany(commands)
+        except errors.ClientError as error:
+            replies = [error] * len(commands)
+        results: list[T | LisaError] = []
+        is_once = patience is not None and not patience.left_s
+        patience, unavailable = patience or self.patience(), False
+        for transition, reply in zip(transitions, replies, strict=True):
+            # All transitions share one patience, or each would wait in turn for a dead server.
+            if (unavailable or is_once) and not patience.left_s and errors.passes(reply):
+                results.append(errors.translated(reply, self.where))
+                continue
+            is_done = isinstance(reply, list) and reply[0] == b"OK"
+            try:
+                if is_done:
+                    results.append((yield from self._rest(transition, reply, patience, layout)))
+                else:
+                    # _run handles every cause: flushed script, changed groups, lost connection.
+                    results.append((yield from self._run(transition, patience.again(), layout)))
+            except LisaError as error:
+                unavailable = unavailable or (not is_done and isinstance(error, ServerUnavailable))
+                results.append(error)
+        return results
+
+    def _call_if_known(self, transition: Transition[Any], layout: str) -> Command:
+        """The call with the known groups; a placeholder if its own group is not among them."""
+        keys = self.keys.topic(transition.topic)
+        groups = transition.fixed_groups
+        if groups is None:
+            groups = self._groups.get(keys.topic, ())
+        own = transition.own_group
+        if own is not None and own not in groups:
+            return ("TIME",)  # keeps the order of replies; every role may run TIME
+        return _call(transition, keys, groups, self.actor, layout)
+
+    def _rest(
+        self, transition: Transition[T], reply: Sequence[Any], patience: Patience, layout: str
+    ) -> Flow[T]:
+        """The result of a call that succeeded, and of the calls for what it left."""
+        part: Any = transition.parse(reply[1:])
+        rest = transition.remainder(part)
+        if rest is not None:
+            part = part + (yield from self._run(rest, patience.again(), layout))
+        return part  # type: ignore[no-any-return]  # a list, where there are parts
+
+    def _groups_for(
+        self, transition: Transition[Any], keys: TopicKeys, patience: Patience
+    ) -> Flow[tuple[str, ...]]:
+        groups = self._groups.get(keys.topic)
+        own = transition.own_group
+        if groups is not None and (own is None or own in groups):
+            return groups
+        if own is None:
+            return ()
+        reply = yield from self._repeated(Execute(("HKEYS", keys.groups)), patience=patience)
+        found = self.learn_groups(keys.topic, reply)
+        if own not in found:
+            raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")
+        return found
+
+    def _confirmed(
+        self,
+        command: Command,
+        script: str,
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        patience: Patience,
+        *,
+        wanted: Replicas,
+    ) -> Flow[Any]:
+        """The reply to a script call that enough replicas have confirmed.
+
+        A call that wrote without enough replicas fails with NotReplicated, whatever ends it.
+        """
+        count: int | None = None
+        while True:
+            # Stay well below the socket timeout, and within the remaining patience.
+            slice_s = self.connection.address.socket_timeout_s * WAIT_SHARE
+            within_s = min(slice_s, max(patience.left_s, SHORTEST_WAIT_S))
+            try:
+                return (yield from confirmed(command, keys.confirm, wanted, within_s))
+            except TooFewReplicas as few:
+                count = few.count
+                pause = patience.next_pause()
+                if pause is None:
+                    raise self._not_replicated(count, wanted) from None
+                yield Pause(pause)
+            except errors.ClientError as error:
+                if lacks_command(error):
+                    raise ConfigError(
+                        f"{self.where} has no WAITAOF: fsync=True needs Redis 7.2 or Valkey"
+                    ) from error
+                if count is None:
+                    raise
+                try:
+                    yield from self._recover(error, script, keys, groups, patience)
+                except ServerUnavailable:
+                    raise self._not_replicated(count, wanted) from error
+
+    def _not_replicated(self, count: int, wanted: Replicas) -> NotReplicated:
+        return NotReplicated(
+            f"written by {self.where}, but only {count} replicas confirmed within "
+            f"{self._patience_s:g} s; {wanted} is required. Repeating the call with the same "
+            "id is safe and adds nothing"
+        )
+
+    def _recover(
+        self,
+        error: BaseException,
+        name: str,
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        patience: Patience,
+    ) -> Flow[None]:
+        """Prepare the next attempt, or raise Lisa's error."""
+        try:
+            if errors.is_missing_script(error):
+                patience.mend(error, self.where)
+                yield from _load(name, keys)
+            elif errors.is_missing_group(error) and groups:
+                patience.mend(error, self.where)
+                for group in groups:
+                    yield from _load(Declare.script, keys)
+                    mend = Declare(keys.topic, group, only_mend=True)
+                    yield Execute(_call(mend, keys, (group,), self.actor))
+            else:
+                yield from self._wait(error, patience)
+        except errors.ClientError as another:
+            if not errors.is_missing_script(another):  # flushed again: the next attempt loads it
+                yield from self._wait(another, patience)
+
+    def run_by_id(self, transition: ById[T], durability: Replicas | None = None) -> Flow[list[T]]:
+        """Run a transition for each of its messages, on the shard that holds the message.
+
+        With `durability` the call returns once that many replicas have the write, and otherwise
+        raises NotReplicated. If only some shards refuse, `outcomes` of the error holds the results
+        of the other messages.
+        """
+        topic, patience, results = Topic(transition.topic), self.patience(), list[T]()
+        layout = self.known_layout(topic)
+        if layout is None:
+            try:
+                results = yield from self.run_at(transition, UNSPLIT, patience, durability)
+            except Misplaced:
+                transition = transition.with_known_ids()
+            else:
+                if transition.checks_layout or not any(map(transition.is_nowhere, results)):
+                    return results
+            layout = yield from self.layout(topic)
+            if results and not layout.number:
+                return results
+        search = _Search(
+            self, transition, layout, results, patience=patience, durability=durability
+        )
+        return (yield from search.run())
+
+    def layout(self, topic: Topic) -> Flow[Layout]:
+        """Read the layout of a topic from the server."""
+        return (yield from self.layouts([topic]))[0]
+
+    def layouts(self, topics: Sequence[Topic]) -> Flow[list[Layout]]:
+        """Read the layouts of many topics from the server, in the same order."""
+        if not topics:
+            return []
+        replies = yield from self.commands(
+            [("HGET", self.keys.topic(topic).options, "layout") for topic in topics]
+        )
+        found = list(map(Layout.read, replies))
+        for topic, layout in zip(topics, found, strict=True):
+            self.learn_layout(topic, layout)
+        return found
+
+    def recent_layout(self, topic: Topic) -> Flow[Layout]:
+        """A topic's layout, read from the server at most once in `LAYOUT_AGE_S`."""
+        now = time.monotonic()
+        if now - self._layout_read.get(topic, -math.inf) > LAYOUT_AGE_S:
+            if len(self._layout_read) >= MOST_REMEMBERED:
+                self._layout_read.clear()
+            self._layout_read[topic] = now
+            yield from self.layout(topic)
+        return self.known_layout(topic) or PLAIN
+
     def _finish(self) -> Flow[None]:
         yield from self._registration.finish()
         yield from self._local_registration.finish()
@@ -100,10 +538,6 @@ class Store(Router):
         keys = self.keys.topic(topic)
         reply = yield from self.command("HKEYS", keys.groups)
         return self.learn_groups(topic, reply)
-
-    def known_groups(self, topic: str) -> tuple[str, ...] | None:
-        """The last known groups of a topic, without asking the server; None if none are known."""
-        return self._groups.get(topic)
 
     def options(self, topic: str) -> Flow[TopicOptions]:
         """Read a topic's options."""
@@ -284,3 +718,215 @@ class AsyncStore(Store):
             for task in [*self._registration.running, *self._local_registration.running]:
                 task.cancel()
             await self.connection.close()
+
+
+def _load(script: str, keys: TopicKeys) -> Flow[None]:
+    """Load a script on the node that lacks it, without depending on other nodes.
+
+    Also that of readers, who may not load scripts.
+    """
+    names = dict.fromkeys((script, READERS_SCRIPT))
+    calls = [("SCRIPT", "LOAD", loader.load(name).source) for name in names]
+    reply, *_ = yield Chain(keys.waiting, calls)
+    if isinstance(reply, Exception) and errors.is_refused(reply):
+        raise ConfigError(
+            f"the server has lost the script {script!r}, as after a restart, and this user may not "
+            "load scripts: another role loads the script with its next call, such as a manager"
+        )
+    if isinstance(reply, Exception):
+        raise reply
+
+
+def _call(
+    transition: Transition[Any],
+    keys: TopicKeys,
+    groups: tuple[str, ...],
+    actor: str,
+    layout: str = "",
+) -> Command:
+    script = loader.load(transition.script)
+    all_keys, arguments = transition.build(keys, groups, actor, layout)
+    if transition.call_id:
+        all_keys.append(keys.reply(transition.call_id))
+        arguments.append(transition.kept_ms)
+    return ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
+
+
+class _Search(Generic[T]):
+    """Finds the shard of each message of one transition, and keeps the results so far.
+
+    A shard refuses sends and calls by id from clients that use a layout other than its own. A
+    client therefore needs no initial query, and an answer "unknown" always comes from the right
+    shard. Shards of older layouts are asked as well: after the current one, or before it where an
+    id must not be accepted twice. A shard remembers the messages settled there even if the id is
+    live again in an older shard, so only a live message is a final answer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transition: ById[T],
+        layout: Layout,
+        known: Sequence[T],
+        *,
+        patience: Patience,
+        durability: Replicas | None,
+    ) -> None:
+        self._store = store
+        self._transition = transition
+        self._topic = topic_of(transition.topic)
+        self._layout = layout
+        self._patience = patience
+        self._durability = durability
+        self._ids = transition.message_ids
+        self._results: list[T | None] = list(known) or [None] * len(self._ids)
+        self._settled_before: set[int] = set()
+        self._misplaced: set[int] = set()
+        self._failed: set[int] = set()
+        self._error: LisaError | None = None
+
+    def run(self) -> Flow[list[T]]:
+        """Repeat until every message has its result. Raises LisaError."""
+        todo = self._open()
+        while True:
+            yield from self._round(todo)
+            misplaced = sorted(self._misplaced)
+            if self._error is not None and not (misplaced and _refuses(self._error)):
+                self._error.outcomes = self._results
+                raise self._error
+            before = self._layout
+            if misplaced or (not self._transition.checks_layout and self._open()):
+                self._layout = yield from self._store.layout(self._topic)
+            if self._layout == before:
+                if not misplaced:
+                    return self._results  # type: ignore[return-value]  # every result is set
+                pause = self._patience.next_pause()
+                if pause is None:
+                    error = Misplaced(
+                        f"the shards of topic {self._topic!r} are being changed and no manager "
+                        "finished the change in time; check that a manager is running"
+                    )
+                    error.outcomes = self._results
+                    raise error
+                yield Pause(pause)
+            # A failed call may have reached a shard that has become an older one.
+            self._transition = self._transition.with_known_ids()
+            todo = misplaced or self._open()
+
+    def _open(self) -> list[int]:
+        """The messages without a result, or not found so far."""
+        is_nowhere = self._transition.is_nowhere
+        return [i for i, result in enumerate(self._results) if result is None or is_nowhere(result)]
+
+    def _round(self, todo: list[int]) -> Flow[None]:
+        """Ask the shards of one layout; a shard with another layout refuses."""
+        layout, when = self._layout, self._transition.asks_older
+        self._misplaced, asked = set(), todo
+        if when == "first":
+            asked = yield from self._ask_older_first(todo)
+        yield from self._ask(asked, layout.shards, str(layout.number))
+        if when == "after":
+            for count in layout.older:
+                yield from self._ask_older(todo, count)
+
+    def _answered(self, todo: Sequence[int]) -> list[int]:
+        """The messages whose shards all answered."""
+        return [i for i in todo if i not in self._misplaced and i not in self._failed]
+
+    def _ask_older_first(self, todo: list[int]) -> Flow[list[int]]:
+        """Ask the older shards, which must all be closed. Returns the unresolved messages."""
+        closed = f"-{self._layout.number}"
+        for count in self._layout.older:
+            picks = self._by_shard(todo, count)
+            calls = [self._transition.first_of(shard, some) for shard, some in picks.items()]
+            results = yield from self._run(calls, list(picks.values()), closed, self._durability)
+            for i, result in results:
+                if result is Elsewhere.SETTLED:
+                    self._settled_before.add(i)
+                elif not isinstance(result, Elsewhere):
+                    self._results[i] = result
+            todo = [i for i in self._answered(todo) if self._results[i] is None]
+        return todo
+
+    def _ask_older(self, todo: list[int], count: int) -> Flow[None]:
+        """Ask older shards about missing messages, and about settled ids that may be live there."""
+        nowhere, asked = set(self._open()), self._answered(todo)
+        settled = [i for i in asked if i not in nowhere and self._may_be_settled(i)]
+        picks = self._by_shard(settled, count)
+        from lisa.core.transitions.inspect import Inspect  # late: only for split topics
+
+        looks = [
+            Inspect(shard, [self._ids[i] for i in some], bodies=False)
+            for shard, some in picks.items()
+        ]
+        seen = yield from self._run(looks, list(picks.values()))
+        live = {i for i, found in seen if found.envelope}
+        yield from self._ask([i for i in asked if i in nowhere or i in live], count, "")
+
+    def _may_be_settled(self, i: int) -> bool:
+        result = self._results[i]
+        return result is not None and self._transition.may_be_settled(result)
+
+    def _ask(self, todo: list[int], count: int, layout: str) -> Flow[None]:
+        """Run the transition on the shards of one count."""
+        transition, picks = self._transition, self._by_shard(todo, count)
+        calls = [transition.part(shard, some) for shard, some in picks.items()]
+        results = yield from self._run(calls, list(picks.values()), layout, self._durability)
+        for i, result in results:
+            if self._results[i] is None or not transition.is_nowhere(result):
+                revived = i in self._settled_before
+                self._results[i] = transition.revived(result) if revived else result
+
+    def _by_shard(self, todo: Sequence[int], count: int) -> dict[Shard, list[int]]:
+        found: dict[Shard, list[int]] = {}
+        for i in todo:
+            found.setdefault(self._layout.shard_for(self._topic, self._ids[i], count), []).append(i)
+        return found
+
+    def _run(
+        self,
+        calls: Sequence[Transition[list[R]]],
+        picks: Sequence[list[int]],
+        layout: str = "",
+        durability: Replicas | None = None,
+    ) -> Flow[list[tuple[int, R]]]:
+        """Run calls together. Returns results by message, without those of shards that refused.
+
+        A refused message stays unresolved: it may be in that shard, so no other one may take it.
+        """
+        if not calls:
+            return []
+        results: list[tuple[int, R]] = []
+        replies = yield from self._replies(calls, layout, durability)
+        for some, reply in zip(picks, replies, strict=True):
+            if isinstance(reply, Misplaced):
+                self._misplaced.update(some)
+            elif isinstance(reply, LisaError):
+                # Prefer an error that does not rule out a write.
+                if self._error is None or (_refuses(self._error) and not _refuses(reply)):
+                    self._error = reply
+                self._failed.update(some)
+                for i in some:
+                    self._results[i] = None
+            else:
+                results += zip(some, reply, strict=True)
+        return results
+
+    def _replies(
+        self, calls: Sequence[Transition[list[R]]], layout: str, durability: Replicas | None
+    ) -> Flow[list[list[R] | LisaError]]:
+        if len(calls) > 1 and durability is None:
+            return (yield from self._store.run_many(calls, layout, self._patience))
+        replies: list[list[R] | LisaError] = []
+        for call in calls:  # replicas confirm on the connection of the write
+            try:
+                reply = yield from self._store.run_at(call, layout, self._patience, durability)
+                replies.append(reply)
+            except LisaError as error:
+                replies.append(error)
+        return replies
+
+
+def _refuses(error: LisaError) -> bool:
+    """Whether the error guarantees that the shard wrote nothing of that call."""
+    return isinstance(error, (InvalidMessage, TopicFull))

@@ -13,8 +13,7 @@ from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.outcomes import Discard
 from lisa.core.store.inspection import found
 from lisa.core.transitions.ack import Acked
-from lisa.core.transitions.defer import Deferred
-from lisa.core.transitions.retry import Failed
+from lisa.core.transitions.retry import Deferred, Failed
 from lisa.gateway.access import Scope
 from lisa.gateway.api.messages import unknown
 from lisa.gateway.api.operations import (

@@ -12,8 +12,7 @@ from lisa.admin.messages import LiveState, Row, list_messages
 from lisa.core.model.clock import duration_ms
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
 from lisa.core.store.inspection import State as FoundState
-from lisa.core.transitions.cancel import Cancelled
-from lisa.core.transitions.reschedule import Rescheduled
+from lisa.core.transitions.change import Cancelled, Rescheduled
 from lisa.gateway.access import Scope
 from lisa.gateway.api.operations import (
     MESSAGE,

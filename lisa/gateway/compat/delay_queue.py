@@ -23,7 +23,7 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
 from lisa.core.model.options import MAX_ACK_TIMEOUT
-from lisa.core.transitions.cancel import Cancelled
+from lisa.core.transitions.change import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.compat.requests import (

@@ -32,7 +32,7 @@ from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
-from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.change import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.inspect import Inspect
 from lisa.gateway.access import Scope

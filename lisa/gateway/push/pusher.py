@@ -16,7 +16,7 @@ from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S, D
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.store.presence import PushPresence
-from lisa.core.store.runner import caller
+from lisa.core.store.store import caller
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.pull_groups import BEAT_S
 from lisa.gateway.pulls import HandedOut

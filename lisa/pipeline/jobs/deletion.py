@@ -15,7 +15,7 @@ from lisa.core.model.stream import entry_fields
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import STEPS_PER_CALL
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, archive_records
+from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS, archive_records
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known

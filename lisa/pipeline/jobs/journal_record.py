@@ -8,7 +8,7 @@ from contextlib import suppress
 from lisa.admin import push
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import Shard, is_of_layout
-from lisa.core.store import removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.reshard import states_of
 from lisa.pipeline.archive import TopicRecord
 from lisa.pipeline.server import Server
@@ -56,7 +56,7 @@ class JournalRecord:
                 key: value
                 for key, value in state.options.items()
                 if not (
-                    key.startswith(push.FIELD) or is_of_layout(key) or removal_mark.is_mark(key)
+                    key.startswith(push.FIELD) or is_of_layout(key) or group_removal.is_mark(key)
                 )
             }
             found[name] = TopicRecord(kept, tuple(sorted(state.groups)))

@@ -24,7 +24,7 @@ from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError
 from lisa.core.store.placing import note_restored
 from lisa.core.store.store import SyncStore, chunks, portions
-from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem, RestoreState
 from lisa.pipeline.jobs.lookup import Mapped, Row, inspected, known, mapped_by_topic
 from lisa.pipeline.jobs.restore_plan import judge

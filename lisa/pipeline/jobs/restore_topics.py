@@ -9,13 +9,13 @@ from lisa.admin.topics import counts as topic_counts
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import Topic, count_of
 from lisa.core.redis.flow import Flow
-from lisa.core.store import removal_mark
+from lisa.core.store import group_removal
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, SyncStore, grouped
 from lisa.core.transitions.base import text
-from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 from lisa.pipeline.jobs import journal_tail
 from lisa.pipeline.jobs.journal_tail import Remainder
 from lisa.pipeline.jobs.message_history import topics_in
@@ -114,7 +114,7 @@ def rebuild(
     lacking = {
         name: value
         for name, value in options.items()
-        if name != "paused" and not removal_mark.is_mark(name) and name not in there
+        if name != "paused" and not group_removal.is_mark(name) and name not in there
     }
     if lacking:
         yield from store.run(Configure(topic, lacking))

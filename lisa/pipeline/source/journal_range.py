@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lisa.core.transitions.read import Read
+from lisa.core.transitions.journal import Read
 from lisa.pipeline.source.events import Events, Item, number_of
 from lisa.pipeline.source.following import OLDER, TRIMMED
 from lisa.pipeline.source.marks import JournalGap, Mark

@@ -19,8 +19,8 @@ from lisa.core.model.sharding import Topic
 from lisa.core.store.placing import note_local
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from lisa.core.transitions.topic import Configure
 from lisa.pipeline.server import Server
 from lisa.pipeline.source.identity import Tokens
 from lisa.pipeline.source.outcome import TaskResult

@@ -25,10 +25,10 @@ from lisa.core.settings import CamelliaSettings
 from lisa.core.store.store import AsyncStore, Store, chunks
 from lisa.core.transitions.ack import Acked, Settlement
 from lisa.core.transitions.base import text
-from lisa.core.transitions.cancel import Cancelled
-from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.change import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.retry import Failed
+from lisa.core.transitions.topic import Configure
 from lisa.gateway.compat.camellia.wire import DelayMsg, Origin, as_found, as_sent, is_alive
 from lisa.gateway.context import GatewayContext, RedisClock
 from lisa.gateway.pulls import HandedOut

@@ -1,4 +1,4 @@
-"""garbage -> settled."""
+"""Dead messages: garbage -> retry, or garbage -> settled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lisa.core.transitions.base import Argument, ById, OfGroup, OfIds, Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Recorded, OfGroup, ById[bool]):
+    """Move dead messages to retry and reset their attempts. Returns which ids were in garbage."""
+
+    script: ClassVar[str] = "requeue"
+    steps: ClassVar[int] = 3
+    group_steps: ClassVar[float | None] = 0
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
+    outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "n": False}
+    topic: str
+    group: str
+    ids: Sequence[str]
+
+    def args(self) -> Sequence[Argument]:
+        return [len(self.ids), *self.ids]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
-"""Adds a group to a topic."""
+"""The groups of a topic: declares and removes them, and forgets their idle consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.errors import RemovalUnfinished, TooManyGroups
+from lisa.core.model.keys import TopicKeys
 from lisa.core.model.sharding import topic_of
-from lisa.core.transitions.base import Argument, Recorded, Transition
+from lisa.core.transitions.base import Argument, OfGroup, Recorded, Transition, text
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -54,3 +55,58 @@ class Declare(Recorded, Transition[bool]):
                 "message; remove unused groups, or raise the option"
             )
         Transition.refuse(self, reply)
+
+
+class Undeclared(NamedTuple):
+    """Messages settled by this page, and whether the removal has ended.
+
+    A removal ends when the group's keys are gone, or when the group was declared again.
+    """
+
+    settled: int
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclare(Recorded, Transition[Undeclared]):
+    """One page of a removal: deletes the declaration, and settles `ids` for the group.
+
+    begun: not the removal's first call, so do nothing if the group is declared (again).
+    rest: no removal; only delete keys without messages if the group is not declared.
+    """
+
+    script: ClassVar[str] = "undeclare"
+    steps: ClassVar[int] = 4  # as for Purge, which does the same per id
+    topic: str
+    group: str
+    ids: Sequence[str] = ()
+    drop: bool = False
+    begun: bool = False
+    rest: bool = False
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return [*keys.group(self.group), *keys.bodies_and_tombstones(self.ids)]
+
+    def args(self) -> Sequence[Argument]:
+        begun = 2 if self.rest else int(self.begun)
+        return [self.group, begun, int(self.drop), len(self.ids), *self.ids]
+
+    def parse(self, reply: Sequence[Any]) -> Undeclared:
+        return Undeclared(int(reply[0]), bool(int(reply[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(OfGroup, Transition[list[str]]):
+    """Delete consumers idle for `least_idle_ms` with nothing pending. Returns their names."""
+
+    script: ClassVar[str] = "forget"
+    topic: str
+    group: str
+    consumers: Sequence[str]
+    least_idle_ms: int
+
+    def args(self) -> Sequence[Argument]:
+        return [self.least_idle_ms, len(self.consumers), *self.consumers]
+
+    def parse(self, reply: Sequence[Any]) -> list[str]:
+        return [text(name) for name in reply]
