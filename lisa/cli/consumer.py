@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lisa.cli.daemon import daemon_command, http_option, parent_option, run_daemon
+
 if TYPE_CHECKING:
     from lisa.core.metrics.numbers import Numbers
     from lisa.core.redis.address import Address
@@ -21,21 +23,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("target", required=False)
-@click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
-@click.option("--redis", metavar="URL", help="The Redis server, e.g. redis://localhost:6379/0.")
-@click.option("--prefix", help="First part of every key.")
-@click.option("--group", help="Group to join on each topic.")
-@click.option("--concurrency", type=int, help="Number of handlers that run concurrently.")
-@click.option("--processes", type=int, help="Number of consumer processes.")
-@click.option("--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address.")
-@click.option("--log-format", type=click.Choice(["text", "json"]))
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--parent-pipe", type=int, hidden=True)
-@click.option("--numbers", type=click.Path(path_type=Path), hidden=True)
+@daemon_command(
+    click.argument("target", required=False),
+    click.option("--group", help="Group to join on each topic."),
+    click.option("--concurrency", type=int, help="Number of handlers that run concurrently."),
+    click.option("--processes", type=int, help="Number of consumer processes."),
+    http_option,
+    parent_option,
+    click.option("--numbers", type=click.Path(path_type=Path), hidden=True),
+)
 def main(  # noqa: PLR0917  click passes them by name
-    target: str | None,
     path: Path | None,
     group: str | None,
     concurrency: int | None,
@@ -54,33 +51,27 @@ def main(  # noqa: PLR0917  click passes them by name
     from lisa.core.daemon.stop_signals import exit_on_signals, stopping
 
     exit_on_signals(stopping())
-    from lisa.cli.rights import warn_of_password
-    from lisa.core.daemon import logs
-    from lisa.core.daemon.exit_codes import exit_code
-    from lisa.core.model.errors import LisaError
     from lisa.core.settings import ConsumerSettings
 
-    if parent_pipe is None:
-        warn_of_password(flags["redis"])
     server = {"concurrency": concurrency, "processes": processes}
-    overrides: dict[str, Any] = {
-        **flags,
-        "target": target,
-        "consumer_server": {name: value for name, value in server.items() if value is not None},
-    }
-    try:
-        settings = ConsumerSettings.load(path, **overrides)
-        if not settings.enabled:
-            click.echo("lisa-consumer: enabled is false in the configuration; nothing to do")
-            return
-        logs.configure(settings.log_format, settings.log_level)
+    own = {name: value for name, value in server.items() if value is not None}
+
+    def work(settings: ConsumerSettings) -> int | None:
         if parent_pipe is None and settings.consumer_server.processes > 1:
-            sys.exit(_run_processes(settings))
-        given = [name for name, value in flags.items() if value is not None]
+            return _run_processes(settings)
+        given = [name for name, value in flags.items() if name != "target" and value is not None]
         _run_one(settings, given, group, parent_pipe, numbers)
-    except LisaError as error:
-        click.echo(f"lisa-consumer: {error}", err=True)
-        sys.exit(exit_code(error))
+        return None
+
+    run_daemon(
+        "lisa-consumer",
+        ConsumerSettings,
+        path,
+        work,
+        is_child=parent_pipe is not None,
+        **flags,
+        consumer_server=own,
+    )
 
 
 def _run_one(
@@ -90,8 +81,7 @@ def _run_one(
     parent_pipe: int | None,
     numbers: Path | None,
 ) -> None:
-    from lisa.cli.modules import import_handlers
-    from lisa.cli.rights import check_rights
+    from lisa.cli.daemon import check_rights, import_handlers
     from lisa.consumer.loader import load
     from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.daemon.processes import end_with_parent

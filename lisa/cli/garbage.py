@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from lisa.cli.listing import ListedRows, page_options, row_fields
+from lisa.admin.garbage import Action, GarbageSelection, act, act_on, listed, matching
+from lisa.admin.garbage import purge as purge_dead
+from lisa.admin.garbage import requeue as requeue_dead
+from lisa.cli.messages import ListedRows, page_options, row_fields, shown_body
 from lisa.cli.options import Chosen, Duration, common, together
 from lisa.cli.output import (
     body_fields,
@@ -22,13 +25,10 @@ from lisa.cli.output import (
     print_table,
     when,
 )
-from lisa.cli.topic_output import store_with_topic
+from lisa.cli.topics import store_with_topic
 from lisa.core.model.clock import duration_ms
-
-if TYPE_CHECKING:
-    from lisa.admin.garbage import Action, GarbageSelection
-    from lisa.core.store.inspection import FoundInGroup, FoundMessage
-    from lisa.core.store.store import SyncStore
+from lisa.core.store.inspection import FoundInGroup, FoundMessage
+from lisa.core.store.store import SyncStore
 
 
 @click.group()
@@ -61,8 +61,6 @@ def _selection(
     reason: str | None,
 ) -> GarbageSelection:
     """The messages that the options of `_filters` select."""
-    from lisa.admin.garbage import GarbageSelection
-
     before = None
     if older_than is not None:
         before = store.drive(store.server_time_ms()) - duration_ms(older_than)
@@ -76,8 +74,6 @@ def _selection(
 @common
 def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **filters: Any) -> None:
     """List dead messages with their reasons, oldest first."""
-    from lisa.admin.garbage import listed
-
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
     rows = ListedRows(store, partial(listed, store, selection), cursor, limit)
@@ -117,8 +113,6 @@ def _died(row: dict[str, Any]) -> dict[str, Any]:
 @common
 def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) -> None:
     """Show dead messages in full, with traceback. Exit code 1 if one is not in garbage."""
-    from lisa.cli.messages import shown_body
-
     producer = chosen.producer()
     dead = [(one, _dead(producer.get(topic, one), group)) for one in ids]
     found = [one for _, own in dead for one in own]
@@ -191,12 +185,10 @@ def requeue(
 
     Exit code 1 if one of the ids is not in garbage.
     """
-    from lisa.admin.garbage import requeue as flow
-
     _check_choice(ids, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    _apply(chosen, store, selection, ids, verb="requeued", action=flow)
+    _apply(chosen, store, selection, ids, verb="requeued", action=requeue_dead)
 
 
 @garbage.command()
@@ -216,16 +208,13 @@ def purge(
     **filters: Any,
 ) -> None:
     """Delete dead messages permanently. Exit code 1 if one of the ids is not in garbage."""
-    from lisa.admin.garbage import matching
-    from lisa.admin.garbage import purge as flow
-
     _check_choice(ids, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
     count = len(ids) if ids else store.drive(matching(store, selection))
     if count:
         confirm(f"Permanently delete {count} dead messages of {topic}?", yes=yes)
-    _apply(chosen, store, selection, ids, verb="purged", action=flow)
+    _apply(chosen, store, selection, ids, verb="purged", action=purge_dead)
 
 
 def _check_choice(ids: tuple[str, ...], filters: dict[str, Any], *, everything: bool) -> None:
@@ -244,7 +233,6 @@ def _apply(
     verb: str,
     action: Action,
 ) -> None:
-    from lisa.admin.garbage import act, act_on
 
     missing: list[str] = []
     if ids:

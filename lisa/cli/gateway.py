@@ -13,42 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lisa.cli.daemon import daemon_command, parent_option, run_daemon
+
 if TYPE_CHECKING:
     from lisa.core.settings import GatewaySettings
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
-@click.option("--redis", metavar="URL", help="The Redis server, e.g. redis://localhost:6379/0.")
-@click.option("--prefix", help="First part of every key.")
-@click.option("--host", help="Address to listen on. Default: 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port. Default: 8080.")
-@click.option(
-    "--grpc-port", type=click.IntRange(0, 65_535), help="Port for gRPC. Default: no gRPC."
+@daemon_command(
+    click.option("--host", help="Address to listen on. Default: 127.0.0.1."),
+    click.option("--port", type=click.IntRange(0, 65_535), help="Port. Default: 8080."),
+    click.option(
+        "--grpc-port", type=click.IntRange(0, 65_535), help="Port for gRPC. Default: no gRPC."
+    ),
+    click.option(
+        "--workers", type=click.IntRange(1, 256), help="Number of processes that share the port."
+    ),
+    click.option(
+        "--tokens-file",
+        type=click.Path(path_type=Path),
+        help="YAML file with bearer tokens and scopes.",
+    ),
+    click.option(
+        "--allow-actions",
+        is_flag=True,
+        default=None,
+        help="Allow the web page to requeue, purge, cancel, fire and pause.",
+    ),
+    click.option(
+        "--archive",
+        metavar="DIR",
+        help="Archive that the web page searches (also s3://...) and /mykit/reStore restores from.",
+    ),
+    parent_option,
+    click.option("--inherited", type=(int, int, Path), hidden=True),
 )
-@click.option(
-    "--workers", type=click.IntRange(1, 256), help="Number of processes that share the port."
-)
-@click.option(
-    "--tokens-file",
-    type=click.Path(path_type=Path),
-    help="YAML file with bearer tokens and scopes.",
-)
-@click.option(
-    "--allow-actions",
-    is_flag=True,
-    default=None,
-    help="Allow the web page to requeue, purge, cancel, fire and pause.",
-)
-@click.option(
-    "--archive",
-    metavar="DIR",
-    help="Archive that the web page searches (also s3://...) and /mykit/reStore restores from.",
-)
-@click.option("--log-format", type=click.Choice(["text", "json"]))
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--parent-pipe", type=int, hidden=True)
-@click.option("--inherited", type=(int, int, Path), hidden=True)
 def main(
     path: Path | None,
     parent_pipe: int | None,
@@ -64,36 +62,27 @@ def main(
     from lisa.core.daemon.stop_signals import exit_on_signals, stopping
 
     exit_on_signals(stopping())
-    from lisa.cli.rights import warn_of_password
-    from lisa.core.daemon import logs
-    from lisa.core.daemon.exit_codes import exit_code
-    from lisa.core.model.errors import LisaError
     from lisa.core.settings import GatewaySettings
 
-    if parent_pipe is None:
-        warn_of_password(flags["redis"])
-    top = ("redis", "prefix", "log_format", "log_level")
-    grpc = {"port": port} if (port := flags.pop("grpc_port")) is not None else None
-    section = {name: value for name, value in flags.items() if name not in top}
-    given = {name: value for name, value in section.items() if value is not None}
-    try:
-        settings = GatewaySettings.load(
-            path, **{name: flags[name] for name in top}, gateway_server=given or None, grpc=grpc
-        )
-        if not settings.enabled:
-            click.echo("lisa-gateway: enabled is false in the configuration; nothing to do")
-            return
-        logs.configure(settings.log_format, settings.log_level)
-        sys.exit(_run(settings, parent_pipe, inherited))
-    except LisaError as error:
-        click.echo(f"lisa-gateway: {error}", err=True)
-        sys.exit(exit_code(error))
+    top = {name: flags.pop(name) for name in ("redis", "prefix", "log_format", "log_level")}
+    port = flags.pop("grpc_port")
+    given = {name: value for name, value in flags.items() if value is not None}
+    run_daemon(
+        "lisa-gateway",
+        GatewaySettings,
+        path,
+        lambda settings: _run(settings, parent_pipe, inherited),
+        is_child=parent_pipe is not None,
+        **top,
+        gateway_server=given or None,
+        grpc=None if port is None else {"port": port},
+    )
 
 
 def _run(
     settings: GatewaySettings, parent_pipe: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
-    from lisa.cli.rights import check_rights
+    from lisa.cli.daemon import check_rights
     from lisa.core.daemon.memory import freeze_loaded_objects
     from lisa.core.model.extras import requires
     from lisa.core.redis.address import Address

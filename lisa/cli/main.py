@@ -26,14 +26,14 @@ Sections: TypeAlias = Mapping[str, Mapping[str, tuple[str, str]]]
 
 SECTIONS: Sections = {
     "Try it": {
-        "demo": ("lisa.cli.demo.command", "Run a demo of order time-outs on an embedded server."),
+        "demo": ("lisa.cli.demo", "Run a demo of order time-outs on an embedded server."),
         "up": ("lisa.cli.up", "Run an embedded server and a manager, for development."),
         "init": ("lisa.cli.init", "Write configuration files and systemd units, for production."),
     },
     "Messages": {
         "send": ("lisa.cli.send", "Send a message, or each line of a file."),
         "get": ("lisa.cli.messages", "Show the state of a message."),
-        "list": ("lisa.cli.listing", "List messages in one state."),
+        "list": ("lisa.cli.messages", "List messages in one state."),
         "cancel": ("lisa.cli.messages", "Cancel messages."),
         "reschedule": ("lisa.cli.messages", "Change the due time of a message."),
         "fire": ("lisa.cli.messages", "Make a message due now."),
@@ -44,12 +44,12 @@ SECTIONS: Sections = {
     "The system": {
         "topics": ("lisa.cli.topics", "Show the message counts of all topics."),
         "topic": ("lisa.cli.topics", "Show or change one topic: options, pause, groups."),
-        "consumers": ("lisa.cli.roles", "List the consumers."),
-        "managers": ("lisa.cli.roles", "List the managers."),
+        "consumers": ("lisa.cli.system", "List the consumers."),
+        "managers": ("lisa.cli.system", "List the managers."),
         "top": ("lisa.cli.top", "Watch all topics live."),
-        "fsck": ("lisa.cli.fsck", "Check messages and keys for inconsistencies."),
-        "acl": ("lisa.cli.acl", "Print the ACL rights that each role needs."),
-        "doctor": ("lisa.cli.doctor", "Check the server's configuration and suggest fixes."),
+        "fsck": ("lisa.cli.system", "Check messages and keys for inconsistencies."),
+        "acl": ("lisa.cli.system", "Print the ACL rights that each role needs."),
+        "doctor": ("lisa.cli.system", "Check the server's configuration and suggest fixes."),
         "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
     },
 }

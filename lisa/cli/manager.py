@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lisa.cli.daemon import daemon_command, http_option, run_daemon
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
-@click.option("--redis", metavar="URL", help="The Redis server, e.g. redis://localhost:6379/0.")
-@click.option("--prefix", help="First part of every key.")
-@click.option("--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address.")
-@click.option("--log-format", type=click.Choice(["text", "json"]))
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option(
-    "--handlers",
-    metavar="MODULE",
-    multiple=True,
-    help="Import a module that connects receivers of message_retrying, message_dead and "
-    "message_expired. May be repeated.",
+if TYPE_CHECKING:
+    from lisa.core.settings import ManagerSettings
+
+
+@daemon_command(
+    http_option,
+    click.option(
+        "--handlers",
+        metavar="MODULE",
+        multiple=True,
+        help="Import a module that connects receivers of message_retrying, message_dead and "
+        "message_expired. May be repeated.",
+    ),
 )
 def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> None:
     """Promote messages when they are due, until SIGTERM.
@@ -34,32 +35,22 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
 
     exit_on_signals(STOPPING)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # kept until the manager handles it
-    from lisa.cli.modules import import_handlers
-    from lisa.cli.rights import check_rights, warn_of_password
-    from lisa.core.daemon import logs
-    from lisa.core.daemon.exit_codes import exit_code
+    from lisa.cli.daemon import check_rights, import_handlers
     from lisa.core.daemon.memory import freeze_loaded_objects
-    from lisa.core.model.errors import LisaError
     from lisa.core.redis.address import Address
     from lisa.core.settings import ManagerSettings
     from lisa.manager import Manager
 
-    warn_of_password(flags["redis"])
-    overrides: dict[str, object] = {**flags, "handlers": handlers or None}
-    try:
-        settings = ManagerSettings.load(path, **overrides)
-        if not settings.enabled:
-            click.echo("lisa-manager: enabled is false in the configuration; nothing to do")
-            return
-        logs.configure(settings.log_format, settings.log_level)
+    overrides: dict[str, Any] = {**flags, "handlers": handlers or None}
+
+    def work(settings: ManagerSettings) -> None:
         import_handlers(settings.handlers)
         check_rights("manager", Address.from_settings(settings.redis), settings.prefix)
         manager = Manager.from_config(path, **overrides)
         freeze_loaded_objects()
         manager.run()
-    except LisaError as error:
-        click.echo(f"lisa-manager: {error}", err=True)
-        sys.exit(exit_code(error))
+
+    run_daemon("lisa-manager", ManagerSettings, path, work, **overrides)
 
 
 if __name__ == "__main__":

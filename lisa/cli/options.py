@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -10,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from lisa.cli.rights import warn_of_password
 
 if TYPE_CHECKING:
     from lisa.core.model.durability import Replicas
@@ -31,6 +30,22 @@ PATIENCE = timedelta(seconds=3)
 
 _VARIABLES = ("LISA_CONFIG", "LISA_DURABILITY", "LISA_PATIENCE", "LISA_REDIS", "LISA_ZONE")
 """The variables, besides those of the section `redis`, for which a command loads the settings."""
+
+
+def warn_of_password(url: str | None) -> None:
+    """Warn if the value of --redis has a password, because the process list shows it."""
+    from lisa.core.model.addresses import ServerUrl
+    from lisa.core.model.errors import ConfigError
+
+    try:
+        has_password = url and ServerUrl.parse(url).has_password
+    except ConfigError:  # the address is checked later
+        return
+    if has_password:
+        sys.stderr.write(
+            "warning: every user of this machine can read the password in --redis from the process "
+            "list: set LISA_REDIS_URL or LISA_REDIS__PASSWORD instead\n"
+        )
 
 
 @dataclass(slots=True)

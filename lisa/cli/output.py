@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -17,6 +19,7 @@ from lisa.core.model.display import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 WIDE = 10_000
 """Width of output to a pipe or file, where lines must not wrap."""
@@ -54,19 +57,6 @@ def print_table(
 def terminal_width() -> int | None:
     """The columns of the terminal; None for a pipe or file, where lines have any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def text_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    width: int | None = None,
-    drop: Sequence[str] = (),
-) -> Iterator[str]:
-    """The lines of a table with any cells; see `tables.lines` for the rest."""
-    from lisa.cli import tables
-
-    cells = (["" if cell is None else printable(str(cell)) for cell in row] for row in rows)
-    return tables.lines(columns, cells, width, drop)
 
 
 def printable(text: str) -> str:
@@ -131,3 +121,128 @@ def fail(line: str) -> NoReturn:
     """End the command with an error on stderr and exit code 1."""
     click.echo(f"lisa: {line}", err=True)
     raise click.exceptions.Exit(1)
+
+
+SAMPLE = 200
+"""The rows that decide the widths of the columns."""
+
+GAP = "  "
+PROSE = 24
+"""A column of longer text is wrapped to no less than this before other columns are dropped."""
+
+
+def text_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    width: int | None = None,
+    drop: Sequence[str] = (),
+) -> Iterator[str]:
+    """The lines of a table that is at most `width` characters wide, if its words allow it.
+
+    columns: their names; a name that ends with a space marks a column of numbers, aligned right.
+        Without any name the table has no head.
+    rows: read on demand; the first 200 decide the widths, and a longer cell moves those beside it.
+    width: None for lines of any length, which are never wrapped.
+    drop: names of columns that a narrow table omits, in this order. Then cells are wrapped between
+        words; no word is broken or cut.
+    """
+    cells = ([_cell(value) for value in row] for row in rows)
+    first = list(islice(cells, SAMPLE))
+    head = [[name.strip()] for name in columns]
+    natural = [max(map(_longest_line, column)) for column in zip(head, *first, strict=True)]
+    words = [max(map(_longest_word, column)) for column in zip(head, *first, strict=True)]
+    kept = list(range(len(columns)))
+    if width is not None:
+        kept = _kept(columns, natural, words, width, drop)
+        _shrink(kept, natural, words, width)
+    above: list[list[list[str]]] = []
+    if any(name for (name,) in head):
+        above = [head, [["-" * min(one, width or one)] for one in natural]]
+    wrap = _as_it_is if width is None else _wrapped
+    for row in chain(above, first, cells):
+        yield from _shown(row, kept, columns, natural, wrap)
+
+
+def _cell(value: object) -> list[str]:
+    """The lines of a cell."""
+    return [""] if value is None else printable(str(value)).splitlines() or [""]
+
+
+def _kept(
+    columns: Sequence[str],
+    natural: Sequence[int],
+    words: Sequence[int],
+    width: int,
+    drop: Sequence[str],
+) -> list[int]:
+    """The columns that fit, by their numbers."""
+    wanted = [min(one, max(word, PROSE)) for one, word in zip(natural, words, strict=True)]
+    names = [name.strip() for name in columns]
+    kept = list(range(len(columns)))
+    dropped: list[int] = []
+    for name in drop:
+        if name in names and _total([wanted[i] for i in kept]) > width:
+            dropped.append(names.index(name))
+            kept.remove(dropped[-1])
+    for column in reversed(dropped):  # a narrow one may fit beside what is left
+        if _total([wanted[i] for i in (*kept, column)]) <= width:
+            kept.append(column)
+    return sorted(kept)
+
+
+def _shrink(kept: Sequence[int], natural: list[int], words: Sequence[int], width: int) -> None:
+    """Make the widest columns narrower, down to their longest words, until the table fits."""
+    while _total([natural[i] for i in kept]) > width:
+        wide = [i for i in kept if natural[i] > words[i]]
+        if not wide:
+            return
+        natural[max(wide, key=lambda i: natural[i])] -= 1
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _shown(
+    row: Sequence[list[str]],
+    kept: Sequence[int],
+    columns: Sequence[str],
+    widths: Sequence[int],
+    wrap: Callable[[str, int], list[str]],
+) -> Iterator[str]:
+    """The lines of one row."""
+    wrapped = [[part for line in row[i] for part in wrap(line, widths[i])] for i in kept]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        padded = []
+        for i, part in zip(kept, parts, strict=True):
+            space = " " * (widths[i] - cell_width(part))
+            padded.append(space + part if columns[i].endswith(" ") else part + space)
+        yield GAP.join(padded).rstrip()
+
+
+def _as_it_is(line: str, _width: int) -> list[str]:
+    return [line]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if cell_width(line) <= width:
+        return [line]
+    parts = textwrap.wrap(line, max(1, width), break_long_words=False, break_on_hyphens=False)
+    return parts or [""]
+
+
+def _longest_line(cell: Iterable[str]) -> int:
+    return max(map(cell_width, cell))
+
+
+def _longest_word(cell: Iterable[str]) -> int:
+    return max((cell_width(word) for line in cell for word in line.split()), default=0)
+
+
+def cell_width(text: str) -> int:
+    """The columns that a text takes on a terminal, where some characters take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
+from lisa.admin.schedules import late
 from lisa.cli.messages import shown_body
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
-from lisa.cli.topic_output import late_warning, require_topics
-from lisa.core.model.clock import datetime_ms
+from lisa.cli.send import parse_body, parse_headers
+from lisa.cli.topics import late_warning, require_topics
+from lisa.core.model.clock import datetime_ms, parse_zone
 from lisa.core.model.late import late_text
-
-if TYPE_CHECKING:
-    from lisa.producer import Producer, ScheduleInfo
+from lisa.core.model.recurring.definition import body_of
+from lisa.core.store.schedule_reads import list_all, scheduled_topics
+from lisa.producer import Producer, ScheduleInfo
 
 
 @click.group()
@@ -34,9 +36,6 @@ def list_(chosen: Chosen, topic: str | None) -> None:
 
     Exit code 1 if the topic is unknown.
     """
-    from lisa.admin.schedules import late
-    from lisa.core.store.schedule_reads import list_all, scheduled_topics
-
     store = chosen.store()
     topics = [topic] if topic else sorted(store.drive(scheduled_topics(store)))
     found = [schedule for one in topics for schedule in store.drive(list_all(store, one))]
@@ -78,7 +77,6 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     if chosen.json:
         print_json(_fields(found))
         return
-    from lisa.core.model.recurring.definition import body_of
 
     fields = _fields(found) | {"body": shown_body(body_of(found.definition))}
     shown = {key: _text(value) for key, value in fields.items() if value not in (None, {}, "")}
@@ -140,8 +138,6 @@ def set_(
 
     The same definition changes nothing. Exit code 1 if the schedule has another version.
     """
-    from lisa.cli.send import parse_body, parse_headers
-
     data = b"null" if body is None else body.encode("utf-8", "surrogateescape")
     changed = chosen.producer().schedule(
         name, topic=topic, body=parse_body(data, kind), headers=parse_headers(headers), **options
@@ -209,8 +205,6 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
 
     Exit code 1 if the schedule is unknown.
     """
-    from lisa.core.model.clock import parse_zone
-
     producer, found = _found(chosen, topic, name)
     ticks = producer.next_ticks(topic, name, count)
     zone = parse_zone(found.definition.tz)
@@ -275,8 +269,6 @@ def _text(value: object) -> object:
 
 def _fields(one: ScheduleInfo) -> dict[str, Any]:
     """A schedule for JSON output."""
-    from lisa.core.model.recurring.definition import body_of
-
     definition = one.definition
     times = {"every_ms", "jitter_ms", "max_late_ms", "ttl_ms"}
     plain = {name: getattr(definition, name) or None for name in sorted(times)}

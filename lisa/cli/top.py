@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.live import Live
 
+from lisa.admin.live import TopicActivity, TopicsSnapshot, activity, look
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import (
     console,
@@ -19,13 +21,9 @@ from lisa.cli.output import (
     terminal_width,
     text_table,
 )
-from lisa.cli.topic_output import STATES, counts_fields, overdue_warning, require_topics
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
-    from lisa.admin.live import TopicActivity, TopicsSnapshot
-    from lisa.core.store.store import SyncStore
+from lisa.cli.topics import STATES, counts_fields, overdue_warning, require_topics
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.store.store import SyncStore
 
 COLUMNS = [
     "topic",
@@ -82,7 +80,6 @@ def top(chosen: Chosen, topics: tuple[str, ...], *, once: bool, interval: float)
 def _stream(
     chosen: Chosen, store: SyncStore, topics: tuple[str, ...], interval: float, *, once: bool
 ) -> None:
-    from lisa.admin.live import look
 
     before = store.drive(look(store, topics))
     while True:
@@ -98,8 +95,6 @@ def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from lisa.admin.live import activity, look
-
     before = store.drive(look(store, topics))
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
@@ -114,9 +109,6 @@ def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> TopicsSnapsh
     """The next snapshot; shows errors and retries while the server is unavailable."""
     from rich.text import Text
 
-    from lisa.admin.live import look
-    from lisa.core.model.errors import ServerUnavailable
-
     while True:
         try:
             return store.drive(look(store, topics))
@@ -125,7 +117,6 @@ def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> TopicsSnapsh
 
 
 def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: TopicsSnapshot) -> None:
-    from lisa.admin.live import activity
 
     found = activity(before, after)
     if chosen.json:

@@ -2,49 +2,152 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import difflib
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
-from lisa.cli.options import Chosen, common
+from lisa.admin.deletion import delete as delete_topic
+from lisa.admin.groups import add as declare_group
+from lisa.admin.groups import remove as purge_group
+from lisa.admin.groups import unsettled_in_all
+from lisa.admin.journal import forget as forget_archive_of
+from lisa.admin.journal import journal as read_journal
+from lisa.admin.live import lateness_percentile
+from lisa.admin.push import SetTarget, StoredPushTarget, set_target, targets
+from lisa.admin.push import remove as remove_targets
+from lisa.admin.ramp import ramp_state
+from lisa.admin.roles import managers as list_managers
+from lisa.admin.topic_names import suspected_names
+from lisa.admin.topics import TopicState, counts, exists, overdue_ms, set_options, unset_options
+from lisa.admin.topics import pause as pause_topic
+from lisa.admin.topics import resume as resume_topic
+from lisa.cli.options import Chosen, Duration, common, read_text_file
 from lisa.cli.output import (
     confirm,
     counting,
     distance,
+    fail,
+    iso,
     local,
     number,
     print_json,
     print_table,
+    terminal_width,
     when,
 )
-from lisa.cli.push import push
-from lisa.cli.topic_groups import group
-from lisa.cli.topic_journal import journal
-from lisa.cli.topic_output import (
-    STATES,
-    counts_fields,
-    overdue_warning,
-    print_groups,
-    print_result,
-    print_suspected_names,
-    require_topics,
-    store_with_topic,
-)
-from lisa.core.model.clock import duration_ms
+from lisa.core.model.clock import duration_ms, human
+from lisa.core.model.keys import check_topic
 from lisa.core.model.late import LatePolicy, Ramp
+from lisa.core.model.options import OPTIONS, TopicOptions, encode
+from lisa.core.model.options import warning as options_warning
+from lisa.core.store.presence import OVERDUE, warning, write_refusal
+from lisa.core.store.store import SyncStore
 
-if TYPE_CHECKING:
-    from lisa.core.model.options import TopicOptions
+STATES = ("ready", "in_flight", "retry", "garbage")
+"""The states in which a group has messages."""
+
+
+def counts_fields(counts: TopicState) -> dict[str, Any]:
+    """A topic's counts for JSON output."""
+    return {
+        "topic": counts.topic,
+        "paused": counts.paused,
+        "waiting": counts.waiting,
+        **{state: getattr(counts, state) for state in STATES},
+        "next_due": iso(counts.next_due_ms),
+        "next_due_ms": counts.next_due_ms,
+        "groups": [
+            {
+                "group": group.name,
+                **{state: getattr(group, state) for state in STATES},
+                "intact": group.intact,
+            }
+            for group in counts.groups
+        ],
+        **{
+            name: counts.total(name)
+            for name in ("sent", "acked", "retried", "cancelled", "expired", "skipped")
+        },
+    }
+
+
+def overdue_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
+    """Why messages wait: the server refuses writes, or no manager runs; None if all is well."""
+    return late_warning(store, overdue_ms(states, now_ms))
+
+
+def late_warning(store: SyncStore, late_ms: int, what: str = "messages") -> str | None:
+    """The same for messages or schedules that are late by that much."""
+    refusal = store.drive(write_refusal(store, store.keys.managers))
+    if refusal is not None:
+        return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
+    if late_ms < duration_ms(OVERDUE) or any(
+        one.alive for one in store.drive(list_managers(store))
+    ):
+        return None
+    return warning(late_ms, what)
+
+
+def print_groups(counts: TopicState) -> None:
+    """Print the messages of each group by state."""
+    print_table(
+        ["group", "ready ", "in flight ", "retry ", "garbage "],
+        [(one.name, one.ready, one.in_flight, one.retry, one.garbage) for one in counts.groups],
+    )
+
+
+def store_with_topic(chosen: Chosen, topic: str) -> SyncStore:
+    """The store; ends the command with exit code 1 if the topic is unknown."""
+    store = chosen.store()
+    require_topics(store, [topic])
+    return store
+
+
+def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> None:
+    """End the command with exit code 1 if one of the topics is unknown; names a similar one."""
+    for topic in topics:
+        if not store.drive(exists(store, topic)):
+            near = difflib.get_close_matches(topic, store.drive(store.topics()), n=1, cutoff=0.75)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            fail(f"topic {topic} is unknown{hint}{cure}")
+
+
+@contextmanager
+def telling_new_topic(store: SyncStore, topic: str) -> Iterator[None]:
+    """Say on stderr that the command created the topic: its name may be mistyped."""
+    was_known = store.drive(exists(store, topic))
+    yield
+    if not was_known:
+        click.echo(f"lisa: topic {topic} is new", err=True)
+
+
+def print_suspected_names(store: SyncStore, states: Sequence[TopicState]) -> None:
+    """Print to stderr which topics may be mistyped."""
+    for line in store.drive(suspected_names(store, states)):
+        width = terminal_width() or sys.maxsize
+        click.echo(textwrap.fill(f"lisa: {line}", width, break_long_words=False), err=True)
+
+
+def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:
+    """Print what a change did, or that it changed nothing."""
+    if chosen.json:
+        print_json({"topic": topic, "result": said, "changed": changed})
+    else:
+        click.echo(f"{topic}  {said}" + ("" if changed else " (unchanged)"))
 
 
 @click.command()
 @common
 def topics(chosen: Chosen) -> None:
     """Show the message counts of all topics by state, and the next due time."""
-    from lisa.admin.topics import counts
-
     store = chosen.store()
     found = store.drive(counts(store, store.drive(store.topics())))
     now_ms = store.drive(store.server_time_ms())
@@ -83,21 +186,11 @@ def topic() -> None:
     """Show or change one topic: options, pause, groups, pushes."""
 
 
-for _part in (push, group, journal):
-    topic.add_command(_part)
-
-
 @topic.command()
 @click.argument("topic")
 @common
 def show(chosen: Chosen, topic: str) -> None:
     """Show a topic's options, groups and counters. Exit code 1 if the topic is unknown."""
-    from lisa.admin.live import lateness_percentile
-    from lisa.admin.ramp import ramp_state
-    from lisa.admin.topics import counts
-    from lisa.core.model.clock import human
-    from lisa.core.model.options import OPTIONS
-
     store = store_with_topic(chosen, topic)
     found = store.drive(counts(store, [topic]))[0]
     options = store.drive(store.options(topic))
@@ -156,10 +249,8 @@ def option_fields(options: TopicOptions) -> dict[str, Any]:
 @common
 def pause(chosen: Chosen, topic: str) -> None:
     """Pause promotion and delivery. Messages in flight can still finish."""
-    from lisa.admin.topics import pause as flow
-
     store = store_with_topic(chosen, topic)
-    print_result(chosen, topic, "paused", changed=store.drive(flow(store, topic)))
+    print_result(chosen, topic, "paused", changed=store.drive(pause_topic(store, topic)))
 
 
 @topic.command()
@@ -167,10 +258,8 @@ def pause(chosen: Chosen, topic: str) -> None:
 @common
 def resume(chosen: Chosen, topic: str) -> None:
     """Resume a paused topic."""
-    from lisa.admin.topics import resume as flow
-
     store = store_with_topic(chosen, topic)
-    print_result(chosen, topic, "running", changed=store.drive(flow(store, topic)))
+    print_result(chosen, topic, "running", changed=store.drive(resume_topic(store, topic)))
 
 
 @topic.command()
@@ -182,16 +271,13 @@ def delete(chosen: Chosen, topic: str, *, yes: bool) -> None:
 
     Stop its consumers and producers first. A topic in a manager's YAML comes back without messages.
     """
-    from lisa.admin.deletion import delete as flow
-    from lisa.admin.topics import counts
-
     store = store_with_topic(chosen, topic)
     (found,) = store.drive(counts(store, [topic]))
     held = found.waiting + sum(getattr(found, state) for state in STATES)
     names = ", ".join(group.name for group in found.groups) or "none"
     confirm(f"Topic {topic} has {held} messages (groups: {names}). Delete it?", yes=yes)
     with counting("purged") as progress:
-        done = store.drive(flow(store, topic, progress=progress))
+        done = store.drive(delete_topic(store, topic, progress=progress))
     print_result(
         chosen,
         topic,
@@ -205,8 +291,6 @@ class _WithOptions(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, their valid values and defaults."""
-        from lisa.core.model.options import OPTIONS
-
         rows = []
         for name, one in OPTIONS.items():
             limits = f"Valid: {one.kind.bounds}. Default: {one.kind.show(one.default)}."
@@ -227,10 +311,6 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
     Options set here override the YAML configuration of managers. Exit code 1 if the topic is
     unknown, unless --create is given.
     """
-    from lisa.admin.topics import set_options
-    from lisa.core.model.keys import check_topic
-    from lisa.core.model.options import encode, warning
-
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -241,7 +321,7 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
     if not create:
         require_topics(store, [check_topic(topic)], "; to create it, add --create")
     changed = store.drive(set_options(store, topic, options))
-    if (said := warning(topic, encoded)) is not None:
+    if (said := options_warning(topic, encoded)) is not None:
         click.echo(f"lisa: warning: {said}", err=True)
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
 
@@ -252,8 +332,238 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
 @common
 def unset(chosen: Chosen, topic: str, names: tuple[str, ...]) -> None:
     """Reset options to their defaults, or to the YAML values of a manager at its next start."""
-    from lisa.admin.topics import unset_options
-
     store = store_with_topic(chosen, topic)
     changed = store.drive(unset_options(store, topic, names))
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
+
+
+@click.group()
+def group() -> None:
+    """Add, remove or list a topic's groups."""
+
+
+@group.command("add")
+@click.argument("topic")
+@click.argument("group")
+@common
+def group_add(chosen: Chosen, topic: str, group: str) -> None:
+    """Declare a group. It receives every message that is promoted from now on."""
+    store = chosen.store()
+    with telling_new_topic(store, topic):
+        new = store.drive(declare_group(store, topic, group))
+        print_result(chosen, topic, f"group {group} is declared", changed=new)
+
+
+@group.command("remove")
+@click.argument("topic")
+@click.argument("group")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@common
+def group_remove(chosen: Chosen, topic: str, group: str, *, yes: bool) -> None:
+    """Remove a group and purge its messages; other groups keep theirs.
+
+    The group's consumers stop reading the topic. Repeat the command to finish an interrupted
+    removal.
+    """
+    store = store_with_topic(chosen, topic)
+    owed = store.drive(unsettled_in_all(store, topic, group))
+    if owed:
+        confirm(
+            f"Group {group} of {topic} still has {owed} unsettled messages. Remove it?", yes=yes
+        )
+    with counting("purged") as progress:
+        settled = store.drive(purge_group(store, topic, group, progress=progress))
+    if settled is None:
+        fail(f"topic {topic} has no group {group}")
+    print_result(
+        chosen, topic, f"group {group} is removed, {settled} messages purged", changed=True
+    )
+
+
+@group.command("list")
+@click.argument("topic")
+@common
+def list_groups(chosen: Chosen, topic: str) -> None:
+    """List the topic's groups."""
+    store = store_with_topic(chosen, topic)
+    found = store.drive(counts(store, [topic]))[0]
+    if chosen.json:
+        print_json(counts_fields(found)["groups"])
+        return
+    print_groups(found)
+
+
+@click.group()
+def journal() -> None:
+    """Show a topic's journal, or forget an archive."""
+
+
+@journal.command("show")
+@click.argument("topic")
+@common
+def show_journal(chosen: Chosen, topic: str) -> None:
+    """Show the journal's length and the progress of each archive."""
+    store = store_with_topic(chosen, topic)
+    found = store.drive(read_journal(store, topic))
+    if chosen.json:
+        print_json(asdict(found))
+        return
+    now_ms = store.drive(store.server_time_ms())
+    print_table(
+        ["", ""],
+        [
+            ("journal", "on" if found.on else "off"),
+            ("events", found.events),
+            ("oldest event", when(found.since_ms, now_ms) or "-"),
+            ("written in total", found.written),
+            ("lost before archiving", found.lost),
+            ("failed writes", found.failed),
+        ],
+    )
+    print_table(
+        ["archive", "behind ", "last report"],
+        [(one.name, one.behind, when(one.reported_ms, now_ms)) for one in found.archives],
+    )
+
+
+@journal.command("forget")
+@click.argument("topic")
+@click.argument("archive")
+@common
+def forget_archive(chosen: Chosen, topic: str, archive: str) -> None:
+    """Stop keeping events for an archive that is no longer used."""
+    store = store_with_topic(chosen, topic)
+    if not store.drive(forget_archive_of(store, topic, archive)):
+        fail(f"topic {topic} has no archive {archive}")
+    print_result(chosen, topic, f"archive {archive} is forgotten", changed=True)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("url", required=False)
+@click.option("--group", help="Group to push. Default: the topic's only group.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Maximum concurrent pushes of each gateway process.",
+)
+@click.option("--timeout", type=Duration(), help="Maximum time for the target to answer.")
+@click.option(
+    "--secret-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the signing secret (whsec_...). Default: a generated secret.",
+)
+@click.option("--new-secret", is_flag=True, help="Generate a new signing secret.")
+@click.option("--remove", is_flag=True, help="Stop pushing.")
+@common
+def push(
+    chosen: Chosen,
+    topic: str,
+    url: str | None,
+    *,
+    group: str | None,
+    concurrency: int | None,
+    timeout: timedelta | None,
+    secret_file: Path | None,
+    new_secret: bool,
+    remove: bool,
+) -> None:
+    """Make the gateways POST each message of a group to URL. Without URL, list the push targets.
+
+    The signing secret is printed once, when it is generated. Exit code 1 if there is no target.
+    """
+    settings = (concurrency, timeout, secret_file, new_secret or None)
+    if url is None and any(one is not None for one in settings):
+        raise click.UsageError("these options need a URL")
+    if remove and url is not None:
+        raise click.UsageError("--remove takes no URL")
+    if new_secret and secret_file is not None:
+        raise click.UsageError("--new-secret and --secret-file exclude each other")
+    if remove:
+        _remove_targets(chosen, topic, group)
+        return
+    if url is None:
+        _show_targets(chosen, topic, group)
+        return
+
+    secret = None if secret_file is None else read_text_file(secret_file).strip()
+    store = chosen.store()
+    with telling_new_topic(store, topic):
+        done = store.drive(
+            set_target(
+                store,
+                topic,
+                url,
+                group=group,
+                concurrency=concurrency,
+                timeout=timeout,
+                secret=secret,
+                renew_secret=new_secret,
+            )
+        )
+        _print_target(chosen, done)
+
+
+def _print_target(chosen: Chosen, done: SetTarget) -> None:
+    target = done.target
+    if chosen.json:
+        secret = {"secret": target.secret} if done.is_new_secret else {}
+        print_json({**_target_fields(target), "new": done.is_new, **secret})
+        return
+    click.echo(f"{target.topic}  group {target.group} is pushed to {target.url}")
+    if done.is_new_secret:
+        click.echo(f"secret (shown only once): {target.secret}")
+
+
+def _target_fields(target: StoredPushTarget) -> dict[str, Any]:
+    return {
+        "topic": target.topic,
+        "group": target.group,
+        "url": target.url,
+        "concurrency": target.concurrency,
+        "timeout_ms": target.timeout_ms,
+    }
+
+
+def _show_targets(chosen: Chosen, topic: str, group: str | None) -> None:
+
+    store = chosen.store()
+    found = [one for one in store.drive(targets(store, topic)) if group in (None, one.group)]
+    if chosen.json:
+        print_json([_target_fields(one) for one in found])
+    elif found:
+        print_table(
+            ["group", "url", "concurrency ", "timeout "],
+            [
+                (
+                    one.group,
+                    one.url,
+                    one.concurrency or "-",
+                    human(one.timeout_ms) if one.timeout_ms else "-",
+                )
+                for one in found
+            ],
+        )
+    if not found:
+        _fail_without_target(topic, group)
+
+
+def _remove_targets(chosen: Chosen, topic: str, group: str | None) -> None:
+
+    store = chosen.store()
+    gone = store.drive(remove_targets(store, topic, group))
+    if not gone:
+        _fail_without_target(topic, group)
+    if chosen.json:
+        print_json({"topic": topic, "removed": gone})
+    else:
+        click.echo(f"{topic}  no longer pushed: {', '.join(gone)}")
+
+
+def _fail_without_target(topic: str, group: str | None) -> NoReturn:
+    of = f"group {group} of topic {topic}" if group else f"topic {topic}"
+    fail(f"{of} has no push target")
+
+
+for _part in (push, group, journal):
+    topic.add_command(_part)

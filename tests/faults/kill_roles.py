@@ -15,7 +15,6 @@ import lisa.core.settings
 import lisa.gateway.serving
 import lisa.manager.engine
 import lisa.manager.sampler
-from lisa.cli import modules, rights  # noqa: F401  as the daemons do
 from lisa.core.daemon import logs
 from lisa.core.store import presence
 from lisa.core.transitions import loader

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from lisa import Consumer, Message
-from lisa.cli.demo.ledger import DemoEvent, DemoLedger
+from lisa.cli.demo import DemoEvent, DemoLedger
 
 ledger = DemoLedger(Path(os.environ["LISA_DEMO_LEDGER"]))
 consumer = Consumer(os.environ["LISA_REDIS_URL"])

@@ -1,6 +1,6 @@
 """The demo's producer: sends order time-outs, cancels some, reschedules some.
 
-python -m lisa.cli.demo.sender MESSAGES SECONDS
+python -m lisa.cli.demo_sender MESSAGES SECONDS
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lisa import Outgoing, Producer
-from lisa.cli.demo.ledger import DemoEvent, DemoLedger
+from lisa.cli.demo import DemoEvent, DemoLedger
 
 HEAD_START_MS = 1_500  # time to send the first messages before they are due
 NEVER = 1_000

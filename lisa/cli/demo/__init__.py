@@ -1,1 +1,0 @@
-"""`lisa demo`: ten thousand order time-outs on an embedded server."""
