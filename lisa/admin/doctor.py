@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from lisa.admin import roles
-from lisa.admin.acl import every_command, rights_of
-from lisa.admin.probes import refused, rules
-from lisa.admin.topic_names import MOST_TOPICS, suspected_names
+from lisa.admin.acl import every_command, refused, rights_of, rules
+from lisa.admin.roles import MOST_TOPICS, suspected_names
 from lisa.admin.topics import counts
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow

@@ -1,19 +1,29 @@
-"""Adds and removes groups of a topic in all its shards; removal runs page by page."""
+"""Adds and removes groups of a topic in all its shards, and deletes topics, page by page."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from lisa.admin import push
-from lisa.admin.shards import shards
-from lisa.core.model.errors import RemovalUnfinished
+from lisa.admin import push, roles
+from lisa.admin.journal import journal
+from lisa.admin.messages import LiveState, list_messages
+from lisa.admin.reading import shards
+from lisa.core.model.errors import RemovalUnfinished, TopicInUse
 from lisa.core.model.keys import check_group
-from lisa.core.model.sharding import Shard, Topic
+from lisa.core.model.sharding import REMOVED, Layout, Shard, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store import group_removal
-from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store
+from lisa.core.store.paging import START, member_page, readable
+from lisa.core.store.presence import GONE_AFTER
+from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
+from lisa.core.store.reshard import spread, states_of
+from lisa.core.store.store import Store, chunks
+from lisa.core.transitions.change import Cancel, Cancelled
 from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Clear
+from lisa.core.transitions.upkeep import Mend
 
 
 def unsettled_in_all(store: Store, topic: str, group: str) -> Flow[int]:
@@ -55,3 +65,95 @@ def remove(
             "manager's configuration, that declares it; then remove it again"
         )
     return settled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deletion:
+    """The messages that ended with a topic: waiting ones, and those that groups still owed."""
+
+    cancelled: int
+    purged: int
+
+
+def delete(
+    store: Store, topic: str, *, progress: Callable[[int], None] | None = None
+) -> Flow[Deletion]:
+    """Delete a topic. Ids of its messages stay known for the retention.
+
+    Repeat the call if it was interrupted, or if it raised TopicInUse: consumers are running,
+    messages arrived meanwhile, the topic has several shards, or an archive has not read its journal
+    to the end. A topic in a manager's configuration comes back with that configuration.
+    """
+    yield from _check_consumers(store, topic)
+    layout = yield from store.layout(Topic(topic))
+    (own,) = yield from states_of(store, Layout().current(Topic(topic)))
+    has_removed = any(name.startswith(REMOVED) for name in own.options)
+    if layout.shards > 1 or layout.older or layout.gone or has_removed:
+        raise TopicInUse(
+            f"topic {topic!r} is split into shards: set its option shards to 1, wait until "
+            "managers have merged them, and delete it then"
+        )
+    purged = 0
+    for group in own.all_groups:
+        purged += (yield from remove(store, topic, group, progress=progress)) or 0
+    cancelled = yield from _cancel_waiting(store, topic)
+    yield from _drop_orphans(store, topic)
+    yield from _check_archives(store, topic)
+    (own,) = yield from states_of(store, Layout().current(Topic(topic)))
+    if not (yield from store.run(Clear(topic, own.accepts, is_whole_topic=True))):
+        raise TopicInUse(
+            f"topic {topic!r} got messages or a group while it was being deleted: stop its "
+            "producers and consumers, and repeat the command"
+        )
+    # Managers unlist the topic later, so that a message sent meanwhile is still found.
+    score = int(time.time() * 1000) - IDLE_AFTER_MS + DELETED_LISTED_MS
+    yield from store.command("ZADD", store.keys.topics, "XX", score, topic)
+    return Deletion(cancelled=cancelled, purged=purged)
+
+
+def _check_consumers(store: Store, topic: str) -> Flow[None]:
+    found = yield from roles.consumers(store, [topic])
+    alive = sorted(one.record.name for one in found if one.state != "gone")
+    if alive:
+        others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
+        raise TopicInUse(
+            f"topic {topic!r} has the running consumer {alive[0]}{others}: stop it first; for a "
+            f"gateway, stop the clients that pull, and try again in {GONE_AFTER.seconds} s"
+        )
+
+
+def _cancel_waiting(store: Store, topic: str) -> Flow[int]:
+    total, cursor = 0, None
+    while True:
+        page = yield from list_messages(store, topic, LiveState.WAITING, cursor=cursor)
+        ids = [row.id for row in page.rows]
+        if ids:
+            outcomes = yield from store.run_by_id(Cancel(topic, ids))
+            total += sum(one is Cancelled.CANCELLED for one in outcomes)
+        cursor = page.cursor
+        if cursor is None:
+            return total
+
+
+def _drop_orphans(store: Store, topic: str) -> Flow[None]:
+    """Delete waiting ids that have no message, which only evictions and other programs leave."""
+    key = store.keys.topic(topic).waiting
+    cursor = None if (yield from store.command("ZCARD", key)) else START
+    while cursor != START:
+        cursor, members = yield from member_page(store, "ZSCAN", key, cursor or START)
+        ids, foreign = readable(members)
+        for some in chunks(ids, store.batch_size(topic, Mend)):
+            yield from store.run(Mend(topic, some))
+        if foreign:
+            yield from store.command("ZREM", key, *foreign)
+
+
+def _check_archives(store: Store, topic: str) -> Flow[None]:
+    """Refuse while an archive has not read all events, such as those of the cancelled messages."""
+    found = yield from journal(store, topic)
+    behind = [one for one in found.archives if one.behind]
+    if found.events and behind:
+        raise TopicInUse(
+            f"the archive {behind[0].name} has not read {behind[0].behind} events of topic "
+            f"{topic!r}: run it, or drop it with `lisa topic journal forget`; then delete the topic"
+        )

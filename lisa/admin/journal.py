@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lisa.admin.reading import ask_all
-from lisa.admin.shards import counted
+from lisa.admin.reading import ask_all, counted
 from lisa.core.model.stream import entry_fields, entry_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store.replies import pairs

@@ -11,11 +11,11 @@ from lisa.admin.reading import (
     Position,
     entry_number,
     pending_entries,
+    shards,
     sorted_page,
     stream_ids,
     unread_entries,
 )
-from lisa.admin.shards import shards
 from lisa.core.model.errors import ConfigError, GroupRemoved
 from lisa.core.model.sharding import topic_of
 from lisa.core.redis.flow import Flow

@@ -1,4 +1,4 @@
-"""Bounded reads: pages of sorted sets, streams and the key space."""
+"""Bounded reads: the shards of topics, pages of sorted sets, streams and the key space."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.stream import entry_fields
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
@@ -160,3 +161,28 @@ def entry_number(entry: str) -> tuple[int, int]:
         raise ValueError(f"{entry!r} is not the id of a stream entry")
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def shards(store: Store, topic: str) -> Flow[list[Shard]]:
+    """Names of all shards that may contain messages of a topic."""
+    whole = Topic(topic)
+    return (yield from store.layout(whole)).active(whole)
+
+
+def shards_of_id(store: Store, topic: str, message_id: str) -> Flow[list[Shard]]:
+    """Names of the shards that may contain an id: the current one, then older ones."""
+    whole = Topic(topic)
+    return (yield from store.layout(whole)).shards_of_id(whole, message_id)
+
+
+def counted(store: Store, topics: Sequence[str]) -> Flow[dict[str, list[Shard]]]:
+    """By topic, all shards that ever had messages; their counters belong to the topic."""
+    names = list(map(Topic, topics))
+    layouts = yield from store.layouts(names)
+    return {topic: layout.counted(topic) for topic, layout in zip(names, layouts, strict=True)}
+
+
+def counted_pairs(store: Store, topics: Sequence[str]) -> Flow[list[tuple[str, Shard]]]:
+    """The shards of `counted`, each with its topic, in the order of the topics."""
+    parts = yield from counted(store, topics)
+    return [(topic, shard) for topic, shards in parts.items() for shard in shards]

@@ -1,4 +1,4 @@
-"""Lists consumers and managers, including those that are gone."""
+"""Lists consumers and managers, including those that are gone, and topics that lack them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from lisa.admin.reading import ask_all, pending_entries, stream_ids
-from lisa.admin.shards import counted_pairs, shards
+from lisa.admin.reading import ask_all, counted_pairs, pending_entries, shards, stream_ids
+from lisa.admin.topics import TopicState
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence, write_refusals
@@ -121,3 +121,41 @@ def _judged(
 def _seen(record: P, now_ms: int) -> RolePresence[P]:
     silent_ms = max(0, now_ms - record.seen_ms)
     return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER_MS)
+
+
+MOST_NAMED = 5
+MOST_TOPICS = 1_000
+"""Of more topics, consumers are not read."""
+
+_HANDLED = ("acked", "retried", "deferred", "garbage")
+"""Counters of messages that a handler had."""
+
+
+def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str]]:
+    """What is strange about topics, in one line for each kind; nothing for many topics."""
+    if not states or len(states) > MOST_TOPICS:
+        return []
+    seen = yield from consumers(store, [one.topic for one in states])
+    consumed = {one.record.topic for one in seen if one.state != "gone"}
+    without_group, without_consumer, never_sent = list[str](), list[str](), list[str]()
+    for one in states:
+        due = one.ready + one.in_flight + one.retry
+        was_used = due or one.waiting or one.garbage or one.total("sent") or one.total("restored")
+        if one.waiting and not one.groups and one.topic not in consumed:
+            without_group.append(f"{one.topic} ({one.waiting:,})")
+        elif due and not any(map(one.total, _HANDLED)) and one.topic not in consumed:
+            without_consumer.append(f"{one.topic} ({due:,})")
+        elif not was_used and (one.groups or one.topic in consumed):
+            never_sent.append(one.topic)
+    kinds = {
+        "no group takes the messages of": without_group,
+        "no consumer has ever handled the messages of": without_consumer,
+        "consumers name a topic that nothing was ever sent to:": never_sent,
+    }
+    told = ((what, _listed(names)) for what, names in kinds.items() if names)
+    return [f"{what} {names}; is the name right?" for what, names in told]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

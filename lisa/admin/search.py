@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lisa.admin.messages import LiveState, MessageSource, candidates
-from lisa.admin.shards import shards
+from lisa.admin.reading import shards
 from lisa.admin.story import Preview, previews
 from lisa.core.model.display import visible
 from lisa.core.model.envelope import Envelope

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lisa.admin.reading import entry_number
-from lisa.admin.shards import shards_of_id
+from lisa.admin.reading import entry_number, shards_of_id
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.sharding import Topic

@@ -1,17 +1,18 @@
-"""Topics: message counts by state, counters, options."""
+"""Topics: message counts by state, counters, options, the ramp."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 
-from lisa.admin.reading import ask_all, stream_group, stream_ids
-from lisa.admin.shards import counted, counted_pairs
+from lisa.admin.reading import ask_all, counted, counted_pairs, stream_group, stream_ids
 from lisa.core.model.clock import score_ms
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.options import OPTIONS, encode
+from lisa.core.model.late import Ramp
+from lisa.core.model.options import OPTIONS, RAMP_LATE_MS, encode
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
@@ -316,3 +317,20 @@ def resume(store: Store, topic: str) -> Flow[bool]:
     before = yield from store.command("HGET", store.keys.topic(topic).options, "paused")
     yield from _configure(store, topic, {"paused": "0"})
     return bool(before == b"1")
+
+
+class RampState(NamedTuple):
+    """Messages of the backlog, and how long their promotion takes at the ramp's rate."""
+
+    backlog: int
+    lasts: timedelta
+
+
+def ramp_state(store: Store, topic: str, ramp: Ramp, now_ms: int) -> Flow[RampState]:
+    """The state of a topic's ramp; the fullest shard decides how long it takes."""
+    layout = yield from store.layout(Topic(topic))
+    shards = layout.active(Topic(topic))
+    late_ms = now_ms - RAMP_LATE_MS
+    commands = [("ZCOUNT", store.keys.topic(one).waiting, "-inf", late_ms) for one in shards]
+    counts = yield from store.commands(commands)
+    return RampState(sum(counts), ramp.share(layout.shards).lasts(max(counts)))

@@ -86,8 +86,7 @@ def check_rights(role: str, address: Address, prefix: str) -> None:
 
     An unavailable server is not an error: the daemon waits for it.
     """
-    from lisa.admin.acl import rights_of
-    from lisa.admin.probes import check
+    from lisa.admin.acl import check, rights_of
     from lisa.core.model.errors import ServerUnavailable
     from lisa.core.model.keys import Keys
     from lisa.core.redis import errors

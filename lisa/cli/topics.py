@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from lisa.admin.deletion import delete as delete_topic
 from lisa.admin.groups import add as declare_group
+from lisa.admin.groups import delete as delete_topic
 from lisa.admin.groups import remove as purge_group
 from lisa.admin.groups import unsettled_in_all
 from lisa.admin.journal import forget as forget_archive_of
@@ -23,10 +23,17 @@ from lisa.admin.journal import journal as read_journal
 from lisa.admin.live import lateness_percentile
 from lisa.admin.push import SetTarget, StoredPushTarget, set_target, targets
 from lisa.admin.push import remove as remove_targets
-from lisa.admin.ramp import ramp_state
 from lisa.admin.roles import managers as list_managers
-from lisa.admin.topic_names import suspected_names
-from lisa.admin.topics import TopicState, counts, exists, overdue_ms, set_options, unset_options
+from lisa.admin.roles import suspected_names
+from lisa.admin.topics import (
+    TopicState,
+    counts,
+    exists,
+    overdue_ms,
+    ramp_state,
+    set_options,
+    unset_options,
+)
 from lisa.admin.topics import pause as pause_topic
 from lisa.admin.topics import resume as resume_topic
 from lisa.cli.options import Chosen, Duration, common, read_text_file

@@ -7,9 +7,8 @@ import pytest
 import redis
 
 from lisa import Producer
-from lisa.admin import forecast, history, story
-from lisa.admin.forecast import Due, Horizon
-from lisa.admin.history import HistorySpan, Interval
+from lisa.admin import history, story
+from lisa.admin.history import Due, HistorySpan, Horizon, Interval
 from lisa.core.model.envelope import Envelope, id_time_ms, new_id, new_ids
 from lisa.gateway.page.rendering import count, message_link, span
 from lisa.gateway.page.rendering import format_body as shown
@@ -82,7 +81,7 @@ def test_bands_count_each_message_once(cast: Cast, client: redis.Redis) -> None:
     dues = [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 1_001, NOW + 10 * 86_400_000, 10**15]
     client.zadd("lisa:{orders}:g:lisa:retry", {"again": NOW - 5, "later": NOW + 20_000})
     client.zadd("lisa:{orders}:waiting", {f"m{i}": due for i, due in enumerate(dues)})
-    found = cast.store.drive(forecast.bands(cast.store, "orders", now_ms=NOW))
+    found = cast.store.drive(history.bands(cast.store, "orders", now_ms=NOW))
     filled = {(one.from_ms, one.to_ms): one.messages for one in found if one.messages}
     assert filled == {
         (None, 0): 3,
@@ -104,7 +103,7 @@ def test_due_messages_are_counted_for_each_group(
         "lisa:{orders}:waiting", {"past": NOW - 5, "a": NOW + 1, "b": NOW + step, "c": 10**15}
     )
     client.zadd("lisa:{orders}:g:other:retry", {"r": NOW + 1, "old": NOW - 1})
-    groups = cast.store.drive(forecast.due(cast.store, "orders", horizon, now_ms=NOW))
+    groups = cast.store.drive(history.due(cast.store, "orders", horizon, now_ms=NOW))
     lisa, other = sorted(groups, key=lambda one: one.group)
     assert (lisa.group, lisa.backlog, lisa.beyond) == ("lisa", 1, 1)
     assert (other.group, other.backlog, other.beyond) == ("other", 2, 1)
@@ -120,8 +119,8 @@ def steps(*counts: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def test_the_outlook_warns_where_more_falls_due_than_was_handled() -> None:
-    def outlook(backlog: int, counts: tuple[int, ...], pace: float | None) -> forecast.Outlook:
-        return forecast.outlook(Due("g", backlog, steps(*counts), 0), pace)
+    def outlook(backlog: int, counts: tuple[int, ...], pace: float | None) -> history.Outlook:
+        return history.outlook(Due("g", backlog, steps(*counts), 0), pace)
 
     seen = outlook(0, (30, 160, 70, 10, 0), 1.0)
     assert [one.left for one in seen.steps] == [0, 100, 110, 60, 0]

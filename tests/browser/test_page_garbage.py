@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from lisa import Consumer
-from lisa.admin import fsck, garbage_reasons
+from lisa.admin import fsck, garbage
 from lisa.admin.garbage import GarbageSelection, kind_of
 from lisa.admin.messages import MessagePage
 from lisa.gateway.page.garbage import LEASE_S
@@ -59,9 +59,7 @@ def test_pages_are_newest_first_and_complete_at_equal_times(
 
     def read(cursor: str | None) -> MessagePage:
         selection = GarbageSelection(topic="orders")
-        return cast.store.drive(
-            garbage_reasons.newest(cast.store, selection, cursor=cursor, limit=3)
-        )
+        return cast.store.drive(garbage.newest(cast.store, selection, cursor=cursor, limit=3))
 
     pages = [read(None)]
     while pages[-1].cursor is not None:
@@ -80,16 +78,16 @@ def test_reasons_are_counted_by_kind(cast: Cast, client: redis.Redis) -> None:
     die(client, "lisa", {"c": 2_000}, "order 2222 is unknown")
     die(client, "lisa", {"d": 4_000}, "refused")
     selection = GarbageSelection(topic="orders")
-    counts, looked = cast.store.drive(garbage_reasons.by_reason(cast.store, selection))
+    counts, looked = cast.store.drive(garbage.by_reason(cast.store, selection))
     assert looked == 4
     assert [(one.kind, one.messages, one.last_ms) for one in counts] == [
         ("order # is unknown", 3, 3_000),
         ("refused", 1, 4_000),
     ]
-    few, looked = cast.store.drive(garbage_reasons.by_reason(cast.store, selection, most=1))
+    few, looked = cast.store.drive(garbage.by_reason(cast.store, selection, most=1))
     assert (looked, [one.kind for one in few]) == (1, ["refused"])
     of_group = GarbageSelection(topic="orders", died_before_ms=3_000, kind="order # is unknown")
-    page = cast.store.drive(garbage_reasons.newest(cast.store, of_group))
+    page = cast.store.drive(garbage.newest(cast.store, of_group))
     assert [row.id for row in page.rows] == ["c", "a"]
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from lisa import Producer
 from lisa.admin import acl
+from lisa.admin.acl import probe
 from lisa.admin.doctor import examine
-from lisa.admin.probes import probe
 from lisa.cli.main import main
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lisa import Consumer
-from lisa.admin import deletion, garbage, groups, live
-from lisa.admin.deletion import delete
+from lisa.admin import garbage, groups, live
 from lisa.admin.doctor import examine
+from lisa.admin.groups import delete
 from lisa.admin.messages import LiveState, MessagePage, Row, list_messages
 from lisa.admin.topics import TopicState, counts, exists, set_options
 from lisa.core.model.envelope import encode_envelope, new_token
@@ -115,7 +115,7 @@ def test_a_topic_in_use_is_not_deleted(
         return store.drive(counts(store, [TOPIC]))[0]
 
     fill(store)
-    keys, check_archives = store.keys.topic(TOPIC), deletion._check_archives
+    keys, check_archives = store.keys.topic(TOPIC), groups._check_archives
     consumer = Consumer(server)
     consumer.subscribe(TOPIC, lambda _: None, group="other")
     with consumer:
@@ -127,7 +127,7 @@ def test_a_topic_in_use_is_not_deleted(
         return check_archives(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletion, "_check_archives", send_meanwhile)
+        patch.setattr(groups, "_check_archives", send_meanwhile)
         found = refused("got messages or a group")
     assert (found.waiting, found.groups) == (1, ()), "what arrives during the deletion is kept"
     assert store.drive(delete(store, TOPIC)).cancelled == 1

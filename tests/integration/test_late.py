@@ -11,7 +11,7 @@ import pytest
 from lisa import InvalidMessage, Manager, Message, Outgoing, Producer, Ramp
 from lisa.admin import topics
 from lisa.admin.fsck import check
-from lisa.admin.ramp import ramp_state
+from lisa.admin.topics import ramp_state
 from lisa.core.metrics.topics import read as read_metrics
 from lisa.core.model import signals
 from lisa.core.model.clock import datetime_ms, ms_datetime

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from lisa import AsyncProducer, Consumer, Manager, Message, Producer, ScheduleChanged
-from lisa.admin import deletion
+from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
@@ -363,7 +363,7 @@ def test_a_topic_without_schedules_is_unlisted(
     cast.ask("DEL", listed)
     registry.search()
     assert cast.ask("ZSCORE", listed, TOPIC), "a search lists it again"
-    cast.drive(deletion.delete(cast.store, TOPIC))
+    cast.drive(groups.delete(cast.store, TOPIC))
     assert cast.ask("EXISTS", cast.keys.schedules, cast.keys.ticks, cast.keys.waiting) == 0
     with Manager(cast.url):
         wait_until(lambda: not cast.ask("ZSCORE", listed, TOPIC))

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from lisa import Consumer, Manager, Producer, message_acked
-from lisa.admin import forecast, garbage, history, live, messages, roles, topics
+from lisa.admin import garbage, history, live, messages, roles, topics
 from lisa.admin.fsck import check
 from lisa.admin.messages import LiveState, Row
 from lisa.core.metrics import topics as metrics
@@ -121,12 +121,12 @@ def test_counts_are_sums(split: Split) -> None:
     (found,) = split.drive(topics.counts(store, ["orders"]))
     assert (found.waiting, [one.ready for one in found.groups]) == (0, [N])
     now_ms = split.drive(store.server_time_ms())
-    (ahead,) = split.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
+    (ahead,) = split.drive(history.due(store, "orders", history.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
     span = history.HistorySpan.HOUR
     (first,) = split.drive(history.history(store, "orders", span, now_ms=now_ms))
     assert (first.is_first, first.rise("sent")) == (True, N)
-    bands = split.drive(forecast.bands(store, "orders", now_ms=now_ms))
+    bands = split.drive(history.bands(store, "orders", now_ms=now_ms))
     assert sum(band.messages for band in bands) == 0
     numbers = split.drive(metrics.read(store))
     assert numbers["lisa_topic_messages"]["orders", "lisa", "ready"] == N

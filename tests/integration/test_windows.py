@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from lisa import InvalidMessage, Manager, Producer
-from lisa.admin import deletion, topics
+from lisa.admin import groups, topics
 from lisa.admin.fsck import check
 from lisa.cli.main import main
 from lisa.core.model.clock import zone_of
@@ -128,7 +128,7 @@ def test_messages_move_when_the_time_zone_data_changes(redis_url: str, cast: Cas
         assert waiting(cast) == {**moved, **earlier}
         assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
         assert set(producer.cancel_many(TOPIC, [*moved])) == {"cancelled"}
-    cast.store.drive(deletion.delete(cast.store, TOPIC))
+    cast.store.drive(groups.delete(cast.store, TOPIC))
     assert not cast.store.ask("EXISTS", cast.keys.local)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 
-from lisa.admin import deletion
 from lisa.admin import groups as admin_groups
 from lisa.admin import topics as admin_topics
 from lisa.admin.topics import GroupCounts
@@ -311,7 +310,7 @@ async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
             f"to delete topic {call.topic!r} with {held} messages, repeat the request with "
             f"confirm={call.topic}"
         )
-    done = await store.drive(deletion.delete(store, call.topic))
+    done = await store.drive(admin_groups.delete(store, call.topic))
     await reload_targets(call.hub, call.topic)
     return answer(DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged))
 

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import garbage as garbage_flows
 from lisa.admin import topics as topic_flows
-from lisa.admin.garbage_reasons import by_reason
+from lisa.admin.garbage import by_reason
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id

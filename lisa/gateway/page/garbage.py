@@ -21,7 +21,7 @@ import msgspec
 from starlette.responses import Response
 
 from lisa.admin import garbage as garbage_flows
-from lisa.admin import garbage_reasons, story
+from lisa.admin import story
 from lisa.admin.garbage import Action, GarbageSelection
 from lisa.admin.messages import Row
 from lisa.core.model.clock import duration_ms, parse_duration
@@ -319,7 +319,7 @@ async def show(visit: PageRequest) -> Response:
     fields = {name: visit.query.get(name, "").strip() for name in FIELDS}
     selection = selection_of(topic, **fields, now_ms=snapshot.at_ms)
     found = await store.drive(
-        garbage_reasons.newest(
+        garbage_flows.newest(
             store, selection, cursor=visit.query.get("cursor"), limit=PER_PAGE, most=MOST_EXAMINED
         )
     )
@@ -335,7 +335,7 @@ async def show(visit: PageRequest) -> Response:
     reasons, examined = await visit.snapshots.flow(
         ("reasons", topic, *(fields[name] for name in FIELDS if name != "kind")),
         REASONS_S,
-        lambda: garbage_reasons.by_reason(store, whole, most=MOST_EXAMINED),
+        lambda: garbage_flows.by_reason(store, whole, most=MOST_EXAMINED),
     )
     groups = [group.name for group in line.counts.groups]
     return visit.page(

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.messages import LiveState, list_messages
-from lisa.admin.reading import entry_number
+from lisa.admin.reading import entry_number, shards_of_id
 from lisa.admin.search import BODY_BYTES
-from lisa.admin.shards import shards_of_id
 from lisa.admin.story import StoryEvent
 from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage

@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from starlette.responses import Response
 
-from lisa.admin import forecast, history
-from lisa.admin.forecast import Horizon, Outlook
-from lisa.admin.history import HistorySpan, Interval
-from lisa.admin.ramp import RampState, ramp_state
+from lisa.admin import history
+from lisa.admin.history import HistorySpan, Horizon, Interval, Outlook
+from lisa.admin.topics import RampState, ramp_state
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
@@ -61,7 +60,7 @@ async def show(visit: PageRequest) -> Response:
     span = _choice(HistorySpan, visit.query.get("past"), HistorySpan.HOUR)
     options = await snapshots.flow(("options", name), BANDS_S, lambda: store.options(name))
     bands = await snapshots.flow(
-        ("bands", name), BANDS_S, lambda: forecast.bands(store, name, now_ms=now_ms)
+        ("bands", name), BANDS_S, lambda: history.bands(store, name, now_ms=now_ms)
     )
     ramp = await _ramp(visit, name, options, now_ms)
     past = await _history(visit, name, span, now_ms)
@@ -69,10 +68,10 @@ async def show(visit: PageRequest) -> Response:
     ahead = await snapshots.flow(
         ("due", name, horizon),
         DUE_S,
-        lambda: forecast.due(store, name, horizon, now_ms=now_ms),
+        lambda: history.due(store, name, horizon, now_ms=now_ms),
     )
     outlooks = [
-        forecast.outlook(one, history.best_pace(measured, one.group or None)) for one in ahead
+        history.outlook(one, history.best_pace(measured, one.group or None)) for one in ahead
     ]
     consumers = [one for one in snapshot.consumers if one.record.topic == name]
     outlook = _chosen(outlooks, visit.query.get("group"))

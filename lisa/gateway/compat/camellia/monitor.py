@@ -13,8 +13,7 @@ from typing import TypeVar
 import msgspec
 
 import lisa
-from lisa.admin.reading import ask_all
-from lisa.admin.shards import counted_pairs
+from lisa.admin.reading import ask_all, counted_pairs
 from lisa.admin.topics import TOPICS_PER_STEP
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
