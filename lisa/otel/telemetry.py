@@ -10,19 +10,92 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from opentelemetry import context as contexts
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import MeterProvider
+from opentelemetry.metrics import Meter, MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 import lisa
 from lisa.core.model.outcomes import Defer, meant_to_be_raised
 from lisa.middleware import Middleware
-from lisa.otel import conventions as names
-from lisa.otel.conventions import Instruments, attributes_of, error_type
 
 if TYPE_CHECKING:
     from lisa.consumer import Batch, Settled
     from lisa.core.model.message import Message
     from lisa.producer import SendCall, SendOutcome
+
+
+SYSTEM = "messaging.system"
+OPERATION_NAME = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+DESTINATION = "messaging.destination.name"
+GROUP = "messaging.consumer.group.name"
+MESSAGE_ID = "messaging.message.id"
+BATCH_COUNT = "messaging.batch.message_count"
+ERROR_TYPE = "error.type"
+ATTEMPT = "messaging.lisa.message.delivery_attempt"
+OUTCOME = "messaging.lisa.outcome"
+DEFERRED = "deferred"
+
+DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""The bucket bounds that the conventions recommend."""
+
+LATENESS_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60, 3600)
+
+Attributes = dict[str, str | int]
+
+
+def attributes_of(
+    operation: str, kind: str, topic: str, group: str | None = None, error: str | None = None
+) -> Attributes:
+    """The attributes that spans and metrics of an operation share. `kind`: the operation type."""
+    found: Attributes = {
+        SYSTEM: "lisa",
+        OPERATION_NAME: operation,
+        OPERATION_TYPE: kind,
+        DESTINATION: topic,
+    }
+    if group is not None:
+        found[GROUP] = group
+    if error is not None:
+        found[ERROR_TYPE] = error
+    return found
+
+
+def error_type(error: BaseException) -> str:
+    """The value of `error.type` for an exception."""
+    return type(error).__qualname__
+
+
+class Instruments:
+    """The metric instruments."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send."
+        )
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Messages that were delivered to handlers.",
+        )
+        self.operations = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of sends and settlements.",
+            explicit_bucket_boundaries_advisory=DURATION_BOUNDS_S,
+        )
+        self.handlers = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Duration of handlers.",
+            explicit_bucket_boundaries_advisory=DURATION_BOUNDS_S,
+        )
+        self.lateness = meter.create_histogram(
+            "lisa.message.lateness",
+            "s",
+            "Time from the due time to the start of the handler, at the first attempt.",
+            explicit_bucket_boundaries_advisory=LATENESS_BOUNDS_S,
+        )
+
 
 Outcomes: TypeAlias = "Sequence[SendOutcome]"
 
@@ -162,7 +235,7 @@ class Telemetry(Middleware):
 
         def take(outcomes: Outcomes) -> Outcomes:
             if count == 1 and outcomes:
-                span.set_attribute(names.MESSAGE_ID, outcomes[0].id)
+                span.set_attribute(MESSAGE_ID, outcomes[0].id)
             return outcomes
 
         began = time.monotonic()
@@ -172,7 +245,7 @@ class Telemetry(Middleware):
                     _inject(call)
                 yield take
         except BaseException as error:
-            attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
+            attributes = {**attributes, ERROR_TYPE: error_type(error)}
             raise
         finally:
             self._instruments.operations.record(time.monotonic() - began, attributes)
@@ -202,12 +275,12 @@ class Telemetry(Middleware):
             nonlocal attributes
             error = meant_to_be_raised(result)
             if isinstance(error, Defer):
-                span.set_attribute(names.OUTCOME, names.DEFERRED)
+                span.set_attribute(OUTCOME, DEFERRED)
             elif result is False or error is not None:
                 shown = "False" if error is None else error_type(error)
                 kind = RETURNED_FALSE if error is None else shown
-                attributes = {**attributes, names.ERROR_TYPE: kind}
-                span.set_attribute(names.ERROR_TYPE, kind)
+                attributes = {**attributes, ERROR_TYPE: kind}
+                span.set_attribute(ERROR_TYPE, kind)
                 span.set_status(Status(StatusCode.ERROR, f"the handler returned {shown}"))
             return result
 
@@ -217,7 +290,7 @@ class Telemetry(Middleware):
                 yield take
         except BaseException as error:
             if _is_failure(error):
-                attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
+                attributes = {**attributes, ERROR_TYPE: error_type(error)}
             raise
         finally:
             self._instruments.handlers.record(time.monotonic() - began, attributes)
@@ -226,7 +299,7 @@ class Telemetry(Middleware):
         now = time.time()
         for one in messages:
             if one.attempt == 1:
-                attributes = {names.DESTINATION: one.topic, names.GROUP: one.group}
+                attributes = {DESTINATION: one.topic, GROUP: one.group}
                 self._instruments.lateness.record(max(0.0, now - one.due_ms / 1000), attributes)
 
 
@@ -238,10 +311,10 @@ def _current(span: Span, context: Context | None = None) -> Iterator[None]:
         yield
     except BaseException as error:
         if not _is_failure(error):
-            span.set_attribute(names.OUTCOME, names.DEFERRED)
+            span.set_attribute(OUTCOME, DEFERRED)
             raise
         span.record_exception(error)
-        span.set_attribute(names.ERROR_TYPE, error_type(error))
+        span.set_attribute(ERROR_TYPE, error_type(error))
         span.set_status(Status(StatusCode.ERROR, str(error)))
         raise
     finally:
@@ -273,21 +346,21 @@ def _inject(call: SendCall) -> None:
         call.set_header(name, value, replace=False)
 
 
-def _count(count: int) -> names.Attributes:
-    return {} if count == 1 else {names.BATCH_COUNT: count}
+def _count(count: int) -> Attributes:
+    return {} if count == 1 else {BATCH_COUNT: count}
 
 
-def _identity(message: Message) -> names.Attributes:
-    return {names.MESSAGE_ID: message.id, names.ATTEMPT: message.attempt}
+def _identity(message: Message) -> Attributes:
+    return {MESSAGE_ID: message.id, ATTEMPT: message.attempt}
 
 
 def _links(messages: Sequence[Message]) -> list[Link]:
     """Links to the sends of messages."""
-    links = (_link(one.headers, {names.MESSAGE_ID: one.id}) for one in messages)
+    links = (_link(one.headers, {MESSAGE_ID: one.id}) for one in messages)
     return [one for one in links if one is not None]
 
 
-def _link(headers: Mapping[str, str], attributes: names.Attributes | None = None) -> Link | None:
+def _link(headers: Mapping[str, str], attributes: Attributes | None = None) -> Link | None:
     """A link to the context in the headers, if there is one."""
     if not headers:
         return None

@@ -419,7 +419,7 @@ class TestMistakes:
         kit.producer.send("others", 42)
         with pytest.raises(pytest.fail.Exception, match="must not be handled: 42"):
             kit.advance()
-        monkeypatch.setattr("lisa.testing.timeline.MOST_AT_ONCE", 10)
+        monkeypatch.setattr("lisa.testing.kit.MOST_AT_ONCE", 10)
         attach(kit, "endless", lambda _: kit.producer.send("endless", 1))
         kit.producer.send("endless", 1)
         with pytest.raises(LisaError, match=r"more than 10 messages .* topic 'endless'"):
