@@ -199,8 +199,8 @@ def line(
     else:
         entry = ["on", "resetpass", "nopass"]
     channel = [f"&{keys.wake}"] if any(ROLES[name].uses_channel for name in names) else []
-    further = dict.fromkeys(one for name in names for one in ROLES[name].patterns)
-    patterns = [f"~{one}" for one in (*keys.patterns(), *map(keys.under, further))]
+    further = dict.fromkeys(pattern for name in names for pattern in ROLES[name].patterns)
+    patterns = [f"~{pattern}" for pattern in (*keys.patterns(), *map(keys.under, further))]
     rules = [*entry, "resetkeys", *patterns, "resetchannels", *channel, "-@all"]
     head = "ACL SETUSER" if style == "setuser" else "user"
     return " ".join([head, user, *rules, *(f"+{right}" for right in rights)])
@@ -274,7 +274,7 @@ def refused(store: Store, rights: Sequence[str]) -> Flow[list[str]]:
 
 def rules(store: Store, rights: Sequence[str]) -> str:
     """Rights as an ACL has them, with the keys and the channel that they are needed on."""
-    granted = " ".join(f"+{one}" for one in rights)
+    granted = " ".join(f"+{right}" for right in rights)
     return f"{granted} on the keys of the prefix {store.keys.prefix} and &{store.keys.wake}"
 
 

@@ -70,7 +70,7 @@ def examine(store: Store) -> Flow[list[Check]]:
     refusal = first_refusal((yield from store.commands_once(write_trials(store))))
     checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
-    fails = (one.verdict is CheckResult.FAIL for one in checks if one.name in _WRITABLE)
+    fails = (check.verdict is CheckResult.FAIL for check in checks if check.name in _WRITABLE)
     writes = refusal is None and not any(fails)
     # redis-py's cluster client changes the reply of COMMAND INFO; the probes cover clusters.
     listed = not store.has_nodes
@@ -98,8 +98,10 @@ def _on_each(store: Store, *command: str) -> Flow[dict[str, Any]]:
 def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
     """The checks of all nodes: what one found, or each problem, with the nodes that have it."""
     whole: list[Check] = []
-    for name in dict.fromkeys(one.name for own in checks.values() for one in own):
-        named = [(one, node) for node, own in checks.items() for one in own if one.name == name]
+    for name in dict.fromkeys(check.name for own in checks.values() for check in own):
+        named = [
+            (check, node) for node, own in checks.items() for check in own if check.name == name
+        ]
         bad = [(one, node) for one, node in named if one.verdict is not CheckResult.OK]
         for found, nodes in grouped((one.found, node) for one, node in bad).items():
             check = next(one for one, _ in bad if one.found == found)
@@ -237,7 +239,7 @@ def _topics(store: Store) -> Flow[Check]:
 def _managers(store: Store) -> Flow[Check]:
     try:
         found = yield from roles.managers(store)
-        alive = [one for one in found if one.alive]
+        alive = [manager for manager in found if manager.alive]
         if not alive and (yield from write_refusal(store, store.keys.managers)):
             return Check.warn("managers", NO_HEARTBEATS, "see the first check")
     except ConfigError as error:

@@ -199,8 +199,8 @@ class IdCheck:
 
     def _readable(self, topic: str, group: str | None, ids: Sequence[bytes]) -> list[str]:
         names, foreign = readable(ids)
-        for one in foreign:
-            what = f"{one[:80]!r}: not an id of a message; remove it manually"
+        for message_id in foreign:
+            what = f"{message_id[:80]!r}: not an id of a message; remove it manually"
             self.report.add(Finding(kind="bad-id", topic=topic, group=group, what=what))
         return names
 
@@ -211,8 +211,8 @@ class IdCheck:
             wrong = yield from self._findings(topic, some)
             lost = [one for one, kinds in wrong.items() if "no-place" in kinds]
             if lost:
-                for one in (yield from self._owed_elsewhere(topic, lost)):
-                    del wrong[one]
+                for message_id in (yield from self._owed_elsewhere(topic, lost)):
+                    del wrong[message_id]
             if only:
                 wrong = {one: kinds for one, kinds in wrong.items() if only in kinds}
             mended: list[list[str]] | LisaError = []
@@ -243,20 +243,22 @@ class IdCheck:
             own = keys.group(group)
             asked = [
                 command
-                for one in ids
+                for message_id in ids
                 for command in (
-                    ("HEXISTS", own.entries, one),
-                    ("ZSCORE", own.retry, one),
-                    ("ZSCORE", own.garbage, one),
+                    ("HEXISTS", own.entries, message_id),
+                    ("ZSCORE", own.retry, message_id),
+                    ("ZSCORE", own.garbage, message_id),
                 )
             ]
             replies = yield from self.store.commands(asked)
             owed |= {one for i, one in enumerate(ids) if any(replies[3 * i : 3 * i + 3])}
-        rest = [one for one in ids if one not in owed]
+        rest = [message_id for message_id in ids if message_id not in owed]
         if rest:
             # A removal that was running at the first check may have settled them by now.
             again = yield from self._findings(topic, rest)
-            owed |= {one for one in rest if "no-place" not in again.get(one, ())}
+            owed |= {
+                message_id for message_id in rest if "no-place" not in again.get(message_id, ())
+            }
         return owed
 
 
@@ -474,7 +476,9 @@ class _Check:
 
         They are left by a process that died before it could withdraw the group from a shard.
         """
-        shards = sorted(one for one in self.topics if one != topic and topic_of(one) == topic)
+        shards = sorted(
+            shard for shard in self.topics if shard != topic and topic_of(shard) == topic
+        )
         if not shards or topic in self.broken or not (yield from self._strays(topic, shards)):
             return
         yield Pause(RECHECK_S)

@@ -167,7 +167,7 @@ def act_on(
         answers = yield from action(store, selection.topic, group, asked)
         done += sum(answers)
         found.update(one for one, hit in zip(asked, answers, strict=True) if hit)
-    return done, [one for one in asked if one not in found]
+    return done, [message_id for message_id in asked if message_id not in found]
 
 
 def act(
@@ -273,7 +273,9 @@ def newest(
         if len(page) < step and (not page or at == page[-1]):
             at = None
             break
-    rows = yield from rows_of(store, [FoundAt(one.source, one.id) for one in found if one.source])
+    rows = yield from rows_of(
+        store, [FoundAt(dead.source, dead.id) for dead in found if dead.source]
+    )
     return MessagePage(tuple(rows), None if at is None else at.cursor)
 
 
@@ -334,7 +336,9 @@ def _sources(store: Store, selection: GarbageSelection) -> Flow[list[MessageSour
     groups = yield from selected_groups(store, selection.topic, selection.group)
     before = selection.died_before_ms
     return [
-        MessageSource(one, group, LiveState.GARBAGE, before) for one in names for group in groups
+        MessageSource(shard, group, LiveState.GARBAGE, before)
+        for shard in names
+        for group in groups
     ]
 
 
@@ -357,7 +361,7 @@ def _before(
             )  # fmt: skip
             page = [_Dead(ms, one, source.group, source) for ms, one in positions_in(reply)]
             # Messages that died in the same millisecond may be before or after the place.
-            own += [one for one in page if at is None or one.order < at.order]
+            own += [dead for dead in page if at is None or dead.order < at.order]
             offset += limit
             if len(page) < limit:
                 break
@@ -366,7 +370,7 @@ def _before(
 
 
 def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
-    by_source = grouped((one.source, one.id) for one in page if one.source is not None)
+    by_source = grouped((dead.source, dead.id) for dead in page if dead.source is not None)
     found: dict[tuple[MessageSource | None, bytes], str | None] = {}
     for source, ids in by_source.items():
         key = store.keys.topic(source.shard).group(source.group).reasons
@@ -375,4 +379,4 @@ def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
             (source, one): parted(noted or b"").reason
             for one, noted in zip(ids, reply, strict=True)
         }
-    return [found[one.source, one.id] for one in page]
+    return [found[dead.source, dead.id] for dead in page]

@@ -113,7 +113,7 @@ def delete(
 
 def _check_consumers(store: Store, topic: str) -> Flow[None]:
     found = yield from roles.consumers(store, [topic])
-    alive = sorted(one.record.name for one in found if one.state != "gone")
+    alive = sorted(consumer.record.name for consumer in found if consumer.state != "gone")
     if alive:
         others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
         raise TopicInUse(
@@ -129,7 +129,7 @@ def _cancel_waiting(store: Store, topic: str) -> Flow[int]:
         ids = [row.id for row in page.rows]
         if ids:
             outcomes = yield from store.run_by_id(Cancel(topic, ids))
-            total += sum(one is Cancelled.CANCELLED for one in outcomes)
+            total += sum(outcome is Cancelled.CANCELLED for outcome in outcomes)
         cursor = page.cursor
         if cursor is None:
             return total
@@ -151,7 +151,7 @@ def _drop_orphans(store: Store, topic: str) -> Flow[None]:
 def _check_archives(store: Store, topic: str) -> Flow[None]:
     """Refuse while an archive has not read all events, such as those of the cancelled messages."""
     found = yield from journal(store, topic)
-    behind = [one for one in found.archives if one.behind]
+    behind = [archive for archive in found.archives if archive.behind]
     if found.events and behind:
         raise TopicInUse(
             f"the archive {behind[0].name} has not read {behind[0].behind} events of topic "

@@ -154,7 +154,9 @@ def _samples(
     store: Store, topics: Sequence[str], bounds: Sequence[int]
 ) -> Flow[dict[str, list[dict[str, int] | None]]]:
     """The counters of each topic at each instant; None before a topic's first sample."""
-    found: dict[str, list[dict[str, int] | None]] = {one: [None] * len(bounds) for one in topics}
+    found: dict[str, list[dict[str, int] | None]] = {
+        topic: [None] * len(bounds) for topic in topics
+    }
     pairs = yield from counted_pairs(store, topics)
     for some in chunks(pairs, max(1, MOST_PER_STEP // max(1, len(bounds)))):
         samples = yield from ask_all(
@@ -179,10 +181,10 @@ def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
 
     Intervals that have just begun are ignored, because a short burst is not a sustained rate.
     """
-    intervals = [one for one in intervals if not one.is_first]
-    longest = max((one.seconds for one in intervals), default=0.0)
-    measured = [one for one in intervals if one.seconds * MIN_FRACTION >= longest]
-    return max((one.per_s("acked", group) for one in measured), default=0.0) or None
+    intervals = [interval for interval in intervals if not interval.is_first]
+    longest = max((interval.seconds for interval in intervals), default=0.0)
+    measured = [interval for interval in intervals if interval.seconds * MIN_FRACTION >= longest]
+    return max((interval.per_s("acked", group) for interval in measured), default=0.0) or None
 
 
 def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str, int] | None:
@@ -274,7 +276,9 @@ def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
         groups = yield from store.groups(shard)
         keys += [own.waiting, *(own.group(name).retry for name in groups)]
     ends = [now_ms + edge for edge in edges]
-    counts = yield from ask_all(store, [one for key in keys for one in _counts_between(key, ends)])
+    counts = yield from ask_all(
+        store, [command for key in keys for command in _counts_between(key, ends)]
+    )
     ranges = list(pairwise((None, *edges, None)))
     return [
         Band(low, high, sum(n or 0 for n in counts[i :: len(ranges)]))
@@ -289,8 +293,8 @@ def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list
     """
     parts: dict[str, list[Due]] = {}
     for shard in (yield from shards(store, topic)):
-        for one in (yield from _due_in_shard(store, shard, horizon, now_ms=now_ms)):
-            parts.setdefault(one.group, []).append(one)
+        for load in (yield from _due_in_shard(store, shard, horizon, now_ms=now_ms)):
+            parts.setdefault(load.group, []).append(load)
     return [_sum_of_shards(parts[group]) for group in sorted(parts)]
 
 
@@ -299,12 +303,12 @@ def _sum_of_shards(parts: Sequence[Due]) -> Due:
     first = parts[0]
     return Due(
         first.group,
-        sum(one.backlog for one in parts),
+        sum(load.backlog for load in parts),
         tuple(
-            (start, end, sum(one.steps[i][2] for one in parts))
+            (start, end, sum(load.steps[i][2] for load in parts))
             for i, (start, end, _) in enumerate(first.steps)
         ),
-        sum(one.beyond for one in parts),
+        sum(load.beyond for load in parts),
     )
 
 
@@ -319,7 +323,7 @@ def _due_in_shard(store: Store, shard: Shard, horizon: Horizon, *, now_ms: int) 
     groups = yield from store.groups(shard)
     keys = store.keys.topic(shard)
     zsets = [keys.waiting, *(keys.group(name).retry for name in groups)]
-    asked: list[Command] = [one for key in zsets for one in _counts_between(key, edges)]
+    asked: list[Command] = [command for key in zsets for command in _counts_between(key, edges)]
     for name in groups:
         ready = keys.group(name).ready
         asked += [("XLEN", ready), ("XPENDING", ready, name)]

@@ -63,17 +63,17 @@ def journal(store: Store, topic: str) -> Flow[Journal]:
         parts += [(yield from _journal(store, shard))]
     if len(parts) == 1:
         return parts[0]
-    archives = grouped((one.name, one) for part in parts for one in part.archives)
+    archives = grouped((archive.name, archive) for part in parts for archive in part.archives)
     return Journal(
         topic=topic,
         on=parts[0].on,
-        events=sum(one.events for one in parts),
+        events=sum(part.events for part in parts),
         first=None,
         last=None,
-        since_ms=min((one.since_ms for one in parts if one.since_ms is not None), default=None),
-        written=sum(one.written for one in parts),
-        lost=sum(one.lost for one in parts),
-        failed=sum(one.failed for one in parts),
+        since_ms=min((part.since_ms for part in parts if part.since_ms is not None), default=None),
+        written=sum(part.written for part in parts),
+        lost=sum(part.lost for part in parts),
+        failed=sum(part.failed for part in parts),
         archives=tuple(_whole(own) for _, own in sorted(archives.items())),
     )
 
@@ -81,7 +81,7 @@ def journal(store: Store, topic: str) -> Flow[Journal]:
 def _whole(parts: list[ArchiveProgress]) -> ArchiveProgress:
     least = min(parts, key=lambda one: one.reported_ms)
     return replace(
-        least, number=sum(one.number for one in parts), behind=sum(one.behind for one in parts)
+        least, number=sum(part.number for part in parts), behind=sum(part.behind for part in parts)
     )
 
 

@@ -53,7 +53,7 @@ def look(store: Store, topics: Sequence[str] = ()) -> Flow[TopicsSnapshot]:
     names = list(topics) or (yield from store.topics())
     at_us = yield from store.server_time_us()
     found = yield from topic_counts.counts(store, names)
-    return TopicsSnapshot(at_us, {one.topic: one for one in found})
+    return TopicsSnapshot(at_us, {state.topic: state for state in found})
 
 
 def lateness_buckets(stats: Mapping[str, int]) -> dict[str, int]:

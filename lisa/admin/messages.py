@@ -117,7 +117,7 @@ def list_messages(
     for name in groups:
         if name < first:
             continue
-        sources = [MessageSource(one, name, state, due_before_ms) for one in names]
+        sources = [MessageSource(shard, name, state, due_before_ms) for shard in names]
         position: str | None = behind if name == first else ""
         while position is not None:
             wanted = min(limit - len(rows), PAGE)
@@ -160,7 +160,7 @@ def _merged(
     """
     if len(sources) == 1:
         own, after = yield from candidates(store, sources[0], position, wanted)
-        return [FoundAt(sources[0], one.id) for one in own], after
+        return [FoundAt(sources[0], candidate.id) for candidate in own], after
     in_streams = sources[0].state in (LiveState.READY, LiveState.IN_FLIGHT)
     entry, at, number = position.rpartition("@") if in_streams else ("", "", "")
     found: list[tuple[tuple[Any, ...], int, Candidate]] = []
@@ -168,7 +168,7 @@ def _merged(
     for i, source in enumerate(sources):
         start = position if not at else entry if i <= int(number) else _before(entry)
         own, after = yield from candidates(store, source, start, wanted)
-        found += [(one.order, i, one) for one in own]
+        found += [(candidate.order, i, candidate) for candidate in own]
         is_more |= after is not None
     found.sort()
     taken = found[:wanted]
@@ -211,7 +211,9 @@ def candidates(
     known = member.encode("utf-8", "surrogateescape")
     after = Position(int(score), known) if position else None
     members = yield from sorted_page(store, key, after, wanted)
-    inside = [one for one in members if source.before_ms is None or one.score < source.before_ms]
+    inside = [
+        member for member in members if source.before_ms is None or member.score < source.before_ms
+    ]
     candidates = [
         Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for due, one in inside
     ]
@@ -239,14 +241,18 @@ def rows_of(store: Store, found: Sequence[FoundAt]) -> Flow[list[Row]]:
     """Rows of the candidates that are still in the requested state."""
     rows: dict[tuple[MessageSource, bytes], Row] = {}
     for source, raw in grouped(found).items():
-        ids, _ = readable([one for one in raw if one])
+        ids, _ = readable([raw_id for raw_id in raw if raw_id])
         for some in chunks(ids, store.batch_size(source.shard, Inspect)):
             seen = yield from store.run(Inspect(source.shard, some, bodies=False))
             for one, inspection in zip(some, seen, strict=True):
                 row = _row(source, one, inspection)
                 if row and (source.before_ms is None or (row.due_ms or 0) < source.before_ms):
                     rows[source, one.encode()] = row
-    return [rows[one] for one in dict.fromkeys((each.at, each.id) for each in found) if one in rows]
+    return [
+        rows[place]
+        for place in dict.fromkeys((each.at, each.id) for each in found)
+        if place in rows
+    ]
 
 
 def _row(source: MessageSource, one: str, seen: Inspection) -> Row | None:

@@ -82,7 +82,11 @@ class SetTarget(NamedTuple):
 def check_url(url: str) -> str:
     """Return the URL. Raises ConfigError unless it is http(s), ASCII, without user or fragment."""
     shown = repr(url[:80])
-    if not url.isascii() or not url.isprintable() or any(one in url for one in ' \\"<>'):
+    if (
+        not url.isascii()
+        or not url.isprintable()
+        or any(character in url for character in ' \\"<>')
+    ):
         raise ConfigError(
             f"{shown} has characters that are not allowed in a URL: percent-encode them, and write "
             "the host in its ASCII form (xn--...)"
@@ -224,7 +228,7 @@ def set_target(
         raise ConfigError("give either a secret or renew_secret, not both")
     yield from store.check_schema()
     name = check_group(group) if group else (yield from _only_group(store, topic))
-    known = {one.group: one for one in (yield from targets(store, topic))}
+    known = {target.group: target for target in (yield from targets(store, topic))}
     had = known.get(name)
     is_new_secret = not record.secret and (had is None or renew_secret)
     if not record.secret:

@@ -73,7 +73,7 @@ def sorted_page(store: Store, key: str, after: Position | None, limit: int) -> F
         first = max(0, start - 1)
         reply = yield from store.command("ZRANGE", key, first, start + limit - 1, "WITHSCORES")
         members = positions_in(reply)
-        behind = [one for one in members if one > after]
+        behind = [member for member in members if member > after]
         joined = start == 0 or len(behind) < len(members)
         if joined and (len(behind) >= limit or len(members) < start + limit - first):
             return behind[:limit]

@@ -135,18 +135,20 @@ def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str
     """What is strange about topics, in one line for each kind; nothing for many topics."""
     if not states or len(states) > MOST_TOPICS:
         return []
-    seen = yield from consumers(store, [one.topic for one in states])
-    consumed = {one.record.topic for one in seen if one.state != "gone"}
+    seen = yield from consumers(store, [state.topic for state in states])
+    consumed = {consumer.record.topic for consumer in seen if consumer.state != "gone"}
     without_group, without_consumer, never_sent = list[str](), list[str](), list[str]()
-    for one in states:
-        due = one.ready + one.in_flight + one.retry
-        was_used = due or one.waiting or one.garbage or one.total("sent") or one.total("restored")
-        if one.waiting and not one.groups and one.topic not in consumed:
-            without_group.append(f"{one.topic} ({one.waiting:,})")
-        elif due and not any(map(one.total, _HANDLED)) and one.topic not in consumed:
-            without_consumer.append(f"{one.topic} ({due:,})")
-        elif not was_used and (one.groups or one.topic in consumed):
-            never_sent.append(one.topic)
+    for state in states:
+        due = state.ready + state.in_flight + state.retry
+        was_used = (
+            due or state.waiting or state.garbage or state.total("sent") or state.total("restored")
+        )
+        if state.waiting and not state.groups and state.topic not in consumed:
+            without_group.append(f"{state.topic} ({state.waiting:,})")
+        elif due and not any(map(state.total, _HANDLED)) and state.topic not in consumed:
+            without_consumer.append(f"{state.topic} ({due:,})")
+        elif not was_used and (state.groups or state.topic in consumed):
+            never_sent.append(state.topic)
     kinds = {
         "no group takes the messages of": without_group,
         "no consumer has ever handled the messages of": without_consumer,

@@ -71,7 +71,7 @@ class WantedText:
 
     def is_in_body(self, envelope: Envelope) -> bool:
         """Whether a body contains it."""
-        if envelope.kind == "b" and any(one in envelope.body for one in self.binary):
+        if envelope.kind == "b" and any(part in envelope.body for part in self.binary):
             return True
         return self.is_in(envelope.body.decode("utf-8", "replace"))
 
@@ -225,8 +225,12 @@ def _matching(
     """The ids that match, and the part that matches."""
     if wanted is None:
         start = query.wanted  # as it is, or as pages show it
-        found_ids = [one for one in ids if one.startswith(start) or visible(one).startswith(start)]
-        return [(one, "id") for one in found_ids]
+        found_ids = [
+            message_id
+            for message_id in ids
+            if message_id.startswith(start) or visible(message_id).startswith(start)
+        ]
+        return [(message_id, "id") for message_id in found_ids]
     found = yield from previews(store, topic, ids, BODY_BYTES)
     return [
         (one, where)

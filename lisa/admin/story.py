@@ -150,15 +150,16 @@ def previews(store: Store, topic: str, ids: Sequence[str], most: int) -> Flow[li
     layout = yield from store.layout(Topic(topic))
     found: dict[str, Preview] = {}
     for count in dict.fromkeys((layout.shards, *layout.older)):
-        left = [one for one in ids if one not in found]
+        left = [message_id for message_id in ids if message_id not in found]
         bodies = [
-            store.keys.topic(layout.shard_for(Topic(topic), one, count)).body(one) for one in left
+            store.keys.topic(layout.shard_for(Topic(topic), message_id, count)).body(message_id)
+            for message_id in left
         ]
         replies = yield from store.commands(
             [
-                one
+                command
                 for body in bodies
-                for one in (("GETRANGE", body, 0, most + HEAD_ROOM - 1), ("STRLEN", body))
+                for command in (("GETRANGE", body, 0, most + HEAD_ROOM - 1), ("STRLEN", body))
             ]
         )
         found |= {
@@ -166,7 +167,7 @@ def previews(store: Store, topic: str, ids: Sequence[str], most: int) -> Flow[li
             for one, data, size in zip(left, replies[::2], replies[1::2], strict=True)
             if size
         }
-    return [found.get(one) for one in ids]
+    return [found.get(message_id) for message_id in ids]
 
 
 def _preview(data: bytes, size: int, most: int) -> Preview:

@@ -105,7 +105,9 @@ def overdue_ms(states: Iterable[TopicState], now_ms: int) -> int:
 
     Paused topics do not count.
     """
-    dues = [one.next_due_ms for one in states if one.next_due_ms is not None and not one.paused]
+    dues = [
+        state.next_due_ms for state in states if state.next_due_ms is not None and not state.paused
+    ]
     return max(0, now_ms - min(dues, default=now_ms))
 
 
@@ -117,7 +119,7 @@ def counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
         asked = [shard for topic in some for shard in parts[topic]]
         seen: dict[str, TopicState] = {}
         for page in chunks(asked, TOPICS_PER_STEP):
-            seen |= {one.topic: one for one in (yield from _counts(store, page))}
+            seen |= {state.topic: state for state in (yield from _counts(store, page))}
         found += [_whole(topic, [seen[shard] for shard in parts[topic]]) for topic in some]
     return found
 
@@ -129,35 +131,40 @@ def _whole(topic: str, parts: Sequence[TopicState]) -> TopicState:
     by_name = grouped((group.name, group) for part in parts for group in part.groups)
     return TopicState(
         topic=topic,
-        waiting=sum(one.waiting for one in parts),
-        next_due_ms=min((one.next_due_ms for one in parts if one.next_due_ms), default=None),
-        paused=any(one.paused for one in parts if one.topic == topic),
+        waiting=sum(part.waiting for part in parts),
+        next_due_ms=min((part.next_due_ms for part in parts if part.next_due_ms), default=None),
+        paused=any(part.paused for part in parts if part.topic == topic),
         groups=tuple(_whole_group(by_name[name]) for name in sorted(by_name)),
-        stats=summed(one.stats for one in parts),
+        stats=summed(part.stats for part in parts),
     )
 
 
 def _whole_group(parts: Sequence[GroupCounts]) -> GroupCounts:
-    dues = [one.next_retry_ms for one in parts if one.next_retry_ms is not None]
+    dues = [part.next_retry_ms for part in parts if part.next_retry_ms is not None]
     return GroupCounts(
         name=parts[0].name,
-        ready=sum(one.ready for one in parts),
-        in_flight=sum(one.in_flight for one in parts),
-        retry=sum(one.retry for one in parts),
-        garbage=sum(one.garbage for one in parts),
+        ready=sum(part.ready for part in parts),
+        in_flight=sum(part.in_flight for part in parts),
+        retry=sum(part.retry for part in parts),
+        garbage=sum(part.garbage for part in parts),
         next_retry_ms=min(dues, default=None),
-        intact=all(one.intact for one in parts),
+        intact=all(part.intact for part in parts),
     )
 
 
 def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
-    heads = yield from ask_all(store, [one for topic in topics for one in _head(store, topic)])
+    heads = yield from ask_all(
+        store, [command for topic in topics for command in _head(store, topic)]
+    )
     named = {
         topic: sorted(text(name) for name in heads[5 * i + 2] or ())
         for i, topic in enumerate(topics)
     }
     asked = [
-        one for topic in topics for group in named[topic] for one in _group(store, topic, group)
+        command
+        for topic in topics
+        for group in named[topic]
+        for command in _group(store, topic, group)
     ]
     replies = iter((yield from ask_all(store, asked)) if asked else ())
     found = []
@@ -231,7 +238,7 @@ def next_ready(
 
     Reads only groups that have ready messages; omits groups whose messages have gone meanwhile.
     """
-    lines = [(one.topic, group.name) for one in states for group in one.groups if group.ready]
+    lines = [(state.topic, group.name) for state in states for group in state.groups if group.ready]
     found: dict[tuple[str, str], NextReady] = {}
     for some in chunks(lines, TOPICS_PER_STEP):
         parts = yield from counted(store, list(dict.fromkeys(topic for topic, _ in some)))
@@ -264,7 +271,7 @@ def next_ready(
 
 def due_waiting(store: Store, states: Iterable[TopicState], now_ms: int) -> Flow[dict[str, int]]:
     """Waiting messages that are due, by topic; reads only topics that may have some."""
-    names = [one.topic for one in states if (one.next_due_ms or now_ms) < now_ms]
+    names = [state.topic for state in states if (state.next_due_ms or now_ms) < now_ms]
     found: dict[str, int] = {}
     for some in chunks(names, TOPICS_PER_STEP):
         asked = yield from counted_pairs(store, some)
@@ -331,6 +338,6 @@ def ramp_state(store: Store, topic: str, ramp: Ramp, now_ms: int) -> Flow[RampSt
     layout = yield from store.layout(Topic(topic))
     shards = layout.active(Topic(topic))
     late_ms = now_ms - RAMP_LATE_MS
-    commands = [("ZCOUNT", store.keys.topic(one).waiting, "-inf", late_ms) for one in shards]
+    commands = [("ZCOUNT", store.keys.topic(shard).waiting, "-inf", late_ms) for shard in shards]
     counts = yield from store.commands(commands)
     return RampState(sum(counts), ramp.share(layout.shards).lasts(max(counts)))

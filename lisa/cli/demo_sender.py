@@ -55,7 +55,7 @@ def main(count: int, seconds: float) -> None:
     with Producer(os.environ["LISA_REDIS_URL"]) as producer:
         start_ms = time.time_ns() // 1_000_000 + HEAD_START_MS
         report = producer.send_many(TOPIC, orders(count, start_ms, span_ms))
-        sent = [one.id for one in report if one.outcome == "accepted"]
+        sent = [outcome.id for outcome in report if outcome.outcome == "accepted"]
         ledger.write(*(DemoEvent("sent", message_id, 0) for message_id in sent))
         shuffled = random.Random(42).sample(sent, len(sent))
         tenth = len(sent) // 10

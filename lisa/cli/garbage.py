@@ -114,8 +114,8 @@ def _died(row: dict[str, Any]) -> dict[str, Any]:
 def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) -> None:
     """Show dead messages in full, with traceback. Exit code 1 if one is not in garbage."""
     producer = chosen.producer()
-    dead = [(one, _dead(producer.get(topic, one), group)) for one in ids]
-    found = [one for _, own in dead for one in own]
+    dead = [(message_id, _dead(producer.get(topic, message_id), group)) for message_id in ids]
+    found = [in_group for _, own in dead for in_group in own]
     if chosen.json:
         print_json(
             [
@@ -167,8 +167,8 @@ def _dead(
 
 
 def _fail_for(topic: str, missing: Sequence[str]) -> None:
-    for one in missing:
-        click.echo(f"lisa: {one} is not in garbage of topic {topic}", err=True)
+    for message_id in missing:
+        click.echo(f"lisa: {message_id} is not in garbage of topic {topic}", err=True)
     if missing:
         raise click.exceptions.Exit(1)
 

@@ -38,32 +38,34 @@ def list_(chosen: Chosen, topic: str | None) -> None:
     """
     store = chosen.store()
     topics = [topic] if topic else sorted(store.drive(scheduled_topics(store)))
-    found = [schedule for one in topics for schedule in store.drive(list_all(store, one))]
+    found = [schedule for name in topics for schedule in store.drive(list_all(store, name))]
     if topic and not found:
         require_topics(store, [topic])
     if chosen.json:
-        schedules = [_fields(one) for one in found]
+        schedules = [_fields(schedule) for schedule in found]
         print_json({"topic": topic, "schedules": schedules} if topic else {"schedules": schedules})
         return
     now_ms = chosen.server_ms()
     rows = (
         [
-            *([] if topic else [one.topic]),
-            one.name,
-            one.definition.rule,
-            one.definition.tz,
-            _next(one, now_ms),
-            one.made,
-            one.version,
+            *([] if topic else [schedule.topic]),
+            schedule.name,
+            schedule.definition.rule,
+            schedule.definition.tz,
+            _next(schedule, now_ms),
+            schedule.made,
+            schedule.version,
         ]
-        for one in found
+        for schedule in found
     )
     print_table(
         [*([] if topic else ["topic"]), "name", "rule", "tz", "next", "created ", "version "],
         rows,
         drop=["version", "tz"],
     )
-    late_ms = [now_ms - one.since_ms for one in store.drive(late(store, topics, now_ms)).values()]
+    late_ms = [
+        now_ms - ticks.since_ms for ticks in store.drive(late(store, topics, now_ms)).values()
+    ]
     if late_ms and (said := late_warning(store, max(late_ms), "schedules")):
         click.echo(f"lisa: {said}", err=True)
 

@@ -154,7 +154,7 @@ def acl(
         raise click.UsageError("--nopass and --password-file exclude each other")
     names = rights.check_roles(roles)
     keys = Keys(chosen.server()[1])
-    users = {user: names} if user else {f"{keys.prefix}-{one}": [one] for one in names}
+    users = {user: names} if user else {f"{keys.prefix}-{role}": [role] for role in names}
     for name in users:
         if not _USER.match(name):
             raise click.UsageError(f"{name!r} is not a valid user name: it must not contain spaces")
@@ -170,8 +170,8 @@ def acl(
     if chosen.json:
         print_json({"prefix": keys.prefix, "users": found})
         return
-    for one in found:
-        click.echo(one["line"])
+    for entry in found:
+        click.echo(entry["line"])
 
 
 def _password(path: Path | None) -> str | None:
@@ -189,7 +189,7 @@ def _newer(chosen: Chosen) -> frozenset[str]:
         return frozenset()
 
     store = chosen.store(checked=False)
-    return frozenset(one for one in NEWER if store.ask("COMMAND", "INFO", one)[0])
+    return frozenset(command for command in NEWER if store.ask("COMMAND", "INFO", command)[0])
 
 
 @click.command()
@@ -201,7 +201,7 @@ def doctor(chosen: Chosen) -> None:
     """
     store = chosen.store(checked=False)
     checks = store.drive(examine(store))
-    ok = all(one.verdict is not CheckResult.FAIL for one in checks)
+    ok = all(check.verdict is not CheckResult.FAIL for check in checks)
     if chosen.json:
         print_json(
             {
@@ -209,19 +209,19 @@ def doctor(chosen: Chosen) -> None:
                 "server": store.where,
                 "checks": [
                     {
-                        "check": one.name,
-                        "verdict": str(one.verdict),
-                        "found": one.found,
-                        "cure": one.cure or None,
+                        "check": check.name,
+                        "verdict": str(check.verdict),
+                        "found": check.found,
+                        "cure": check.cure or None,
                     }
-                    for one in checks
+                    for check in checks
                 ],
             }
         )
     else:
         print_table(
             ["", "check", "found", "what to change"],
-            [(str(one.verdict), one.name, one.found, one.cure) for one in checks],
+            [(str(check.verdict), check.name, check.found, check.cure) for check in checks],
             title=store.where,
         )
     if not ok:
@@ -270,7 +270,7 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
     else:
         _show_report(report, repair=repair)
     damaged = {topic_of(finding.topic) for finding in report.findings}
-    require_topics(store, [one for one in topics if one not in damaged])
+    require_topics(store, [topic for topic in topics if topic not in damaged])
     if not report.ok:
         raise click.exceptions.Exit(1)
 
@@ -281,8 +281,15 @@ def _show_report(report: CheckReport, *, repair: bool) -> None:
         print_table(
             ["finding", "topic", "group", "id", "", "repaired"],
             [
-                (one.kind, one.topic, one.group, one.id, one.what, "yes" if one.repaired else "no")
-                for one in report.findings[:FINDINGS_SHOWN]
+                (
+                    finding.kind,
+                    finding.topic,
+                    finding.group,
+                    finding.id,
+                    finding.what,
+                    "yes" if finding.repaired else "no",
+                )
+                for finding in report.findings[:FINDINGS_SHOWN]
             ],
         )
         if report.total > FINDINGS_SHOWN:

@@ -124,7 +124,7 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
             {
                 "at_ms": after.at_us // 1000,
                 "seconds": (after.at_us - before.at_us) / 1e6,
-                "topics": [_fields(one) for one in found],
+                "topics": [_fields(topic) for topic in found],
             }
         )
         sys.stdout.flush()
@@ -160,22 +160,22 @@ def _lines(
     """
     rows = []
     now_ms = at.at_us // 1000
-    for one in found:
-        counts = one.counts
+    for topic in found:
+        counts = topic.counts
         rows.append(
             (
                 counts.topic + (" (paused)" if counts.paused else ""),
                 *(f"{getattr(counts, state):,}" for state in ("waiting", *STATES)),
-                number(one.in_per_s),
-                number(one.out_per_s),
-                number(one.retried_per_s),
-                number(one.p50_ms, 2),
-                number(one.p99_ms, 2),
+                number(topic.in_per_s),
+                number(topic.out_per_s),
+                number(topic.retried_per_s),
+                number(topic.p50_ms, 2),
+                number(topic.p99_ms, 2),
                 distance(counts.next_due_ms, now_ms),
                 local(counts.next_due_ms),
             )
         )
-    said = overdue_warning(store, [one.counts for one in found], now_ms)
+    said = overdue_warning(store, [activity.counts for activity in found], now_ms)
     below = text_table([""], [[said]], width) if said else ()
     table = list(text_table(COLUMNS, rows, width, DROPPED))
     notes = ["", *below] if said else []

@@ -97,7 +97,7 @@ def late_warning(store: SyncStore, late_ms: int, what: str = "messages") -> str 
     if refusal is not None:
         return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
     if late_ms < duration_ms(OVERDUE) or any(
-        one.alive for one in store.drive(list_managers(store))
+        manager.alive for manager in store.drive(list_managers(store))
     ):
         return None
     return warning(late_ms, what)
@@ -107,7 +107,10 @@ def print_groups(counts: TopicState) -> None:
     """Print the messages of each group by state."""
     print_table(
         ["group", "ready ", "in flight ", "retry ", "garbage "],
-        [(one.name, one.ready, one.in_flight, one.retry, one.garbage) for one in counts.groups],
+        [
+            (group.name, group.ready, group.in_flight, group.retry, group.garbage)
+            for group in counts.groups
+        ],
     )
 
 
@@ -159,27 +162,27 @@ def topics(chosen: Chosen) -> None:
     found = store.drive(counts(store, store.drive(store.topics())))
     now_ms = store.drive(store.server_time_ms())
     if chosen.json:
-        print_json([counts_fields(one) for one in found])
+        print_json([counts_fields(state) for state in found])
         return
     print_table(
         [
             "topic",
             "waiting ",
-            *(f"{one.replace('_', ' ')} " for one in STATES),
+            *(f"{state.replace('_', ' ')} " for state in STATES),
             "next due",
             "at",
             "groups",
         ],
         [
             (
-                one.topic + (" (paused)" if one.paused else ""),
-                one.waiting,
-                *(getattr(one, state) for state in STATES),
-                distance(one.next_due_ms, now_ms),
-                local(one.next_due_ms),
-                ", ".join(group.name for group in one.groups),
+                whole.topic + (" (paused)" if whole.paused else ""),
+                whole.waiting,
+                *(getattr(whole, state) for state in STATES),
+                distance(whole.next_due_ms, now_ms),
+                local(whole.next_due_ms),
+                ", ".join(group.name for group in whole.groups),
             )
-            for one in found
+            for whole in found
         ],
         drop=["at", "groups", "retry", "next due", "in flight"],
     )
@@ -429,7 +432,10 @@ def show_journal(chosen: Chosen, topic: str) -> None:
     )
     print_table(
         ["archive", "behind ", "last report"],
-        [(one.name, one.behind, when(one.reported_ms, now_ms)) for one in found.archives],
+        [
+            (archive.name, archive.behind, when(archive.reported_ms, now_ms))
+            for archive in found.archives
+        ],
     )
 
 
@@ -480,7 +486,7 @@ def push(
     The signing secret is printed once, when it is generated. Exit code 1 if there is no target.
     """
     settings = (concurrency, timeout, secret_file, new_secret or None)
-    if url is None and any(one is not None for one in settings):
+    if url is None and any(setting is not None for setting in settings):
         raise click.UsageError("these options need a URL")
     if remove and url is not None:
         raise click.UsageError("--remove takes no URL")
@@ -535,20 +541,22 @@ def _target_fields(target: StoredPushTarget) -> dict[str, Any]:
 def _show_targets(chosen: Chosen, topic: str, group: str | None) -> None:
 
     store = chosen.store()
-    found = [one for one in store.drive(targets(store, topic)) if group in (None, one.group)]
+    found = [
+        target for target in store.drive(targets(store, topic)) if group in (None, target.group)
+    ]
     if chosen.json:
-        print_json([_target_fields(one) for one in found])
+        print_json([_target_fields(target) for target in found])
     elif found:
         print_table(
             ["group", "url", "concurrency ", "timeout "],
             [
                 (
-                    one.group,
-                    one.url,
-                    one.concurrency or "-",
-                    human(one.timeout_ms) if one.timeout_ms else "-",
+                    target.group,
+                    target.url,
+                    target.concurrency or "-",
+                    human(target.timeout_ms) if target.timeout_ms else "-",
                 )
-                for one in found
+                for target in found
             ],
         )
     if not found:

@@ -297,10 +297,10 @@ class Telemetry(Middleware):
 
     def _record_lateness(self, messages: Sequence[Message]) -> None:
         now = time.time()
-        for one in messages:
-            if one.attempt == 1:
-                attributes = {DESTINATION: one.topic, GROUP: one.group}
-                self._instruments.lateness.record(max(0.0, now - one.due_ms / 1000), attributes)
+        for message in messages:
+            if message.attempt == 1:
+                attributes = {DESTINATION: message.topic, GROUP: message.group}
+                self._instruments.lateness.record(max(0.0, now - message.due_ms / 1000), attributes)
 
 
 @contextmanager
@@ -335,7 +335,7 @@ def _has_sdk(tracers: TracerProvider | None, meters: MeterProvider | None) -> bo
     """Whether a provider is from an SDK; those of the API do nothing."""
     found = tracers or trace.get_tracer_provider(), meters or metrics.get_meter_provider()
     of_api = ("opentelemetry.trace", "opentelemetry.metrics")
-    return any(not type(one).__module__.startswith(of_api) for one in found)
+    return any(not type(provider).__module__.startswith(of_api) for provider in found)
 
 
 def _inject(call: SendCall) -> None:
@@ -356,8 +356,8 @@ def _identity(message: Message) -> Attributes:
 
 def _links(messages: Sequence[Message]) -> list[Link]:
     """Links to the sends of messages."""
-    links = (_link(one.headers, {MESSAGE_ID: one.id}) for one in messages)
-    return [one for one in links if one is not None]
+    links = (_link(message.headers, {MESSAGE_ID: message.id}) for message in messages)
+    return [link for link in links if link is not None]
 
 
 def _link(headers: Mapping[str, str], attributes: Attributes | None = None) -> Link | None:

@@ -144,9 +144,9 @@ class HandlerRuns:
         """The topics of all attached consumers, each with a group that its consumer joins."""
         return {
             (topic, wanted.group)
-            for one in self._attached
-            for topic in one.consumer.topics()
-            for wanted in one.wanted_for(topic)
+            for attached in self._attached
+            for topic in attached.consumer.topics()
+            for wanted in attached.wanted_for(topic)
         }
 
     def leave(self) -> Flow[None]:
@@ -191,14 +191,16 @@ class HandlerRuns:
             return 0, []
         opened = drive(source.open(taken, taken.entries, None, sys.maxsize))
         sender.fire_unfit(drive(source.settle_unfit(opened)))
-        fit = [one for one in opened if one is not None and one.is_for_handler]
-        return len(taken.entries), [Delivery(self._store, sender, NAME, one, None) for one in fit]
+        fit = [message for message in opened if message is not None and message.is_for_handler]
+        return len(taken.entries), [
+            Delivery(self._store, sender, NAME, message, None) for message in fit
+        ]
 
     def _handlers(self, topic: str, group: str) -> tuple[Handlers, AttachedLifespan]:
-        for one in self._attached:
-            groups = {wanted.group for wanted in one.wanted_for(topic)}
-            if groups & {None, group} and not one.handlers.plan(topic, group).is_empty:
-                return one.handlers, one.lifespan
+        for attached in self._attached:
+            groups = {wanted.group for wanted in attached.wanted_for(topic)}
+            if groups & {None, group} and not attached.handlers.plan(topic, group).is_empty:
+                return attached.handlers, attached.lifespan
         return Handlers(), AttachedLifespan(None)
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
@@ -236,7 +238,7 @@ def _outcomes(
 ) -> Flow[Sequence[Outcome]]:
     if plan.is_empty or not deliveries:
         return [None] * len(deliveries)
-    outcomes = yield from on_batch(plan, [_held(one, state) for one in deliveries])
+    outcomes = yield from on_batch(plan, [_held(delivery, state) for delivery in deliveries])
     for outcome in outcomes:
         if isinstance(outcome, Verdict) and _ends_the_test(outcome.error):
             raise outcome.error  # type: ignore[misc]  # checked: an exception

@@ -215,19 +215,23 @@ class _Kit:
 
     def sent(self, topic: str | None = None) -> list[SentMessage]:
         """What this process sent to the test's server since the test began, in order."""
-        return [one for one in self._timeline.watch.sent if topic in (None, one.topic)]
+        return [message for message in self._timeline.watch.sent if topic in (None, message.topic)]
 
     def handled(self, topic: str | None = None) -> list[Message]:
         """The messages that were handled successfully, in order."""
-        return [one.message for one in self.attempts(topic) if one.outcome == "handled"]
+        return [attempt.message for attempt in self.attempts(topic) if attempt.outcome == "handled"]
 
     def attempts(self, topic: str | None = None) -> list[Attempt]:
         """All attempts to handle messages, in order, with their times and outcomes."""
-        return [one for one in self._timeline.runs.attempts if topic in (None, one.message.topic)]
+        return [
+            attempt
+            for attempt in self._timeline.runs.attempts
+            if topic in (None, attempt.message.topic)
+        ]
 
     def waiting(self, topic: str | None = None) -> list[FoundMessage]:
         """The messages that are still to be handled, by due time; between attempts, too."""
-        live = [one for state in LIVE for one in self._found(topic, state)]
+        live = [message for state in LIVE for message in self._found(topic, state)]
         return sorted(live, key=lambda one: (one.due_ms or 0, one.topic, one.id))
 
     def garbage(self, topic: str | None = None) -> list[FoundMessage]:

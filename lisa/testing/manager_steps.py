@@ -101,12 +101,12 @@ class DueWork:
             for group, count in view.ready.items():
                 key = topic_of(view.shard), group
                 ready[key] = ready.get(key, 0) + count
-        instants = [at for one in views for at in _all(one)]
+        instants = [at for view in views for at in _all(view)]
         return cls(
-            promote=[one.shard for one in views if min(one.dues, default=math.inf) <= now_ms],
-            reclaim=[one.shard for one in views if min(one.ends, default=math.inf) <= now_ms],
-            expire=[one.shard for one in views if min(one.expiries, default=math.inf) <= now_ms],
-            schedule=[one.shard for one in views if min(one.ticks, default=math.inf) <= now_ms],
+            promote=[view.shard for view in views if min(view.dues, default=math.inf) <= now_ms],
+            reclaim=[view.shard for view in views if min(view.ends, default=math.inf) <= now_ms],
+            expire=[view.shard for view in views if min(view.expiries, default=math.inf) <= now_ms],
+            schedule=[view.shard for view in views if min(view.ticks, default=math.inf) <= now_ms],
             ready=dict(sorted(ready.items())),
             next_ms=min((at for at in instants if at > now_ms), default=None),
         )
@@ -160,7 +160,7 @@ class ManagerSteps:
             self._declare(missing)
             groups = self._groups(shards)
         asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
-        commands = [one for questions in asked.values() for one in questions]
+        commands = [question for questions in asked.values() for question in questions]
         replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
         views = [self._view(shard, names, replies) for shard, names in groups.items()]
         return DueWork.of(views, self._now_ms())
@@ -218,7 +218,7 @@ class ManagerSteps:
         own = [keys.group(name) for name in groups]
         commands: list[Command] = [("HGETALL", keys.options), *_around(keys.expiry, now_ms)]
         commands += _around(keys.ticks, now_ms)
-        for zset in (keys.waiting, *[one.retry for one in own]):
+        for zset in (keys.waiting, *[keys_of_group.retry for keys_of_group in own]):
             commands += _around(zset, now_ms)
         for name, one in zip(groups, own, strict=True):
             commands += _around(one.leases, now_ms)

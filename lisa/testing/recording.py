@@ -70,7 +70,7 @@ class _InMemory(Store):
         if name == "HGET":
             return records.get(str(command[2]))
         if name == "HSCAN":
-            return [b"0", [one for pair in records.items() for one in pair]]
+            return [b"0", [part for pair in records.items() for part in pair]]
         return None  # the list of topics with schedules, which managers read
 
     def run_at(self, call: Any, *_: Any) -> Flow[Any]:
@@ -159,9 +159,9 @@ class _Recording(BaseProducer):
     def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
         if isinstance(call, Enqueue):
             _check_sizes(call)
-            return _answer([self._accept(call, one) for one in sent_by(call)])
+            return _answer([self._accept(call, message) for message in sent_by(call)])
         if isinstance(call, Cancel):
-            return _answer([self._end(call.topic, one) for one in call.ids])
+            return _answer([self._end(call.topic, message_id) for message_id in call.ids])
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
         if not call.is_placed and any(self._has_window(call.topic, one) for one, _ in call.items):
             raise HasWindow(call.topic)
@@ -216,7 +216,7 @@ class _Recording(BaseProducer):
         )
         self._live[topic, message_id] = moved
         # Others may be equal, and the test may have cleared the list.
-        self.sent[:] = [moved if one is found else one for one in self.sent]
+        self.sent[:] = [moved if message is found else message for message in self.sent]
         return Rescheduled.RESCHEDULED
 
     def _get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:
