@@ -18,9 +18,7 @@ from lisa.cli.output import (
     body_fields,
     confirm,
     counting,
-    distance,
     iso,
-    local,
     print_json,
     print_table,
     when,
@@ -81,23 +79,8 @@ def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **fi
         fields = [_died(row_fields(row)) for row in rows]
         print_json({"topic": topic, "messages": fields, "cursor": rows.cursor})
         return
-    now_ms = store.drive(store.server_time_ms())
-    print_table(
-        ["id", "group", "died", "at", "attempts ", "reason"],
-        (
-            (
-                row.id,
-                row.group,
-                distance(row.due_ms, now_ms),
-                local(row.due_ms),
-                row.attempts,
-                row.reason,
-            )
-            for row in rows
-        ),
-        drop=["at", "attempts"],
-    )
-    rows.print_cursor()
+    columns = ["id", "group", "died", "at", "attempts ", "reason"]
+    rows.print_table(columns, drop=["at", "attempts"])
 
 
 def _died(row: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,9 @@ from typing import Any, TypeAlias
 import click
 
 from lisa.cli.options import Chosen, common_options
-from lisa.core.model.errors import (
-    ConfigError,
-    InvalidMessage,
-    LisaError,
-    ServerUnavailable,
-    TooManyGroups,
-)
+from lisa.core.daemon.exit_codes import exit_code
+from lisa.core.model.errors import LisaError, TooManyGroups
+from lisa.core.model.extras import requires
 
 Sections: TypeAlias = Mapping[str, Mapping[str, tuple[str, str]]]
 """The commands by section: the module that defines each, and its line of help."""
@@ -77,7 +73,8 @@ class LazyGroup(click.Group):
         """Import one command."""
         if cmd_name not in self._modules:
             return None
-        module = import_module(self._modules[cmd_name])
+        with requires("standard"):
+            module = import_module(self._modules[cmd_name])
         # Commands named like a Python type or keyword end with an underscore in their module.
         command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         return command
@@ -127,7 +124,8 @@ class LazyGroup(click.Group):
             file = "" if error.filename is None else f"{error.filename}: "
             _fail(1, f"lisa: {file}{error.strerror or error}")
         except LisaError as error:
-            _fail(_code(error), f"lisa: {error}")
+            # A topic that is full of groups is an answer, not a wrong configuration.
+            _fail(1 if isinstance(error, TooManyGroups) else exit_code(error), f"lisa: {error}")
         except UnicodeEncodeError as error:  # an argument that is not text
             _fail(2, f"lisa: {error.object[:80]!r} is not UTF-8 text")
         sys.exit(code if isinstance(code, int) else 0)
@@ -145,14 +143,6 @@ def _prepare_streams() -> None:
 
 def _path(error: click.UsageError) -> str:
     return error.ctx.command_path if error.ctx is not None else "lisa"
-
-
-def _code(error: LisaError) -> int:
-    if isinstance(error, ServerUnavailable):
-        return 3
-    if isinstance(error, TooManyGroups):
-        return 1
-    return 2 if isinstance(error, (ConfigError, InvalidMessage)) else 1
 
 
 def _fail(code: int, line: str) -> None:

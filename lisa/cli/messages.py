@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -234,11 +234,7 @@ def list_(
         fields = [row_fields(row) for row in rows]
         print_json({"topic": topic, "state": state, "messages": fields, "cursor": rows.cursor})
         return
-    now_ms = store.drive(store.server_time_ms())
-    columns = ["id", "due", "at", *SHOWN[state]]
-    shown = ([_cells(row, now_ms)[name] for name in columns] for row in rows)
-    print_table(columns, shown, drop=["at", "attempts", "group"])
-    rows.print_cursor()
+    rows.print_table(["id", "due", "at", *SHOWN[state]], drop=["at", "attempts", "group"])
 
 
 def _cells(row: Row, now_ms: int) -> dict[str, object]:
@@ -246,6 +242,7 @@ def _cells(row: Row, now_ms: int) -> dict[str, object]:
     return {
         "id": row.id,
         "due": distance(row.due_ms, now_ms),
+        "died": distance(row.due_ms, now_ms),
         "at": local(row.due_ms),
         "group": row.group,
         "attempts ": row.attempts,
@@ -283,8 +280,12 @@ class ListedRows:
             if page.cursor is None:
                 return
 
-    def print_cursor(self) -> None:
-        """Print the option that continues the list, if there is more."""
+    def print_table(self, columns: Sequence[str], *, drop: Sequence[str]) -> None:
+        """Print the rows, and the option that continues the list if there is more."""
+        now_ms = self._store.drive(self._store.server_time_ms())
+        print_table(
+            columns, ([_cells(row, now_ms)[name] for name in columns] for row in self), drop=drop
+        )
         if self.cursor is not None:
             click.echo(f"more: --cursor {shlex.quote(self.cursor)}", err=True)
 
