@@ -6,7 +6,7 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -94,10 +94,6 @@ def decode_receipt(text: str, now_us: int) -> Receipt:
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)
 
 
-K = TypeVar("K")
-T = TypeVar("T")
-R = TypeVar("R")
-
 TRIES = 5
 """How many times a delivery is looked up by id while other consumers take it over."""
 
@@ -108,7 +104,20 @@ class _Batch(NamedTuple):
     topic: str
     group: str
     more: Any = None
-    """The consumer and the ack timeout of an extension."""
+    """The consumer and the ack timeout of an extension; whether bodies are read."""
+
+
+_CALLS: dict[type[ById[Any]], Callable[[_Batch, Sequence[Any]], ById[Any]]] = {
+    Ack: lambda batch, items: Ack(batch.topic, batch.group, items),
+    Fail: lambda batch, items: Fail(batch.topic, batch.group, items),
+    Postpone: lambda batch, items: Postpone(batch.topic, batch.group, items),
+    Extend: lambda batch, items: Extend(
+        batch.topic, batch.group, batch.more[0], items, batch.more[1]
+    ),
+    Release: lambda batch, items: Release(batch.topic, batch.group, items),
+    Inspect: lambda batch, items: Inspect(batch.topic, items, bodies=batch.more),
+}
+"""How the items of a batch become one call."""
 
 
 class ReceiptSettler:
@@ -119,47 +128,24 @@ class ReceiptSettler:
 
     def __init__(self, store: AsyncStore, deadline: Deadline | None = None) -> None:
         self._store = store
-        self._deadline = deadline
-        self._acks: Batcher[_Batch, Settlement, Acked] = self._batcher(
-            Ack, lambda batch, items: Ack(batch.topic, batch.group, items)
-        )
-        self._fails: Batcher[_Batch, Failure, Retried] = self._batcher(
-            Fail, lambda batch, items: Fail(batch.topic, batch.group, items)
-        )
-        self._deferrals: Batcher[_Batch, Deferral, Postponed] = self._batcher(
-            Postpone, lambda batch, items: Postpone(batch.topic, batch.group, items)
-        )
-        self._extensions: Batcher[_Batch, tuple[str, str], bool] = self._batcher(
-            Extend,
-            lambda batch, items: Extend(
-                batch.topic, batch.group, batch.more[0], items, batch.more[1]
-            ),
-        )
-        self._releases: Batcher[_Batch, tuple[str, str], bool] = self._batcher(
-            Release, lambda batch, items: Release(batch.topic, batch.group, items)
-        )
-        self._looks: Batcher[tuple[str, bool], str, Inspection] = self._batcher(
-            Inspect, lambda key, ids: Inspect(key[0], ids, bodies=key[1])
-        )
+        self._batchers = {kind: self._batcher(kind, deadline) for kind in _CALLS}
 
     def _batcher(
-        self,
-        kind: type[ById[R]],
-        call: Callable[[K, Sequence[T]], ById[R]],
-    ) -> Batcher[K, T, R]:
-        async def work(key: K, items: Sequence[T], known: list[R | None]) -> None:
-            found: list[R] = await self._store.call_by_id(call(key, items))
-            known += found
+        self, kind: type[ById[Any]], deadline: Deadline | None
+    ) -> Batcher[_Batch, Any, Any]:
+        async def work(batch: _Batch, items: Sequence[Any], known: list[Any]) -> None:
+            known += await self._store.call_by_id(_CALLS[kind](batch, items))
 
-        def count(key: K, items: Iterable[T]) -> int:
-            topic: str = key[0]  # type: ignore[index]
-            return sum(1 for _ in islice(items, self._store.batch_size(topic, kind)))
+        def count(batch: _Batch, items: Iterable[Any]) -> int:
+            return sum(1 for _ in islice(items, self._store.batch_size(batch.topic, kind)))
 
-        return Batcher[K, T, R](work, count, self._deadline)
+        return Batcher(work, count, deadline)
 
     async def ack(self, topic: str, receipt: Receipt) -> Acked:
         """Settle as handled; the outcome is acked, late, stale or repeated. Raises LisaError."""
-        return await self._acks.call(_Batch(topic, receipt.group), receipt.settlement)
+        batch = _Batch(topic, receipt.group)
+        acked: Acked = await self._batchers[Ack].call(batch, receipt.settlement)
+        return acked
 
     async def retry(
         self, topic: str, receipt: Receipt, *, reason: str, delay: int | str | None = None
@@ -167,30 +153,35 @@ class ReceiptSettler:
         """Settle as failed; `delay` in ms, None for the policy, or "discard". Raises LisaError."""
         wait: Any = delay
         failure = Failure.of(receipt.settlement, reason, wait)
-        return await self._fails.call(_Batch(topic, receipt.group), failure)
+        retried: Retried = await self._batchers[Fail].call(_Batch(topic, receipt.group), failure)
+        return retried
 
     async def defer(self, topic: str, receipt: Receipt, *, delay_ms: int, reason: str) -> Postponed:
         """Put a delivery off without counting an attempt; stale if not held. Raises LisaError."""
-        one = receipt.settlement
-        deferral = Deferral(one.id, one.entry, delay_ms, reason)
-        return await self._deferrals.call(_Batch(topic, receipt.group), deferral)
+        held = receipt.settlement
+        deferral = Deferral(held.id, held.entry, delay_ms, reason)
+        batch = _Batch(topic, receipt.group)
+        postponed: Postponed = await self._batchers[Postpone].call(batch, deferral)
+        return postponed
 
     async def extend(self, topic: str, receipt: Receipt, ack_timeout_ms: int | None = None) -> bool:
         """Restart the ack timeout; returns False for a stale delivery. Raises LisaError."""
         timeout = receipt.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms
         batch = _Batch(topic, receipt.group, (receipt.consumer, timeout))
-        return await self._extensions.call(batch, receipt.settlement[:2])
+        is_held: bool = await self._batchers[Extend].call(batch, receipt.settlement[:2])
+        return is_held
 
     async def release(self, topic: str, receipt: Receipt) -> bool:
-        """Return a delivery without counting an attempt; False if stale.
-
-        Raises LisaError.
-        """
-        return await self._releases.call(_Batch(topic, receipt.group), receipt.settlement[:2])
+        """Return a delivery without counting an attempt; False if stale. Raises LisaError."""
+        batch = _Batch(topic, receipt.group)
+        was_held: bool = await self._batchers[Release].call(batch, receipt.settlement[:2])
+        return was_held
 
     async def look(self, topic: str, message_id: str, *, bodies: bool = True) -> Inspection:
         """The state of a message in each group; changes nothing. Raises LisaError."""
-        return await self._looks.call((check_topic(topic), bodies), check_id(message_id))
+        batch = _Batch(check_topic(topic), "", bodies)
+        seen: Inspection = await self._batchers[Inspect].call(batch, check_id(message_id))
+        return seen
 
     async def holder(self, topic: str, message_id: str, group: str | None = None) -> Receipt | None:
         """The current delivery of a message, in the named group or the only one that holds it.
@@ -199,12 +190,12 @@ class ReceiptSettler:
         """
         seen = await self.look(topic, message_id, bodies=False)
         held = [
-            one
-            for one in seen.group_states
-            if one.state == "in_flight" and one.group == (group or one.group)
+            state
+            for state in seen.group_states
+            if state.state == "in_flight" and state.group == (group or state.group)
         ]
         if len(held) > 1:
-            names = ", ".join(one.group for one in held)
+            names = ", ".join(state.group for state in held)
             raise ConfigError(f"message {message_id!r} is in flight in several groups: {names}")
         if not held:
             return None
@@ -252,12 +243,5 @@ class ReceiptSettler:
 
     async def finish(self) -> None:
         """Wait until all requested calls have been made."""
-        for one in (
-            self._acks,
-            self._fails,
-            self._deferrals,
-            self._extensions,
-            self._releases,
-            self._looks,
-        ):
-            await one.finish()
+        for batcher in self._batchers.values():
+            await batcher.finish()
