@@ -19,6 +19,7 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
+from lisa.gateway.api import OPERATIONS
 from lisa.gateway.page import garbage, messages, schedules, sessions
 from lisa.gateway.page.garbage import FIELDS, GarbageRun, selection_of
 from lisa.gateway.page.rendering import message_link
@@ -53,7 +54,7 @@ async def act(visit: PageRequest) -> Response:
     known = VERBS.get(verb)
     if known is None:
         raise ErrorResponse(400, "form", f"unknown action {verb!r}")
-    visit.token.require(known.scope, topic)
+    visit.token.require(_SCOPES[known.operation], topic)
     if known.warning is not None and fields.get("sure") != "yes":
         # Messages that die after the question is shown are excluded.
         until = str(await _now_ms(action) + 1)
@@ -141,7 +142,7 @@ async def _how_many(action: FormAction) -> int:
     if selection.reason is None and selection.kind is None:
         return await store.drive(garbage_flows.matching(store, selection))
     counts, _ = await store.drive(by_reason(store, selection, most=MOST_COUNTED))
-    return sum(one.messages for one in counts)
+    return sum(reason.messages for reason in counts)
 
 
 async def _about_messages(action: FormAction) -> tuple[str, int]:
@@ -227,19 +228,20 @@ async def _edit(action: FormAction) -> Done:
     return Done("edit", await messages.send_edited(action.visit.hub, topic, action.id(), body))
 
 
+_SCOPES = {operation.name: operation.scope for operation in OPERATIONS}
 _FINAL = "This cannot be undone."
 VERBS = {
-    "pause": Verb(Scope.OPERATE, _switch),
-    "resume": Verb(Scope.OPERATE, _switch),
-    "requeue": Verb(Scope.OPERATE, _some),
-    "purge": Verb(Scope.OPERATE, _some, "Purge", _FINAL),
-    "requeue_all": Verb(Scope.OPERATE, _all, "Requeue", "They become due immediately."),
-    "stop": Verb(Scope.OPERATE, _stop),
-    "purge_all": Verb(Scope.OPERATE, _all, "Purge", _FINAL),
-    "cancel": Verb(Scope.PRODUCE, _cancel, "Cancel", _FINAL),
-    "fire": Verb(Scope.PRODUCE, _fire),
-    "again": Verb(Scope.PRODUCE, _again),
-    "edit": Verb(Scope.OPERATE, _edit),
-    "reschedule": Verb(Scope.PRODUCE, _reschedule),
+    "pause": Verb("pauseTopic", _switch),
+    "resume": Verb("resumeTopic", _switch),
+    "requeue": Verb("requeueGarbage", _some),
+    "purge": Verb("purgeGarbage", _some, "Purge", _FINAL),
+    "requeue_all": Verb("requeueGarbage", _all, "Requeue", "They become due immediately."),
+    "stop": Verb("requeueGarbage", _stop),
+    "purge_all": Verb("purgeGarbage", _all, "Purge", _FINAL),
+    "cancel": Verb("cancelMessage", _cancel, "Cancel", _FINAL),
+    "fire": Verb("fireMessage", _fire),
+    "again": Verb("sendMessage", _again),
+    "edit": Verb("requeueGarbage", _edit),
+    "reschedule": Verb("rescheduleMessage", _reschedule),
     **schedules.VERBS,
 }

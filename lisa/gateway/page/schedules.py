@@ -97,7 +97,7 @@ async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) ->
         READ_S,
         lambda: _listed(store, topics, cursor or None),
     )
-    lines = [snapshot.lines[one] for one in topics if one in snapshot.lines]
+    lines = [snapshot.lines[name] for name in topics if name in snapshot.lines]
     return visit.page(
         "schedules.html",
         topic=topic,
@@ -111,7 +111,9 @@ async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) ->
 
 def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Listed]:
     now_ms = yield from store.server_time_ms()
-    sizes = yield from store.commands([("HLEN", store.keys.topic(one).schedules) for one in topics])
+    sizes = yield from store.commands(
+        [("HLEN", store.keys.topic(name).schedules) for name in topics]
+    )
     page = yield from schedule_reads.page_of_topics(store, topics, cursor, PER_PAGE)
     rows: list[ScheduleRow] = []
     for topic, records in page.records.items():
@@ -288,7 +290,7 @@ def exact_duration(ms: int | None) -> str:
     """A duration as one number with the largest unit that expresses it exactly; empty for none."""
     if not ms:
         return ""
-    size, unit = next(one for one in _UNITS if ms % one[0] == 0)
+    size, unit = next(unit for unit in _UNITS if ms % unit[0] == 0)
     return f"{ms // size}{unit}"
 
 
@@ -296,7 +298,7 @@ def _retry_text(policy: str | None) -> str:
     if policy is None:
         return ""
     decoded = RetryPolicy.decode(policy)
-    delays = ",".join(exact_duration(one) or "0" for one in decoded.delays_ms)
+    delays = ",".join(exact_duration(delay_ms) or "0" for delay_ms in decoded.delays_ms)
     return (f"{delays}~{decoded.jitter!r}" if decoded.jitter else delays) or NO_RETRIES
 
 
@@ -421,19 +423,19 @@ async def _save(action: FormAction) -> Done | Response:
 
 
 VERBS = {
-    "schedule_pause": Verb(Scope.PRODUCE, _pause),
-    "schedule_resume": Verb(Scope.PRODUCE, _pause),
-    "schedule_run": Verb(Scope.PRODUCE, _run),
-    "schedule_save": Verb(Scope.PRODUCE, _save),
+    "schedule_pause": Verb("pauseSchedule", _pause),
+    "schedule_resume": Verb("resumeSchedule", _pause),
+    "schedule_run": Verb("runSchedule", _run),
+    "schedule_save": Verb("setSchedule", _save),
     "schedule_remove": Verb(
-        Scope.PRODUCE,
+        "removeSchedule",
         _remove,
         "Remove schedule",
         "Its waiting message is removed, too. This cannot be undone.",
         _named,
     ),
     "schedule_backfill": Verb(
-        Scope.PRODUCE,
+        "backfillSchedule",
         _backfill,
         "Create",
         "They become due immediately. Messages that exist already are not repeated.",

@@ -209,14 +209,14 @@ class Done(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """An action: the scope that it requires, its work, and how it asks for confirmation.
+    """An action: the operation of the API whose scope it requires, its work, and how it asks.
 
     work: returns what it did, or a page to show because it did nothing. warning: the text of the
     page that asks for confirmation; None runs the action immediately. asks: what the action applies
     to and how many, such as ("5 messages", 5); by default the form's messages.
     """
 
-    scope: Scope
+    operation: str
     work: Callable[[FormAction], Awaitable[Done | Response]]
     name: str = ""
     warning: str | None = None
