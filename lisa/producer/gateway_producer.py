@@ -101,7 +101,7 @@ class GatewayProducer(AsyncProducer):
         self,
         topic: str,
         message: Outgoing,
-        on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
+        on_duplicate: OnDuplicate = OnDuplicate.KEEP,
         token: str | None = None,
     ) -> SendOutcome:
         """Send one message, batched with concurrent sends. Returns its id and outcome.
@@ -111,11 +111,10 @@ class GatewayProducer(AsyncProducer):
 
         Raises LisaError. A duplicate id is an outcome, not an error, even with "reject".
         """
-        plan = SendPlan.of({"on_duplicate": on_duplicate}, None)
-        one = single(plan, message)
+        one = self.prepare(message)
         if token is None:
-            return await self._drive(self._send_one(check_topic(topic), plan.on_duplicate, one))
-        (sent,) = await self.offer_many(topic, [one], plan.on_duplicate, token)
+            return await self._drive(self._send_one(check_topic(topic), on_duplicate, one))
+        (sent,) = await self.offer_many(topic, [one], on_duplicate, token)
         if isinstance(sent, LisaError):
             raise sent
         return sent

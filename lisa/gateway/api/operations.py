@@ -32,6 +32,7 @@ B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
 
 ROOT = "/v1"
+JSON = "application/json"
 TOPIC = f"{ROOT}/topics/{{topic}}"
 MESSAGES = f"{TOPIC}/messages"
 MESSAGE = f"{MESSAGES}/{{id}}"
@@ -111,13 +112,13 @@ class Operation:
     scope: Scope | None = Scope.READ
     is_body_optional: bool = False
     problems: Problems = field(default_factory=dict)
-    media_type: str = "application/json"
+    media_type: str = JSON
     leads_to: Sequence[str] = ()
 
     @property
     def parameters(self) -> list[str]:
         """The names of the path parameters."""
-        return [one[1:-1] for one in self.path.split("/") if one.startswith("{")]
+        return [segment[1:-1] for segment in self.path.split("/") if segment.startswith("{")]
 
     @cached_property
     def query(self) -> type[msgspec.Struct]:
@@ -153,7 +154,7 @@ class Operation:
 
     @property
     def _paragraphs(self) -> list[str]:
-        return [" ".join(one.split()) for one in (getdoc(self.handler) or "").split("\n\n")]
+        return [" ".join(text.split()) for text in (getdoc(self.handler) or "").split("\n\n")]
 
     def authorise(self, hub: GatewayContext, request: Request, path: Mapping[str, str]) -> Token:
         """The token of a request, if it allows the operation.
@@ -166,15 +167,14 @@ class Operation:
 
     def read_query(self, values: Mapping[str, Any]) -> msgspec.Struct:
         """The query parameters from their values, which may be text. Raises ErrorResponse."""
-        if not values:
-            return self._no_query
         try:
             return msgspec.convert(values, self.query, strict=False)
         except msgspec.ValidationError as error:
             raise invalid(mismatch("the query", self.query, error)) from None
 
     @cached_property
-    def _no_query(self) -> msgspec.Struct:
+    def no_query(self) -> msgspec.Struct:
+        """The query parameters of a request without any."""
         return self.query()
 
     def read_body(self, data: bytes) -> Any:
@@ -230,7 +230,7 @@ class Operations(list[Operation]):
 
 def answer(content: T, status: int = 200) -> Reply[T]:
     """A JSON response."""
-    return Reply(_encoder.encode(content), status, media_type="application/json")
+    return Reply(_encoder.encode(content), status, media_type=JSON)
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
@@ -292,7 +292,7 @@ class ApiRoute(Route):
         self, hub: GatewayContext, path: str, operations: Mapping[str, Operation], named: str
     ) -> None:
         super().__init__(path, self._answer)
-        self.methods = None  # _operation refuses other methods with a problem
+        self.methods = None  # other methods are refused with a problem
         self._hub = hub
         self._operations = operations
         self._named = named
@@ -307,25 +307,29 @@ class ApiRoute(Route):
 
     async def _answer(self, request: Request) -> Response:
         """Check, read and carry out a request. Raises ErrorResponse and others."""
-        operation = self._operation(request.method)
+        operation = self._operations.get(request.method) or self._other(request.method)
         path = dict(request.path_params)
         if "%" in request.scope[_PATH]:
             path = {name: _with_slashes(text) for name, text in path.items()}
         token = operation.authorise(self._hub, request, path)
-        query = _parse_query(request.scope["query_string"])
-        if self._named:
-            if not query.get(self._named):
-                raise invalid(f"the query parameter {self._named} is missing")
-            path[self._named] = query.pop(self._named)
-        values, body = operation.read_query(query), await _read_body(operation, request)
-        return await operation.perform(Call(self._hub, request, token, path, values, body))
+        query = operation.no_query
+        if (text := request.scope["query_string"]) or self._named:
+            query = operation.read_query(self._parse_query(text, path))
+        body = await _read_body(operation, request)
+        return await operation.perform(Call(self._hub, request, token, path, query, body))
 
-    def _operation(self, method: str) -> Operation:
-        found = self._operations.get(method)
-        if found is None and method == "HEAD":
-            found = self._operations.get("GET")
-            found = None if found is None or found.media_type != "application/json" else found
-        if found is None:
+    def _parse_query(self, text: bytes, path: dict[str, str]) -> dict[str, str]:
+        found = _parse_query(text)
+        if self._named:
+            if not found.get(self._named):
+                raise invalid(f"the query parameter {self._named} is missing")
+            path[self._named] = found.pop(self._named)
+        return found
+
+    def _other(self, method: str) -> Operation:
+        """The operation that answers HEAD. Raises ErrorResponse for other methods."""
+        found = self._operations.get("GET") if method == "HEAD" else None
+        if found is None or found.media_type != JSON:
             allowed = ", ".join(sorted(self._operations))
             text = f"this path accepts {allowed}, not {method}"
             raise ErrorResponse(405, "method", text, headers={"Allow": allowed})
@@ -351,8 +355,6 @@ def _with_slashes(text: str) -> str:
 
 
 def _parse_query(text: bytes) -> dict[str, str]:
-    if not text:
-        return {}
     try:
         pairs = parse_qsl(
             text.decode("ascii"),
@@ -378,8 +380,8 @@ async def _read_body(operation: Operation, request: Request) -> Any:
             return None
         if operation.is_body_optional:
             return operation.body()
-    kind = request.headers.get("content-type", "application/json")
-    if not _is_json(kind):
+    kind = request.headers.get("content-type", JSON)
+    if kind != JSON and not _is_json(kind):
         raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -399,6 +401,6 @@ def _is_json(kind: str) -> bool:
     forms: the limits middleware rejects them by their origin.
     """
     media = kind.partition(";")[0].strip().lower()
-    if media in ("application/json", "application/x-www-form-urlencoded"):
+    if media in (JSON, "application/x-www-form-urlencoded"):
         return True
     return media.startswith("application/") and media.endswith("+json")
