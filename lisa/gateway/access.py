@@ -96,7 +96,9 @@ class Token:
 
     def sees(self, topic: str) -> bool:
         """Whether a topic matches the token's patterns."""
-        return "*" in self.topics or any(fnmatch.fnmatchcase(topic, one) for one in self.topics)
+        return "*" in self.topics or any(
+            fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics
+        )
 
     def allowed_topic(self, topic: str) -> str:
         """A topic that the token may see. Raises InvalidMessage or Forbidden."""
@@ -123,12 +125,12 @@ class Access:
         producers_read: bool = False,
     ) -> None:
         self.reading_producers = [
-            one.name for one in tokens if producers_read and not one.grants(Scope.READ)
+            token.name for token in tokens if producers_read and not token.grants(Scope.READ)
         ]
         """The names of tokens that may read only because of `producers-read`."""
         self._tokens = tuple(
-            replace(one, scopes=one.scopes | {Scope.READ}) if producers_read else one
-            for one in tokens
+            replace(token, scopes=token.scopes | {Scope.READ}) if producers_read else token
+            for token in tokens
         )
         self._compat_open = compat_open
 
@@ -283,14 +285,16 @@ def _read_token(where: str, entry: Any) -> Token:
             raise ConfigError(f"{where}: the environment variable {fields['token-env']} is not set")
     if not isinstance(secret, str):
         raise ConfigError(f"{where}: token (text) or token-env is missing")
-    scopes = _texts(where, "scopes", fields.get("scopes", [str(one) for one in Scope]))
-    known = {str(one) for one in Scope}
+    scopes = _texts(where, "scopes", fields.get("scopes", [str(scope) for scope in Scope]))
+    known = {str(scope) for scope in Scope}
     if not scopes or not set(scopes) <= known:
         raise ConfigError(f"{where}: scopes must be some of {', '.join(sorted(known))}")
     topics = _texts(where, "topics", fields.get("topics", ["*"]))
     if not topics or not all(map(_TOPIC_PATTERN.match, topics)):
         raise ConfigError(f"{where}: topics must be names or patterns such as 'orders.*'")
-    return Token.of(name, _checked_secret(secret, where), [Scope(one) for one in scopes], topics)
+    return Token.of(
+        name, _checked_secret(secret, where), [Scope(scope) for scope in scopes], topics
+    )
 
 
 def _texts(where: str, key: str, value: Any) -> list[str]:
@@ -303,6 +307,6 @@ def _texts(where: str, key: str, value: Any) -> list[str]:
 def _checked_secret(secret: str, where: str) -> str:
     if len(secret) < _SHORTEST:
         raise ConfigError(f"{where}: a token must have at least {_SHORTEST} characters")
-    if not secret.isascii() or any(one.isspace() for one in secret):
+    if not secret.isascii() or any(character.isspace() for character in secret):
         raise ConfigError(f"{where}: a token must be ASCII without spaces")
     return secret

@@ -55,7 +55,7 @@ class PullPresence:
         is_named, pulled[group] = group in pulled, now
         if is_named and now - self._announced.get(topic, -math.inf) < BEAT_S:
             return
-        for name in [one for one, at in pulled.items() if now - at > GROUP_KEPT_S]:
+        for name in [other for other, at in pulled.items() if now - at > GROUP_KEPT_S]:
             del pulled[name]
         pushes = tuple(state() for _, state in sorted(self._pushes.get(topic, {}).items()))
         record = presence.ConsumerPresence(
@@ -65,7 +65,7 @@ class PullPresence:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=self._started_ms,
-            state="degraded" if any(one.state == "degraded" for one in pushes) else "running",
+            state="degraded" if any(push.state == "degraded" for push in pushes) else "running",
             pushes=pushes,
         )
         is_new = False
@@ -95,7 +95,9 @@ class PullPresence:
         if len(self._written) >= MOST_REMEMBERED:
             self._announced = _recent(self._announced)
             self._written = _recent(self._written)
-            self._groups = {one: self._groups[one] for one in self._written if one in self._groups}
+            self._groups = {
+                name: self._groups[name] for name in self._written if name in self._groups
+            }
         self._announced[topic] = announced
         self._written[topic] = time.monotonic()
 
@@ -219,7 +221,9 @@ class GroupJoins:
             now = time.monotonic()
             if len(self._known) >= MOST_REMEMBERED:
                 self._known = {
-                    key: one for key, one in self._known.items() if now - one[1] < JOIN_AGAIN_S
+                    key: joined
+                    for key, joined in self._known.items()
+                    if now - joined[1] < JOIN_AGAIN_S
                 }
             self._known[topic, wanted] = (found, now)
         return found

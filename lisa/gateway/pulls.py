@@ -195,7 +195,7 @@ class PullQueue:
     def _left(self, waiter: Waiter) -> None:
         self._waiters.pop(waiter, None)
         if waiter.future.cancelled():
-            self._release(one.receipt.settlement[:2] for one in waiter.found)
+            self._release(delivery.receipt.settlement[:2] for delivery in waiter.found)
 
     def _answer(self, waiter: Waiter) -> None:
         if waiter.is_open():
@@ -256,7 +256,7 @@ class PullQueue:
 
     async def _is_idle(self) -> bool:
         """Whether no pull waits; until the current watch ends, waits for one."""
-        while not any(one.is_open() for one in self._waiters):
+        while not any(waiter.is_open() for waiter in self._waiters):
             if self._source.may_hold_some and not self._is_closing:
                 return False
             if self._watcher is None or self._watcher.done() or self._is_closing:
@@ -269,7 +269,7 @@ class PullQueue:
         """Take messages for the waiting pulls; if there are none, wait for some."""
         self._changed.clear()
         await self._announce()
-        wanted = min(MOST, sum(one.missing for one in self._waiters))
+        wanted = min(MOST, sum(waiter.missing for waiter in self._waiters))
         if not wanted and not self._source.may_hold_some:
             return
         if self._watcher is not None and self._watcher.done():
@@ -284,7 +284,7 @@ class PullQueue:
         for waiter in list(self._waiters):
             if waiter.found or waiter.ends <= now or self._is_closing:
                 self._answer(waiter)
-        if any(one.is_open() for one in self._waiters):
+        if any(waiter.is_open() for waiter in self._waiters):
             self._watch(taken.empty)
             await self._rest()
 
@@ -326,12 +326,12 @@ class PullQueue:
 
         Ends the pulls that got some, unless they want more and the server may have more.
         """
-        held = {one.entry: one for one in taken.entries}
+        held = {entry.entry: entry for entry in taken.entries}
         try:
             left, room = iter(taken.entries), AHEAD_BYTES
             may_have_more = taken.call is not None and len(taken.entries) >= taken.call.most
             alike: dict[tuple[int | None, str], list[tuple[Waiter, list[Entry]]]] = {}
-            for waiter in [one for one in self._waiters if one.is_open()]:
+            for waiter in [waiter for waiter in self._waiters if waiter.is_open()]:
                 mine = list(islice(left, waiter.missing))
                 if not mine:
                     break
@@ -340,22 +340,24 @@ class PullQueue:
                 dealt = [entry for _, mine in some for entry in mine]
                 caller.set(name)
                 opened = await self._open(taken, dealt, timeout_ms, room)
-                room -= sum(one.size for one in opened if one is not None)
+                room -= sum(delivery.size for delivery in opened if delivery is not None)
                 both = zip(dealt, opened, strict=False)  # unopened entries are released
                 for waiter, mine in some:
-                    for entry, one in list(islice(both, len(mine))):
-                        if one is not None and waiter.is_open():
-                            waiter.found.append(one)
-                        if one is None or waiter.is_open():
+                    for entry, delivery in list(islice(both, len(mine))):
+                        if delivery is not None and waiter.is_open():
+                            waiter.found.append(delivery)
+                        if delivery is None or waiter.is_open():
                             del held[entry.entry]
-                    is_full = not waiter.missing or sum(one.size for one in waiter.found) > room
+                    is_full = (
+                        not waiter.missing or sum(delivery.size for delivery in waiter.found) > room
+                    )
                     if waiter.found and (is_full or not may_have_more):
                         self._answer(waiter)
                 if room <= 0:
                     break
         finally:
             caller.set("")
-            self._release((one.id, one.entry) for one in held.values())
+            self._release((entry.id, entry.entry) for entry in held.values())
 
     def _release(self, deliveries: Iterable[tuple[str, str]]) -> None:
         if pairs := list(deliveries):
@@ -367,12 +369,12 @@ class PullQueue:
         """The deliveries of the first entries, up to `room` bytes; None if not for a handler."""
         opened = await self._store.drive(self._source.open(taken, entries, timeout_ms, room))
         found: list[HandedOut | None] = []
-        for one in opened:
-            if one is None or not one.is_for_handler:
+        for delivery in opened:
+            if delivery is None or not delivery.is_for_handler:
                 found.append(None)
                 continue
-            receipt = Receipt(self._group, self._name, one.settlement, timeout_ms)
-            found.append(HandedOut(one.message, receipt, one.size))
+            receipt = Receipt(self._group, self._name, delivery.settlement, timeout_ms)
+            found.append(HandedOut(delivery.message, receipt, delivery.size))
         await self._store.drive(self._source.settle_unfit(opened))
         return found
 
@@ -513,9 +515,9 @@ class PullBroker:
     def give_back(self, deliveries: Iterable[HandedOut]) -> None:
         """Release deliveries whose client has disconnected, without counting an attempt."""
         by_group: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for one in deliveries:
-            key = (one.message.topic, one.receipt.group)
-            by_group.setdefault(key, []).append(one.receipt.settlement[:2])
+        for delivery in deliveries:
+            key = (delivery.message.topic, delivery.receipt.group)
+            by_group.setdefault(key, []).append(delivery.receipt.settlement[:2])
             self.given_back += 1
         for (topic, group), held in by_group.items():
             self._releaser.release(topic, group, held)

@@ -173,7 +173,7 @@ class Shares:
 
     def __init__(self, settings: GatewayServerSettings, most_connections: int | None) -> None:
         self._part = settings.client_share
-        self._proxies = [ip_network(one) for one in settings.trusted_proxies]
+        self._proxies = [ip_network(proxy) for proxy in settings.trusted_proxies]
         connections = sys.maxsize if most_connections is None else most_connections
         self.connections = Places(connections, "connections", "requests")
         self.requests = Places(settings.max_requests, "concurrent requests", "requests")

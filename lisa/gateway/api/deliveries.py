@@ -325,7 +325,7 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
 
 
 def _written(deliveries: Sequence[HandedOut]) -> bytes:
-    return _encoder.encode(PullAnswer(deliveries=[_delivery(one) for one in deliveries]))
+    return _encoder.encode(PullAnswer(deliveries=[_delivery(delivery) for delivery in deliveries]))
 
 
 def _delivery(one: HandedOut) -> DeliveryAnswer:
@@ -454,14 +454,14 @@ async def _settle_each(
         )
 
     found = await gather_parts(map(one, requests))
-    failed = [one for one in found if isinstance(one, Exception)]
+    failed = [result for result in found if isinstance(result, Exception)]
     if len(failed) == len(found) and isinstance(failed[0], ServerUnavailable):
         raise failed[0]
     results = [
-        SettledDelivery(problem=problem_answer(one))
-        if isinstance(one, Exception)
-        else SettledDelivery(**msgspec.structs.asdict(one))
-        for one in found
+        SettledDelivery(problem=problem_answer(result))
+        if isinstance(result, Exception)
+        else SettledDelivery(**msgspec.structs.asdict(result))
+        for result in found
     ]
     return answer(
         SettledBatch(results=results, succeeded=len(found) - len(failed), failed=len(failed))

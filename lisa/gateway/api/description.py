@@ -68,8 +68,8 @@ request with `cursor` until it is null.
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """The OpenAPI document as a JSON-compatible dict."""
     types = [
-        *(one.body for one in operations if one.body),
-        *(one.reply for one in operations),
+        *(operation.body for operation in operations if operation.body),
+        *(operation.reply for operation in operations),
         Problem,
         SendRequest,
     ]
@@ -82,14 +82,16 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     messages = components["BatchRequest"]["properties"]["messages"]
     messages["items"] = {"$ref": REF.format(name=SendRequest.__name__)}
     paths: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lisa", "version": __version__, "description": _ABOUT},
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}],
-        "tags": [{"name": name} for name in dict.fromkeys(one.group for one in operations)],
+        "tags": [
+            {"name": name} for name in dict.fromkeys(operation.group for operation in operations)
+        ],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -260,8 +262,13 @@ def description_operations(operations: Sequence[Operation]) -> list[Operation]:
     async def index(_call: Call[NoFields, None]) -> Response:
         """Links to all operations and to the gateway's other pages."""
         shown = [
-            {"name": one.name, "method": one.method, "path": one.path, "summary": one.summary}
-            for one in operations
+            {
+                "name": operation.name,
+                "method": operation.method,
+                "path": operation.path,
+                "summary": operation.summary,
+            }
+            for operation in operations
         ]
         return answer({"version": __version__, "links": LINKS, "operations": shown})
 

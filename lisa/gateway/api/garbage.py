@@ -141,8 +141,8 @@ async def _act(
     if wanted.ids is None:
         done = await store.drive(garbage.act(store, selection, action))
     else:
-        for one in wanted.ids:
-            check_id(one)
+        for message_id in wanted.ids:
+            check_id(message_id)
         done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
     if not done:
         await require_topic(call.hub, call.topic)

@@ -221,7 +221,7 @@ def _message(found: FoundMessage) -> MessageAnswer:
         id=found.id,
         topic=found.topic,
         headers=found.headers,
-        groups={name: _group_state(one) for name, one in found.groups.items()},
+        groups={name: _group_state(group) for name, group in found.groups.items()},
         **({} if found.state in _SETTLED else response_body(found.body)),
     )
 

@@ -86,7 +86,7 @@ async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
     if not found:
         await require_topic(call.hub, call.topic)
     return answer(
-        PushTargets(targets=[convert(one, PushTarget, from_attributes=True) for one in found])
+        PushTargets(targets=[convert(target, PushTarget, from_attributes=True) for target in found])
     )
 
 

@@ -108,7 +108,7 @@ async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
     else:
         seen = [name for name in await store.drive(store.topics()) if call.token.sees(name)]
     found = await store.drive(roles.consumers(store, seen)) if seen else []
-    return answer(ConsumersAnswer(consumers=[_consumer(one) for one in found]))
+    return answer(ConsumersAnswer(consumers=[_consumer(role) for role in found]))
 
 
 def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
@@ -124,7 +124,7 @@ async def managers(call: Call[NoFields, None]) -> Reply[ManagersAnswer]:
     """List managers."""
     store = call.hub.store
     found = await store.drive(roles.managers(store))
-    return answer(ManagersAnswer(managers=[_manager(one) for one in found]))
+    return answer(ManagersAnswer(managers=[_manager(role) for role in found]))
 
 
 def _manager(one: RolePresence[ManagerPresence]) -> ManagerAnswer:

@@ -267,7 +267,7 @@ async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
     page = await store.drive(schedule_reads.page(store, call.topic, cursor))
     if not page.schedules and cursor is None:
         await require_topic(call.hub, call.topic)
-    shown = [_schedule(one) for one in page.schedules]
+    shown = [_schedule(schedule) for schedule in page.schedules]
     return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
 
 

@@ -277,14 +277,16 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     for part in _by_mode(ready):
         if outage is None:
             sent = await _send_part(call.hub, call.topic, part, part[0].mode, token)
-            outage = next((one for one in sent if isinstance(one, ServerUnavailable)), None)
+            outage = next(
+                (outcome for outcome in sent if isinstance(outcome, ServerUnavailable)), None
+            )
         else:  # the batch waits out an outage once, not per part
             sent = [_not_sent(outage)] * len(part)
-        for one, result in zip(part, sent, strict=True):
-            is_reused = isinstance(result, SendOutcome) and _is_reused(one.request, key, result)
-            found[one.position] = key_reused(one.single.id or "") if is_reused else result
+        for message, result in zip(part, sent, strict=True):
+            is_reused = isinstance(result, SendOutcome) and _is_reused(message.request, key, result)
+            found[message.position] = key_reused(message.single.id or "") if is_reused else result
     results = [found[index] for index in sorted(found)]
-    if outage and all(isinstance(one, ServerUnavailable) for one in results):
+    if outage and all(isinstance(result, ServerUnavailable) for result in results):
         raise _whole(outage, results)
     return answer(_batch_answer(results))
 
@@ -298,13 +300,13 @@ def _by_mode(ready: Sequence[_Ready]) -> list[list[_Ready]]:
     """The messages in few parts of one mode each. Messages with the same id stay in order."""
     parts: list[list[_Ready]] = []
     part_of: dict[str | None, int] = {None: 0}  # the last part with a message of this id
-    for one in ready:
-        own, index = one.single.id, part_of.get(one.single.id, 0)
-        while index < len(parts) and parts[index][0].mode is not one.mode:
+    for message in ready:
+        own, index = message.single.id, part_of.get(message.single.id, 0)
+        while index < len(parts) and parts[index][0].mode is not message.mode:
             index += 1
         if index == len(parts):
             parts.append([])
-        parts[index].append(one)
+        parts[index].append(message)
         if own is not None:
             part_of[own] = index
     return parts
@@ -319,14 +321,14 @@ async def _send_part(
     hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate, token: str | None
 ) -> list[_Found]:
     """The result of each message. If one is invalid, the others of its call are sent singly."""
-    sent = await hub.sender.offer_many(topic, [one.single for one in part], mode, token)
+    sent = await hub.sender.offer_many(topic, [message.single for message in part], mode, token)
     found: list[_Found] = list(sent)
-    refused = [index for index, one in enumerate(sent) if isinstance(one, InvalidMessage)]
+    refused = [index for index, outcome in enumerate(sent) if isinstance(outcome, InvalidMessage)]
     singly = await gather_parts(
         hub.sender.offer(topic, part[index].outgoing, mode, token) for index in refused
     )
-    for index, one in zip(refused, singly, strict=True):
-        found[index] = one
+    for index, outcome in zip(refused, singly, strict=True):
+        found[index] = outcome
     return found
 
 
@@ -338,21 +340,21 @@ def _not_sent(outage: ServerUnavailable) -> ServerUnavailable:
 
 def _whole(outage: ServerUnavailable, results: Sequence[_Found]) -> ServerUnavailable:
     """The error of a batch without any outcome. It names the messages that were written."""
-    if not (unsure := [one for one in results if isinstance(one, NotReplicated)]):
+    if not (unsure := [result for result in results if isinstance(result, NotReplicated)]):
         return outage
     whole = NotReplicated(str(unsure[0]))
-    whole.ids = tuple(name for one in unsure for name in one.ids)
+    whole.ids = tuple(name for error in unsure for name in error.ids)
     return whole
 
 
 def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     results = [
-        BatchResult(id=one.id, outcome=one.outcome)
-        if isinstance(one, SendOutcome)
-        else BatchResult(id=_written_id(one), problem=problem_answer(one))
-        for one in found
+        BatchResult(id=outcome.id, outcome=outcome.outcome)
+        if isinstance(outcome, SendOutcome)
+        else BatchResult(id=_written_id(outcome), problem=problem_answer(outcome))
+        for outcome in found
     ]
-    counts = Counter(one.outcome for one in found if isinstance(one, SendOutcome))
+    counts = Counter(outcome.outcome for outcome in found if isinstance(outcome, SendOutcome))
     return BatchAnswer(
         results=results,
         accepted=counts[Sent.ACCEPTED],

@@ -60,11 +60,13 @@ if TYPE_CHECKING:
 else:
     _OptionsRequest = defstruct(
         "_OptionsRequest",
-        [(name, _given(one), UNSET) for name, one in OPTIONS.items()],
+        [(name, _given(option), UNSET) for name, option in OPTIONS.items()],
         bases=(Request,),
     )
     _OptionsAnswer = defstruct(
-        "_OptionsAnswer", [(name, _shown(one)) for name, one in OPTIONS.items()], bases=(Answer,)
+        "_OptionsAnswer",
+        [(name, _shown(option)) for name, option in OPTIONS.items()],
+        bases=(Answer,),
     )
 
 
@@ -88,7 +90,7 @@ class OptionsRequest(_OptionsRequest):
 
 def _with_unit(name: str, value: Any) -> object:
     if isinstance(value, list):
-        return [_with_unit(name, one) for one in value]
+        return [_with_unit(name, item) for item in value]
     is_duration = isinstance(OPTIONS[name].kind, (DurationType, PolicyType))
     return f"{value}ms" if is_duration and isinstance(value, int) else value
 
@@ -239,7 +241,7 @@ async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
     ]
     shown = names[: query.limit]
     found = await store.drive(admin_topics.counts(store, shown))
-    topics = [TopicCounts(**counts_fields(one)) for one in found]
+    topics = [TopicCounts(**counts_fields(counts)) for counts in found]
     return answer(
         TopicsAnswer(topics=topics, cursor=shown[-1] if len(names) > len(shown) else None)
     )
@@ -248,7 +250,7 @@ async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
 def counts_fields(counts: Counts) -> dict[str, Any]:
     """The fields of `TopicCounts`."""
     fields = {name: getattr(counts, name) for name in TopicCounts.__struct_fields__}
-    return {**fields, "groups": [_group(one) for one in counts.groups]}
+    return {**fields, "groups": [_group(group) for group in counts.groups]}
 
 
 def _group(one: GroupCounts) -> GroupAnswer:
@@ -359,7 +361,7 @@ async def _answer_options(call: Call[NoFields, Any]) -> Reply[OptionsAnswer]:
 
 
 def _options(options: TopicOptions) -> OptionsAnswer:
-    values = {name: one.kind.plain(getattr(options, name)) for name, one in OPTIONS.items()}
+    values = {name: option.kind.plain(getattr(options, name)) for name, option in OPTIONS.items()}
     return OptionsAnswer(**values)
 
 
@@ -406,7 +408,7 @@ async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
 async def list_groups(call: Call[NoFields, None]) -> Reply[GroupsAnswer]:
     """List a topic's groups."""
     counts = await _known(call)
-    return answer(GroupsAnswer(groups=[_group(one) for one in counts.groups]))
+    return answer(GroupsAnswer(groups=[_group(group) for group in counts.groups]))
 
 
 @operations.add(

@@ -97,7 +97,7 @@ Limit = Annotated[int, Meta(ge=1, le=MOST_ROWS, description="Maximum number of r
 
 def one_of(*values: str) -> Meta:
     """Schema metadata listing the values that a successful response may have."""
-    return Meta(extra_json_schema={"enum": [str(one) for one in values]})
+    return Meta(extra_json_schema={"enum": [str(value) for value in values]})
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -121,7 +121,7 @@ def _durations(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 @cache
 def _field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """The types of a request's fields, cached because their evaluation is slow."""
-    return {one.name: one.type for one in msgspec.structs.fields(kind)}
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _in_milliseconds(kind: type[msgspec.Struct], name: str, value: str | list[Any]) -> Any:
@@ -129,7 +129,7 @@ def _in_milliseconds(kind: type[msgspec.Struct], name: str, value: str | list[An
         return value
     try:
         converted = (
-            [_one_in_milliseconds(one) for one in value]
+            [_one_in_milliseconds(item) for item in value]
             if isinstance(value, list)
             else (_one_in_milliseconds(value))
         )
@@ -251,13 +251,13 @@ def _field_names(kind: Any) -> Iterator[str]:
 @cache
 def _values(kind: type[msgspec.Struct], name: str) -> Sequence[str]:
     """The values that a field may have."""
-    (field,) = [one for one in msgspec.structs.fields(kind) if one.name == name]
+    (field,) = [field for field in msgspec.structs.fields(kind) if field.name == name]
     return [str(value) for value in _choices(field.type)]
 
 
 def _choices(kind: Any) -> Iterator[Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        yield from (one.value for one in kind)
+        yield from (choice.value for choice in kind)
     elif get_origin(kind) is Literal:
         yield from get_args(kind)
     else:
@@ -338,12 +338,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
     row = [value]
     while row and levels >= 0:
         inner: list[Any] = []
-        for one in row:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
-        row = [one for one in inner if isinstance(one, (dict, list))]
+        for nested in row:
+            if isinstance(nested, dict):
+                inner += nested.values()
+            elif isinstance(nested, list):
+                inner += nested
+        row = [nested for nested in inner if isinstance(nested, (dict, list))]
         levels -= 1
     return levels < 0
 

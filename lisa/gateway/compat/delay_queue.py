@@ -162,13 +162,13 @@ class _DelayQueueHandlers:
         deliveries = await broker.pull(
             topic, group=group, join_s=await broker.first_pull_s(topic), may_declare=may_declare
         )
-        for one in deliveries:
+        for delivery in deliveries:
             try:
-                ttr_s = _ttr_s(one.message.headers.get(MARK, ""))
+                ttr_s = _ttr_s(delivery.message.headers.get(MARK, ""))
             except InvalidMessage:
                 continue  # sent through another API: the topic's ack timeout applies
             try:
-                await self._hub.settler.extend(topic, one.receipt, ttr_s * 1000)
+                await self._hub.settler.extend(topic, delivery.receipt, ttr_s * 1000)
             except BaseException:
                 self._hub.broker.give_back(deliveries)
                 raise
@@ -208,7 +208,7 @@ class _DelayQueueHandlers:
         message_id = _required(form, "id")
 
         def likely(known: Sequence[str]) -> list[str]:
-            return [one for one in known if may_be_of(one, message_id)]
+            return [topic for topic in known if may_be_of(topic, message_id)]
 
         return await find_job(
             self._hub, request, scope, message_id, form.get("topic"), mark=MARK, likely=likely
@@ -249,7 +249,7 @@ def _job(message: Message) -> dict[str, Any]:
     """A message in the original's job format, even if it was sent through another API."""
     headers = message.headers
     times = [headers.get(name, "") for name in (_DELAY_TIME, MARK)]
-    due, ttr = (int(one) if one.isascii() and one.isdigit() else None for one in times)
+    due, ttr = (int(text) if text.isascii() and text.isdigit() else None for text in times)
     body = message.body
     if isinstance(body, bytes):
         body = body.decode("utf-8", "replace")

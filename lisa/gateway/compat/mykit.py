@@ -212,11 +212,15 @@ def _cancel(store: Store, topic: str, ids: list[str]) -> Flow[int]:
     if not ids:
         return 0
     seen = yield from store.run_by_id(Inspect(topic, ids))
-    own = [one for one, looked in zip(ids, seen, strict=True) if MARK in headers_of(looked)]
+    own = [
+        message_id
+        for message_id, looked in zip(ids, seen, strict=True)
+        if MARK in headers_of(looked)
+    ]
     if not own:
         return 0
     outcomes = yield from store.run_by_id(Cancel(topic, own))
-    return sum(one is Cancelled.CANCELLED for one in outcomes)
+    return sum(outcome is Cancelled.CANCELLED for outcome in outcomes)
 
 
 WITHIN_S = 3600.0
@@ -370,7 +374,7 @@ class _Handlers:
             late = (
                 job.is_own
                 and job.state in ("ready", "retry")
-                and any(one.failed_attempts for one in job.seen.group_states)
+                and any(state.failed_attempts for state in job.seen.group_states)
             )
             if not late or await self._hub.sender.cancel(job.topic, message_id) != "cancelled":
                 raise _conflict(f"job {message_id!r} is not in flight: it is {job.state}")
@@ -399,7 +403,9 @@ class _Handlers:
         except ErrorResponse:
             job = None
         if job is not None and job.is_live:
-            for group in [one.group for one in job.seen.group_states if one.state == "garbage"]:
+            for group in [
+                state.group for state in job.seen.group_states if state.state == "garbage"
+            ]:
                 flow = requeue(self._hub.store, job.topic, group, [message_id])
                 await self._hub.store.drive(flow)
                 details = {"topic": job.topic, "group": group, "id": message_id}
@@ -432,7 +438,7 @@ class _Handlers:
                 "clearAll is disabled; set gateway-server.mykit-clear-all: true to enable it"
             )
         began, store = time.monotonic(), self._hub.store
-        topics = [one for one in await store.drive(store.topics()) if token.sees(one)]
+        topics = [topic for topic in await store.drive(store.topics()) if token.sees(topic)]
         total = await store.drive(clear(store, topics))
         record_change(self._hub, request, "mykit.clearAll", done=total)
         return _response(success(_report(began, "删除", total)))

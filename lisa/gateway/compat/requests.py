@@ -161,7 +161,7 @@ class FoundJob(NamedTuple):
         if self.seen.waiting_due_ms is not None:
             return "waiting"
         states = {copy.state for copy in self.seen.group_states}
-        return next((one for one in _ORDER if one in states), "ready")
+        return next((state for state in _ORDER if state in states), "ready")
 
 
 _ORDER = ("in_flight", "ready", "retry", "garbage")
@@ -212,8 +212,8 @@ async def _search(
         tried.update(fresh)
         jobs = [
             job
-            for one in chunks(fresh, TOPICS_PER_STEP)
-            for job in await _jobs(hub, message_id, mark, one)
+            for names in chunks(fresh, TOPICS_PER_STEP)
+            for job in await _jobs(hub, message_id, mark, names)
         ]
         if live := _only([job for job in jobs if job.is_live and job.is_own], message_id):
             return live
@@ -232,8 +232,8 @@ def _only(live: list[FoundJob], message_id: str) -> FoundJob | None:
 def _is_held(seen: Inspection) -> bool:
     """Whether the message is in flight through a gateway."""
     return any(
-        one.state == "in_flight" and (one.consumer or "").startswith(f"{ROLE}-")
-        for one in seen.group_states
+        state.state == "in_flight" and (state.consumer or "").startswith(f"{ROLE}-")
+        for state in seen.group_states
     )
 
 

@@ -107,9 +107,9 @@ def of_schedules(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionIte
 def worst(found: Iterable[AttentionItem]) -> dict[str, Rank]:
     """The worst rank of each topic that has a problem."""
     ranks: dict[str, Rank] = {}
-    for one in found:
-        if one.topic is not None:
-            ranks[one.topic] = min(one.rank, ranks.get(one.topic, one.rank))
+    for item in found:
+        if item.topic is not None:
+            ranks[item.topic] = min(item.rank, ranks.get(item.topic, item.rank))
     return ranks
 
 
@@ -156,9 +156,13 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
 
 def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionItem]:
     late = {line.topic: line.late_ms(snapshot.at_ms) for line in lines}
-    seen = [one for one in snapshot.consumers if one.alive and one.record.topic in late]
-    for one in seen:
-        record, topic = one.record, one.record.topic
+    seen = [
+        consumer
+        for consumer in snapshot.consumers
+        if consumer.alive and consumer.record.topic in late
+    ]
+    for consumer in seen:
+        record, topic = consumer.record, consumer.record.topic
         href = link("consumers", topic=topic, name=record.name)
         if record.state == "degraded" and not record.pushes:
             detail = (
@@ -166,7 +170,7 @@ def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionI
                 f"failed{_since(snapshot, record.failing_ms)}{_why(record.error)}"
             )
             yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
-        busy_ms = record.busy_ms + one.silent_ms if record.busy_ms else 0
+        busy_ms = record.busy_ms + consumer.silent_ms if record.busy_ms else 0
         if busy_ms >= BUSY_MS and late[topic] >= DUE_FOR_MS:
             title = f"All handlers busy for {brief(busy_ms)}"
             detail = f"the {record.concurrency} handlers of {record.name} work on the same messages"
@@ -184,7 +188,7 @@ def _failing_pushes(
 ) -> list[tuple[str, PushPresence]]:
     """The pushes that fail, with their topics; several gateways may have records of one."""
     found: dict[tuple[str, str, str], PushPresence] = {}
-    for topic, push in ((one.record.topic, push) for one in roles for push in one.record.pushes):
+    for topic, push in ((role.record.topic, push) for role in roles for push in role.record.pushes):
         known = found.get((topic, push.group, push.host))
         is_failing = push.failing_ms >= FAILING_MS or push.state == "degraded"
         if is_failing and (known is None or known.failing_ms < push.failing_ms):
@@ -230,7 +234,7 @@ def _groups_without_consumer(line: Line) -> list[str] | None:
 
 def _backlog(line: Line, groups: Sequence[str] | None) -> str:
     due = line.waiting_due + sum(
-        one.ready for one in line.counts.groups if not groups or one.name in groups
+        group.ready for group in line.counts.groups if not groups or group.name in groups
     )
     if not due:
         return "retries are due"
@@ -238,7 +242,7 @@ def _backlog(line: Line, groups: Sequence[str] | None) -> str:
 
 
 def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionItem]:
-    if any(one.alive for one in snapshot.managers) or not lines:
+    if any(manager.alive for manager in snapshot.managers) or not lines:
         return
     late_ms = snapshot.overdue_ms(lines)
     if snapshot.may_run():
@@ -265,9 +269,9 @@ def _server(snapshot: Snapshot, *, is_topics: bool = False) -> Iterator[Attentio
             "consumers cannot write their heartbeats"
         )
         yield AttentionItem(Rank.SERVER_FAILS, "Server", REFUSES, detail, "/managers", inf)
-    for one in snapshot.server.problems[0 if refusal is None else 1 :]:
+    for check in snapshot.server.problems[0 if refusal is None else 1 :]:
         if is_topics:
             return
-        is_failing = one.verdict is CheckResult.FAIL
+        is_failing = check.verdict is CheckResult.FAIL
         rank = Rank.SERVER_FAILS if is_failing else Rank.SERVER_WARNS
-        yield AttentionItem(rank, "Server", one.name.capitalize(), one.found, "/managers")
+        yield AttentionItem(rank, "Server", check.name.capitalize(), check.found, "/managers")

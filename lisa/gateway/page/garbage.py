@@ -326,11 +326,11 @@ async def show(visit: PageRequest) -> Response:
     ids = [row.id for row in found.rows]
     previews = await store.drive(story.previews(store, topic, ids, PREVIEW_BYTES))
     dead = []
-    for row, one in zip(found.rows, previews, strict=True):
+    for row, preview in zip(found.rows, previews, strict=True):
         body = None
-        if one is not None and one.envelope is not None:
-            body = format_body(one.envelope, most=PREVIEW_BYTES, whole=one.whole)
-        dead.append(Dead(row, body, one.fault if one else "the body was deleted"))
+        if preview is not None and preview.envelope is not None:
+            body = format_body(preview.envelope, most=PREVIEW_BYTES, whole=preview.whole)
+        dead.append(Dead(row, body, preview.fault if preview else "the body was deleted"))
     whole = replace(selection, kind=None)
     reasons, examined = await visit.snapshots.flow(
         ("reasons", topic, *(fields[name] for name in FIELDS if name != "kind")),

@@ -154,7 +154,9 @@ async def show_list(visit: PageRequest) -> Response:
     line = await require_topic(visit)
     topic = line.topic
     store, snapshot = visit.hub.store, await visit.snapshot()
-    state = next((one for one in LiveState if one == visit.query.get("state")), LiveState.WAITING)
+    state = next(
+        (state for state in LiveState if state == visit.query.get("state")), LiveState.WAITING
+    )
     group = visit.query.get("group") or None
     page = await store.drive(
         list_messages(
@@ -172,7 +174,7 @@ async def show_list(visit: PageRequest) -> Response:
         state=state,
         states=list(LiveState),
         group=group,
-        groups=[one.name for one in line.counts.groups],
+        groups=[group.name for group in line.counts.groups],
         rows=page.rows,
         cursor=page.cursor,
         now_ms=snapshot.at_ms,
@@ -216,7 +218,7 @@ async def show(visit: PageRequest) -> Response:
         new_id="" if "hx-request" in visit.request.headers else new_id(),
         is_editable=body is not None and is_editable(body),
         first_due_ms=min(
-            (one.first_due_ms for one in seen.group_states if one.first_due_ms), default=None
+            (state.first_due_ms for state in seen.group_states if state.first_due_ms), default=None
         ),
         now_ms=snapshot.at_ms,
         stone=seen.tombstone if what and what.state.value in _FINAL else None,

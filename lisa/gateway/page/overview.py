@@ -85,7 +85,7 @@ async def show(visit: PageRequest) -> Response:
         page=page,
         pages=pages,
         sums=_sums(seen),
-        alive=sum(one.alive for one in snapshot.managers),
+        alive=sum(manager.alive for manager in snapshot.managers),
     )
 
 
@@ -112,8 +112,8 @@ async def _sparks(visit: PageRequest, topics: list[str], now_ms: int) -> dict[st
 
 
 def _spark(past: Sequence[Interval]) -> Spark:
-    sent = [one.per_s("sent") for one in past]
-    acked = [one.per_s("acked") for one in past]
+    sent = [interval.per_s("sent") for interval in past]
+    acked = [interval.per_s("acked") for interval in past]
     highest = max(*sent, *acked) or 1.0
     return Spark(
         _points(sent, highest),

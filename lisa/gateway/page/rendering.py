@@ -113,7 +113,7 @@ def _dump(data: bytes) -> str:
     lines = []
     for at in range(0, len(data), 16):
         part = data[at : at + 16]
-        readable = "".join(chr(one) if 32 <= one < 127 else "." for one in part)
+        readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
         lines.append(f"{at:06x}  {part.hex(' '):<47}  {readable}")
     return "\n".join(lines)
 

@@ -16,11 +16,15 @@ MOST_HELD = 200
 async def consumers(visit: PageRequest) -> Response:
     """The consumers that the visitor may see, or one consumer and its messages in flight."""
     snapshot = await visit.snapshot()
-    seen = [one for one in snapshot.consumers if visit.token.sees(one.record.topic)]
+    seen = [consumer for consumer in snapshot.consumers if visit.token.sees(consumer.record.topic)]
     topic, name = visit.query.get("topic"), visit.query.get("name")
     if topic and name:
         visit.token.allowed_topic(topic)
-        found = (one for one in seen if (one.record.topic, one.record.name) == (topic, name))
+        found = (
+            consumer
+            for consumer in seen
+            if (consumer.record.topic, consumer.record.name) == (topic, name)
+        )
         store = visit.hub.store
         held = await store.drive(roles.held(store, topic, name, limit=MOST_HELD))
         return visit.page(
@@ -36,9 +40,9 @@ async def consumers(visit: PageRequest) -> Response:
         "consumers.html",
         roles=seen[:MOST],
         left_out=max(0, len(seen) - MOST),
-        alive=sum(one.alive for one in seen),
-        unknown=sum(one.state == "unknown" for one in seen),
-        gone=sum(one.state == "gone" for one in seen),
+        alive=sum(consumer.alive for consumer in seen),
+        unknown=sum(consumer.state == "unknown" for consumer in seen),
+        gone=sum(consumer.state == "gone" for consumer in seen),
     )
 
 
@@ -48,7 +52,7 @@ async def managers(visit: PageRequest) -> Response:
     return visit.page(
         "managers.html",
         roles=snapshot.managers,
-        alive=sum(one.alive for one in snapshot.managers),
+        alive=sum(manager.alive for manager in snapshot.managers),
         server=snapshot.server,
         problems=attention.of_managers(snapshot),
         is_operator=visit.token.allows(Scope.OPERATE, None),

@@ -113,7 +113,7 @@ def search_archive(
             hits += table.rows([*_topic(query), f"id = {_text(query.wanted)}"], most, 0)
         days = table.days()
         if cursor is not None:
-            days = [one for one in days if _order(one) <= _order(start)]
+            days = [day for day in days if _order(day) <= _order(start)]
         day, following = None, None
         conditions = _topic(query) + _matches(query)
         for index, day in enumerate(days):
@@ -126,7 +126,7 @@ def search_archive(
             if is_over and index + 1 < len(days):
                 following = f"{days[index + 1] or _LIVE}:0"
                 break
-        seen = tuple(one for one in hits if sees(one.topic))
+        seen = tuple(hit for hit in hits if sees(hit.topic))
         return ArchivePage(seen, table.written_ms, day, following)
 
 
@@ -221,7 +221,7 @@ def _matches(query: ArchiveQuery) -> list[str]:
     if not query.in_text:
         wanted = _text(query.wanted)
         return [f"starts_with(id, {wanted})", f"id <> {wanted}"]
-    names, values = (f"array_to_string(map_{one}(headers), ' ')" for one in ("keys", "values"))
+    names, values = (f"array_to_string(map_{part}(headers), ' ')" for part in ("keys", "values"))
     found = []
     for text in (names, values, "TRY_CAST(body AS VARCHAR)"):
         folded = f"lower(regexp_replace({text}, {_text(BESIDE)}, '\\1', 'g'))"
@@ -234,12 +234,12 @@ def _matches(query: ArchiveQuery) -> list[str]:
 def _forms(wanted: str) -> list[str]:
     """A text as it may be stored: with and without the escapes of JSON."""
     plain = unescaped(wanted)
-    quoted = [json.dumps(plain, ensure_ascii=one)[1:-1] for one in (True, False)]
+    quoted = [json.dumps(plain, ensure_ascii=escaped)[1:-1] for escaped in (True, False)]
     unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
     cases = (wanted, wanted.lower(), wanted.upper())  # their escapes differ
     ascii_only = [_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], each) for each in cases]
     found = [wanted, unquoted, plain, *quoted, *ascii_only]
-    return list(dict.fromkeys(re.sub(BESIDE, r"\1", one).strip() for one in found))
+    return list(dict.fromkeys(re.sub(BESIDE, r"\1", form).strip() for form in found))
 
 
 def _on(day: date | None) -> str:

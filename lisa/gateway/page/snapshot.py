@@ -66,7 +66,7 @@ class Line:
     @property
     def oldest_due_ms(self) -> int | None:
         """Due time of the oldest message that is due and not delivered; None if there is none."""
-        dues = [self.waits_since_ms, *(one.due_ms for one in self.next_ready.values())]
+        dues = [self.waits_since_ms, *(ready.due_ms for ready in self.next_ready.values())]
         return min((due_ms for due_ms in dues if due_ms is not None), default=None)
 
     def late_ms(self, now_ms: int) -> int:
@@ -76,7 +76,7 @@ class Line:
 
     def due_for_ms(self, now_ms: int) -> int:
         """How long the oldest due message has been due, from its first attempt on."""
-        firsts = [one.first_due_ms for one in self.next_ready.values()]
+        firsts = [ready.first_due_ms for ready in self.next_ready.values()]
         return max(self.late_ms(now_ms), *(now_ms - first_ms for first_ms in firsts), 0)
 
     @property
@@ -141,8 +141,8 @@ class Snapshot:
         """How long messages or ticks of these topics are overdue without a manager, else None."""
         lines = list(lines)
         late_ms = topics.overdue_ms((line.counts for line in lines), self.at_ms)
-        late_ms = max([late_ms, *(self.at_ms - one.late.since_ms for one in lines if one.late)])
-        if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
+        late_ms = max([late_ms, *(self.at_ms - line.late.since_ms for line in lines if line.late)])
+        if late_ms < duration_ms(OVERDUE) or any(manager.alive for manager in self.managers):
             return None
         return late_ms
 
@@ -198,7 +198,9 @@ class SnapshotCache:
         known = self._shared.get(key)
         if known is None or not known.is_current(now):
             if len(self._shared) >= MOST_SHARED:
-                self._shared = {k: one for k, one in self._shared.items() if one.is_current(now)}
+                self._shared = {
+                    k: query for k, query in self._shared.items() if query.is_current(now)
+                }
             known = self._shared[key] = _SharedQuery(ask(), lasts_s)
         answer: T = await asyncio.shield(known.task)
         return answer
@@ -243,16 +245,16 @@ class SnapshotCache:
         server = replace(server, problems=tuple(with_refusal(server.problems, refusal)))
         # Start over after a gap, or when the server's clock was set back.
         if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
-            await self._begin(look, any(one.alive for one in managers))
+            await self._begin(look, any(manager.alive for manager in managers))
         rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
         if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
             self._looks.append(look)
         alive = _by_topic(
             Counter(
-                (one.record.topic, group)
-                for one in consumers
-                if one.alive
-                for group in one.record.groups
+                (consumer.record.topic, group)
+                for consumer in consumers
+                if consumer.alive
+                for group in consumer.record.groups
             )
         )
         ready = _by_topic(await store.drive(topics.next_ready(store, look.topics.values())))
@@ -329,20 +331,24 @@ class SnapshotCache:
             while len(looks) > 1 and looks[1].at_us <= look.at_us - span_us:
                 looks.popleft()
         before = next(
-            (one for one in reversed(looks) if one.at_us <= look.at_us - span_us),
+            (earlier for earlier in reversed(looks) if earlier.at_us <= look.at_us - span_us),
             looks[0] if looks else None,
         )
         if before is None or before.at_us >= look.at_us:
             return {}
         found = live.activity(before, look)
-        return {one.counts.topic: one for one in found if one.counts.topic in before.topics}
+        return {
+            activity.counts.topic: activity
+            for activity in found
+            if activity.counts.topic in before.topics
+        }
 
     def _server(self) -> Flow[ServerFacts]:
         sections = ("server", "memory", "clients", "persistence", "replication")
         before = time.time_ns()
         server_us = yield from self._hub.store.server_time_us()
         clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
-        replies = yield from ask_all(self._hub.store, [("INFO", one) for one in sections])
+        replies = yield from ask_all(self._hub.store, [("INFO", section) for section in sections])
         facts: dict[str, str] = {}
         for reply in replies:
             facts |= info(reply) if reply is not None else {}
@@ -374,14 +380,16 @@ def _refusals(store: Store, topics: Sequence[str]) -> Flow[dict[str, Refusal]]:
         found = yield from write_refusals(store, keys)
     except ServerUnavailable:  # one node of several; the others' reads fail by themselves
         return {}
-    return {name: one for name, one in zip(names, found, strict=True) if one is not None}
+    return {
+        name: refusal for name, refusal in zip(names, found, strict=True) if refusal is not None
+    }
 
 
 def _by_topic(found: Mapping[tuple[str, str], T]) -> dict[str, dict[str, T]]:
     """What was found, by topic and then group."""
     by_topic: dict[str, dict[str, T]] = {}
-    for (topic, group), one in found.items():
-        by_topic.setdefault(topic, {})[group] = one
+    for (topic, group), value in found.items():
+        by_topic.setdefault(topic, {})[group] = value
     return by_topic
 
 

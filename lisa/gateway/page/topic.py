@@ -71,9 +71,10 @@ async def show(visit: PageRequest) -> Response:
         lambda: history.due(store, name, horizon, now_ms=now_ms),
     )
     outlooks = [
-        history.outlook(one, history.best_pace(measured, one.group or None)) for one in ahead
+        history.outlook(expected, history.best_pace(measured, expected.group or None))
+        for expected in ahead
     ]
-    consumers = [one for one in snapshot.consumers if one.record.topic == name]
+    consumers = [consumer for consumer in snapshot.consumers if consumer.record.topic == name]
     outlook = _chosen(outlooks, visit.query.get("group"))
     return visit.page(
         "topic.html",
@@ -92,15 +93,19 @@ async def show(visit: PageRequest) -> Response:
         measured=PACES[horizon],
         past=past,
         marks=_pauses(past),
-        has_lateness=any(one.lateness_ms(0.5) is not None for one in past),
-        has_rates=any(one.rise(name) for one in past for name in ("sent", "acked", "retried")),
-        has_garbage=any(one.rise("garbage") for one in past),
+        has_lateness=any(interval.lateness_ms(0.5) is not None for interval in past),
+        has_rates=any(
+            interval.rise(name) for interval in past for name in ("sent", "acked", "retried")
+        ),
+        has_garbage=any(interval.rise("garbage") for interval in past),
         span=span,
         spans=SPANS,
         ramp=ramp,
         options=option_rows(options),
         consumers=consumers,
-        pushes=[push for one in consumers if one.alive for push in one.record.pushes],
+        pushes=[
+            push for consumer in consumers if consumer.alive for push in consumer.record.pushes
+        ],
     )
 
 
@@ -132,18 +137,18 @@ def _pauses(past: Sequence[Interval]) -> list[tuple[int, str]]:
     """The starts of the intervals in which the topic was paused or resumed, with a label."""
     labels = {(True, False): "paused", (False, True): "resumed", (True, True): "paused, resumed"}
     found = []
-    for one in past:
-        label = labels.get(("pauses" in one.counters, "resumes" in one.counters))
+    for interval in past:
+        label = labels.get(("pauses" in interval.counters, "resumes" in interval.counters))
         if label is not None:
-            found.append((one.start_ms, label))
+            found.append((interval.start_ms, label))
     return found
 
 
 def _chosen(outlooks: list[Outlook], group: str | None) -> Outlook:
     """The requested group, else the group with the largest expected or current backlog."""
-    for one in outlooks:
-        if one.group == group:
-            return one
+    for outlook in outlooks:
+        if outlook.group == group:
+            return outlook
     return max(outlooks, key=lambda one: (one.most, one.backlog))
 
 
@@ -155,13 +160,13 @@ def _is_near(outlook: Outlook) -> bool:
 
 
 def _choice(kind: type[E], name: str | None, default: E) -> E:
-    return next((one for one in kind if one.name.lower() == name), default)
+    return next((choice for choice in kind if choice.name.lower() == name), default)
 
 
 def option_rows(options: TopicOptions) -> list[tuple[str, str, bool]]:
     """Each option's name, formatted value, and whether it differs from the default."""
     return [
-        (name, one.kind.show(value), value != one.default)
-        for name, one in OPTIONS.items()
+        (name, option.kind.show(value), value != option.default)
+        for name, option in OPTIONS.items()
         for value in [getattr(options, name)]
     ]

@@ -97,7 +97,7 @@ class PushSupervisor:
     async def _load(self, asked: set[str]) -> None:
         found = await self._hub.store.drive(targets_of_topics(self._hub.store, sorted(asked)))
         self._hinted -= asked
-        current = {(one.topic, one.group): one for one in found}
+        current = {(target.topic, target.group): target for target in found}
         for key in [key for key in self._pushers if key[0] in asked and key not in current]:
             pusher = self._pushers.pop(key)
             log.info("topic %s, group %s: push target removed", *key)

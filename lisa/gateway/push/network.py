@@ -74,7 +74,7 @@ class Allowed(NamedTuple):
         named = any(fnmatch.fnmatchcase(host.lower().rstrip("."), name) for name in self.names)
         if (self.names or self.networks) and not named:
             raise NotAllowed(f"{host} ({found}) is not in the gateway's push-allow list")
-        if not all(_is_public(one) for one in _forms(found)):
+        if not all(_is_public(form) for form in _forms(found)):
             raise NotAllowed(
                 f"{host} resolves to {found}, an internal address whose network is not in the "
                 "gateway's push-allow list"

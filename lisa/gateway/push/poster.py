@@ -275,5 +275,7 @@ async def _text(response: httpcore.Response) -> str:
         if len(read) > MOST_READ:
             break
     text = bytes(read[: 4 * SHOWN]).decode("utf-8", "replace")
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    line = " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
     return line if len(line) <= SHOWN else f"{line[:SHOWN]} ..."

@@ -213,8 +213,8 @@ class Pusher:
             await self._until(min(left_s or BEAT_S, BEAT_S))
             self._is_full = False
             return
-        for one in await self._take(free):
-            self._begin(one)
+        for delivery in await self._take(free):
+            self._begin(delivery)
 
     def _free(self) -> int:
         """The number of pushes that may start now."""

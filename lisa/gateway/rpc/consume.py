@@ -164,7 +164,10 @@ class _Stream:
         if len(request.settlements) > MOST_ITEMS:
             raise invalid(f"a request may contain at most {MOST_ITEMS} settlements")
         self._credit += request.credit
-        for receipt in (*request.started, *(one.receipt for one in request.settlements)):
+        for receipt in (
+            *request.started,
+            *(settlement.receipt for settlement in request.settlements),
+        ):
             self._held.pop(receipt, None)
         self._settlements += request.settlements
         if request.settlements:
@@ -192,7 +195,7 @@ class _Stream:
                 await asyncio.sleep(LOOK_AGAIN_S)
                 continue
             self._credit -= len(found)
-            self._held |= {one.receipt_text: one for one in found}
+            self._held |= {delivery.receipt_text: delivery for delivery in found}
             for some in _portions(found):
                 await self._write(lisa_pb2.ConsumeAnswer(deliveries=map(_delivery, some)))
             if not found and self._hub.broker.is_closing:
@@ -267,12 +270,12 @@ def _portions(found: Sequence[HandedOut]) -> Iterable[list[HandedOut]]:
     """Divide deliveries among messages of limited size."""
     some: list[HandedOut] = []
     size = 0
-    for one in found:
-        if some and size + one.size > ANSWER_BYTES:
+    for delivery in found:
+        if some and size + delivery.size > ANSWER_BYTES:
             yield some
             some, size = [], 0
-        some.append(one)
-        size += one.size
+        some.append(delivery)
+        size += delivery.size
     if some:
         yield some
 

@@ -51,7 +51,11 @@ def method_of(operation: Operation) -> str:
 def rpc_app(hub: GatewayContext) -> ASGIApp:
     """An ASGI application whose requests have Protobuf bodies, and its responses JSON."""
     methods = SERVICE.methods_by_name
-    operations = {path_of(name): one for one in OPERATIONS if (name := method_of(one)) in methods}
+    operations = {
+        path_of(name): operation
+        for operation in OPERATIONS
+        if (name := method_of(operation)) in methods
+    }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -75,7 +79,7 @@ async def _perform(hub: GatewayContext, operation: Operation, request: Request) 
     query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
     body = None if operation.body is None else operation.read_body(_encoder.encode(fields))
     messages = enumerate(fields.get("messages", ()))
-    failed = {index: one for index, one in messages if isinstance(one, ErrorResponse)}
+    failed = {index: message for index, message in messages if isinstance(message, ErrorResponse)}
     return await operation.perform(Call(hub, request, token, path, query, body, failed))
 
 
@@ -298,7 +302,7 @@ def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    methods = {one.name: handler(one) for one in SERVICE.methods}
+    methods = {method.name: handler(method) for method in SERVICE.methods}
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 

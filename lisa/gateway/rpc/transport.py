@@ -66,7 +66,7 @@ def request_fields(message: Message) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
-        fields = {field.name: _plain(one) for field, one in value.ListFields()}
+        fields = {field.name: _plain(item) for field, item in value.ListFields()}
         if "body_json" in fields:
             fields["body"] = read_json(_raw_decoder, fields.pop("body_json").encode())
         if "body_bytes" in fields:
@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))  # an idempotency key depends on the order
-    return [_plain_item(one) for one in value]
+    return [_plain_item(item) for item in value]
 
 
 def _plain_item(value: Any) -> Any:
@@ -95,11 +95,11 @@ def response(kind: type[M], content: bytes) -> M:
         fields = {"options": fields}
     if "options" in fields:
         fields["options"] = {name: _text(value) for name, value in fields["options"].items()}
-    for one in (fields, *fields.get("deliveries", ()), *fields.get("schedules", ())):
-        if "body" in one:
-            one["body_json"] = msgspec.json.encode(one.pop("body")).decode()
-        if "body_base64" in one:
-            one["body_bytes"] = b64decode(one.pop("body_base64"))
+    for part in (fields, *fields.get("deliveries", ()), *fields.get("schedules", ())):
+        if "body" in part:
+            part["body_json"] = msgspec.json.encode(part.pop("body")).decode()
+        if "body_base64" in part:
+            part["body_bytes"] = b64decode(part.pop("body_base64"))
     message: M = kind(**fields)
     return message
 
@@ -110,7 +110,7 @@ def _text(value: Any) -> str:
 
 def problem(content: Mapping[str, Any]) -> lisa_pb2.Problem:
     """A problem document as a Protobuf message."""
-    return lisa_pb2.Problem(**{name: one for name, one in content.items() if name in _PROBLEM})
+    return lisa_pb2.Problem(**{name: value for name, value in content.items() if name in _PROBLEM})
 
 
 EXCHANGE = "lisa.exchange"

@@ -289,7 +289,7 @@ class Endpoints:
         kind: str,
     ) -> Response:
         def rendered(deliveries: list[HandedOut]) -> bytes:
-            found = [as_pulled(one.message) for one in deliveries]
+            found = [as_pulled(delivery.message) for delivery in deliveries]
             content = render(found)
             self._queue.remember(topic, deliveries)
             self.monitor.pulled(deliveries, found)
@@ -334,14 +334,16 @@ class Endpoints:
             "readyQueueTimeGapStats": data.ready_queue_time_gap_stats_list,
             "topicInfoStats": [
                 {
-                    "topic": one.topic,
-                    "waitingQueueSize": one.waiting_queue_size,
-                    "ackQueueSize": one.ack_queue_size,
-                    "readyQueueSize": one.ready_queue_size,
+                    "topic": info.topic,
+                    "waitingQueueSize": info.waiting_queue_size,
+                    "ackQueueSize": info.ack_queue_size,
+                    "readyQueueSize": info.ready_queue_size,
                 }
-                for one in infos
+                for info in infos
             ],
-            "waitingQueueStats": [{**one.waiting_queue_info, "topic": one.topic} for one in infos],
+            "waitingQueueStats": [
+                {**info.waiting_queue_info, "topic": info.topic} for info in infos
+            ],
         }
         return Response(msgspec.json.encode(content, order="sorted"), media_type=TEXT)
 
@@ -361,7 +363,7 @@ class Endpoints:
     async def _all_infos(self, request: Request) -> list[TopicInfo]:
         token = self._reader(request)
         topics = await self._hub.store.drive(self._hub.store.topics())
-        return await self._infos([one for one in topics if token.sees(one)])
+        return await self._infos([topic for topic in topics if token.sees(topic)])
 
     async def _status(self, _request: Request, _given: wire.Parameters) -> Response:
         return _up(self._service.is_online)

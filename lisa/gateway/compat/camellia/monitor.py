@@ -232,21 +232,21 @@ def _requests(data: MonitorData) -> Iterator[Sample]:
 
 
 def _gaps(stats: Sequence[TimeGapStats]) -> Iterator[Sample]:
-    for one in stats:
-        for name, value in (("count", one.count), ("avg", one.avg), ("max", one.max)):
-            yield {"topic": one.topic, "type": name}, value
+    for gap in stats:
+        for name, value in (("count", gap.count), ("avg", gap.avg), ("max", gap.max)):
+            yield {"topic": gap.topic, "type": name}, value
 
 
 def _topics(topics: Sequence[TopicInfo]) -> Iterator[Sample]:
-    for one in topics:
+    for info in topics:
         sizes = [
-            ("readyQueueSize", one.ready_queue_size),
-            ("ackQueueSize", one.ack_queue_size),
-            ("waitingQueueSize", one.waiting_queue_size),
-            *zip(BANDS, one.waiting_queue_info.values(), strict=True),
+            ("readyQueueSize", info.ready_queue_size),
+            ("ackQueueSize", info.ack_queue_size),
+            ("waitingQueueSize", info.waiting_queue_size),
+            *zip(BANDS, info.waiting_queue_info.values(), strict=True),
         ]
         for name, value in sizes:
-            yield {"topic": one.topic, "type": name}, value
+            yield {"topic": info.topic, "type": name}, value
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -120,7 +120,7 @@ def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
         for shard in layout.active(Topic(topic))
     ]
     declared = yield from ask_all(
-        store, [("HKEYS", store.keys.topic(one).groups) for _, one in shards]
+        store, [("HKEYS", store.keys.topic(shard).groups) for _, shard in shards]
     )
     groups = [[text(name) for name in names or ()] for names in declared]
     asked: list[Command] = []
@@ -167,7 +167,11 @@ def bands_of(start: str, now_ms: int) -> list[tuple[str, str]]:
     """The bands as ranges of due times, each including its start and excluding its end."""
     borders = [now_ms + end for end in _ENDS.values()]
     return list(
-        zip([start, *map(str, borders)], [*(f"({one}" for one in borders), "+inf"], strict=True)
+        zip(
+            [start, *map(str, borders)],
+            [*(f"({border}" for border in borders), "+inf"],
+            strict=True,
+        )
     )
 
 
@@ -274,9 +278,9 @@ class Queue:
 
     def remember(self, topic: str, deliveries: Sequence[HandedOut]) -> None:
         """Remember the receipts of messages being delivered."""
-        for one in deliveries:
-            key = (topic, one.message.id)
-            self._receipts[key] = one.receipt
+        for delivery in deliveries:
+            key = (topic, delivery.message.id)
+            self._receipts[key] = delivery.receipt
             self._receipts.move_to_end(key)
         while len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)

@@ -113,8 +113,8 @@ def answer(
 def compact(found: Sequence[msgspec.Struct]) -> bytes:
     """A pull response as fastjson writes it: sorted by field name, without nulls and `msg`."""
     rows = [
-        {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
-        for one in found
+        {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+        for message in found
     ]
     return msgspec.json.encode({"code": SUCCESS, "delayMsgList": rows}, order="sorted")
 
@@ -178,7 +178,7 @@ class Origin(NamedTuple):
     def of(cls, headers: Mapping[str, str]) -> Origin | None:
         """Parse the header; None if it is missing or not valid."""
         parts = headers.get(HEADER, "").split(",")
-        if len(parts) != 4 or not all(one.isascii() and one.isdigit() for one in parts):
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
             return None
         return cls(*map(int, parts))
 
