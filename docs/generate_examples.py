@@ -124,14 +124,14 @@ _FIXED = {
 
 async def walk(url: str) -> dict[str, dict[str, Any]]:
     """Call every operation once, in the order of a message's life."""
-    hub = GatewayContext(GatewaySettings.load(redis=url))
-    transport = httpx.ASGITransport(create_app(hub))
+    context = GatewayContext(GatewaySettings.load(redis=url))
+    transport = httpx.ASGITransport(create_app(context))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         call = Walk(client)
         try:
             await _walk(call, url)
         finally:
-            await hub.close()
+            await context.close()
     # An endless stream, which this client cannot read.
     call.record["watchTopic"] = {"path": _ORDERS, "query": {}, "status": 200}
     return {name: call.record[name] for name in _BY_NAME}

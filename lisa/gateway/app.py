@@ -28,37 +28,37 @@ from lisa.gateway.problems import HANDLERS, problem_of
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
-def create_app(hub: GatewayContext) -> Starlette:
-    """An ASGI application with all interfaces. It closes the hub when it stops."""
+def create_app(gateway: GatewayContext) -> Starlette:
+    """An ASGI application with all interfaces. It closes the gateway when it stops."""
     interfaces = (api, camellia, mykit, delay_queue, push, metrics, page)
-    routes: list[BaseRoute] = [Route(HEALTH, _health(hub))]
+    routes: list[BaseRoute] = [Route(HEALTH, _health(gateway))]
     for interface in interfaces:
-        routes += interface.routes(hub)
+        routes += interface.routes(gateway)
     routes.append(Route("/{path:path}/", _without_slash, methods=METHODS))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        hub.start_services()
+        gateway.start_services()
         try:
             async with AsyncExitStack() as stack:
-                if hub.settings.grpc.port is not None:
+                if gateway.settings.grpc.port is not None:
                     from lisa.gateway.rpc.server import serving  # needs the extra grpc
 
-                    await stack.enter_async_context(serving(hub))
+                    await stack.enter_async_context(serving(gateway))
                 yield
         finally:
-            await hub.close()
+            await gateway.close()
 
-    bounds = hub.settings.gateway_server
+    bounds = gateway.settings.gateway_server
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[
             Middleware(ProxyHeadersMiddleware, list(bounds.trusted_proxies)),
             *([Middleware(BasePath, bounds.base_path)] if bounds.base_path else []),
-            Middleware(LimitsMiddleware, hub),
+            Middleware(LimitsMiddleware, gateway),
         ],
-        exception_handlers={**HANDLERS, HTTPException: page.on_http_error(hub)},
+        exception_handlers={**HANDLERS, HTTPException: page.on_http_error(gateway)},
     )
     app.router.redirect_slashes = False  # its redirects contain the request's Host and scheme
     return app
@@ -70,21 +70,23 @@ async def _without_slash(request: Request) -> Response:
     return RedirectResponse(f"{path}?{request.url.query}" if request.url.query else path)
 
 
-def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
+def _health(gateway: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
     async def health(_request: Request) -> Response:
         """200 if the background services run and Redis responds, else 503."""
-        pulls = hub.shares.polls.total
-        content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": pulls}
+        pulls = gateway.shares.polls.total
+        content: dict[str, object] = {"status": "ok", "name": gateway.name, "pulls": pulls}
         try:
-            await hub.store.drive(hub.store.command("PING"))
-            refusal = await hub.store.drive(write_refusal(hub.store, hub.store.keys.managers))
+            await gateway.store.drive(gateway.store.command("PING"))
+            refusal = await gateway.store.drive(
+                write_refusal(gateway.store, gateway.store.keys.managers)
+            )
             if refusal is not None:
                 # A full server can be drained; nothing works on one that takes no write.
                 state, name = ("ok", "warning") if refusal == FULL else ("failing", "fault")
                 content |= {"status": state, name: f"Redis {refusal.cause} and refuses writes"}
         except LisaError as error:
             content |= {"status": "failing", "fault": problem_of(error).detail}
-        if faults := hub.faults():
+        if faults := gateway.faults():
             content |= {"status": "failing", "faults": faults}
         body = msgspec.json.encode(content) + b"\n"
         status = 200 if content["status"] == "ok" else 503

@@ -117,17 +117,17 @@ READING = frozenset(("GET", "HEAD", "OPTIONS"))
 class LimitsMiddleware:
     """ASGI middleware that enforces the gateway's limits and adds security headers."""
 
-    def __init__(self, app: ASGIApp, hub: GatewayContext) -> None:
+    def __init__(self, app: ASGIApp, gateway: GatewayContext) -> None:
         self._app = app
-        self._hub = hub
-        self._bounds = hub.settings.gateway_server
+        self._gateway = gateway
+        self._bounds = gateway.settings.gateway_server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it with a problem."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        shares = self._hub.shares
+        shares = self._gateway.shares
         connection = HTTPConnection(scope)
         client, max_bytes = self._client(connection)
         request = RunningRequest(client, shares.buffered)
@@ -153,19 +153,19 @@ class LimitsMiddleware:
         finally:
             shares.requests.give(client)
             request.drop_held()
-            self._hub.meter.count(scope, request)
+            self._gateway.meter.count(scope, request)
 
     def _check(self, connection: HTTPConnection, client: Client) -> None:
-        hub, scope = self._hub, connection.scope
+        gateway, scope = self._gateway, connection.scope
         host = _host(connection)
         if scope["path"] != HEALTH:
-            hub.shares.requests.check(client)
-            hub.shares.buffered.check(client)
-        if hub.access.is_open and not is_local_name(host):
+            gateway.shares.requests.check(client)
+            gateway.shares.buffered.check(client)
+        if gateway.access.is_open and not is_local_name(host):
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
             )
-        if hub.access.is_open and is_forwarded(connection.headers):
+        if gateway.access.is_open and is_forwarded(connection.headers):
             raise ErrorResponse(
                 403, "host", "a gateway without tokens refuses requests that a proxy passes on"
             )
@@ -198,7 +198,7 @@ class LimitsMiddleware:
                     if is_last:
                         request.hold(size * (COPIES - 1))
                     if size:
-                        self._hub.shares.buffered.check(request.client, request.held)
+                        self._gateway.shares.buffered.check(request.client, request.held)
                     chunks.append(chunk)
                     if is_last:
                         return b"".join(chunks)
@@ -236,10 +236,10 @@ class LimitsMiddleware:
 
         The limit is lower without a token, so that strangers cannot fill the memory.
         """
-        shares, most = self._hub.shares, self._bounds.max_body_bytes
+        shares, most = self._gateway.shares, self._bounds.max_body_bytes
         address = client_of(connection)
         try:
-            token = self._hub.token(connection, compat=True)
+            token = self._gateway.token(connection, compat=True)
         except Unauthorized as error:
             if "authorization" in connection.headers:
                 audit.token_refused(connection, str(error))

@@ -25,20 +25,20 @@ class DeliveryResponse(Response):
 
     def __init__(
         self,
-        hub: GatewayContext,
+        gateway: GatewayContext,
         disconnection: asyncio.Task[None],
         deliveries: Sequence[HandedOut],
         content: bytes,
         media_type: str,
     ) -> None:
         super().__init__(content, media_type=media_type)
-        self._hub = hub
+        self._gateway = gateway
         self._disconnection = disconnection
         self._deliveries = deliveries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the response if the client is still connected."""
-        buffered, written = self._hub.shares.buffered, False
+        buffered, written = self._gateway.shares.buffered, False
         try:
             if not self._disconnection.done():
                 with buffered.taken(current.get().client, COPIES * len(self.body)):
@@ -48,11 +48,11 @@ class DeliveryResponse(Response):
         finally:
             self._disconnection.cancel()
             if not written:
-                self._hub.broker.give_back(self._deliveries)
+                self._gateway.broker.give_back(self._deliveries)
 
 
 async def hold(
-    hub: GatewayContext,
+    gateway: GatewayContext,
     request: Request,
     pull: Coroutine[Any, Any, list[HandedOut]],
     render: Callable[[list[HandedOut]], bytes],
@@ -67,7 +67,7 @@ async def hold(
     disconnection = asyncio.create_task(disconnected(request))
     waiting = asyncio.create_task(pull)
     try:
-        with hub.shares.waiting(hub.shares.polls):
+        with gateway.shares.waiting(gateway.shares.polls):
             await asyncio.wait({disconnection, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientDisconnected
@@ -75,9 +75,9 @@ async def hold(
         content = await on_short_stack(render, deliveries)
     except BaseException:
         disconnection.cancel()
-        hub.broker.give_back(await _end(waiting))
+        gateway.broker.give_back(await _end(waiting))
         raise
-    return DeliveryResponse(hub, disconnection, deliveries, content, media_type)
+    return DeliveryResponse(gateway, disconnection, deliveries, content, media_type)
 
 
 async def on_short_stack(convert: Callable[[D], T], value: D) -> T:

@@ -25,40 +25,40 @@ from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The route of `/metrics`. With several workers, adds the service that shares their numbers."""
-    endpoint = _MetricsEndpoint(hub)
-    if hub.numbers is not None:
-        hub.add_service(partial(_write, hub, Shared(hub.numbers)), "metrics")
+    endpoint = _MetricsEndpoint(gateway)
+    if gateway.numbers is not None:
+        gateway.add_service(partial(_write, gateway, Shared(gateway.numbers)), "metrics")
 
     async def metrics(request: Request) -> Response:
-        hub.require(request, Scope.OPERATE)
+        gateway.require(request, Scope.OPERATE)
         page = await endpoint.page(request.headers.get("accept", ""))
         return Response(page.body, page.status, media_type=page.content_type)
 
     return [Route(METRICS, metrics)]
 
 
-async def _write(hub: GatewayContext, shared: Shared) -> None:
+async def _write(gateway: GatewayContext, shared: Shared) -> None:
     await asyncio.to_thread(shared.tidy)
     try:
         while True:
             with suppress(FileNotFoundError):  # the parent process has ended and will stop this one
-                await asyncio.to_thread(shared.write, partial(_own, hub))
+                await asyncio.to_thread(shared.write, partial(_own, gateway))
             await asyncio.sleep(WRITE_EACH_S)
     finally:
         with suppress(FileNotFoundError):
-            shared.write(partial(_own, hub))
+            shared.write(partial(_own, gateway))
 
 
 class _MetricsEndpoint:
     """The metrics endpoint of one process."""
 
-    def __init__(self, hub: GatewayContext) -> None:
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
         self._reading = Reading()
         self._lock = asyncio.Lock()
-        self._shared = Shared(hub.numbers) if hub.numbers is not None else None
+        self._shared = Shared(gateway.numbers) if gateway.numbers is not None else None
 
     async def page(self, accept: str) -> StatusResponse:
         """The current metrics page."""
@@ -70,9 +70,9 @@ class _MetricsEndpoint:
         from lisa.core.metrics.page import metrics_page
 
         if self._shared is None:
-            return metrics_page("gateway", [_own(self._hub), topics], accept)
+            return metrics_page("gateway", [_own(self._gateway), topics], accept)
         # Written before responding, so that another worker's next page never shows lower counts.
-        self._shared.write(partial(_own, self._hub))
+        self._shared.write(partial(_own, self._gateway))
         return metrics_page("gateway", [self._shared.read(), topics], accept)
 
     async def _topics(self) -> Numbers:
@@ -81,22 +81,22 @@ class _MetricsEndpoint:
             return await self._refresh() if known is None else known
 
     async def _refresh(self) -> Numbers:
-        began, store = time.monotonic(), self._hub.store
+        began, store = time.monotonic(), self._gateway.store
         try:
             return self._reading.keep(await store.drive(topic_metrics.read(store)), began)
         except LisaError as error:
             return self._reading.keep(error, began)
 
 
-def _own(hub: GatewayContext) -> Numbers:
-    numbers = hub.meter.numbers() | of_process()
-    shares = hub.shares
+def _own(gateway: GatewayContext) -> Numbers:
+    numbers = gateway.meter.numbers() | of_process()
+    shares = gateway.shares
     waiting = shares.polls.total + shares.streams.total + shares.stalled
     put(numbers, "lisa_gateway_requests_active", shares.requests.total + waiting)
     put(numbers, "lisa_gateway_requests_stalled", shares.stalled)
     put(numbers, "lisa_gateway_pulls_waiting", shares.polls.total)
     put(numbers, "lisa_gateway_streams_open", shares.streams.total)
     put(numbers, "lisa_gateway_buffered_bytes", shares.buffered.total)
-    put(numbers, "lisa_gateway_deliveries_total", hub.broker.handed_out, "handed_out")
-    put(numbers, "lisa_gateway_deliveries_total", hub.broker.given_back, "given_back")
+    put(numbers, "lisa_gateway_deliveries_total", gateway.broker.handed_out, "handed_out")
+    put(numbers, "lisa_gateway_deliveries_total", gateway.broker.given_back, "given_back")
     return numbers

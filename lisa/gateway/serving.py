@@ -282,23 +282,23 @@ async def _serve(
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.getLogger("uvicorn.error").addFilter(_summarise_cancelled)
     most = _most_connections(settings)
-    hub = GatewayContext(settings, shared=shared, numbers=numbers, most_connections=most)
-    server = _UvicornServer(_config(hub), hub)
-    opening = asyncio.ensure_future(hub.open())
+    gateway = GatewayContext(settings, shared=shared, numbers=numbers, most_connections=most)
+    server = _UvicornServer(_config(gateway), gateway)
+    opening = asyncio.ensure_future(gateway.open())
     loop = asyncio.get_running_loop()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         """Stop the server: on SIGHUP, a signal while it opens, or one raised by Uvicorn's end."""
         server.should_exit = True
-        loop.call_soon_threadsafe(hub.stop_waiting if opening.done() else opening.cancel)
+        loop.call_soon_threadsafe(gateway.stop_waiting if opening.done() else opening.cancel)
 
     for number in stopping():
         signal.signal(number, stop)
     with suppress(asyncio.CancelledError):
         await opening
-        log.info("gateway %s started; its server is %s", hub.name, hub.store.where)
+        log.info("gateway %s started; its server is %s", gateway.name, gateway.store.where)
     await server.serve(sockets=[listening])
-    log.info("gateway %s stopped", hub.name)
+    log.info("gateway %s stopped", gateway.name)
 
 
 def _summarise_cancelled(record: logging.LogRecord) -> bool:
@@ -343,11 +343,11 @@ def _most_connections(settings: GatewaySettings) -> int:
     return min(possible, wanted + SPARE_CONNECTIONS)
 
 
-def _config(hub: GatewayContext) -> uvicorn.Config:
-    bounds = hub.settings.gateway_server
+def _config(gateway: GatewayContext) -> uvicorn.Config:
+    bounds = gateway.settings.gateway_server
     return uvicorn.Config(
-        create_app(hub),
-        http=bounded(bounds.request_timeout.total_seconds(), hub.meter, hub.shares),
+        create_app(gateway),
+        http=bounded(bounds.request_timeout.total_seconds(), gateway.meter, gateway.shares),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -356,7 +356,7 @@ def _config(hub: GatewayContext) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
-        limit_concurrency=hub.most_connections,
+        limit_concurrency=gateway.most_connections,
         timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
     )
 
@@ -364,11 +364,11 @@ def _config(hub: GatewayContext) -> uvicorn.Config:
 class _UvicornServer(uvicorn.Server):
     """A Uvicorn server that answers waiting pulls as soon as shutdown starts."""
 
-    def __init__(self, config: uvicorn.Config, hub: GatewayContext) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: GatewayContext) -> None:
         super().__init__(config)
-        self._hub = hub
+        self._gateway = gateway
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: stop the server."""
         super().handle_exit(sig, frame)
-        asyncio.get_event_loop().call_soon_threadsafe(self._hub.stop_waiting)
+        asyncio.get_event_loop().call_soon_threadsafe(self._gateway.stop_waiting)

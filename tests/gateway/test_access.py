@@ -44,14 +44,14 @@ async def hub_of(**server: object) -> GatewayContext:
 
 
 async def test_a_token_allows_its_scopes_on_its_topics(tokens_file: Path) -> None:
-    hub = await hub_of(tokens_file=tokens_file)
-    assert hub.require(asking(SHOP), Scope.PRODUCE, "orders").name == "shop"
-    assert hub.require(asking(SHOP), Scope.PRODUCE, "mail.welcome").name == "shop"
-    assert hub.require(asking(MAILER), Scope.CONSUME, "mail.welcome").name == "mailer"
-    assert hub.require(asking(MAILER), None, "mail.welcome").name == "mailer"
+    context = await hub_of(tokens_file=tokens_file)
+    assert context.require(asking(SHOP), Scope.PRODUCE, "orders").name == "shop"
+    assert context.require(asking(SHOP), Scope.PRODUCE, "mail.welcome").name == "shop"
+    assert context.require(asking(MAILER), Scope.CONSUME, "mail.welcome").name == "mailer"
+    assert context.require(asking(MAILER), None, "mail.welcome").name == "mailer"
     for scope in Scope:
-        assert hub.require(asking(ROOT), scope, "anything").name == "root"
-        assert hub.require(asking(ROOT), scope).name == "root"
+        assert context.require(asking(ROOT), scope, "anything").name == "root"
+        assert context.require(asking(ROOT), scope).name == "root"
     refused: list[tuple[str, Scope | None, str | None]] = [
         (SHOP, Scope.CONSUME, "orders"),
         (SHOP, Scope.PRODUCE, "order"),
@@ -64,25 +64,25 @@ async def test_a_token_allows_its_scopes_on_its_topics(tokens_file: Path) -> Non
     ]
     for secret, wanted, topic in refused:
         with pytest.raises(Forbidden, match="does not allow"):
-            hub.require(asking(secret), wanted, topic)
+            context.require(asking(secret), wanted, topic)
 
 
 async def test_a_missing_or_unknown_token_is_unauthorized(tokens_file: Path) -> None:
-    hub = await hub_of(tokens_file=tokens_file)
+    context = await hub_of(tokens_file=tokens_file)
     basic = HTTPConnection(
         {"type": "http", "headers": [(b"authorization", b"Basic " + SHOP.encode())]}
     )
     wrong = ("x", SHOP + "x", SHOP[:-1], SHOP.upper(), "ü", " ")
     for connection in (basic, asking(), *map(asking, wrong)):
         with pytest.raises(Unauthorized):
-            hub.require(connection, None)
+            context.require(connection, None)
 
 
 async def test_without_tokens_everything_is_allowed_but_topic_names_are_checked() -> None:
-    hub = await hub_of()
-    assert hub.require(asking(), Scope.OPERATE, "orders").name == "everyone"
+    context = await hub_of()
+    assert context.require(asking(), Scope.OPERATE, "orders").name == "everyone"
     with pytest.raises(InvalidMessage):
-        hub.require(asking(), Scope.PRODUCE, "or ders")
+        context.require(asking(), Scope.PRODUCE, "or ders")
 
 
 FORWARDING = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via", "X-Real-IP")
@@ -91,10 +91,10 @@ FORWARDING = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via", "X-Real
 async def test_compat_auth_none_applies_to_local_clients_only(tokens_file: Path) -> None:
     """Host names must be local, too: a page's host may resolve here (DNS rebinding). Proxies may
     rewrite them."""
-    hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
+    context = await hub_of(tokens_file=tokens_file, compat_auth="none")
     closed = await hub_of(tokens_file=tokens_file)
     for host in ("localhost:8080", "127.0.0.1", "[::1]:8080"):
-        found = hub.require(asking(host=host), Scope.PRODUCE, "orders", compat=True)
+        found = context.require(asking(host=host), Scope.PRODUCE, "orders", compat=True)
         assert found.name == "everyone"
     refused = [asking(client="192.0.2.1"), asking(host="evil.example:8080"), asking(host="[")]
     for header in FORWARDING:
@@ -102,11 +102,11 @@ async def test_compat_auth_none_applies_to_local_clients_only(tokens_file: Path)
         refused[-1].scope["headers"].append((header.lower().encode(), b"203.0.113.7"))
     for connection in refused:
         with pytest.raises(Unauthorized):
-            hub.require(connection, Scope.CONSUME, "orders", compat=True)
+            context.require(connection, Scope.CONSUME, "orders", compat=True)
     for host in ("evil.example:8080", "["):
         named = asking(ROOT, host=host)
-        assert hub.require(named, Scope.CONSUME, "orders", compat=True).name == "root"
-    for gateway, is_compatible in ((hub, False), (closed, True)):
+        assert context.require(named, Scope.CONSUME, "orders", compat=True).name == "root"
+    for gateway, is_compatible in ((context, False), (closed, True)):
         with pytest.raises(Unauthorized):
             gateway.require(asking(), Scope.PRODUCE, "orders", compat=is_compatible)
 

@@ -313,7 +313,7 @@ def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
     async def offer(_topic: str, message: Outgoing, _mode: OnDuplicate) -> SendOutcome:
         return SendOutcome(message.id or "", outcomes.pop(0))
 
-    hub: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         settings=GatewaySettings(),
         groups={},
         sender=SimpleNamespace(offer=offer),
@@ -321,7 +321,7 @@ def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
     )
     clock: Any = SimpleNamespace(now_us=AsyncMock(return_value=1_000_000))
     options: Any = {"delay_ms": 0, "ttl_ms": -1, "max_retry": -1, "trace": {}}
-    queue = camellia_queue.Queue(hub, clock)
+    queue = camellia_queue.Queue(context, clock)
     sent = asyncio.run(queue.send("topic", "text", message_id="mine", **options))
     assert (sent.msg_id, sent.msg, sent.status) == ("mine", "text", 2)
     assert not outcomes

@@ -266,14 +266,14 @@ class _Ending(TargetRecord):
 async def test_a_wait_may_end_between_two_reads_of_it() -> None:
     store: Any = None
     presence = PullPresence(store, "gateway", lambda *_: False)
-    hub: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         broker=SimpleNamespace(is_closing=False, presence=presence),
         meter=Meter(),
         settings=SimpleNamespace(gateway_server=SimpleNamespace(push_concurrency=1)),
     )
     target = StoredPushTarget(topic="t", group="g", url="http://hooks.example.com/", secret="")
     poster: Any = None
-    pusher = Pusher(hub, poster, target, lambda: None)
+    pusher = Pusher(context, poster, target, lambda: None)
     taken = asyncio.Event()
 
     async def take(most: int) -> list[Any]:

@@ -38,39 +38,39 @@ SOON_S = 30.0  # limit for operations that take milliseconds on an idle machine
 
 
 @asynccontextmanager
-async def hub_on(url: str, **server: Any) -> AsyncIterator[GatewayContext]:
+async def context_on(url: str, **server: Any) -> AsyncIterator[GatewayContext]:
     settings = GatewaySettings.load(redis=url, gateway_server=server or None)
-    hub = GatewayContext(settings)
+    context = GatewayContext(settings)
     try:
-        yield hub
+        yield context
     finally:
-        await hub.close()
+        await context.close()
 
 
 @pytest.fixture
-async def hub(redis_url: str) -> AsyncIterator[GatewayContext]:
-    async with hub_on(redis_url) as hub:
-        yield hub
+async def context(redis_url: str) -> AsyncIterator[GatewayContext]:
+    async with context_on(redis_url) as context:
+        yield context
 
 
 @pytest.fixture
-async def topic(hub: GatewayContext) -> str:
+async def topic(context: GatewayContext) -> str:
     """A topic with one group, and without a manager."""
     name = new_topic()
-    await hub.store.call(Declare(name, "lisa"))
+    await context.store.call(Declare(name, "lisa"))
     return name
 
 
-def begin(hub: GatewayContext, topic: str, **wanted: Any) -> asyncio.Task[list[HandedOut]]:
+def begin(context: GatewayContext, topic: str, **wanted: Any) -> asyncio.Task[list[HandedOut]]:
     """A pull that waits."""
-    return asyncio.create_task(hub.broker.pull(topic, wait_s=LONG_S, **wanted))
+    return asyncio.create_task(context.broker.pull(topic, wait_s=LONG_S, **wanted))
 
 
-async def standing(hub: GatewayContext, count: int) -> None:
+async def standing(context: GatewayContext, count: int) -> None:
     """Wait until `count` pulls are queued."""
     async with asyncio.timeout(SOON_S):
         while True:
-            lines = hub.broker._queues.values()
+            lines = context.broker._queues.values()
             watched = all(line._watcher is not None for line in lines)
             if watched and sum(len(line._waiters) for line in lines) == count:
                 return
@@ -81,44 +81,44 @@ async def soon(task: asyncio.Task[list[HandedOut]]) -> list[HandedOut]:
     return await asyncio.wait_for(task, SOON_S)
 
 
-async def none_in_flight(hub: GatewayContext, topic: str) -> None:
+async def none_in_flight(context: GatewayContext, topic: str) -> None:
     """Wait until no message of the topic is in flight."""
     async with asyncio.timeout(SOON_S):
         while True:
-            (found,) = await hub.store.drive(counts(hub.store, [topic]))
+            (found,) = await context.store.drive(counts(context.store, [topic]))
             if not any(group.in_flight for group in found.groups):
                 return
             await asyncio.sleep(0.002)
 
 
-async def send(hub: GatewayContext, topic: str) -> str:
+async def send(context: GatewayContext, topic: str) -> str:
     """Send a message; returns its id."""
-    return (await hub.sender.offer(topic, Outgoing("x"))).id
+    return (await context.sender.offer(topic, Outgoing("x"))).id
 
 
-async def check_first_attempt(hub: GatewayContext, topic: str, sent: str) -> None:
+async def check_first_attempt(context: GatewayContext, topic: str, sent: str) -> None:
     """The message is delivered to the next pull as if to the first."""
-    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
+    (found,) = await context.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent, 1)
 
 
 async def test_a_message_wakes_one_pull_and_the_others_keep_waiting(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
     """Pulls are served in order, each with the number that it wants."""
-    first, *others = (begin(hub, topic, most=most) for most in (5, 2, 3, 1))
-    await standing(hub, 4)
-    sent = await hub.sender.offer(topic, Outgoing("hello"))
+    first, *others = (begin(context, topic, most=most) for most in (5, 2, 3, 1))
+    await standing(context, 4)
+    sent = await context.sender.offer(topic, Outgoing("hello"))
     (found,) = await soon(first)
     assert (found.message.id, found.message.body, found.message.attempt) == (sent.id, "hello", 1)
     assert not any(pull.done() for pull in others)
-    await hub.sender.send_many(topic, list(range(6)))
+    await context.sender.send_many(topic, list(range(6)))
     bodies = [[one.message.body for one in await soon(pull)] for pull in others]
     assert bodies == [[0, 1], [2, 3, 4], [5]]
 
 
 async def test_messages_of_an_ended_pull_go_to_the_next_pull(
-    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+    context: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull ends before its messages are handed out, and in another case right after."""
     original = pulls.PullQueue._open
@@ -132,23 +132,23 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
         return found
 
     monkeypatch.setattr(pulls.PullQueue, "_open", slow)
-    sent = await send(hub, topic)
-    first, second = begin(hub, topic), begin(hub, topic)
+    sent = await send(context, topic)
+    first, second = begin(context, topic), begin(context, topic)
     await taken
     first.cancel()
     (found,) = await soon(second)
     assert (found.message.id, found.message.attempt) == (sent, 1)
-    third = begin(hub, topic)
-    hub.broker.give_back([found])
+    third = begin(context, topic)
+    context.broker.give_back([found])
     (found,) = await soon(third)
     assert (found.message.id, found.message.attempt) == (sent, 1)
 
 
 async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
-    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+    context: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pull = begin(hub, topic)
-    await standing(hub, 1)
+    pull = begin(context, topic)
+    await standing(context, 1)
     original = pulls.Waiter.answer
 
     def answer_and_end(self: Any) -> None:
@@ -156,24 +156,24 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
         pull.cancel()
 
     monkeypatch.setattr(pulls.Waiter, "answer", answer_and_end)
-    sent = await send(hub, topic)
+    sent = await send(context, topic)
     await asyncio.wait([pull])
     assert pull.cancelled()
     monkeypatch.undo()
-    await check_first_attempt(hub, topic, sent)
+    await check_first_attempt(context, topic, sent)
 
 
 async def test_a_pull_gets_as_many_as_it_wants_in_several_calls(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
-    await hub.sender.send_many(topic, range(600))
+    await context.sender.send_many(topic, range(600))
     for expected in (range(500), range(500, 600)):
-        found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+        found = await context.broker.pull(topic, most=500, wait_s=SOON_S)
         assert [one.message.body for one in found] == list(expected)
 
 
 async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
-    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+    context: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = pulls.PullQueue._hand_out
 
@@ -183,31 +183,31 @@ async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
         await asyncio.wait([pull])
 
     monkeypatch.setattr(pulls.PullQueue, "_hand_out", cancel_after)
-    await hub.sender.send_many(topic, range(400))
-    pull = begin(hub, topic, most=500)
+    await context.sender.send_many(topic, range(400))
+    pull = begin(context, topic, most=500)
     await asyncio.wait([pull])
     assert pull.cancelled()
     monkeypatch.undo()
     found: list[HandedOut] = []
     while len(found) < 400:
-        found += await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+        found += await context.broker.pull(topic, most=500, wait_s=SOON_S)
     assert {one.message.attempt for one in found} == {1}
 
 
 async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
     """A stopping gateway cancels requests after its grace time."""
     request = Request({"type": "http"}, asyncio.Queue[dict[str, Any]]().get)
-    sent = await send(hub, topic)
-    delivered = await hub.broker.pull(topic)
+    sent = await send(context, topic)
+    delivered = await context.broker.pull(topic)
     came = asyncio.Event()
 
     async def pull() -> list[HandedOut]:
         await came.wait()
         return delivered
 
-    holding = asyncio.create_task(hold(hub, request, pull(), lambda _: b""))
+    holding = asyncio.create_task(hold(context, request, pull(), lambda _: b""))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     came.set()
@@ -215,11 +215,11 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
-    await check_first_attempt(hub, topic, sent)
+    await check_first_attempt(context, topic, sent)
 
 
 async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
-    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+    topic: str, context: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its messages are released once the server answers, whether or not another pull waits."""
     real, lost = GroupSource._pull, list[object]()
@@ -232,51 +232,53 @@ async def test_a_pull_that_fails_without_a_reply_costs_no_attempt(
         return pulled
 
     monkeypatch.setattr(GroupSource, "_pull", pull)
-    sent = await send(hub, topic)
+    sent = await send(context, topic)
     with pytest.raises(ServerUnavailable, match="the reply is lost"):
-        await hub.broker.pull(topic)
-    await none_in_flight(hub, topic)
-    await check_first_attempt(hub, topic, sent)
+        await context.broker.pull(topic)
+    await none_in_flight(context, topic)
+    await check_first_attempt(context, topic, sent)
 
 
 async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
-    redis_url: str, hub: GatewayContext
+    redis_url: str, context: GatewayContext
 ) -> None:
     topic = new_topic()
-    sent = await send(hub, topic)
-    assert await hub.broker.pull(topic) == []
-    pull = begin(hub, topic)
+    sent = await send(context, topic)
+    assert await context.broker.pull(topic) == []
+    pull = begin(context, topic)
     with Manager(redis_url):
         (found,) = await soon(pull)
     assert (found.message.id, found.message.group) == (sent, "lisa")
 
 
 async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
-    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+    context: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat_s = 0.5
     monkeypatch.setattr(pulls, "BEAT_S", beat_s)
-    await hub.store.call(Declare(topic, "other"))
-    named = begin(hub, topic, group="other")
-    await standing(hub, 1)
-    await hub.store.call(Undeclare(topic, "other"))
-    await hub.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
+    await context.store.call(Declare(topic, "other"))
+    named = begin(context, topic, group="other")
+    await standing(context, 1)
+    await context.store.call(Undeclare(topic, "other"))
+    await context.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
     with pytest.raises(GroupRemoved):
         await asyncio.wait_for(named, 2 * beat_s + SOON_S)
 
 
 async def test_a_group_that_is_removed_between_two_pulls_stays_removed(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
-    await hub.sender.offer(topic, Outgoing("x"))
-    (found,) = await hub.broker.pull(topic, group="lisa")
-    assert await hub.settler.ack(topic, found.receipt) == "acked"
+    await context.sender.offer(topic, Outgoing("x"))
+    (found,) = await context.broker.pull(topic, group="lisa")
+    assert await context.settler.ack(topic, found.receipt) == "acked"
     # As a manager does after the gateway was silent for some time.
-    await hub.store.drive(hub.store.command("DEL", hub.store.keys.topic(topic).consumers))
-    await hub.store.drive(group_removal.remove(hub.store, Topic(topic), "lisa"))
+    await context.store.drive(
+        context.store.command("DEL", context.store.keys.topic(topic).consumers)
+    )
+    await context.store.drive(group_removal.remove(context.store, Topic(topic), "lisa"))
     with pytest.raises(GroupRemoved):
-        await hub.broker.pull(topic, group="lisa")
-    assert await hub.store.drive(hub.store.groups(topic)) == ()
+        await context.broker.pull(topic, group="lisa")
+    assert await context.store.drive(context.store.groups(topic)) == ()
 
 
 @pytest.mark.full
@@ -288,91 +290,91 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
         monkeypatch.setattr(module, "BEAT_S", 0.3)
     topic = new_topic()
     with EmbeddedServer() as server, Manager(server.url):
-        async with hub_on(server.url, patience="200ms") as hub:
+        async with context_on(server.url, patience="200ms") as context:
             waiting = []
             for group in ("g", "h"):
-                waiting.append(begin(hub, topic, group=group))
-                await standing(hub, len(waiting))
+                waiting.append(begin(context, topic, group=group))
+                await standing(context, len(waiting))
             server.kill()
             await asyncio.sleep(2 * pull_groups.BEAT_S)
             server.restart()
             await asyncio.sleep(4 * pull_groups.BEAT_S)
             assert not any(pull.done() for pull in waiting)
-            await standing(hub, len(waiting))
-            await send(hub, topic)
+            await standing(context, len(waiting))
+            await send(context, topic)
             assert [len(await soon(pull)) for pull in waiting] == [1, 1]
 
 
 async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
-    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+    context: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulls, "AHEAD_BYTES", 300_000)
-    await hub.sender.send_many(topic, ["x" * 30_000] * 20)
-    found = await hub.broker.pull(topic, most=20, wait_s=SOON_S)
+    await context.sender.send_many(topic, ["x" * 30_000] * 20)
+    found = await context.broker.pull(topic, most=20, wait_s=SOON_S)
     assert len(found) == 16  # two calls of eight
     rest: list[HandedOut] = []
     while len(rest) < 4:
-        rest += await hub.broker.pull(topic, most=20, wait_s=SOON_S)
+        rest += await context.broker.pull(topic, most=20, wait_s=SOON_S)
     assert {one.message.attempt for one in rest} == {1}
     assert len({one.message.id for one in found + rest}) == 20
 
 
 async def test_expired_and_undecodable_messages_are_not_handed_out(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
-    store, keys = hub.store, hub.store.keys.topic(topic)
-    await hub.sender.offer(topic, Outgoing("old", id="old", ttl=timedelta(milliseconds=1)))
-    await hub.sender.offer(topic, Outgoing("broken", id="broken"))
+    store, keys = context.store, context.store.keys.topic(topic)
+    await context.sender.offer(topic, Outgoing("old", id="old", ttl=timedelta(milliseconds=1)))
+    await context.sender.offer(topic, Outgoing("broken", id="broken"))
     await store.drive(store.command("SETRANGE", keys.body("broken"), 10, "?"))
     await asyncio.sleep(0.01)
-    assert await hub.broker.pull(topic, most=10) == []
+    assert await context.broker.pull(topic, most=10) == []
     failed = await store.drive(store.command("ZRANGE", keys.group("lisa").retry, 0, -1))
     assert failed == [b"broken"], "a newer build may read it"
-    assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
+    assert (await context.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
 
 
 async def test_a_pull_skips_entries_whose_messages_are_gone(
-    hub: GatewayContext, topic: str
+    context: GatewayContext, topic: str
 ) -> None:
-    sent = [await send(hub, topic) for _ in range(5)]
-    body = hub.store.keys.topic(topic).body
-    await hub.store.drive(hub.store.command("DEL", *map(body, sent[:4])))
-    found = await hub.broker.pull(topic, most=2)
+    sent = [await send(context, topic) for _ in range(5)]
+    body = context.store.keys.topic(topic).body
+    await context.store.drive(context.store.command("DEL", *map(body, sent[:4])))
+    found = await context.broker.pull(topic, most=2)
     assert [one.message.id for one in found] == sent[4:]
 
 
 async def test_the_gateway_is_a_consumer_while_clients_pull(
-    redis_url: str, topic: str, hub: GatewayContext
+    redis_url: str, topic: str, context: GatewayContext
 ) -> None:
-    await hub.broker.pull(topic)
-    (seen,) = await hub.store.drive(consumers(hub.store, [topic]))
+    await context.broker.pull(topic)
+    (seen,) = await context.store.drive(consumers(context.store, [topic]))
     assert seen.alive
-    assert seen.record.name == hub.name
-    await hub.broker.close()
-    async with hub_on(redis_url) as other:
+    assert seen.record.name == context.name
+    await context.broker.close()
+    async with context_on(redis_url) as other:
         assert await other.store.drive(consumers(other.store, [topic])) == []
 
 
 async def test_the_gateways_record_names_all_groups_that_clients_pull(
-    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+    topic: str, context: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the web page reports a group without consumers."""
-    await hub.store.call(Declare(topic, "audit"))
+    await context.store.call(Declare(topic, "audit"))
 
     async def seen_after_pull(group: str) -> dict[str, int]:
-        await hub.broker.pull(topic, group=group)
-        snapshot = await SnapshotCache(hub).current()
+        await context.broker.pull(topic, group=group)
+        snapshot = await SnapshotCache(context).current()
         return dict(snapshot.lines[topic].alive)
 
     assert await seen_after_pull("lisa") == {"lisa": 1}
     assert await seen_after_pull("audit") == {"audit": 1, "lisa": 1}
     monkeypatch.setattr(pull_groups, "GROUP_KEPT_S", 0.0)
-    hub.broker.presence.announce_again(topic)
+    context.broker.presence.announce_again(topic)
     assert await seen_after_pull("audit") == {"audit": 1}
 
 
 async def test_the_web_page_has_rates_after_the_clock_was_set_back(
-    topic: str, hub: GatewayContext, monkeypatch: pytest.MonkeyPatch
+    topic: str, context: GatewayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, ahead_us = live.look, 3_600_000_000
 
@@ -381,8 +383,8 @@ async def test_the_web_page_has_rates_after_the_clock_was_set_back(
         return replace(found, at_us=found.at_us + ahead_us)
 
     monkeypatch.setattr(live, "look", shifted)
-    await hub.sender.offer(topic, Outgoing("x"))
-    cache = SnapshotCache(hub)
+    await context.sender.offer(topic, Outgoing("x"))
+    cache = SnapshotCache(context)
     await cache.current()
     ahead_us = 0
     for _ in range(2):
@@ -395,22 +397,24 @@ async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
     """No step of a pull is refused for lack of memory, for new and known consumers."""
     topic = new_topic()
     with EmbeddedServer(directory=tmp_path) as server:
-        async with hub_on(server.url) as first:
+        async with context_on(server.url) as first:
             await first.store.call(Declare(topic, "lisa"))
             await first.sender.send_many(topic, ["x" * 100] * 30)
         with connect(server.url) as client:
             client.config_set("maxmemory", 1)
-        async with hub_on(server.url) as hub:
+        async with context_on(server.url) as context:
             with pytest.raises(ServerUnavailable, match="out of memory"):
-                await hub.sender.offer(topic, Outgoing("x"))
+                await context.sender.offer(topic, Outgoing("x"))
             for group in (None, "lisa"):
-                found = await hub.broker.pull(topic, group=group, most=10, ack_timeout_ms=60_000)
+                found = await context.broker.pull(
+                    topic, group=group, most=10, ack_timeout_ms=60_000
+                )
                 assert len(found) == 10
-                acks = [hub.settler.ack(topic, one.receipt) for one in found]
+                acks = [context.settler.ack(topic, one.receipt) for one in found]
                 assert await asyncio.gather(*acks) == ["acked"] * 10
-            left = await hub.broker.pull(topic, most=50)
-            hub.broker.give_back(left)
-            await none_in_flight(hub, topic)
-            assert len(await hub.broker.pull(topic, most=50)) == 10
+            left = await context.broker.pull(topic, most=50)
+            context.broker.give_back(left)
+            await none_in_flight(context, topic)
+            assert len(await context.broker.pull(topic, most=50)) == 10
             with pytest.raises(ServerUnavailable):
-                await hub.broker.pull(topic, group="another")
+                await context.broker.pull(topic, group="another")

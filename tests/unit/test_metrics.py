@@ -218,15 +218,15 @@ def test_a_page_is_as_prometheus_wants_it() -> None:
 
 def test_a_fault_of_a_gateway_counts_as_500_and_not_as_a_client_that_left() -> None:
     settings = GatewayServerSettings()
-    hub = Mock(meter=Meter(), shares=Shares(settings, None))
-    hub.settings.gateway_server = settings
-    hub.token.return_value, hub.access.is_open = EVERYTHING, False
+    context = Mock(meter=Meter(), shares=Shares(settings, None))
+    context.settings.gateway_server = settings
+    context.token.return_value, context.access.is_open = EVERYTHING, False
     broken, send = AsyncMock(side_effect=ZeroDivisionError), AsyncMock()
     receive = AsyncMock(return_value={"type": "http.request", "body": b""})
     scope = {"type": "http", "method": "GET", "path": "/v1/topics", "headers": []}
-    asyncio.run(LimitsMiddleware(broken, hub)(scope, receive, send))
+    asyncio.run(LimitsMiddleware(broken, context)(scope, receive, send))
     answer = send.await_args_list[0].args[0]
     assert answer["status"] == 500
     assert (b"x-frame-options", b"DENY") in answer["headers"]
-    assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
-    assert hub.shares.requests.total == hub.shares.buffered.total == 0
+    assert context.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
+    assert context.shares.requests.total == context.shares.buffered.total == 0

@@ -39,6 +39,6 @@ OPERATIONS: list[Operation] = [
 """All operations, in the order of the documentation."""
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The routes of all operations and of their description."""
-    return [*routes_of(hub, [*OPERATIONS, *description_operations(OPERATIONS)])]
+    return [*routes_of(gateway, [*OPERATIONS, *description_operations(OPERATIONS)])]

@@ -204,25 +204,27 @@ class PullAnswer(Answer):
 
 
 async def settle_ack(
-    hub: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
+    gateway: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
 ) -> AckAnswer:
     """Settle as handled. Raises ErrorResponse or LisaError, like the functions below."""
-    outcome = await hub.settler.ack(topic, receipt)
+    outcome = await gateway.settler.ack(topic, receipt)
     if outcome is Acked.STALE:
-        raise await _stale(hub, topic, receipt)
+        raise await _stale(gateway, topic, receipt)
     return AckAnswer(id=receipt.settlement.id, outcome=outcome)
 
 
 async def settle_retry(
-    hub: GatewayContext, topic: str, request: RetryRequest, receipt: Receipt
+    gateway: GatewayContext, topic: str, request: RetryRequest, receipt: Receipt
 ) -> RetryAnswer:
     """Settle as failed, or discard."""
     if request.discard and request.delay_ms is not None:
         raise invalid("give either delay_ms or discard, not both")
     delay: int | Literal["discard"] | None = "discard" if request.discard else request.delay_ms
-    retried = await hub.settler.retry(topic, receipt, reason=request.recorded_reason, delay=delay)
+    retried = await gateway.settler.retry(
+        topic, receipt, reason=request.recorded_reason, delay=delay
+    )
     if retried.outcome is Failed.STALE:
-        raise await _stale(hub, topic, receipt)
+        raise await _stale(gateway, topic, receipt)
     return RetryAnswer(
         id=receipt.settlement.id,
         outcome=retried.outcome,
@@ -232,42 +234,44 @@ async def settle_retry(
 
 
 async def settle_defer(
-    hub: GatewayContext, topic: str, request: DeferRequest, receipt: Receipt
+    gateway: GatewayContext, topic: str, request: DeferRequest, receipt: Receipt
 ) -> DeferAnswer:
     """Put off without counting an attempt."""
-    said = await hub.settler.defer(
+    said = await gateway.settler.defer(
         topic, receipt, delay_ms=request.delay_ms, reason=request.recorded_reason
     )
     if said.due_ms is None:
-        raise await _stale(hub, topic, receipt)
+        raise await _stale(gateway, topic, receipt)
     return DeferAnswer(id=receipt.settlement.id, outcome=said.outcome, due_ms=said.due_ms)
 
 
 async def settle_extend(
-    hub: GatewayContext, topic: str, request: ExtendRequest, receipt: Receipt
+    gateway: GatewayContext, topic: str, request: ExtendRequest, receipt: Receipt
 ) -> HeldAnswer:
     """Restart the ack timeout."""
-    if not await hub.settler.extend(topic, receipt, request.ack_timeout_ms):
-        raise await _stale(hub, topic, receipt, held=False)
+    if not await gateway.settler.extend(topic, receipt, request.ack_timeout_ms):
+        raise await _stale(gateway, topic, receipt, held=False)
     return HeldAnswer(id=receipt.settlement.id, held=True)
 
 
 async def settle_release(
-    hub: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
+    gateway: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
 ) -> HeldAnswer:
     """Return the message without counting an attempt."""
-    if not await hub.settler.release(topic, receipt):
-        raise await _stale(hub, topic, receipt, held=False)
+    if not await gateway.settler.release(topic, receipt):
+        raise await _stale(gateway, topic, receipt, held=False)
     return HeldAnswer(id=receipt.settlement.id, held=True)
 
 
-async def _stale(hub: GatewayContext, topic: str, receipt: Receipt, **more: Any) -> ErrorResponse:
+async def _stale(
+    gateway: GatewayContext, topic: str, receipt: Receipt, **more: Any
+) -> ErrorResponse:
     """The problem for a stale receipt, with the message's current state."""
     message_id = receipt.settlement.id
-    seen = await hub.settler.look(topic, message_id, bodies=False)
+    seen = await gateway.settler.look(topic, message_id, bodies=False)
     now = found(topic, message_id, seen)
     if now is None:
-        return await unknown(hub, topic, message_id)
+        return await unknown(gateway, topic, message_id)
     return ErrorResponse(
         409,
         "stale",
@@ -312,7 +316,7 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
     404.
     """
     wanted = call.body
-    work = call.hub.broker.pull(
+    work = call.gateway.broker.pull(
         call.topic,
         group=wanted.group,
         most=wanted.max,
@@ -320,7 +324,7 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
         ack_timeout_ms=wanted.ack_timeout_ms,
         may_declare=call.token.allows(Scope.OPERATE, call.topic),
     )
-    response = await hold(call.hub, call.request, work, _written)
+    response = await hold(call.gateway, call.request, work, _written)
     return cast("Reply[PullAnswer]", response)  # its content is that of _written
 
 
@@ -355,13 +359,13 @@ def _on_one(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerT
 @_on_one("ackMessage", "ack", "Settled.")
 async def ack(call: Call[NoFields, ReceiptRequest]) -> Reply[AckAnswer]:
     """Ack a delivery."""
-    return answer(await settle_ack(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_ack(call.gateway, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("retryMessage", "retry", "The message will be retried, or is in garbage.")
 async def retry(call: Call[NoFields, RetryRequest]) -> Reply[RetryAnswer]:
     """Retry or discard a failed delivery."""
-    return answer(await settle_retry(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_retry(call.gateway, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("deferMessage", "defer", "Deferred.")
@@ -370,13 +374,13 @@ async def defer(call: Call[NoFields, DeferRequest]) -> Reply[DeferAnswer]:
 
     The message is redelivered after the delay, without counting an attempt.
     """
-    return answer(await settle_defer(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_defer(call.gateway, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("extendMessage", "extend", "The ack timeout restarts.")
 async def extend(call: Call[NoFields, ExtendRequest]) -> Reply[HeldAnswer]:
     """Extend a delivery's ack timeout."""
-    return answer(await settle_extend(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_extend(call.gateway, call.topic, call.body, _receipt(call)))
 
 
 @_on_one("releaseMessage", "release", "Released.")
@@ -385,11 +389,11 @@ async def release(call: Call[NoFields, ReceiptRequest]) -> Reply[HeldAnswer]:
 
     The message is redelivered immediately, without counting an attempt.
     """
-    return answer(await settle_release(call.hub, call.topic, call.body, _receipt(call)))
+    return answer(await settle_release(call.gateway, call.topic, call.body, _receipt(call)))
 
 
 def _receipt(call: Call[NoFields, Any]) -> Receipt:
-    receipt = decode_receipt(call.body.receipt, call.hub.clock.about_us())
+    receipt = decode_receipt(call.body.receipt, call.gateway.clock.about_us())
     if receipt.settlement.id != call.id:
         raise invalid(f"the receipt is for message {receipt.settlement.id!r}, not {call.id!r}")
     return receipt
@@ -447,10 +451,10 @@ async def _settle_each(
 ) -> Reply[SettledBatch]:
     async def one(request: S) -> Answer:
         return await settle(
-            call.hub,
+            call.gateway,
             call.topic,
             request,
-            decode_receipt(request.receipt, call.hub.clock.about_us()),
+            decode_receipt(request.receipt, call.gateway.clock.about_us()),
         )
 
     found = await gather_parts(map(one, requests))

@@ -41,18 +41,18 @@ async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     Server-sent events named `counts` with an Activity as data: the first immediately, then at most
     one per second, when something changes.
     """
-    await require_topic(call.hub, call.topic)
-    return _Stream(call.hub, call.request, call.topic)
+    await require_topic(call.gateway, call.topic)
+    return _Stream(call.gateway, call.request, call.topic)
 
 
 _feeds: dict[tuple[GatewayContext, str], _Feed] = {}
 
 
-def _join(hub: GatewayContext, topic: str) -> _Feed:
+def _join(gateway: GatewayContext, topic: str) -> _Feed:
     """The feed of a topic, started for its first client."""
-    feed = _feeds.get((hub, topic))
+    feed = _feeds.get((gateway, topic))
     if feed is None or feed.task.done():
-        feed = _feeds[hub, topic] = _Feed(hub, topic)
+        feed = _feeds[gateway, topic] = _Feed(gateway, topic)
     feed.watchers += 1
     return feed
 
@@ -62,21 +62,21 @@ def _leave(feed: _Feed) -> None:
     feed.watchers -= 1
     if not feed.watchers:
         feed.task.cancel()
-        if _feeds.get((feed.hub, feed.topic)) is feed:
-            del _feeds[feed.hub, feed.topic]
+        if _feeds.get((feed.gateway, feed.topic)) is feed:
+            del _feeds[feed.gateway, feed.topic]
 
 
 class _Feed:
     """Reads one topic's counts; `event` is the latest event and `number` its sequence number."""
 
-    def __init__(self, hub: GatewayContext, topic: str) -> None:
+    def __init__(self, gateway: GatewayContext, topic: str) -> None:
         self.topic = topic
         self.watchers = 0
         self.number = 0
         self.event = b""
-        self.hub = hub
+        self.gateway = gateway
         self._news = asyncio.Event()
-        self.task = hub.run_task(self._run(), f"the events of {topic}")
+        self.task = gateway.run_task(self._run(), f"the events of {topic}")
 
     async def news(self, after: int) -> None:
         """Wait for an event after number `after`, a heartbeat interval, or the end of the feed."""
@@ -93,8 +93,8 @@ class _Feed:
     async def _run(self) -> None:
         before: live.TopicsSnapshot | None = None
         shown: dict[str, Any] = {}
-        store = self.hub.store
-        while not self.hub.broker.is_closing:
+        store = self.gateway.store
+        while not self.gateway.broker.is_closing:
             with suppress(LisaError):  # an unreachable server is tried again
                 now = await store.drive(live.look(store, [self.topic]))
                 fields = _fields(before or now, now)
@@ -129,20 +129,20 @@ class _Stream(Reply[Activity]):
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: GatewayContext, request: Request, topic: str) -> None:
+    def __init__(self, gateway: GatewayContext, request: Request, topic: str) -> None:
         super().__init__(b"")
         del self.headers["content-length"]
-        self._hub = hub
+        self._gateway = gateway
         self._request = request
         self._topic = topic
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send events until the client disconnects or the gateway stops."""
-        with self._hub.shares.waiting(self._hub.shares.streams):
+        with self._gateway.shares.waiting(self._gateway.shares.streams):
             await self._run(send)
 
     async def _run(self, send: Send) -> None:
-        feed = _join(self._hub, self._topic)
+        feed = _join(self._gateway, self._topic)
         departure = asyncio.create_task(disconnected(self._request))
         sending = asyncio.create_task(self._send(feed, send))
         try:

@@ -78,7 +78,7 @@ operations = Operations("Garbage")
 )
 async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
     """List dead messages."""
-    query, store = call.query, call.hub.store
+    query, store = call.query, call.gateway.store
     found = await store.drive(
         garbage.listed(
             store,
@@ -90,7 +90,7 @@ async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
     )
     rows = [listed(row) for row in found.rows]
     if not rows and query.cursor is None:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
     return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor)))
 
 
@@ -132,7 +132,7 @@ def _selection(topic: str, given: GarbageQuery | GarbageRequest) -> GarbageSelec
 async def _act(
     call: Call[NoFields, GarbageRequest], action: garbage.Action
 ) -> Reply[GarbageAnswer]:
-    wanted, store = call.body, call.hub.store
+    wanted, store = call.body, call.gateway.store
     if (wanted.ids is None) is not wanted.all:
         raise invalid("give either ids or all: true")
     if wanted.ids is not None and (wanted.reason or wanted.died_before_ms) is not None:
@@ -145,5 +145,5 @@ async def _act(
             check_id(message_id)
         done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
     if not done:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
     return answer(GarbageAnswer(done=done, missing=missing))

@@ -154,9 +154,9 @@ REFUSED: Problems = {
 operations = Operations("Messages")
 
 
-async def unknown(hub: GatewayContext, topic: str, message_id: str) -> ErrorResponse:
+async def unknown(gateway: GatewayContext, topic: str, message_id: str) -> ErrorResponse:
     """The problem for an unknown message id. Raises ErrorResponse if the topic is unknown."""
-    await require_topic(hub, topic)
+    await require_topic(gateway, topic)
     return ErrorResponse(
         404,
         "unknown-message",
@@ -171,7 +171,7 @@ async def list_(call: Call[ListQuery, None]) -> Reply[MessagesAnswer]:
 
     Sorted by due time; ready and in-flight messages by order of delivery.
     """
-    query, store = call.query, call.hub.store
+    query, store = call.query, call.gateway.store
     page = await store.drive(
         list_messages(
             store,
@@ -185,7 +185,7 @@ async def list_(call: Call[ListQuery, None]) -> Reply[MessagesAnswer]:
     )
     rows = [listed(row) for row in page.rows]
     if not rows and query.cursor is None:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
     return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor)))
 
 
@@ -209,9 +209,9 @@ async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
 
     A settled message remains visible for the topic's `retention`.
     """
-    found = await call.hub.sender.get(call.topic, call.id)
+    found = await call.gateway.sender.get(call.topic, call.id)
     if found is None:
-        raise await unknown(call.hub, call.topic, call.id)
+        raise await unknown(call.gateway, call.topic, call.id)
     return answer(_message(found))
 
 
@@ -258,7 +258,7 @@ def _change(name: str, method: str, path: str, done: str) -> Callable[[HandlerTy
 @_change("cancelMessage", "DELETE", MESSAGE, "The message will not be delivered.")
 async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
     """Cancel a message."""
-    outcome = await call.hub.sender.cancel(call.topic, call.id)
+    outcome = await call.gateway.sender.cancel(call.topic, call.id)
     if outcome is not Cancelled.CANCELLED:
         raise await _refused(call, "cancelled", outcome)
     return answer(CancelAnswer(id=call.id, outcome=outcome))
@@ -270,14 +270,14 @@ async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[Reschedul
     due = given_options(call.body, DueOptions)
     if not due.keys() & {"delay", "at_ms", "at_local"}:
         raise invalid("give one of due_ms, delay_ms and at_local")
-    outcome = await call.hub.sender.reschedule(call.topic, call.id, **due)
+    outcome = await call.gateway.sender.reschedule(call.topic, call.id, **due)
     return await _rescheduled(call, outcome)
 
 
 @_change("fireMessage", "POST", f"{MESSAGE}/fire", "The message is due.")
 async def fire(call: Call[NoFields, None]) -> Reply[RescheduleAnswer]:
     """Make a message due now."""
-    return await _rescheduled(call, await call.hub.sender.fire_now(call.topic, call.id))
+    return await _rescheduled(call, await call.gateway.sender.fire_now(call.topic, call.id))
 
 
 async def _rescheduled(
@@ -298,7 +298,7 @@ async def _refused(
     call: Call[NoFields, Any], action: str, outcome: Cancelled | Rescheduled
 ) -> ErrorResponse:
     if outcome in (Cancelled.UNKNOWN, Rescheduled.UNKNOWN):
-        return await unknown(call.hub, call.topic, call.id)
+        return await unknown(call.gateway, call.topic, call.id)
     return ErrorResponse(
         409,
         outcome.value.replace("_", "-"),

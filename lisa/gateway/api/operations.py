@@ -57,7 +57,7 @@ class Call(Generic[Q_co, B_co]):
     failed: errors of items of a batch that could not be read, by index; only of gRPC calls.
     """
 
-    hub: GatewayContext
+    gateway: GatewayContext
     request: Request
     token: Token
     path: Mapping[str, str]
@@ -156,14 +156,16 @@ class Operation:
     def _paragraphs(self) -> list[str]:
         return [" ".join(text.split()) for text in (getdoc(self.handler) or "").split("\n\n")]
 
-    def authorise(self, hub: GatewayContext, request: Request, path: Mapping[str, str]) -> Token:
+    def authorise(
+        self, gateway: GatewayContext, request: Request, path: Mapping[str, str]
+    ) -> Token:
         """The token of a request, if it allows the operation.
 
         Raises Unauthorized, Forbidden or InvalidMessage.
         """
         if self.scope is None:
             return EVERYTHING
-        return hub.require(request, self.scope, path.get("topic"))
+        return gateway.require(request, self.scope, path.get("topic"))
 
     def read_query(self, values: Mapping[str, Any]) -> msgspec.Struct:
         """The query parameters from their values, which may be text. Raises ErrorResponse."""
@@ -267,7 +269,7 @@ def _given(body: msgspec.Struct) -> list[str]:
     return [name for name in names if getattr(body, name) is not known.get(name, no_default)]
 
 
-def routes_of(hub: GatewayContext, operations: Sequence[Operation]) -> list[ApiRoute]:
+def routes_of(gateway: GatewayContext, operations: Sequence[Operation]) -> list[ApiRoute]:
     """A route for each path of the operations."""
     by_path: dict[tuple[str, str], dict[str, Operation]] = {}
     for operation in operations:
@@ -278,7 +280,7 @@ def routes_of(hub: GatewayContext, operations: Sequence[Operation]) -> list[ApiR
                 key = operation.path.replace(by_id, by_query), named
                 by_path.setdefault(key, {})[operation.method] = operation
     by_path[f"{ROOT}/", ""] = by_path[ROOT, ""]
-    return [ApiRoute(hub, path, found, named) for (path, named), found in by_path.items()]
+    return [ApiRoute(gateway, path, found, named) for (path, named), found in by_path.items()]
 
 
 class ApiRoute(Route):
@@ -289,11 +291,11 @@ class ApiRoute(Route):
     """
 
     def __init__(
-        self, hub: GatewayContext, path: str, operations: Mapping[str, Operation], named: str
+        self, gateway: GatewayContext, path: str, operations: Mapping[str, Operation], named: str
     ) -> None:
         super().__init__(path, self._answer)
         self.methods = None  # other methods are refused with a problem
-        self._hub = hub
+        self._gateway = gateway
         self._operations = operations
         self._named = named
 
@@ -311,12 +313,12 @@ class ApiRoute(Route):
         path = dict(request.path_params)
         if "%" in request.scope[_PATH]:
             path = {name: _with_slashes(text) for name, text in path.items()}
-        token = operation.authorise(self._hub, request, path)
+        token = operation.authorise(self._gateway, request, path)
         query = operation.no_query
         if (text := request.scope["query_string"]) or self._named:
             query = operation.read_query(self._parse_query(text, path))
         body = await _read_body(operation, request)
-        return await operation.perform(Call(self._hub, request, token, path, query, body))
+        return await operation.perform(Call(self._gateway, request, token, path, query, body))
 
     def _parse_query(self, text: bytes, path: dict[str, str]) -> dict[str, str]:
         found = _parse_query(text)

@@ -81,10 +81,10 @@ class PushQuery(Request):
 )
 async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
     """List a topic's push targets."""
-    store = call.hub.store
+    store = call.gateway.store
     found = await store.drive(admin.targets(store, call.topic))
     if not found:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
     return answer(
         PushTargets(targets=[convert(target, PushTarget, from_attributes=True) for target in found])
     )
@@ -103,7 +103,7 @@ async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
     Each delivery is sent as a POST, signed according to Standard Webhooks. Without `group`, uses
     the topic's only group and declares it if there is none.
     """
-    store, wanted = call.hub.store, call.body
+    store, wanted = call.gateway.store, call.body
     _check_host(call, wanted.url)
     timeout_ms = wanted.timeout_ms
     stored = await store.drive(
@@ -118,7 +118,7 @@ async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
             renew_secret=wanted.renew_secret,
         )
     )
-    await reload_targets(call.hub, call.topic)
+    await reload_targets(call.gateway, call.topic)
     shown = convert(stored.target, PushAnswer, from_attributes=True)
     if not stored.is_new_secret:
         shown.secret = UNSET
@@ -128,7 +128,7 @@ async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
 def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
     """Reject a disallowed literal address; host names are checked when connecting."""
     try:
-        allowed_of(call.hub).check_literal(urlsplit(url).hostname or "")
+        allowed_of(call.gateway).check_literal(urlsplit(url).hostname or "")
     except NotAllowed as error:
         raise ErrorResponse(400, "refused", str(error)) from None
     except ValueError as error:
@@ -145,13 +145,13 @@ def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
 )
 async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
     """Remove a push target."""
-    store, group = call.hub.store, call.query.group
+    store, group = call.gateway.store, call.query.group
     if group is not None:
         check_group(group)
     removed = await store.drive(admin.remove(store, call.topic, group))
-    await reload_targets(call.hub, call.topic)
+    await reload_targets(call.gateway, call.topic)
     if not removed:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
         of = f"group {group!r} of topic" if group else "topic"
         raise ErrorResponse(404, "unknown-push", f"{of} {call.topic!r} has no push target")
     return answer(PushRemoved(removed=removed))

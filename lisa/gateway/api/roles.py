@@ -101,10 +101,10 @@ operations = Operations("Roles")
 )
 async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
     """List consumers."""
-    store, topic = call.hub.store, call.query.topic
+    store, topic = call.gateway.store, call.query.topic
     if topic is not None:
         seen = [call.token.allowed_topic(topic)]
-        await require_topic(call.hub, topic)
+        await require_topic(call.gateway, topic)
     else:
         seen = [name for name in await store.drive(store.topics()) if call.token.sees(name)]
     found = await store.drive(roles.consumers(store, seen)) if seen else []
@@ -122,7 +122,7 @@ def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
 @operations.add("listManagers", "GET", "/v1/managers", answers={200: "All managers."})
 async def managers(call: Call[NoFields, None]) -> Reply[ManagersAnswer]:
     """List managers."""
-    store = call.hub.store
+    store = call.gateway.store
     found = await store.drive(roles.managers(store))
     return answer(ManagersAnswer(managers=[_manager(role) for role in found]))
 

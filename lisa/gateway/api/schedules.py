@@ -261,12 +261,12 @@ async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
 
     In no particular order. A page may be short or empty; continue until `cursor` is null.
     """
-    store, cursor = call.hub.store, call.query.cursor
+    store, cursor = call.gateway.store, call.query.cursor
     if cursor is not None and not schedule_reads.is_cursor(cursor):
         raise unknown_cursor(cursor)
     page = await store.drive(schedule_reads.page(store, call.topic, cursor))
     if not page.schedules and cursor is None:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
     shown = [_schedule(schedule) for schedule in page.schedules]
     return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
 
@@ -277,7 +277,7 @@ async def list_all(call: Call[AllSchedulesQuery, None]) -> Reply[SchedulesAnswer
 
     In the order of the topics. A page may be short or empty; continue until `cursor` is null.
     """
-    store, cursor = call.hub.store, call.query.cursor
+    store, cursor = call.gateway.store, call.query.cursor
     if cursor is not None and not schedule_reads.is_cursor(cursor.partition("@")[0]):
         raise unknown_cursor(cursor)
     topics = await store.drive(schedule_reads.scheduled_topics(store))
@@ -349,7 +349,7 @@ def _in_names_of_this_api() -> Iterator[None]:
 
 async def _set(call: Call[NoFields, ScheduleRequest]) -> bool:
     wanted = call.body
-    return await call.hub.sender.schedule(
+    return await call.gateway.sender.schedule(
         call.path["name"],
         topic=call.topic,
         body=read_body(wanted.body, wanted.body_base64),
@@ -378,7 +378,7 @@ async def remove(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
     """Remove a schedule."""
     with suppress(InvalidMessage):  # a record that cannot be read is removed, too
         await _known(call)
-    changed = await call.hub.sender.remove_schedule(call.topic, call.path["name"])
+    changed = await call.gateway.sender.remove_schedule(call.topic, call.path["name"])
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
 
@@ -389,7 +389,7 @@ async def pause(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
     Removes the waiting occurrence.
     """
     await _known(call)
-    changed = await call.hub.sender.pause_schedule(call.topic, call.path["name"])
+    changed = await call.gateway.sender.pause_schedule(call.topic, call.path["name"])
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
 
@@ -400,7 +400,7 @@ async def resume(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
     Continues with the next tick; ticks during the pause are not caught up.
     """
     await _known(call)
-    changed = await call.hub.sender.resume_schedule(call.topic, call.path["name"])
+    changed = await call.gateway.sender.resume_schedule(call.topic, call.path["name"])
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
 
@@ -411,7 +411,7 @@ async def run(call: Call[NoFields, None]) -> Reply[RunAnswer]:
     Creates an occurrence besides those of the ticks.
     """
     await _known(call)
-    made = await call.hub.sender.run_schedule(call.topic, call.path["name"])
+    made = await call.gateway.sender.run_schedule(call.topic, call.path["name"])
     return answer(RunAnswer(name=call.path["name"], id=made))
 
 
@@ -429,9 +429,9 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswe
     topic's `retention`, are not created again.
     """
     from_ms, to_ms = call.body.from_ms, call.body.to_ms
-    await count_backfilled(call.hub.store, await _known(call), from_ms, to_ms)
+    await count_backfilled(call.gateway.store, await _known(call), from_ms, to_ms)
     start, end = ms_datetime(from_ms), ms_datetime(to_ms)
-    created, known = await call.hub.sender.backfill_schedule(
+    created, known = await call.gateway.sender.backfill_schedule(
         call.topic, call.path["name"], start, end
     )
     return answer(BackfillAnswer(name=call.path["name"], created=created, known=known))
@@ -446,7 +446,7 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswe
 )
 async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
     """List the next ticks of a schedule."""
-    record, store = await _known(call), call.hub.store
+    record, store = await _known(call), call.gateway.store
     now_ms = await store.drive(store.server_time_ms(store.keys.topic(call.topic).schedules))
     ticks = schedule_reads.upcoming(record, now_ms, call.query.count)
     shown = [tick async for tick in in_turns(ticks)]
@@ -454,10 +454,10 @@ async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
 
 
 async def _known(call: Call[Any, Any]) -> Record:
-    name, store = call.path["name"], call.hub.store
+    name, store = call.path["name"], call.gateway.store
     found = await store.drive(schedule_reads.get_record(store, call.topic, name))
     if found is None:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
         raise ErrorResponse(
             404, "unknown-schedule", f"topic {call.topic!r} has no schedule {name!r}"
         )

@@ -223,7 +223,7 @@ async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
     """
     request, key = call.body, idempotency_of(call)
     outgoing = _outgoing(request, trace_context(call.request.headers), key)
-    sent = await call.hub.sender.offer(
+    sent = await call.gateway.sender.offer(
         call.topic, outgoing, _mode(request, OnDuplicate.KEEP), key.token if key else None
     )
     if _is_reused(request, key, sent):
@@ -268,7 +268,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
             if key:
                 key.check_once(item.id)
             outgoing = _outgoing(item, trace, key, index)
-            prepared = call.hub.sender.prepare(outgoing)
+            prepared = call.gateway.sender.prepare(outgoing)
             ready.append(_Ready(index, item, _mode(item, default), outgoing, prepared))
         except (ErrorResponse, InvalidMessage) as error:
             found[index] = error
@@ -276,7 +276,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     token = key.token if key else None
     for part in _by_mode(ready):
         if outage is None:
-            sent = await _send_part(call.hub, call.topic, part, part[0].mode, token)
+            sent = await _send_part(call.gateway, call.topic, part, part[0].mode, token)
             outage = next(
                 (outcome for outcome in sent if isinstance(outcome, ServerUnavailable)), None
             )
@@ -318,14 +318,18 @@ def _is_reused(request: SendRequest, key: Idempotency | None, sent: SendOutcome)
 
 
 async def _send_part(
-    hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate, token: str | None
+    gateway: GatewayContext,
+    topic: str,
+    part: Sequence[_Ready],
+    mode: OnDuplicate,
+    token: str | None,
 ) -> list[_Found]:
     """The result of each message. If one is invalid, the others of its call are sent singly."""
-    sent = await hub.sender.offer_many(topic, [message.single for message in part], mode, token)
+    sent = await gateway.sender.offer_many(topic, [message.single for message in part], mode, token)
     found: list[_Found] = list(sent)
     refused = [index for index, outcome in enumerate(sent) if isinstance(outcome, InvalidMessage)]
     singly = await gather_parts(
-        hub.sender.offer(topic, part[index].outgoing, mode, token) for index in refused
+        gateway.sender.offer(topic, part[index].outgoing, mode, token) for index in refused
     )
     for index, outcome in zip(refused, singly, strict=True):
         found[index] = outcome

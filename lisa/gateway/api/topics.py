@@ -233,7 +233,7 @@ COUNTERS = (
 )
 async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
     """List topics."""
-    query, store = call.query, call.hub.store
+    query, store = call.query, call.gateway.store
     names = [
         name
         for name in await store.drive(store.topics())
@@ -257,15 +257,15 @@ def _group(one: GroupCounts) -> GroupAnswer:
     return msgspec.convert(one, GroupAnswer, from_attributes=True)
 
 
-async def require_topic(hub: GatewayContext, topic: str) -> None:
+async def require_topic(gateway: GatewayContext, topic: str) -> None:
     """Raise ErrorResponse (404) for an unknown topic. Operations that find nothing call this."""
-    if not await hub.store.drive(admin_topics.exists(hub.store, topic)):
+    if not await gateway.store.drive(admin_topics.exists(gateway.store, topic)):
         raise ErrorResponse(404, "unknown-topic", f"topic {topic!r} is unknown")
 
 
 async def _known(call: Call[Any, Any]) -> Counts:
-    store = call.hub.store
-    await require_topic(call.hub, call.topic)
+    store = call.gateway.store
+    await require_topic(call.gateway, call.topic)
     return (await store.drive(admin_topics.counts(store, [call.topic])))[0]
 
 
@@ -279,7 +279,7 @@ async def _known(call: Call[Any, Any]) -> Counts:
 async def get(call: Call[NoFields, None]) -> Reply[TopicAnswer]:
     """Get a topic."""
     counts = await _known(call)
-    options = await call.hub.store.drive(call.hub.store.options(call.topic))
+    options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
     counters = {name: counts.total(name) for name in COUNTERS}
     return answer(
         TopicAnswer(**counts_fields(counts), counters=counters, options=_options(options))
@@ -305,7 +305,7 @@ async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
     first. A topic in a manager's configuration comes back without messages. Topic lists show the
     topic for about a minute.
     """
-    counts, store = await _known(call), call.hub.store
+    counts, store = await _known(call), call.gateway.store
     if call.query.confirm != call.topic:
         held = counts.waiting + counts.ready + counts.in_flight + counts.retry + counts.garbage
         raise invalid(
@@ -313,7 +313,7 @@ async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
             f"confirm={call.topic}"
         )
     done = await store.drive(admin_groups.delete(store, call.topic))
-    await reload_targets(call.hub, call.topic)
+    await reload_targets(call.gateway, call.topic)
     return answer(DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged))
 
 
@@ -326,7 +326,7 @@ async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
 )
 async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
     """Get a topic's options."""
-    await require_topic(call.hub, call.topic)
+    await require_topic(call.gateway, call.topic)
     return await _answer_options(call)
 
 
@@ -339,7 +339,7 @@ async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
 )
 async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
     """Set a topic's options."""
-    store = call.hub.store
+    store = call.gateway.store
     given = call.body.values()
     values = {name: value for name, value in given.items() if value is not None}
     # Set first, since this rejects invalid values before any change.
@@ -357,7 +357,7 @@ async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnsw
 
 
 async def _answer_options(call: Call[NoFields, Any]) -> Reply[OptionsAnswer]:
-    return answer(_options(await call.hub.store.drive(call.hub.store.options(call.topic))))
+    return answer(_options(await call.gateway.store.drive(call.gateway.store.options(call.topic))))
 
 
 def _options(options: TopicOptions) -> OptionsAnswer:
@@ -378,8 +378,8 @@ async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
 
     Stops promotion and delivery. Messages in flight can still be settled.
     """
-    await require_topic(call.hub, call.topic)
-    changed = await call.hub.store.drive(admin_topics.pause(call.hub.store, call.topic))
+    await require_topic(call.gateway, call.topic)
+    changed = await call.gateway.store.drive(admin_topics.pause(call.gateway.store, call.topic))
     return answer(PausedAnswer(paused=True, changed=changed))
 
 
@@ -393,8 +393,8 @@ async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
 )
 async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     """Resume a topic."""
-    await require_topic(call.hub, call.topic)
-    changed = await call.hub.store.drive(admin_topics.resume(call.hub.store, call.topic))
+    await require_topic(call.gateway, call.topic)
+    changed = await call.gateway.store.drive(admin_topics.resume(call.gateway.store, call.topic))
     return answer(PausedAnswer(paused=False, changed=changed))
 
 
@@ -424,8 +424,8 @@ async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]
     The group receives messages promoted from now on.
     """
     group = call.body.group
-    is_new = await call.hub.store.drive(
-        admin_groups.add(call.hub.store, call.topic, check_group(group))
+    is_new = await call.gateway.store.drive(
+        admin_groups.add(call.gateway.store, call.topic, check_group(group))
     )
     return answer(DeclaredAnswer(group=group, new=is_new), 201 if is_new else 200)
 
@@ -444,8 +444,10 @@ async def remove_group(call: Call[NoFields, None]) -> Reply[RemovedAnswer]:
     Settles the group's outstanding messages; other groups are unaffected.
     """
     group = check_group(call.path["group"])
-    settled = await call.hub.store.drive(admin_groups.remove(call.hub.store, call.topic, group))
+    settled = await call.gateway.store.drive(
+        admin_groups.remove(call.gateway.store, call.topic, group)
+    )
     if settled is None:
-        await require_topic(call.hub, call.topic)
+        await require_topic(call.gateway, call.topic)
         raise GroupRemoved(f"group {group!r} is not declared on topic {call.topic!r}")
     return answer(RemovedAnswer(group=group, settled=settled))

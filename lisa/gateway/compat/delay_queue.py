@@ -58,9 +58,9 @@ TOPIC_BITS, RANDOM_BITS = 8, 14
 _MILLISECONDS = re.compile(r"-?[0-9]{1,17}\Z")
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """All paths below `/delay-queue`."""
-    handlers = _DelayQueueHandlers(hub)
+    handlers = _DelayQueueHandlers(gateway)
     return [
         Route(PREFIX + path, answering(handler, _failure), methods=methods)
         for methods, path, handler in (
@@ -106,13 +106,13 @@ def _response(**more: Any) -> Response:
 
 
 class _DelayQueueHandlers:
-    def __init__(self, hub: GatewayContext) -> None:
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
 
     async def push(self, request: Request) -> Response:
         form = await _form(request)
         topic = check_topic(_required(form, "topic"))
-        self._hub.require(request, Scope.PRODUCE, topic, compat=True)
+        self._gateway.require(request, Scope.PRODUCE, topic, compat=True)
         due_ms = self._due_ms(_required(form, _DELAY_TIME))
         ttr = _required(form, MARK)
         _ttr_s(ttr)
@@ -123,12 +123,12 @@ class _DelayQueueHandlers:
             at_ms = max(due_ms, OLDEST_DUE_MS)
             message = Outgoing(
                 text,
-                id=id_of(topic, self._hub.clock.about_ms()),
+                id=id_of(topic, self._gateway.clock.about_ms()),
                 at_ms=at_ms,
                 headers=headers,
                 retry=RETRY,
             )
-            sent = await self._hub.sender.offer(topic, message, OnDuplicate.REJECT)
+            sent = await self._gateway.sender.offer(topic, message, OnDuplicate.REJECT)
             if sent.outcome is not Sent.REJECTED:
                 return _response(id=sent.id)
 
@@ -136,7 +136,7 @@ class _DelayQueueHandlers:
         """Parse a due time: epoch milliseconds, or date and time in the configured time zone."""
         if _MILLISECONDS.match(text):
             return _checked(int(text))
-        zone = self._hub.settings.gateway_server.delay_queue_zone
+        zone = self._gateway.settings.gateway_server.delay_queue_zone
         try:
             moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007  zone: next line
             return _checked(datetime_ms(moment, zone))
@@ -147,18 +147,18 @@ class _DelayQueueHandlers:
 
     async def pop(self, request: Request) -> Response:
         topic = check_topic(request.path_params["topic"])
-        token = self._hub.require(request, Scope.CONSUME, topic, compat=True)
+        token = self._gateway.require(request, Scope.CONSUME, topic, compat=True)
 
         def render(deliveries: list[HandedOut]) -> bytes:
             return _encode(data=_job(deliveries[0].message) if deliveries else None)
 
         group = request.query_params.get("group")
         pop = self._pop(topic, group, may_declare=token.allows(Scope.OPERATE, topic))
-        return await hold(self._hub, request, pop, render)
+        return await hold(self._gateway, request, pop, render)
 
     async def _pop(self, topic: str, group: str | None, *, may_declare: bool) -> list[HandedOut]:
         """Pull one delivery and extend its ack timeout to the job's ttrTime."""
-        broker = self._hub.broker
+        broker = self._gateway.broker
         deliveries = await broker.pull(
             topic, group=group, join_s=await broker.first_pull_s(topic), may_declare=may_declare
         )
@@ -168,9 +168,9 @@ class _DelayQueueHandlers:
             except InvalidMessage:
                 continue  # sent through another API: the topic's ack timeout applies
             try:
-                await self._hub.settler.extend(topic, delivery.receipt, ttr_s * 1000)
+                await self._gateway.settler.extend(topic, delivery.receipt, ttr_s * 1000)
             except BaseException:
-                self._hub.broker.give_back(deliveries)
+                self._gateway.broker.give_back(deliveries)
                 raise
         return deliveries
 
@@ -180,7 +180,7 @@ class _DelayQueueHandlers:
         job = await self._find(request, form, Scope.CONSUME)
         if job is None:  # as in the original, which deletes without looking
             return _response()
-        if job.is_live and await self._hub.settler.ack_by_id(job.topic, message_id) is None:
+        if job.is_live and await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
             if not job.is_own:
                 raise ErrorResponse(409, "state", f"message {message_id} is not in flight")
             # The original finishes a job in any state, even after its timeout or before it is due.
@@ -194,11 +194,11 @@ class _DelayQueueHandlers:
         if job is None:
             raise ErrorResponse(404, "unknown", f"there is no job {message_id}")
         await self._cancel(job.topic, message_id)
-        record_change(self._hub, request, "delay-queue.delete", topic=job.topic, id=message_id)
+        record_change(self._gateway, request, "delay-queue.delete", topic=job.topic, id=message_id)
         return _response()
 
     async def _cancel(self, topic: str, message_id: str) -> None:
-        outcome = await self._hub.sender.cancel(topic, message_id)
+        outcome = await self._gateway.sender.cancel(topic, message_id)
         if outcome is not Cancelled.CANCELLED:
             raise ErrorResponse(
                 409, "state", f"job {message_id} cannot be cancelled: it is {outcome}"
@@ -211,7 +211,7 @@ class _DelayQueueHandlers:
             return [topic for topic in known if may_be_of(topic, message_id)]
 
         return await find_job(
-            self._hub, request, scope, message_id, form.get("topic"), mark=MARK, likely=likely
+            self._gateway, request, scope, message_id, form.get("topic"), mark=MARK, likely=likely
         )
 
 

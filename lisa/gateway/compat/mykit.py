@@ -249,8 +249,8 @@ def command_of(archive: str, report: Path, options: Sequence[str]) -> list[str]:
 class Restorer:
     """Runs restores, one at a time."""
 
-    def __init__(self, hub: GatewayContext) -> None:
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
         self._lock = asyncio.Lock()
 
     async def restore(self, options: Sequence[str]) -> dict[str, int]:
@@ -258,7 +258,7 @@ class Restorer:
 
         Raises ConfigError, Crowded or ErrorResponse.
         """
-        archive = self._hub.settings.gateway_server.archive
+        archive = self._gateway.settings.gateway_server.archive
         if archive is None:
             raise ConfigError(
                 "no archive is configured: start the gateway with --archive DIR, "
@@ -303,11 +303,11 @@ class Restorer:
         from lisa.pipeline.source.options import as_url
 
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
-        address = self._hub.address
+        address = self._gateway.address
         return {
             **clean,
             "LISA_REDIS_URL": as_url(address),
-            "LISA_PREFIX": self._hub.store.keys.prefix,
+            "LISA_PREFIX": self._gateway.store.keys.prefix,
         }
 
 
@@ -321,9 +321,9 @@ WAIT_MS = 10_000
 LONGEST_WAIT_MS = 60_000
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """All paths below `/mykit`."""
-    handlers = _Handlers(hub)
+    handlers = _Handlers(gateway)
     return [
         Route(PREFIX + path, answering(handler, failure), methods=[method])
         for method, path, handler in (
@@ -344,24 +344,24 @@ def _response(content: bytes) -> Response:
 
 
 class _Handlers:
-    def __init__(self, hub: GatewayContext) -> None:
-        self._hub = hub
-        self._restorer = Restorer(hub)
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
+        self._restorer = Restorer(gateway)
 
     async def push(self, request: Request) -> Response:
         job = read_job(await request.body())
-        self._hub.require(request, Scope.PRODUCE, job.topic, compat=True)
+        self._gateway.require(request, Scope.PRODUCE, job.topic, compat=True)
         trace = trace_context(request.headers)
-        topic, message = outgoing_of(job, self._hub.clock.about_ms(), trace)
-        sent = await self._hub.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
+        topic, message = outgoing_of(job, self._gateway.clock.about_ms(), trace)
+        sent = await self._gateway.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
         return _response(success(sent.id))
 
     async def delete(self, request: Request) -> Response:
         job = await self._find(request, Scope.PRODUCE)
-        outcome = await self._hub.sender.cancel(job.topic, _id(request))
+        outcome = await self._gateway.sender.cancel(job.topic, _id(request))
         if outcome is not Cancelled.CANCELLED:
             raise _conflict(f"job {_id(request)!r} cannot be deleted: it is {outcome}")
-        record_change(self._hub, request, "mykit.delete", topic=job.topic, id=_id(request))
+        record_change(self._gateway, request, "mykit.delete", topic=job.topic, id=_id(request))
         return _response(success())
 
     async def finish(self, request: Request) -> Response:
@@ -369,32 +369,32 @@ class _Handlers:
         message_id = _id(request)
         if job.state == "acked":
             return _response(success())
-        if await self._hub.settler.ack_by_id(job.topic, message_id) is None:
+        if await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
             # The consumer was too slow: the job was reclaimed and waits for its next attempt.
             late = (
                 job.is_own
                 and job.state in ("ready", "retry")
                 and any(state.failed_attempts for state in job.seen.group_states)
             )
-            if not late or await self._hub.sender.cancel(job.topic, message_id) != "cancelled":
+            if not late or await self._gateway.sender.cancel(job.topic, message_id) != "cancelled":
                 raise _conflict(f"job {message_id!r} is not in flight: it is {job.state}")
         return _response(success())
 
     async def get(self, request: Request) -> Response:
         topic = check_topic(request.path_params["topic"])
-        token = self._hub.require(request, Scope.CONSUME, topic, compat=True)
+        token = self._gateway.require(request, Scope.CONSUME, topic, compat=True)
         wait_ms = _wait_ms(request)
 
         def render(deliveries: list[HandedOut]) -> bytes:
             return success(job_of(deliveries[0].message) if deliveries else None)
 
-        pull = self._hub.broker.pull(
+        pull = self._gateway.broker.pull(
             topic,
             group=request.query_params.get("group"),
             wait_s=wait_ms / 1000,
             may_declare=token.allows(Scope.OPERATE, topic),
         )
-        return await hold(self._hub, request, pull, render)
+        return await hold(self._gateway, request, pull, render)
 
     async def restore_job(self, request: Request) -> Response:
         message_id = _id(request)
@@ -406,41 +406,41 @@ class _Handlers:
             for group in [
                 state.group for state in job.seen.group_states if state.state == "garbage"
             ]:
-                flow = requeue(self._hub.store, job.topic, group, [message_id])
-                await self._hub.store.drive(flow)
+                flow = requeue(self._gateway.store, job.topic, group, [message_id])
+                await self._gateway.store.drive(flow)
                 details = {"topic": job.topic, "group": group, "id": message_id}
-                record_change(self._hub, request, "mykit.reStoreJob", **details)
+                record_change(self._gateway, request, "mykit.reStoreJob", **details)
             return _response(success())
-        self._hub.require(request, Scope.OPERATE, compat=True)
+        self._gateway.require(request, Scope.OPERATE, compat=True)
         counts = await self._restorer.restore(["--id", message_id, "--expire"])
         if not counts.get("restored"):
             raise _conflict(
                 f"Job不存在! job {message_id!r} was not restored from the archive: {counts}"
             )
-        record_change(self._hub, request, "mykit.reStoreJob", id=message_id)
+        record_change(self._gateway, request, "mykit.reStoreJob", id=message_id)
         return _response(success())
 
     async def restore(self, request: Request) -> Response:
-        self._hub.require(request, Scope.OPERATE, compat=True)
+        self._gateway.require(request, Scope.OPERATE, compat=True)
         expire = request.query_params.get("expire", "true").lower()
         if expire not in ("true", "false"):
             raise InvalidMessage(f"expire must be true or false, not {expire!r}")
         began = time.monotonic()
         counts = await self._restorer.restore(["--expire"] if expire == "true" else [])
         restored = counts.get("restored", 0)
-        record_change(self._hub, request, "mykit.reStore", done=restored)
+        record_change(self._gateway, request, "mykit.reStore", done=restored)
         return _response(success(_report(began, "恢复", restored)))
 
     async def clear_all(self, request: Request) -> Response:
-        token = self._hub.require(request, Scope.OPERATE, compat=True)
-        if not self._hub.settings.gateway_server.mykit_clear_all:
+        token = self._gateway.require(request, Scope.OPERATE, compat=True)
+        if not self._gateway.settings.gateway_server.mykit_clear_all:
             raise ConfigError(
                 "clearAll is disabled; set gateway-server.mykit-clear-all: true to enable it"
             )
-        began, store = time.monotonic(), self._hub.store
+        began, store = time.monotonic(), self._gateway.store
         topics = [topic for topic in await store.drive(store.topics()) if token.sees(topic)]
         total = await store.drive(clear(store, topics))
-        record_change(self._hub, request, "mykit.clearAll", done=total)
+        record_change(self._gateway, request, "mykit.clearAll", done=total)
         return _response(success(_report(began, "删除", total)))
 
     async def _find(self, request: Request, scope: Scope) -> FoundJob:
@@ -450,7 +450,9 @@ class _Handlers:
         def likely(known: Sequence[str]) -> set[str]:
             return set(topics_in(message_id)) & set(known)
 
-        job = await find_job(self._hub, request, scope, message_id, topic, mark=MARK, likely=likely)
+        job = await find_job(
+            self._gateway, request, scope, message_id, topic, mark=MARK, likely=likely
+        )
         if job is None:
             raise ErrorResponse(404, "unknown", f"there is no job {message_id!r}")
         return job

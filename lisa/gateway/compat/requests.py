@@ -118,12 +118,12 @@ def answering(handler: Handler, failure: Callable[[ErrorResponse], bytes]) -> Ha
     return answer
 
 
-def record_change(hub: GatewayContext, request: Request, action: str, **details: Any) -> None:
+def record_change(gateway: GatewayContext, request: Request, action: str, **details: Any) -> None:
     """Record a change in the audit log, as the native API does for its operations.
 
     Sends, pulls and settlements are left to the journal.
     """
-    audit.changed(request, hub.token(request, compat=True), action, **details)
+    audit.changed(request, gateway.token(request, compat=True), action, **details)
 
 
 def text_of(body: Any) -> str:
@@ -168,7 +168,7 @@ _ORDER = ("in_flight", "ready", "retry", "garbage")
 
 
 async def find_job(
-    hub: GatewayContext,
+    gateway: GatewayContext,
     request: Request,
     scope: Scope,
     message_id: str,
@@ -185,17 +185,17 @@ async def find_job(
     """
     topics: Iterable[Iterable[str]]
     if topic is not None:
-        hub.require(request, scope, topic, compat=True)
+        gateway.require(request, scope, topic, compat=True)
         topics = [[topic]]
     else:
-        hub.require(request, None, compat=True)
-        known = await hub.store.drive(hub.store.topics())
-        topics = _topics_to_search(hub, request, scope, likely(known), known)
-    return await _search(hub, message_id, mark, topics, or_handed_out=scope is Scope.CONSUME)
+        gateway.require(request, None, compat=True)
+        known = await gateway.store.drive(gateway.store.topics())
+        topics = _topics_to_search(gateway, request, scope, likely(known), known)
+    return await _search(gateway, message_id, mark, topics, or_handed_out=scope is Scope.CONSUME)
 
 
 async def _search(
-    hub: GatewayContext,
+    gateway: GatewayContext,
     message_id: str,
     mark: str,
     topics: Iterable[Iterable[str]],
@@ -213,7 +213,7 @@ async def _search(
         jobs = [
             job
             for names in chunks(fresh, TOPICS_PER_STEP)
-            for job in await _jobs(hub, message_id, mark, names)
+            for job in await _jobs(gateway, message_id, mark, names)
         ]
         if live := _only([job for job in jobs if job.is_live and job.is_own], message_id):
             return live
@@ -238,14 +238,14 @@ def _is_held(seen: Inspection) -> bool:
 
 
 async def _jobs(
-    hub: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
+    gateway: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    known = await hub.store.drive(_topics_with(hub.store, topics, message_id))
+    known = await gateway.store.drive(_topics_with(gateway.store, topics, message_id))
     found = []
     for topic in topics:
         if topic not in known:
             continue
-        seen = await hub.settler.look(topic, message_id)
+        seen = await gateway.settler.look(topic, message_id)
         if seen.envelope:
             found.append(FoundJob(topic, seen, is_own=mark in headers_of(seen)))
         elif seen.tombstone:
@@ -281,13 +281,17 @@ def headers_of(seen: Inspection) -> dict[str, str]:
 
 
 def _topics_to_search(
-    hub: GatewayContext, request: Request, scope: Scope, first: Iterable[str], known: Iterable[str]
+    gateway: GatewayContext,
+    request: Request,
+    scope: Scope,
+    first: Iterable[str],
+    known: Iterable[str],
 ) -> Iterator[list[str]]:
     """The sets of topics to search: likely topics first, then all that the token allows.
 
     Raises Unauthorized or Forbidden.
     """
-    token = hub.token(request, compat=True)
+    token = gateway.token(request, compat=True)
     if not token.grants(scope):
         raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
     yield [topic for topic in first if token.allows(scope, topic)]

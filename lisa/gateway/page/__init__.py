@@ -48,9 +48,9 @@ VIEWS: dict[str, View] = {
 }
 
 
-def on_http_error(hub: GatewayContext) -> Callable[[Request, Exception], Awaitable[Response]]:
+def on_http_error(gateway: GatewayContext) -> Callable[[Request, Exception], Awaitable[Response]]:
     """A handler of Starlette's own errors, such as 404: browsers get a page, programs a problem."""
-    snapshots = SnapshotCache(hub)
+    snapshots = SnapshotCache(gateway)
 
     async def handle(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
@@ -63,17 +63,17 @@ def on_http_error(hub: GatewayContext) -> Callable[[Request, Exception], Awaitab
                 raise ErrorResponse(404, problem.kind, f"There is no page {request.url.path!r}.")
             raise problem
 
-        return await as_endpoint(hub, snapshots, show)(request)
+        return await as_endpoint(gateway, snapshots, show)(request)
 
     return handle
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The routes of the page."""
-    snapshots = SnapshotCache(hub)
+    snapshots = SnapshotCache(gateway)
     found: list[BaseRoute] = [
-        Route(path, as_endpoint(hub, snapshots, view)) for path, view in VIEWS.items()
+        Route(path, as_endpoint(gateway, snapshots, view)) for path, view in VIEWS.items()
     ]
-    act = as_endpoint(hub, snapshots, actions.act)
+    act = as_endpoint(gateway, snapshots, actions.act)
     found.append(Route("/topics/{topic}/act", act, methods=["POST"]))
-    return [*found, *visits.login_routes(hub), *rendering.static_routes()]
+    return [*found, *visits.login_routes(gateway), *rendering.static_routes()]

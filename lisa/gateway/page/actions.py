@@ -120,7 +120,7 @@ def _picked(values: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 async def _now_ms(action: FormAction) -> int:
-    store = action.visit.hub.store
+    store = action.visit.gateway.store
     return await store.drive(store.server_time_ms())
 
 
@@ -138,7 +138,7 @@ async def _how_many(action: FormAction) -> int:
         return len(action.picked)
     if not action.verb.endswith("_all"):
         return 1
-    store, selection = action.visit.hub.store, await _selection(action)
+    store, selection = action.visit.gateway.store, await _selection(action)
     if selection.reason is None and selection.kind is None:
         return await store.drive(garbage_flows.matching(store, selection))
     counts, _ = await store.drive(by_reason(store, selection, most=MOST_COUNTED))
@@ -151,13 +151,13 @@ async def _about_messages(action: FormAction) -> tuple[str, int]:
 
 
 async def _switch(action: FormAction) -> Done:
-    store, flow = action.visit.hub.store, _SWITCHES[action.verb]
+    store, flow = action.visit.gateway.store, _SWITCHES[action.verb]
     await store.drive(flow(store, action.topic))
     return Done(f"{action.verb}d")
 
 
 async def _some(action: FormAction) -> Done:
-    store, flow = action.visit.hub.store, _FLOWS[action.verb]
+    store, flow = action.visit.gateway.store, _FLOWS[action.verb]
     by_group: dict[str, list[str]] = {}
     for group, message_id in action.picked:
         by_group.setdefault(group, []).append(message_id)
@@ -171,7 +171,7 @@ async def _all(action: FormAction) -> Done:
     visit, verb = action.visit, action.verb.removesuffix("_all")
     rate = garbage.pace(action.fields.get("pace", ""))
     run = GarbageRun(verb, await _how_many(action), rate)
-    await garbage.start_run(visit.hub, await _selection(action), _FLOWS[verb], run)
+    await garbage.start_run(visit.gateway, await _selection(action), _FLOWS[verb], run)
     if not run.is_running:
         return Done(f"{verb}d", run.done)
     run.on_end(lambda: _audit(action, f"{verb}d", done=run.done))
@@ -179,7 +179,7 @@ async def _all(action: FormAction) -> Done:
 
 
 async def _stop(action: FormAction) -> Done:
-    return Done("stopped", await garbage.stop_run(action.visit.hub, action.topic))
+    return Done("stopped", await garbage.stop_run(action.visit.gateway, action.topic))
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
@@ -187,17 +187,17 @@ _SWITCHES = {"pause": topic_flows.pause, "resume": topic_flows.resume}
 
 
 async def _cancel(action: FormAction) -> Done:
-    outcome = await action.visit.hub.sender.cancel(action.topic, action.id())
+    outcome = await action.visit.gateway.sender.cancel(action.topic, action.id())
     return Done("cancel", str(outcome))
 
 
 async def _fire(action: FormAction) -> Done:
-    outcome = await action.visit.hub.sender.fire_now(action.topic, action.id())
+    outcome = await action.visit.gateway.sender.fire_now(action.topic, action.id())
     return Done("fire", str(outcome))
 
 
 async def _reschedule(action: FormAction) -> Done:
-    fields, sender = action.fields, action.visit.hub.sender
+    fields, sender = action.fields, action.visit.gateway.sender
     delay, at_local = fields.get("delay", "").strip(), fields.get("at_local", "").strip()
     outcome = await sender.reschedule(
         action.topic,
@@ -212,7 +212,7 @@ async def _reschedule(action: FormAction) -> Done:
 async def _again(action: FormAction) -> Done:
     fields = action.fields
     new_id, outcome = await messages.send_copy(
-        action.visit.hub,
+        action.visit.gateway,
         action.topic,
         action.id(),
         new_id=fields.get("new", ""),
@@ -225,7 +225,7 @@ async def _edit(action: FormAction) -> Done:
     topic = action.topic
     action.visit.token.require(Scope.PRODUCE, topic)
     body = action.fields.get("body", "")
-    return Done("edit", await messages.send_edited(action.visit.hub, topic, action.id(), body))
+    return Done("edit", await messages.send_edited(action.visit.gateway, topic, action.id(), body))
 
 
 _SCOPES = {operation.name: operation.scope for operation in OPERATIONS}

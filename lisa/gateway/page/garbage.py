@@ -163,13 +163,13 @@ class GarbageRun:
 class _Lease:
     """The record in Redis of a run of this process, and when it was last renewed."""
 
-    def __init__(self, hub: GatewayContext, topic: str, run: GarbageRun) -> None:
-        self._store = hub.store
+    def __init__(self, gateway: GatewayContext, topic: str, run: GarbageRun) -> None:
+        self._store = gateway.store
         self._topic = topic
         self._run = run
         self._renewed = time.monotonic()
         self._record = RunRecord(
-            run=f"{hub.name}-{secrets.token_hex(3)}",
+            run=f"{gateway.name}-{secrets.token_hex(3)}",
             verb=run.verb,
             total=run.total,
             rate=run.rate,
@@ -217,20 +217,20 @@ class _Lease:
 
 
 async def start_run(
-    hub: GatewayContext, selection: GarbageSelection, action: Action, run: GarbageRun
+    gateway: GatewayContext, selection: GarbageSelection, action: Action, run: GarbageRun
 ) -> None:
     """Start an action, and wait for its end for at most `PATIENCE_S`.
 
     Raises ErrorResponse if another one runs on the topic, and LisaError.
     """
     topic = selection.topic
-    lease = _Lease(hub, topic, run)
+    lease = _Lease(gateway, topic, run)
     if not await lease.claim():
         raise ErrorResponse(409, "busy", f"another action on garbage of {topic} is running")
-    flow = garbage_flows.act(hub.store, selection, action, rate=run.rate, progress=run.count)
+    flow = garbage_flows.act(gateway.store, selection, action, rate=run.rate, progress=run.count)
 
     async def work() -> None:
-        acting = asyncio.create_task(hub.store.drive(flow))
+        acting = asyncio.create_task(gateway.store.drive(flow))
         renewal = asyncio.create_task(lease.renew_until_stopped())
         try:
             await asyncio.wait([acting, renewal], return_when=asyncio.FIRST_COMPLETED)
@@ -243,18 +243,18 @@ async def start_run(
             if not task.cancelled():
                 task.result()
 
-    run.task = hub.run_task(work(), f"{run.verb} garbage of {topic}")
+    run.task = gateway.run_task(work(), f"{run.verb} garbage of {topic}")
     await asyncio.wait([run.task], timeout=PATIENCE_S)
     if run.task.done() and not run.task.cancelled():
         run.task.result()
 
 
-async def stop_run(hub: GatewayContext, topic: str) -> int:
+async def stop_run(gateway: GatewayContext, topic: str) -> int:
     """Stop a topic's action, also if it runs in another process.
 
     Returns how many messages it had affected. Raises LisaError.
     """
-    store, ends = hub.store, time.monotonic() + PATIENCE_S
+    store, ends = gateway.store, time.monotonic() + PATIENCE_S
     record = await store.drive(read_run(store, topic))
     if record is None:
         return 0
@@ -315,7 +315,7 @@ async def show(visit: PageRequest) -> Response:
     """The kinds of reasons, and a page of dead messages, newest first."""
     line = await require_topic(visit)
     topic = line.topic
-    store, snapshot = visit.hub.store, await visit.snapshot()
+    store, snapshot = visit.gateway.store, await visit.snapshot()
     fields = {name: visit.query.get(name, "").strip() for name in FIELDS}
     selection = selection_of(topic, **fields, now_ms=snapshot.at_ms)
     found = await store.drive(

@@ -55,14 +55,14 @@ def is_editable(body: Body) -> bool:
     return is_readable and len(body.text.encode("utf-8", "replace")) <= MOST_EDITED
 
 
-async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMessage:
+async def stored(gateway: GatewayContext, topic: str, message_id: str) -> StoredMessage:
     """A live message with its body and its own policies. Raises ErrorResponse."""
-    seen = await hub.settler.look(topic, message_id)
+    seen = await gateway.settler.look(topic, message_id)
     if not seen.envelope:
         raise ErrorResponse(
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
-    retry, late = split_policy(await hub.store.drive(_policy(hub.store, topic, message_id)))
+    retry, late = split_policy(await gateway.store.drive(_policy(gateway.store, topic, message_id)))
     return StoredMessage(
         seen,
         decode_envelope(seen.envelope),
@@ -86,13 +86,13 @@ def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
 
 
 async def send_copy(
-    hub: GatewayContext, topic: str, message_id: str, *, new_id: str, delay: str
+    gateway: GatewayContext, topic: str, message_id: str, *, new_id: str, delay: str
 ) -> tuple[str, str]:
     """Send a copy with body, headers and policies of a message; returns its id and outcome.
 
     The form chooses `new_id`, so a form that is sent twice sends one message.
     """
-    one = await stored(hub, topic, message_id)
+    one = await stored(gateway, topic, message_id)
     outgoing = Outgoing(
         _body(one.envelope),
         id=check_id(new_id),
@@ -101,17 +101,17 @@ async def send_copy(
         retry=one.retry,
         late=one.late,
     )
-    outcome = await hub.sender.offer(topic, outgoing)
+    outcome = await gateway.sender.offer(topic, outgoing)
     return outcome.id, str(outcome.outcome)
 
 
-async def send_edited(hub: GatewayContext, topic: str, message_id: str, body: str) -> str:
+async def send_edited(gateway: GatewayContext, topic: str, message_id: str, body: str) -> str:
     """Replace a dead message by one with another body, due now; returns the outcome.
 
     Id, headers and policies stay the same. Nothing changes if the message has left the garbage
     or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
     """
-    one = await stored(hub, topic, message_id)
+    one = await stored(gateway, topic, message_id)
     states = {held.state for held in one.seen.group_states}
     if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
         return "duplicate"
@@ -122,7 +122,7 @@ async def send_edited(hub: GatewayContext, topic: str, message_id: str, body: st
         retry=one.retry,
         late=one.late,
     )
-    outcome = await hub.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
+    outcome = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return str(outcome.outcome)
 
 
@@ -153,7 +153,7 @@ async def show_list(visit: PageRequest) -> Response:
     """The message list page."""
     line = await require_topic(visit)
     topic = line.topic
-    store, snapshot = visit.hub.store, await visit.snapshot()
+    store, snapshot = visit.gateway.store, await visit.snapshot()
     state = next(
         (state for state in LiveState if state == visit.query.get("state")), LiveState.WAITING
     )
@@ -227,7 +227,7 @@ async def show(visit: PageRequest) -> Response:
 
 async def _look(visit: PageRequest, topic: str, message_id: str) -> Inspection:
     """The message's state: fresh for a page load, shared between refreshes of open pages."""
-    settler = visit.hub.settler
+    settler = visit.gateway.settler
     if "hx-request" not in visit.request.headers:
         return await settler.look(topic, message_id)
     return await visit.snapshots.share(
@@ -252,7 +252,7 @@ class _History:
 async def _history(
     visit: PageRequest, topic: str, message_id: str, seen: Inspection, now_ms: int
 ) -> _History:
-    store = visit.hub.store
+    store = visit.gateway.store
     journal = await visit.snapshots.flow(
         ("journal", topic), STORY_S, lambda: journal_flows.journal(store, topic)
     )

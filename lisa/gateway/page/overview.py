@@ -102,7 +102,7 @@ def _worst_first(problems: Sequence[AttentionItem]) -> Callable[[Line], Any]:
 
 async def _sparks(visit: PageRequest, topics: list[str], now_ms: int) -> dict[str, Spark]:
     """The last hour of each topic that has one."""
-    store, names = visit.hub.store, sorted(topics)
+    store, names = visit.gateway.store, sorted(topics)
     found = await visit.snapshots.flow(
         ("recent", *names),
         SPARK_S,

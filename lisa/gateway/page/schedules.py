@@ -81,7 +81,7 @@ async def show_list(visit: PageRequest) -> Response:
 
 async def show_all(visit: PageRequest) -> Response:
     """A page of the schedules of all topics that the visitor may see."""
-    store = visit.hub.store
+    store = visit.gateway.store
     found = await visit.snapshots.flow(
         "scheduled", READ_S, lambda: schedule_reads.scheduled_topics(store)
     )
@@ -89,7 +89,7 @@ async def show_all(visit: PageRequest) -> Response:
 
 
 async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) -> Response:
-    store, snapshot = visit.hub.store, await visit.snapshot()
+    store, snapshot = visit.gateway.store, await visit.snapshot()
     cursor = visit.query.get("cursor", "")
     cursor = cursor if schedule_reads.is_cursor(cursor.partition("@")[0]) else ""
     listed = await visit.snapshots.flow(
@@ -129,7 +129,7 @@ def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Li
 async def show(visit: PageRequest) -> Response:
     """The page of one schedule."""
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
-    store = visit.hub.store
+    store = visit.gateway.store
     if "hx-request" in visit.request.headers:  # refreshes of open pages share a read
         one = await visit.snapshots.flow(
             ("schedule", topic, name), READ_S, lambda: _one(store, topic, name)
@@ -196,7 +196,7 @@ async def show_form(visit: PageRequest) -> Response:
     name = visit.query.get("name", "")
     if not name:
         return form_page(visit, topic, {"version": "0", **fields_of(ScheduleDefinition())})
-    store = visit.hub.store
+    store = visit.gateway.store
     record = known(await store.drive(schedule_reads.get_record(store, topic, name)), topic, name)
     fields = {"schedule": name, "version": str(record.version), **fields_of(record.definition)}
     return form_page(visit, topic, fields)
@@ -340,14 +340,14 @@ def _name(action: FormAction) -> str:
 
 async def _record(action: FormAction) -> Record:
     """The schedule of a form. Raises ErrorResponse 404."""
-    store, name = action.visit.hub.store, _name(action)
+    store, name = action.visit.gateway.store, _name(action)
     found = await store.drive(schedule_reads.get_record(store, action.topic, name))
     return known(found, action.topic, name)
 
 
 async def _pause(action: FormAction) -> Done:
     await _record(action)
-    sender, is_pause = action.visit.hub.sender, action.verb == "schedule_pause"
+    sender, is_pause = action.visit.gateway.sender, action.verb == "schedule_pause"
     change = sender.pause_schedule if is_pause else sender.resume_schedule
     await change(action.topic, _name(action))
     return Done(f"{action.verb}d")
@@ -355,13 +355,13 @@ async def _pause(action: FormAction) -> Done:
 
 async def _run(action: FormAction) -> Done:
     await _record(action)
-    made = await action.visit.hub.sender.run_schedule(action.topic, _name(action))
+    made = await action.visit.gateway.sender.run_schedule(action.topic, _name(action))
     return Done("schedule_run", back=message_link(action.topic, made))
 
 
 async def _remove(action: FormAction) -> Done:
     await _record(action)
-    await action.visit.hub.sender.remove_schedule(action.topic, _name(action))
+    await action.visit.gateway.sender.remove_schedule(action.topic, _name(action))
     return Done("schedule_removed", back=link("topics", action.topic, "schedules"))
 
 
@@ -373,8 +373,8 @@ async def _named(action: FormAction) -> tuple[str, int]:
 async def _backfill(action: FormAction) -> Done:
     record = await _record(action)
     from_ms, to_ms = _range(action, record)
-    await count_backfilled(action.visit.hub.store, record, from_ms, to_ms)
-    created, duplicates = await action.visit.hub.sender.backfill_schedule(
+    await count_backfilled(action.visit.gateway.store, record, from_ms, to_ms)
+    created, duplicates = await action.visit.gateway.sender.backfill_schedule(
         action.topic, _name(action), ms_datetime(from_ms), ms_datetime(to_ms)
     )
     return Done("schedule_backfilled", created, created + duplicates)
@@ -383,7 +383,7 @@ async def _backfill(action: FormAction) -> Done:
 async def _to_backfill(action: FormAction) -> tuple[str, int]:
     record = await _record(action)
     from_ms, to_ms = _range(action, record)
-    count = await count_backfilled(action.visit.hub.store, record, from_ms, to_ms)
+    count = await count_backfilled(action.visit.gateway.store, record, from_ms, to_ms)
     return f"{count:,} {'message' if count == 1 else 'messages'} of {_name(action)}", count
 
 
@@ -410,7 +410,7 @@ async def _save(action: FormAction) -> Done | Response:
     try:
         version = version_of(fields)
         stored = (await _record(action)).definition if version else None
-        changed = await visit.hub.sender.schedule(
+        changed = await visit.gateway.sender.schedule(
             name,
             topic=action.topic,
             if_version=version,

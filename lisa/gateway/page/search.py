@@ -286,7 +286,7 @@ async def show(visit: PageRequest) -> Response:
     topics = [topic for topic in topics if visit.token.sees(topic)]
     exact: list[str] = []
     page: SearchPage | ArchivePage | None = None
-    known = visit.hub.settings.gateway_server.archive
+    known = visit.gateway.settings.gateway_server.archive
     archive = known if visit.query.get("where") == "archive" else None
     if wanted and archive is not None:
         query = ArchiveQuery(wanted=wanted, in_text=in_text, topic=named)
@@ -300,13 +300,13 @@ async def show(visit: PageRequest) -> Response:
             return RedirectResponse(message_link(exact[0], wanted), 303)
     if wanted and archive is None:
         flow = search.search(
-            visit.hub.store,
+            visit.gateway.store,
             topics,
             MessageQuery(wanted=wanted, in_text=in_text),
             cursor=cursor,
             most=MOST_BODIES if in_text else MOST_IDS,
         )
-        page = await visit.hub.store.drive(flow)
+        page = await visit.gateway.store.drive(flow)
     return visit.page(
         "search.html",
         wanted=wanted,
@@ -333,7 +333,7 @@ async def _in_archive(visit: PageRequest, archive: str, query: ArchiveQuery) -> 
 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
     """The topics that have a message with this id. Raises LisaError."""
-    store, hits = visit.hub.store, []
+    store, hits = visit.gateway.store, []
     for some in chunks(topics, TOPICS_PER_STEP):
         layouts = await store.drive(store.layouts(list(map(Topic, some))))
         looks = [

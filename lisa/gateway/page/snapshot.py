@@ -187,8 +187,8 @@ class _SharedQuery:
 class SnapshotCache:
     """Cached queries of one gateway process, shared by all page requests."""
 
-    def __init__(self, hub: GatewayContext) -> None:
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
         self._shared: dict[object, _SharedQuery] = {}
         self._looks: deque[TopicsSnapshot] = deque()
 
@@ -207,7 +207,7 @@ class SnapshotCache:
 
     async def flow(self, key: object, lasts_s: float, flow: Callable[[], Flow[T]]) -> T:
         """The cached result of a flow on the store. Raises LisaError."""
-        return await self.share(key, lasts_s, lambda: self._hub.store.drive(flow()))
+        return await self.share(key, lasts_s, lambda: self._gateway.store.drive(flow()))
 
     def clear(self) -> None:
         """Drop all cached results, so that the next page shows a change just made."""
@@ -225,7 +225,7 @@ class SnapshotCache:
         known = (await self.current()).lines.get(topic)
         if known is not None:
             return known
-        store = self._hub.store
+        store = self._gateway.store
         if not await self.flow(("exists", topic), LOOK_S, lambda: topics.exists(store, topic)):
             return None
         (counts,) = await self.flow(
@@ -234,7 +234,7 @@ class SnapshotCache:
         return Line(counts, None, None)
 
     async def _take(self) -> Snapshot:
-        store = self._hub.store
+        store = self._gateway.store
         managers = await self.flow("managers", ROLES_S, lambda: roles.managers(store))
         look = self._remember(await store.drive(live.look(store)))
         names = tuple(look.topics)
@@ -290,7 +290,7 @@ class SnapshotCache:
 
     async def _garbage_before(self, look: TopicsSnapshot) -> dict[str, int]:
         """The counters of garbage of `GARBAGE_MS` ago, for topics that have garbage now."""
-        store, at_ms = self._hub.store, look.at_us // 1000 - GARBAGE_MS
+        store, at_ms = self._gateway.store, look.at_us // 1000 - GARBAGE_MS
         names = [name for name, counts in look.topics.items() if counts.garbage]
         found = await self.flow(
             "garbage", GARBAGE_S, lambda: history.counters_at(store, names, at_ms)
@@ -319,7 +319,9 @@ class SnapshotCache:
             return
         minute_ms = (look.at_us // 60_000_000 - 1) * 60_000
         names = list(look.topics)
-        found = await self._hub.store.drive(history.counters_at(self._hub.store, names, minute_ms))
+        found = await self._gateway.store.drive(
+            history.counters_at(self._gateway.store, names, minute_ms)
+        )
         then = {name: replace(look.topics[name], stats=stats) for name, stats in found.items()}
         if then:
             self._looks.append(TopicsSnapshot(minute_ms * 1000, then))
@@ -346,9 +348,11 @@ class SnapshotCache:
     def _server(self) -> Flow[ServerFacts]:
         sections = ("server", "memory", "clients", "persistence", "replication")
         before = time.time_ns()
-        server_us = yield from self._hub.store.server_time_us()
+        server_us = yield from self._gateway.store.server_time_us()
         clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
-        replies = yield from ask_all(self._hub.store, [("INFO", section) for section in sections])
+        replies = yield from ask_all(
+            self._gateway.store, [("INFO", section) for section in sections]
+        )
         facts: dict[str, str] = {}
         for reply in replies:
             facts |= info(reply) if reply is not None else {}

@@ -53,7 +53,7 @@ async def require_topic(visit: PageRequest) -> Line:
 async def show(visit: PageRequest) -> Response:
     """The page of a topic."""
     line = await require_topic(visit)
-    name, store, snapshots = line.topic, visit.hub.store, visit.snapshots
+    name, store, snapshots = line.topic, visit.gateway.store, visit.snapshots
     snapshot = await visit.snapshot()
     now_ms = snapshot.at_ms
     horizon = _choice(Horizon, visit.query.get("ahead"), Horizon.MINUTES)
@@ -113,7 +113,7 @@ async def _ramp(
     visit: PageRequest, topic: str, options: TopicOptions, now_ms: int
 ) -> RampState | None:
     """The backlog that the topic's ramp holds back; None if there is none."""
-    ramp, store = options.ramp, visit.hub.store
+    ramp, store = options.ramp, visit.gateway.store
     if ramp is None:
         return None
     state = await visit.snapshots.flow(
@@ -125,7 +125,7 @@ async def _ramp(
 async def _history(
     visit: PageRequest, topic: str, span: HistorySpan, now_ms: int
 ) -> list[Interval]:
-    store = visit.hub.store
+    store = visit.gateway.store
     return await visit.snapshots.flow(
         ("history", topic, span),
         HISTORY_S,

@@ -31,8 +31,8 @@ MOST_FIELDS = 2_000
 class PageRequest:
     """One request for a page, as views receive it. Raises Unauthorized without a valid token."""
 
-    def __init__(self, hub: GatewayContext, snapshots: SnapshotCache, request: Request) -> None:
-        self.hub = hub
+    def __init__(self, gateway: GatewayContext, snapshots: SnapshotCache, request: Request) -> None:
+        self.gateway = gateway
         self.snapshots = snapshots
         self.request = request
         self.cookie = sessions.cookie_of(request)
@@ -41,13 +41,13 @@ class PageRequest:
         self.token = self._identify()
         act_for(self.token)
         if self.may_act and self.cookie is None:
-            self.cookie, self.is_new = sessions.issue(self.token, hub.clock.about_ms()), True
+            self.cookie, self.is_new = sessions.issue(self.token, gateway.clock.about_ms()), True
 
     def _identify(self) -> Token:
-        access = self.hub.access
+        access = self.gateway.access
         if "authorization" in self.request.headers:
-            return self.hub.require(self.request, Scope.READ)
-        self._session = sessions.read(access, self.cookie, self.hub.clock.about_ms())
+            return self.gateway.require(self.request, Scope.READ)
+        self._session = sessions.read(access, self.cookie, self.gateway.clock.about_ms())
         if self._session is not None:
             found = self._session.token
         else:
@@ -60,8 +60,8 @@ class PageRequest:
 
     async def check_session(self) -> None:
         """Raises Unauthorized if the visitor has logged out."""
-        session = None if self.hub.access.is_open else self._session
-        if session is not None and await sessions.has_ended(self.hub.store, session):
+        session = None if self.gateway.access.is_open else self._session
+        if session is not None and await sessions.has_ended(self.gateway.store, session):
             raise Unauthorized("log in again")
 
     @property
@@ -72,7 +72,7 @@ class PageRequest:
     @property
     def may_act(self) -> bool:
         """Whether the gateway allows actions from the page."""
-        return self.hub.settings.gateway_server.allow_actions
+        return self.gateway.settings.gateway_server.allow_actions
 
     def require_actions(self) -> None:
         """Raises Forbidden unless the gateway allows actions from the page."""
@@ -118,13 +118,13 @@ View: TypeAlias = Callable[[PageRequest], Awaitable[Response]]
 
 
 def as_endpoint(
-    hub: GatewayContext, snapshots: SnapshotCache, view: View
+    gateway: GatewayContext, snapshots: SnapshotCache, view: View
 ) -> Callable[[Request], Awaitable[Response]]:
     """A Starlette endpoint for a view; errors become error pages."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            visit = PageRequest(hub, snapshots, request)
+            visit = PageRequest(gateway, snapshots, request)
         except Unauthorized:
             return _to_login(request)
         except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
@@ -223,11 +223,11 @@ class Verb(NamedTuple):
     asks: Callable[[FormAction], Awaitable[tuple[str, int]]] | None = None
 
 
-def login_routes(hub: GatewayContext) -> list[BaseRoute]:
+def login_routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The login and logout routes. The limits middleware rejects forms sent by other sites."""
 
     async def ask(request: Request) -> Response:
-        if hub.access.is_open:
+        if gateway.access.is_open:
             return RedirectResponse("/", 303)
         return _login_form(request, safe_path(request.query_params.get("next", "/")))
 
@@ -237,22 +237,22 @@ def login_routes(hub: GatewayContext) -> list[BaseRoute]:
         except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
             return problem_of(error).response()
         path = safe_path(form.get("next", "/"))
-        token = hub.access.by_secret(form.get("token", "").strip())
+        token = gateway.access.by_secret(form.get("token", "").strip())
         if token is None or not token.grants(Scope.READ):
             fault = "may not read: it lacks the scope read" if token else "is not valid"
             audit.login_refused(request, f"the token {fault}")
             return _login_form(request, path, f"The token {fault}.")
         response = RedirectResponse(path, 303)
-        sessions.give(request, response, sessions.issue(token, hub.clock.about_ms()))
+        sessions.give(request, response, sessions.issue(token, gateway.clock.about_ms()))
         return response
 
     async def leave(request: Request) -> Response:
         response: Response = RedirectResponse("/login", 303)
-        now_ms = hub.clock.about_ms()
-        session = sessions.read(hub.access, sessions.cookie_of(request), now_ms)
+        now_ms = gateway.clock.about_ms()
+        session = sessions.read(gateway.access, sessions.cookie_of(request), now_ms)
         try:
-            if session is not None and not hub.access.is_open:
-                await sessions.end(hub.store, session, now_ms)
+            if session is not None and not gateway.access.is_open:
+                await sessions.end(gateway.store, session, now_ms)
         except LisaError as error:
             response = problem_of(error).response()
         sessions.forget(response)

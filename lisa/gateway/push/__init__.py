@@ -53,9 +53,9 @@ def some_topics(store: Store, cursor: bytes, least: int) -> Flow[tuple[bytes, se
 class PushSupervisor:
     """The pushes of one gateway process."""
 
-    def __init__(self, hub: GatewayContext, allowed: Allowed) -> None:
-        self._hub = hub
-        self._poster = Poster(allowed, hub.clock)
+    def __init__(self, gateway: GatewayContext, allowed: Allowed) -> None:
+        self._gateway = gateway
+        self._poster = Poster(allowed, gateway.clock)
         self._pushers: dict[tuple[str, str], Pusher] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
@@ -77,7 +77,7 @@ class PushSupervisor:
     async def run(self) -> None:
         """Load the targets every two seconds, and on request, until cancelled."""
         try:
-            while not self._hub.broker.is_closing:
+            while not self._gateway.broker.is_closing:
                 self._asked.clear()
                 try:
                     await self._load(await self._topics())
@@ -90,12 +90,14 @@ class PushSupervisor:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._asked.wait()
-            await asyncio.Event().wait()  # pushes in progress continue until the hub closes
+            await asyncio.Event().wait()  # pushes in progress continue until the gateway closes
         finally:
             await self._stop()
 
     async def _load(self, asked: set[str]) -> None:
-        found = await self._hub.store.drive(targets_of_topics(self._hub.store, sorted(asked)))
+        found = await self._gateway.store.drive(
+            targets_of_topics(self._gateway.store, sorted(asked))
+        )
         self._hinted -= asked
         current = {(target.topic, target.group): target for target in found}
         for key in [key for key in self._pushers if key[0] in asked and key not in current]:
@@ -109,19 +111,19 @@ class PushSupervisor:
         pusher = self._pushers.get(key)
         if pusher is None:
             self._pushers[key] = Pusher(
-                self._hub, self._poster, target, lambda: self.reload_later(key[0])
+                self._gateway, self._poster, target, lambda: self.reload_later(key[0])
             )
         elif pusher.target != target:
             pusher.change(target)
 
     async def _topics(self) -> set[str]:
         """The topics whose targets to load in this round."""
-        store = self._hub.store
+        store = self._gateway.store
         self._cursor, some = await store.drive(some_topics(store, self._cursor, TOPICS_PER_LOOK))
         return {*some, *self._hinted, *(topic for topic, _ in self._pushers)}
 
     def _stop_pusher(self, pusher: Pusher) -> None:
-        grace_s = self._hub.settings.gateway_server.grace.total_seconds()
+        grace_s = self._gateway.settings.gateway_server.grace.total_seconds()
         pusher.stop_pulling()
         task = asyncio.create_task(pusher.stop(grace_s))
         self._stopping.add(task)
@@ -141,14 +143,14 @@ __all__ = ["allowed_of", "check_settings", "reload_targets", "routes"]
 _supervisors: WeakKeyDictionary[GatewayContext, PushSupervisor] = WeakKeyDictionary()
 
 
-def allowed_of(hub: GatewayContext) -> Allowed:
+def allowed_of(gateway: GatewayContext) -> Allowed:
     """The addresses that pushes may connect to. Raises ConfigError if `push-allow` is invalid."""
-    return Allowed.of(hub.settings.gateway_server.push_allow)
+    return Allowed.of(gateway.settings.gateway_server.push_allow)
 
 
-async def reload_targets(hub: GatewayContext, topic: str) -> None:
+async def reload_targets(gateway: GatewayContext, topic: str) -> None:
     """Reload a topic's targets immediately after a change made through this gateway."""
-    if (supervisor := _supervisors.get(hub)) is not None:
+    if (supervisor := _supervisors.get(gateway)) is not None:
         await supervisor.reload(topic)
 
 
@@ -162,8 +164,8 @@ def check_settings(settings: GatewaySettings) -> None:
         certificates()
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """No routes, since the native API has them; only adds the service that pushes."""
-    supervisor = _supervisors[hub] = PushSupervisor(hub, allowed_of(hub))
-    hub.add_service(supervisor.run, "push")
+    supervisor = _supervisors[gateway] = PushSupervisor(gateway, allowed_of(gateway))
+    gateway.add_service(supervisor.run, "push")
     return []

@@ -130,13 +130,13 @@ class Pusher:
 
     def __init__(
         self,
-        hub: GatewayContext,
+        gateway: GatewayContext,
         poster: Poster,
         target: StoredPushTarget,
         reload: Callable[[], None],
     ) -> None:
         self.target = target
-        self._hub = hub
+        self._gateway = gateway
         self._poster = poster
         self._reload = reload
         self._pace = TargetRecord()
@@ -144,8 +144,8 @@ class Pusher:
         self._changed = asyncio.Event()
         self._is_full = False
         for verdict in PushVerdict:
-            hub.meter.pushes.add(0, target.topic, verdict.value)
-        hub.broker.presence.add_push(target.topic, target.group, self._presence)
+            gateway.meter.pushes.add(0, target.topic, verdict.value)
+        gateway.broker.presence.add_push(target.topic, target.group, self._presence)
         self._task = asyncio.create_task(self._run(), name=f"push {target.topic}")
 
     def _presence(self) -> PushPresence:
@@ -174,7 +174,9 @@ class Pusher:
         """
         with suppress(asyncio.CancelledError):
             await self._task
-        self._hub.broker.presence.drop_push(self.target.topic, self.target.group, self._presence)
+        self._gateway.broker.presence.drop_push(
+            self.target.topic, self.target.group, self._presence
+        )
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         left = list(self._active)
@@ -186,7 +188,7 @@ class Pusher:
     async def _run(self) -> None:
         caller.set("")  # not on behalf of the request that set the target
         log.info("%s: pushing to %s", self._where, _host_of(self.target))
-        while not self._hub.broker.is_closing:
+        while not self._gateway.broker.is_closing:
             try:
                 await self._round()
             except GroupRemoved:
@@ -209,7 +211,7 @@ class Pusher:
         free = self._free()
         if free <= 0:
             self._is_full = True
-            await self._hub.broker.presence.announce(self.target.topic, self.target.group)
+            await self._gateway.broker.presence.announce(self.target.topic, self.target.group)
             await self._until(min(left_s or BEAT_S, BEAT_S))
             self._is_full = False
             return
@@ -220,7 +222,9 @@ class Pusher:
         """The number of pushes that may start now."""
         if self._pace.left_s > 0:
             return 0
-        concurrency = self.target.concurrency or self._hub.settings.gateway_server.push_concurrency
+        concurrency = (
+            self.target.concurrency or self._gateway.settings.gateway_server.push_concurrency
+        )
         return self._pace.most(concurrency) - len(self._active)
 
     async def _until(self, seconds: float | None) -> None:
@@ -233,14 +237,16 @@ class Pusher:
     async def _take(self, most: int) -> list[HandedOut]:
         """Pull deliveries; empty if the target or its free capacity changed meanwhile."""
         target = self.target
-        current = await self._hub.store.drive(find(self._hub.store, target.topic, target.group))
+        current = await self._gateway.store.drive(
+            find(self._gateway.store, target.topic, target.group)
+        )
         if current != target:
             # A pull would declare a group that was just removed, or push to the old URL.
             self._reload()
             await self._until(LOOK_AGAIN_S)
             return []
         pull = asyncio.create_task(
-            self._hub.broker.pull(target.topic, group=target.group, most=most, wait_s=WAIT_S)
+            self._gateway.broker.pull(target.topic, group=target.group, most=most, wait_s=WAIT_S)
         )
         change = asyncio.create_task(self._changed.wait())
         try:
@@ -249,11 +255,11 @@ class Pusher:
                 return []
             deliveries = pull.result()
             room = max(0, self._free()) if self.target == target else 0
-            self._hub.broker.give_back(deliveries[room:])
+            self._gateway.broker.give_back(deliveries[room:])
             return deliveries[:room]
         except asyncio.CancelledError:
             if pull.done() and not pull.cancelled() and pull.exception() is None:
-                self._hub.broker.give_back(pull.result())
+                self._gateway.broker.give_back(pull.result())
             raise
         finally:
             change.cancel()
@@ -277,16 +283,16 @@ class Pusher:
         target, pace = self.target, self._pace  # a change of target must not affect this push
         try:
             answer = await self._post(delivery, target)
-            self._hub.meter.pushes.add(1, self.target.topic, answer.verdict.value)
+            self._gateway.meter.pushes.add(1, self.target.topic, answer.verdict.value)
             self._record(delivery, answer, pace, _host_of(target))
             await self._settle(delivery, answer)
         except asyncio.CancelledError:
-            self._hub.broker.give_back([delivery])
+            self._gateway.broker.give_back([delivery])
             raise
 
     async def _post(self, delivery: HandedOut, target: StoredPushTarget) -> PushResult:
         """Post a delivery and extend its ack timeout until the post ends."""
-        default = self._hub.settings.gateway_server.push_timeout.total_seconds()
+        default = self._gateway.settings.gateway_server.push_timeout.total_seconds()
         timeout_s = target.timeout_ms / 1000 if target.timeout_ms else default
         beat_s: float | None = target.ack_timeout_ms / 3000
         posting = asyncio.create_task(self._poster.post(target, delivery.message, timeout_s))
@@ -302,7 +308,7 @@ class Pusher:
 
     async def _extend(self, delivery: HandedOut) -> bool:
         try:
-            return await self._hub.settler.extend(delivery.message.topic, delivery.receipt)
+            return await self._gateway.settler.extend(delivery.message.topic, delivery.receipt)
         except ServerUnavailable:
             return True
         except LisaError:
@@ -349,7 +355,7 @@ class Pusher:
             self._changed.set()  # stop a waiting pull
 
     async def _settle(self, delivery: HandedOut, answer: PushResult) -> None:
-        topic, receipt, settler = delivery.message.topic, delivery.receipt, self._hub.settler
+        topic, receipt, settler = delivery.message.topic, delivery.receipt, self._gateway.settler
         if answer.verdict is PushVerdict.DONE:
             await self._settle_persistently(lambda: settler.ack(topic, receipt), delivery)
             return
@@ -361,7 +367,7 @@ class Pusher:
             )
             return
         if answer.verdict is PushVerdict.FAULT:
-            self._hub.broker.give_back([delivery])
+            self._gateway.broker.give_back([delivery])
             return
         await self._settle_persistently(
             lambda: settler.retry(topic, receipt, reason=answer.reason), delivery
@@ -376,7 +382,7 @@ class Pusher:
             try:
                 await call()
             except ServerUnavailable as error:
-                if time.monotonic() < ends and not self._hub.broker.is_closing:
+                if time.monotonic() < ends and not self._gateway.broker.is_closing:
                     await asyncio.sleep(LOOK_AGAIN_S)
                     continue
                 log.warning(

@@ -63,7 +63,7 @@ _ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct]
 """The function, its request and the outcome of each action; "" if the answer has the outcome."""
 
 
-async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
+async def consume(gateway: GatewayContext, request: Request, send: Send) -> None:
     """Serve a stream until one side ends it. May raise ErrorResponse, ClientDisconnected."""
     current.get().is_pull = True
     message = await request.receive()  # the limits middleware has buffered it
@@ -71,15 +71,15 @@ async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
     if not first.HasField("open"):
         raise invalid("the first request of a stream must contain open")
     topic, opened = first.open.topic, request_fields(first.open)
-    token = hub.require(request, Scope.CONSUME, topic)
+    token = gateway.require(request, Scope.CONSUME, topic)
     opened.pop("topic", None)
     try:
         wanted = msgspec.convert(opened, PullRequest)
     except msgspec.ValidationError as error:
         raise invalid(mismatch("open", PullRequest, error)) from None
-    with hub.shares.waiting(hub.shares.polls):
+    with gateway.shares.waiting(gateway.shares.polls):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        call = Call(hub, request, token, {"topic": topic}, NoFields(), wanted)
+        call = Call(gateway, request, token, {"topic": topic}, NoFields(), wanted)
         await _Stream(call, request.scope[EXCHANGE]).run(first)
 
 
@@ -92,7 +92,7 @@ class _Stream:
 
     def __init__(self, call: Call[NoFields, PullRequest], exchange: Exchange) -> None:
         self._call = call
-        self._hub = call.hub
+        self._gateway = call.gateway
         self._exchange = exchange
         self._credit = 0
         self._held: dict[str, HandedOut] = {}  # by receipt, neither started nor settled
@@ -113,12 +113,12 @@ class _Stream:
         self._accept(first)
         reading = self._reading = _start(self._read())
         delivering = _start(self._deliver())
-        stopping = _start(self._hub.stopping.wait())
+        stopping = _start(self._gateway.stopping.wait())
         # Settles what was read even if this call is cancelled.
-        settling = self._hub.run_task(self._settle(), f"settlements of {self._call.topic}")
+        settling = self._gateway.run_task(self._settle(), f"settlements of {self._call.topic}")
         try:
             await asyncio.wait({reading, delivering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if self._hub.stopping.is_set() and not reading.done():
+            if self._gateway.stopping.is_set() and not reading.done():
                 delivering.cancel()
                 await self._close(reading)
         finally:
@@ -135,19 +135,19 @@ class _Stream:
                 task.result()
         if self._failure is not None:
             raise self._failure
-        if self._hub.stopping.is_set():
+        if self._gateway.stopping.is_set():
             raise ErrorResponse(503, "stopping", "the gateway stops")
 
     async def _close(self, reading: asyncio.Task[None]) -> None:
         """Tell the client that the gateway stops, and wait until the client ends its requests."""
         await self._write(lisa_pb2.ConsumeAnswer(closing=True))
-        grace_s = self._hub.settings.gateway_server.grace.total_seconds()
+        grace_s = self._gateway.settings.gateway_server.grace.total_seconds()
         await asyncio.wait({reading}, timeout=min(CLOSE_S, grace_s))
         self._release()
         await asyncio.wait({reading}, timeout=max(0.0, grace_s - CLOSE_S))
 
     def _release(self) -> None:
-        self._hub.broker.give_back(self._held.values())
+        self._gateway.broker.give_back(self._held.values())
         self._held.clear()
 
     async def _read(self) -> None:
@@ -183,7 +183,7 @@ class _Stream:
                 await self._has_room.wait()
                 continue
             try:
-                found = await self._hub.broker.pull(
+                found = await self._gateway.broker.pull(
                     call.topic,
                     group=wanted.group,
                     most=most,
@@ -198,7 +198,7 @@ class _Stream:
             self._held |= {delivery.receipt_text: delivery for delivery in found}
             for some in _portions(found):
                 await self._write(lisa_pb2.ConsumeAnswer(deliveries=map(_delivery, some)))
-            if not found and self._hub.broker.is_closing:
+            if not found and self._gateway.broker.is_closing:
                 return
 
     async def _settle(self) -> None:
@@ -241,10 +241,10 @@ class _Stream:
         except msgspec.ValidationError as error:
             raise invalid(mismatch("the settlement", kind, error)) from None
         answer = await settle(
-            self._hub,
+            self._gateway,
             self._call.topic,
             body,
-            decode_receipt(one.receipt, self._hub.clock.about_us()),
+            decode_receipt(one.receipt, self._gateway.clock.about_us()),
         )
         return done or answer.outcome, getattr(answer, "due_ms", None)
 
@@ -254,7 +254,7 @@ class _Stream:
 
     async def _write_in_turn(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         size = COPIES * answer.ByteSize()
-        with self._hub.shares.buffered.taken(current.get().client, size):
+        with self._gateway.shares.buffered.taken(current.get().client, size):
             async with self._writing:
                 await self._exchange.write(answer)
 

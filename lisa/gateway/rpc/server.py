@@ -48,7 +48,7 @@ def method_of(operation: Operation) -> str:
     return operation.name[0].upper() + operation.name[1:]
 
 
-def rpc_app(hub: GatewayContext) -> ASGIApp:
+def rpc_app(gateway: GatewayContext) -> ASGIApp:
     """An ASGI application whose requests have Protobuf bodies, and its responses JSON."""
     methods = SERVICE.methods_by_name
     operations = {
@@ -60,27 +60,27 @@ def rpc_app(hub: GatewayContext) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if scope["path"] == path_of(CONSUME):
-            await consume(hub, request, send)
+            await consume(gateway, request, send)
             return
-        response = await _perform(hub, operations[scope["path"]], request)
+        response = await _perform(gateway, operations[scope["path"]], request)
         await response(scope, receive, send)
 
     return app
 
 
-async def _perform(hub: GatewayContext, operation: Operation, request: Request) -> Response:
+async def _perform(gateway: GatewayContext, operation: Operation, request: Request) -> Response:
     """Read and carry out a call of an operation. Raises ErrorResponse and others."""
     message = await request.receive()  # the limits middleware has buffered the body
     kind = GetMessageClass(SERVICE.methods_by_name[method_of(operation)].input_type)
     fields = request_fields(parse(kind, message["body"]))
     path = {name: fields.pop(name, "") for name in operation.parameters}
-    token = operation.authorise(hub, request, path)
+    token = operation.authorise(gateway, request, path)
     in_query = operation.query.__struct_fields__
     query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
     body = None if operation.body is None else operation.read_body(_encoder.encode(fields))
     messages = enumerate(fields.get("messages", ()))
     failed = {index: message for index, message in messages if isinstance(message, ErrorResponse)}
-    return await operation.perform(Call(hub, request, token, path, query, body, failed))
+    return await operation.perform(Call(gateway, request, token, path, query, body, failed))
 
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -213,31 +213,31 @@ def _check_certificate(settings: GrpcSettings) -> None:
 
 
 @asynccontextmanager
-async def serving(hub: GatewayContext) -> AsyncIterator[None]:
+async def serving(gateway: GatewayContext) -> AsyncIterator[None]:
     """Serve calls while the context is open, or until the gateway starts to stop."""
     calls: set[asyncio.Task[Any]] = set()
-    server, service = _server(hub, calls)
+    server, service = _server(gateway, calls)
     await server.start()
-    hub.run_task(_report_health(hub, service), "the gRPC health service")
-    stopping = asyncio.create_task(_stop_when_asked(hub, server, service, calls))
+    gateway.run_task(_report_health(gateway, service), "the gRPC health service")
+    stopping = asyncio.create_task(_stop_when_asked(gateway, server, service, calls))
     try:
         yield
     finally:
-        hub.stopping.set()
+        gateway.stopping.set()
         await stopping
 
 
 async def _stop_when_asked(
-    hub: GatewayContext,
+    gateway: GatewayContext,
     server: Any,
     service: HealthService,
     calls: set[asyncio.Task[Any]],
 ) -> None:
     """Refuse new calls as soon as the gateway stops, and let running ones finish in time."""
-    await hub.stopping.wait()
+    await gateway.stopping.wait()
     service.report(NOT_SERVING)
     # Streams end by themselves after `grace`; the rest of the time is for their last message.
-    grace_s = hub.settings.gateway_server.grace.total_seconds() + CLOSE_S
+    grace_s = gateway.settings.gateway_server.grace.total_seconds() + CLOSE_S
     ending = asyncio.create_task(server.stop(grace_s))
     while calls and not ending.done():
         await asyncio.wait({ending, *calls}, return_when=asyncio.FIRST_COMPLETED)
@@ -247,10 +247,10 @@ async def _stop_when_asked(
         await asyncio.wait(calls)
 
 
-def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, HealthService]:
+def _server(gateway: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, HealthService]:
     """The server and its health service."""
-    bounds = hub.settings.gateway_server
-    most, timeout_s = hub.most_connections, bounds.request_timeout.total_seconds()
+    bounds = gateway.settings.gateway_server
+    most, timeout_s = gateway.most_connections, bounds.request_timeout.total_seconds()
     limits = () if most is None else (("grpc.max_allowed_incoming_connections", most),)
     server = grpc.aio.server(
         # Each of these has a limit of its own, with shares, which clients reach first.
@@ -268,9 +268,9 @@ def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, He
             *limits,
         ),
     )
-    server.add_generic_rpc_handlers((_handlers(hub, calls),))
-    service = add_standard_services(server, hub.shares, SERVICE.full_name)
-    _listen(server, hub.settings)
+    server.add_generic_rpc_handlers((_handlers(gateway, calls),))
+    service = add_standard_services(server, gateway.shares, SERVICE.full_name)
+    _listen(server, gateway.settings)
     return server, service
 
 
@@ -284,12 +284,12 @@ def _listen(server: Any, settings: GatewaySettings) -> None:
     server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
 
-def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
+def _handlers(gateway: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     """The handlers of all methods, which run as requests through the limits middleware."""
-    proxies = list(hub.settings.gateway_server.trusted_proxies)
-    limited: Any = LimitsMiddleware(rpc_app(hub), hub)
+    proxies = list(gateway.settings.gateway_server.trusted_proxies)
+    limited: Any = LimitsMiddleware(rpc_app(gateway), gateway)
     app: Any = ProxyHeadersMiddleware(limited, proxies)
-    timeout_s = hub.settings.gateway_server.request_timeout.total_seconds()
+    timeout_s = gateway.settings.gateway_server.request_timeout.total_seconds()
 
     def handler(method: Any) -> Any:
         path, kind = path_of(method.name), GetMessageClass(method.output_type)
@@ -306,14 +306,14 @@ def _handlers(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
-async def _report_health(hub: GatewayContext, service: HealthService) -> None:
+async def _report_health(gateway: GatewayContext, service: HealthService) -> None:
     """Keep the health service up to date: serving if Redis responds and all services run."""
-    while not hub.stopping.is_set():
+    while not gateway.stopping.is_set():
         try:
-            await hub.store.drive(hub.store.command("PING"))
-            works = not hub.faults()
+            await gateway.store.drive(gateway.store.command("PING"))
+            works = not gateway.faults()
         except LisaError:
             works = False
-        works = works and not hub.stopping.is_set()
+        works = works and not gateway.stopping.is_set()
         service.report(SERVING if works else NOT_SERVING)
         await asyncio.sleep(CHECK_EACH_S)

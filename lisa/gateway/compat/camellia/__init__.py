@@ -14,8 +14,8 @@ from lisa.gateway.context import GatewayContext
 __all__ = ["routes"]
 
 
-def routes(hub: GatewayContext) -> list[BaseRoute]:
+def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The routes of Camellia's API. Adds the service that counts requests per interval."""
-    endpoints = Endpoints(hub)
-    hub.add_service(endpoints.monitor.run, "camellia's monitor")
+    endpoints = Endpoints(gateway)
+    gateway.add_service(endpoints.monitor.run, "camellia's monitor")
     return endpoints.routes()

@@ -76,7 +76,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def guarded(
-    hub: GatewayContext,
+    gateway: GatewayContext,
     handler: Handler,
     empty: dict[str, Any],
     service: ServiceState | None = None,
@@ -93,7 +93,7 @@ def guarded(
             service.used()
         try:
             if not is_open:
-                hub.token(request, compat=True)
+                gateway.token(request, compat=True)
             return await handler(request, await wire.Parameters.of(request))
         except wire.BadParameter as error:
             return wire.bad_request(request, error)
@@ -107,11 +107,11 @@ _refusals = BoundedWarnings(log)
 
 
 def allowed_topic(
-    hub: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
+    gateway: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
 ) -> str:
     """The request's topic, if the token allows it. Raises Unauthorized or Forbidden."""
     topic = parameters.text("topic")
-    hub.require(request, scope, topic, compat=True)
+    gateway.require(request, scope, topic, compat=True)
     return topic
 
 
@@ -156,21 +156,21 @@ Pull: TypeAlias = Callable[..., Coroutine[Any, Any, list[HandedOut]]]
 
 
 class Endpoints:
-    """Camellia's endpoints on one hub."""
+    """Camellia's endpoints on one gateway."""
 
-    def __init__(self, hub: GatewayContext) -> None:
-        settings = hub.settings.camellia
-        clock = hub.clock
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext) -> None:
+        settings = gateway.settings.camellia
+        clock = gateway.clock
+        self._gateway = gateway
         self._settings = settings
-        self._queue = Queue(hub, clock)
-        self._topics = Topics(hub.store, settings)
-        self._service = ServiceState(hub.shared)
-        self.monitor = Monitor(hub.store, clock, settings.monitor_interval.total_seconds())
+        self._queue = Queue(gateway, clock)
+        self._topics = Topics(gateway.store, settings)
+        self._service = ServiceState(gateway.shared)
+        self.monitor = Monitor(gateway.store, clock, settings.monitor_interval.total_seconds())
 
     def routes(self) -> list[BaseRoute]:
         """All routes."""
-        hub, service = self._hub, self._service
+        gateway, service = self._gateway, self._service
         messages: list[tuple[str, Handler, dict[str, Any]]] = [
             ("sendMsg", self._send, {"msg": None, "delayMsg": None}),
             ("deleteMsg", self._delete, {"msg": None}),
@@ -194,16 +194,20 @@ class Endpoints:
         ]
         return [
             *(
-                Route(f"{QUEUE}/{name}", guarded(hub, handler, empty, service), methods=["POST"])
+                Route(
+                    f"{QUEUE}/{name}", guarded(gateway, handler, empty, service), methods=["POST"]
+                )
                 for name, handler, empty in messages
             ),
             *(
-                Route(f"{QUEUE}/{name}", guarded(hub, handler, empty), methods=["GET"])
+                Route(f"{QUEUE}/{name}", guarded(gateway, handler, empty), methods=["GET"])
                 for name, handler, empty in reads
             ),
             *(
                 Route(
-                    f"{HEALTH}/{name}", guarded(hub, handler, {}, is_open=True), methods=ANY_METHOD
+                    f"{HEALTH}/{name}",
+                    guarded(gateway, handler, {}, is_open=True),
+                    methods=ANY_METHOD,
                 )
                 for name, handler in health
             ),
@@ -214,7 +218,7 @@ class Endpoints:
         delay_ms = given.integer("delayMillis")
         ttl_ms = given.integer("ttlMillis", -1)
         max_retry = given.integer("maxRetry", -1, bits=32)
-        allowed_topic(self._hub, request, given, Scope.PRODUCE)
+        allowed_topic(self._gateway, request, given, Scope.PRODUCE)
         if not text:
             raise InvalidMessage("msg is empty")
         await self._topics.ensure(topic)
@@ -228,7 +232,7 @@ class Endpoints:
             trace=trace_context(request.headers),
         )
         self.monitor.of(topic).send_msg += 1
-        token = self._hub.token(request, compat=True)
+        token = self._gateway.token(request, compat=True)
         if not token.allows(Scope.READ, topic):  # it may be another sender's message
             message = msgspec.structs.replace(message, msg=None)
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
@@ -237,17 +241,17 @@ class Endpoints:
         # Checked but ignored: a body is always deleted with its message.
         given.boolean("release", default=False)
         message_id = given.text("msgId")
-        topic = allowed_topic(self._hub, request, given, Scope.PRODUCE)
+        topic = allowed_topic(self._gateway, request, given, Scope.PRODUCE)
         if not await self._queue.delete(topic, message_id):
             return wire.answer(wire.NOT_EXISTS, msg=None)
-        record_change(self._hub, request, "camellia.deleteMsg", topic=topic, id=message_id)
+        record_change(self._gateway, request, "camellia.deleteMsg", topic=topic, id=message_id)
         self.monitor.of(topic).delete_msg += 1
         return wire.answer(wire.SUCCESS, msg="success")
 
     async def _pull(self, request: Request, given: wire.Parameters) -> Response:
         topic, pull = self._wanted(request, given)
         await self._topics.ensure(topic)
-        join_s = await self._hub.broker.first_pull_s(topic)
+        join_s = await self._gateway.broker.first_pull_s(topic)
 
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
@@ -271,10 +275,10 @@ class Endpoints:
         """The topic of a pull, and the pull."""
         timeout_ms = given.integer("ackTimeoutMillis", -1)
         batch = given.integer("batch", -1, bits=32)
-        topic = allowed_topic(self._hub, request, given, Scope.CONSUME)
+        topic = allowed_topic(self._gateway, request, given, Scope.CONSUME)
         limit_ms = duration_ms(MAX_ACK_TIMEOUT)
         return topic, partial(
-            self._hub.broker.pull,
+            self._gateway.broker.pull,
             topic,
             most=max(1, batch),
             ack_timeout_ms=min(timeout_ms, limit_ms) if timeout_ms > 0 else None,
@@ -295,11 +299,11 @@ class Endpoints:
             self.monitor.pulled(deliveries, found)
             return content
 
-        return await hold(self._hub, request, pull, rendered, kind)
+        return await hold(self._gateway, request, pull, rendered, kind)
 
     async def _ack(self, request: Request, given: wire.Parameters) -> Response:
         message_id, handled = given.text("msgId"), given.boolean("ack")
-        topic = allowed_topic(self._hub, request, given, Scope.CONSUME)
+        topic = allowed_topic(self._gateway, request, given, Scope.CONSUME)
         if not await self._queue.settle(topic, message_id, handled=handled):
             return wire.answer(wire.NOT_EXISTS, msg=None)
         self.monitor.of(topic).ack_msg += 1
@@ -307,7 +311,7 @@ class Endpoints:
 
     async def _get(self, request: Request, given: wire.Parameters) -> Response:
         message_id = given.text("msgId")
-        topic = allowed_topic(self._hub, request, given, Scope.READ)
+        topic = allowed_topic(self._gateway, request, given, Scope.READ)
         message = await self._queue.get(topic, message_id)
         if message is None:
             return wire.answer(wire.NOT_EXISTS, msg=None, delayMsg=None)
@@ -318,7 +322,7 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, data=self.monitor.last(self._reader(request).sees))
 
     async def _topic_info(self, request: Request, given: wire.Parameters) -> Response:
-        topic = allowed_topic(self._hub, request, given, Scope.READ)
+        topic = allowed_topic(self._gateway, request, given, Scope.READ)
         (info,) = await self._infos([topic])
         return wire.answer(wire.SUCCESS, data=info)
 
@@ -355,14 +359,14 @@ class Endpoints:
         return Response(text, media_type=TEXT)
 
     def _reader(self, request: Request) -> Token:
-        return self._hub.require(request, Scope.READ, compat=True)
+        return self._gateway.require(request, Scope.READ, compat=True)
 
     async def _infos(self, topics: Sequence[str]) -> list[TopicInfo]:
-        return await self._hub.store.drive(topic_infos(self._hub.store, topics))
+        return await self._gateway.store.drive(topic_infos(self._gateway.store, topics))
 
     async def _all_infos(self, request: Request) -> list[TopicInfo]:
         token = self._reader(request)
-        topics = await self._hub.store.drive(self._hub.store.topics())
+        topics = await self._gateway.store.drive(self._gateway.store.topics())
         return await self._infos([topic for topic in topics if token.sees(topic)])
 
     async def _status(self, _request: Request, _given: wire.Parameters) -> Response:
@@ -374,18 +378,18 @@ class Endpoints:
     async def _online(self, request: Request, _given: wire.Parameters) -> Response:
         self._allow_change(request)
         self._service.go_online()
-        record_change(self._hub, request, "camellia.online")
+        record_change(self._gateway, request, "camellia.online")
         return _up(True)  # noqa: FBT003  now online
 
     async def _offline(self, request: Request, _given: wire.Parameters) -> Response:
         self._allow_change(request)
         is_offline = self._service.go_offline()
         if is_offline:
-            record_change(self._hub, request, "camellia.offline")
+            record_change(self._gateway, request, "camellia.offline")
         return _up(is_offline)
 
     def _allow_change(self, request: Request) -> None:
-        self._hub.require(request, Scope.OPERATE, compat=True)
+        self._gateway.require(request, Scope.OPERATE, compat=True)
         # These endpoints change state on GET, so cross-site requests are rejected.
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Forbidden("cross-site request rejected")

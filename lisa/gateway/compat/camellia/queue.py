@@ -189,11 +189,11 @@ DELETED = "deleteMsg while it was being handled"
 class Queue:
     """Queue operations on all topics. Methods raise LisaError."""
 
-    def __init__(self, hub: GatewayContext, clock: RedisClock) -> None:
-        self._hub = hub
+    def __init__(self, gateway: GatewayContext, clock: RedisClock) -> None:
+        self._gateway = gateway
         self._clock = clock
-        self._settings: CamelliaSettings = hub.settings.camellia
-        self._groups = hub.groups
+        self._settings: CamelliaSettings = gateway.settings.camellia
+        self._groups = gateway.groups
         self._receipts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
 
     async def send(
@@ -221,7 +221,7 @@ class Queue:
             wanted_ms = ttl_ms if ttl_ms > 0 else duration_ms(self._settings.ttl)
             lasts_ms = max(1, min(wanted_ms, MAX_DUE_MS - trigger_ms))
             origin = Origin(produce_ms, trigger_ms, lasts_ms, retries)
-            sent = await self._hub.sender.offer(
+            sent = await self._gateway.sender.offer(
                 topic,
                 Outgoing(
                     text,
@@ -246,7 +246,7 @@ class Queue:
 
     async def get(self, topic: str, message_id: str) -> DelayMsg | None:
         """The current state of a message; None if it is unknown."""
-        seen = await self._hub.settler.look(topic, message_id)
+        seen = await self._gateway.settler.look(topic, message_id)
         return as_found(topic, message_id, seen, await self._clock.now_us() // 1000)
 
     async def delete(self, topic: str, message_id: str) -> bool:
@@ -255,17 +255,17 @@ class Queue:
         False if it is unknown or settled, even if only in one of several groups.
         """
         for _ in range(TRIES):
-            seen = await self._hub.settler.look(topic, message_id, bodies=False)
+            seen = await self._gateway.settler.look(topic, message_id, bodies=False)
             is_partly_settled = fence_of(seen.envelope)[-1:] in PARTLY
             if is_partly_settled or not is_alive(topic, message_id, seen):
                 return False
             # Lisa cannot cancel a message in flight, so its delivery is discarded first.
             for copy in seen.group_states:
                 if copy.state == "in_flight":
-                    await self._hub.settler.retry_by_id(
+                    await self._gateway.settler.retry_by_id(
                         topic, message_id, reason=DELETED, delay="discard", group=copy.group
                     )
-            if await self._hub.sender.cancel(topic, message_id) is Cancelled.CANCELLED:
+            if await self._gateway.sender.cancel(topic, message_id) is Cancelled.CANCELLED:
                 return True
         return False
 
@@ -286,7 +286,7 @@ class Queue:
             self._receipts.popitem(last=False)
 
     async def _ack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
-        settler, group = self._hub.settler, self._groups.get(topic)
+        settler, group = self._gateway.settler, self._groups.get(topic)
         if receipt is not None and await settler.ack(topic, receipt) is not Acked.STALE:
             return True
         outcome = await settler.ack_by_id(topic, message_id, group)
@@ -310,7 +310,7 @@ class Queue:
         return False
 
     async def _nack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
-        settler = self._hub.settler
+        settler = self._gateway.settler
         if receipt is not None:
             failed = await settler.retry(topic, receipt, reason=NACKED)
             if failed.outcome is not Failed.STALE:
