@@ -332,8 +332,14 @@ async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAns
     Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
     Repeating the request changes nothing. Another definition replaces the waiting occurrence, too.
     """
+    wanted = call.body
     with _in_names_of_this_api():
-        changed = await _set(call)
+        changed = await call.gateway.sender.schedule(
+            call.path["name"],
+            topic=call.topic,
+            body=read_body(wanted.body, wanted.body_base64),
+            **_options(wanted),
+        )
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
 
@@ -347,30 +353,14 @@ def _in_names_of_this_api() -> Iterator[None]:
         raise InvalidMessage(text) from error
 
 
-async def _set(call: Call[NoFields, ScheduleRequest]) -> bool:
-    wanted = call.body
-    return await call.gateway.sender.schedule(
-        call.path["name"],
-        topic=call.topic,
-        body=read_body(wanted.body, wanted.body_base64),
-        cron=wanted.cron,
-        every=_duration_text(wanted.every_ms),
-        tz=wanted.tz,
-        dst=wanted.dst,
-        start=wanted.start,
-        until=wanted.until,
-        count=wanted.count,
-        jitter=_duration_text(wanted.jitter_ms),
-        catch_up=wanted.catch_up,
-        max_late=_duration_text(wanted.max_late_ms),
-        overlap=wanted.overlap,
-        template=wanted.template,
-        headers=wanted.headers,
-        ttl=_duration_text(wanted.ttl_ms),
-        retry=read_policy(wanted.retry),
-        late=wanted.late,
-        if_version=wanted.if_version,
-    )
+def _options(request: ScheduleRequest) -> dict[str, Any]:
+    """The options of `Producer.schedule` in a request. Raises ErrorResponse."""
+    given = msgspec.structs.asdict(request)
+    del given["body"], given["body_base64"]
+    for name in [name for name in given if name.endswith("_ms")]:
+        value = given.pop(name)
+        given[name.removesuffix("_ms")] = None if value is None else f"{value}ms"
+    return {**given, "retry": read_policy(request.retry)}
 
 
 @_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
@@ -462,10 +452,6 @@ async def _known(call: Call[Any, Any]) -> Record:
             404, "unknown-schedule", f"topic {call.topic!r} has no schedule {name!r}"
         )
     return found
-
-
-def _duration_text(value_ms: int | None) -> str | None:
-    return None if value_ms is None else f"{value_ms}ms"
 
 
 def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
