@@ -42,6 +42,26 @@ from lisa.producer import GatewayProducer
 
 READ_EVERY_S = 5.0
 
+log = logging.getLogger("lisa.gateway")
+
+ROLE = "gateway"
+"""Prefix of gateway names, also as consumers that hold messages for clients."""
+
+SHARED_BYTES = 64
+"""Bytes of memory shared by all workers of a gateway; Camellia's health check uses the first 16."""
+
+SLACK_S = 10.0
+"""Socket timeout of a blocking read, in addition to its block time."""
+
+OWN_ERROR_S = 0.25
+"""How much longer than `patience` a request waits, so that a failed call reports its own error."""
+
+COPIES = 4
+"""Bytes of memory for each byte of a body: it is held as read, decoded and encoded.
+
+Measured with bodies of 1 MB while Redis hangs: 2.8 to 3.4.
+"""
+
 
 class RedisClock:
     """The server's time: exact by request, or estimated from the last reading.
@@ -86,26 +106,6 @@ def _elapsed_us() -> int:
     """Microseconds of a clock that is never set."""
     return time.monotonic_ns() // 1000
 
-
-log = logging.getLogger("lisa.gateway")
-
-ROLE = "gateway"
-"""Prefix of gateway names, also as consumers that hold messages for clients."""
-
-SHARED_BYTES = 64
-"""Bytes of memory shared by all workers of a gateway; Camellia's health check uses the first 16."""
-
-SLACK_S = 10.0
-"""Socket timeout of a blocking read, in addition to its block time."""
-
-OWN_ERROR_S = 0.25
-"""How much longer than `patience` a request waits, so that a failed call reports its own error."""
-
-COPIES = 4
-"""Bytes of memory for each byte of a body: it is held as read, decoded and encoded.
-
-Measured with bodies of 1 MB while Redis hangs: 2.8 to 3.4.
-"""
 
 arrival: ContextVar[tuple[asyncio.Task[Any] | None, float]] = ContextVar("arrival")
 """The task of a request, and when the request was complete, in the event loop's time.

@@ -37,6 +37,11 @@ SAFE_HEADERS = {
     "x-frame-options": "DENY",
 }
 
+MOST_ANONYMOUS_BYTES = 64 * 1024
+"""Maximum body without a bearer token, which suffices for the web page's forms."""
+
+READING = frozenset(("GET", "HEAD", "OPTIONS"))
+
 
 class ResponseChannel:
     """An ASGI send channel that adds default security headers and records the response's head.
@@ -106,12 +111,6 @@ def _parts(message: Message) -> Iterator[Message]:
     for start in starts:
         part = body[start : start + LARGE_BYTES]
         yield {**message, "body": part, "more_body": more or start != starts[-1]}
-
-
-MOST_ANONYMOUS_BYTES = 64 * 1024
-"""Maximum body without a bearer token, which suffices for the web page's forms."""
-
-READING = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class LimitsMiddleware:

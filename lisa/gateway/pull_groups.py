@@ -28,6 +28,13 @@ KEPT_S = 20.0
 MOST_REMEMBERED = 10_000
 """The most topics to remember; above that, only those with recent pulls are kept."""
 
+JOIN_AGAIN_S = 20.0
+"""Interval at which a topic that is pulled from is registered again."""
+
+EXPECT_AGAIN_S = 60.0
+
+"""The most topics whose group is cached; above that, only recently joined ones are kept."""
+
 
 class PullPresence:
     """Announces one gateway as a consumer, and notices when the server has lost its records.
@@ -130,14 +137,6 @@ class PullPresence:
 def _recent(times: dict[str, float]) -> dict[str, float]:
     now = time.monotonic()
     return {topic: at for topic, at in times.items() if now - at < KEPT_S}
-
-
-JOIN_AGAIN_S = 20.0
-"""Interval at which a topic that is pulled from is registered again."""
-
-EXPECT_AGAIN_S = 60.0
-
-"""The most topics whose group is cached; above that, only recently joined ones are kept."""
 
 
 class UnknownGroup(GroupRemoved):

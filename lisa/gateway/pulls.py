@@ -33,6 +33,16 @@ from lisa.core.transitions.lease import Release
 from lisa.gateway.pull_groups import BEAT_S, GroupJoins, PullPresence, UnknownGroup
 from lisa.gateway.settling import Receipt, encode_receipt
 
+log = logging.getLogger("lisa.gateway")
+
+RELEASE_WITHIN_S = 60.0
+"""How long to retry a release while the server is unavailable."""
+
+LONGEST_ROUND_S = 5.0
+
+FIRST_PULL_S = 1.0
+"""How long the first pull of a topic waits for a manager to declare a group."""
+
 
 class HandedOut(NamedTuple):
     """One message for a client, which settles it by its receipt."""
@@ -86,12 +96,6 @@ class Waiter:
             self.future.set_exception(error)
 
 
-log = logging.getLogger("lisa.gateway")
-
-RELEASE_WITHIN_S = 60.0
-"""How long to retry a release while the server is unavailable."""
-
-
 class Releaser:
     """Releases deliveries in the background, without counting an attempt."""
 
@@ -140,9 +144,6 @@ class Releaser:
                         error,
                     )
                 break
-
-
-LONGEST_ROUND_S = 5.0
 
 
 class PullQueue:
@@ -377,10 +378,6 @@ class PullQueue:
             found.append(HandedOut(delivery.message, receipt, delivery.size))
         await self._store.drive(self._source.settle_unfit(opened))
         return found
-
-
-FIRST_PULL_S = 1.0
-"""How long the first pull of a topic waits for a manager to declare a group."""
 
 
 class PullBroker:

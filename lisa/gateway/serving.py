@@ -29,6 +29,18 @@ from lisa.gateway.shares import Client, Meter, Shares
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""
 
+log = logging.getLogger("lisa.gateway")
+BACKLOG = 2048
+
+SPARE_CONNECTIONS = 2_000
+"""Idle connections allowed in addition to active requests."""
+
+KEEP_ALIVE_S = 75
+"""Longer than common clients' keep-alive, so that no connection closes during a request."""
+
+OWN_FILES = 100
+"""Open files other than clients' connections: Redis, pushes, logs."""
+
 
 def bounded(timeout_s: float, meter: Meter, shares: Shares) -> type[asyncio.Protocol]:
     """A protocol class that closes connections whose client is too slow, or has too many.
@@ -199,20 +211,6 @@ class _Bounded(HttpToolsProtocol):
             self.transport.write(head % status)
         self.transport.close()
         self._start_write_timer()
-
-
-log = logging.getLogger("lisa.gateway")
-
-BACKLOG = 2048
-SPARE_CONNECTIONS = 2_000
-"""Idle connections allowed in addition to active requests."""
-
-KEEP_ALIVE_S = 75
-"""Longer than common clients' keep-alive, so that no connection closes during a request."""
-
-
-OWN_FILES = 100
-"""Open files other than clients' connections: Redis, pushes, logs."""
 
 
 def listen(settings: GatewaySettings) -> socket.socket:

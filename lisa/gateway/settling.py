@@ -32,6 +32,9 @@ from lisa.core.transitions.retry import (
 
 _LATENESS = frozenset((*LETTERS, *FORMER, EARLY, NO_LATENESS))
 
+TRIES = 5
+"""How many times a delivery is looked up by id while other consumers take it over."""
+
 
 class _Written(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     group: str
@@ -92,10 +95,6 @@ def decode_receipt(text: str, now_us: int) -> Receipt:
     late = narrowed(one.lateness, now_us - one.due_ms * 1_000)
     settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, *late)
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)
-
-
-TRIES = 5
-"""How many times a delivery is looked up by id while other consumers take it over."""
 
 
 class _Batch(NamedTuple):

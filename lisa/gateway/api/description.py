@@ -64,6 +64,11 @@ Errors are problem documents (RFC 9457); programs should check `type`. Lists are
 request with `cursor` until it is null.
 """
 
+POLICY = (
+    "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """The OpenAPI document as a JSON-compatible dict."""
@@ -238,11 +243,6 @@ LINKS = {
     "metrics": "/metrics",
     "page": "/",
 }
-
-POLICY = (
-    "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
 
 
 def description_operations(operations: Sequence[Operation]) -> list[Operation]:

@@ -29,6 +29,9 @@ from lisa.gateway.api.types import (
     invalid,
 )
 
+MOST_EXAMINED = 5_000
+"""Messages that one request examines at most; its cursor continues from there."""
+
 
 class GarbageQuery(Request):
     """Filters for listing dead messages."""
@@ -62,9 +65,6 @@ class GarbageAnswer(Answer):
     done: int
     missing: list[str]
 
-
-MOST_EXAMINED = 5_000
-"""Messages that one request examines at most; its cursor continues from there."""
 
 operations = Operations("Garbage")
 

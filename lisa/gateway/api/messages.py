@@ -46,6 +46,14 @@ from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
 from lisa.producer import DueOptions
 
+CONSUMER = "The consumer that holds the message. Null unless it is in flight."
+IDLE = "Time since the delivery or its last extension. Null unless the message is in flight."
+
+DEFERRALS = (
+    "How often the message was deferred since its last failure, without counting an attempt."
+)
+TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
+
 
 class ListQuery(Request):
     """Filters for listing messages."""
@@ -55,14 +63,6 @@ class ListQuery(Request):
     due_before_ms: Instant | None = None
     cursor: Cursor | None = None
     limit: Limit = 100
-
-
-CONSUMER = "The consumer that holds the message. Null unless it is in flight."
-IDLE = "Time since the delivery or its last extension. Null unless the message is in flight."
-DEFERRALS = (
-    "How often the message was deferred since its last failure, without counting an attempt."
-)
-TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
 
 
 class ListedMessage(Answer):

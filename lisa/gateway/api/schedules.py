@@ -67,6 +67,12 @@ Moment = Annotated[
     ),
 ]
 
+MOST_BACKFILLED = 10_000
+"""A range without a limit could fill the server, and its work would outlive the request."""
+
+SCHEDULES = f"{TOPIC}/schedules"
+SCHEDULE = f"{SCHEDULES}/{{name}}"
+
 
 class ScheduleRequest(Request):
     """A schedule's definition: the message, and either `cron` or `every_ms`."""
@@ -226,10 +232,6 @@ class SchedulesAnswer(Answer):
     cursor: str | None
 
 
-MOST_BACKFILLED = 10_000
-"""A range without a limit could fill the server, and its work would outlive the request."""
-
-
 async def count_backfilled(store: AsyncStore, record: Record, from_ms: int, to_ms: int) -> int:
     """The number of past ticks in a range, both ends included. Raises InvalidMessage."""
     schedule_reads.check_range(from_ms, to_ms)
@@ -245,9 +247,6 @@ async def count_backfilled(store: AsyncStore, record: Record, from_ms: int, to_m
         )
     return count
 
-
-SCHEDULES = f"{TOPIC}/schedules"
-SCHEDULE = f"{SCHEDULES}/{{name}}"
 
 NO_SCHEDULE: Problems = {404: "The topic or the schedule is unknown."}
 FULL: Problems = {429: "The topic has reached its `capacity`."}

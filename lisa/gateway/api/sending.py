@@ -66,6 +66,16 @@ else:
         kw_only=True,
     )
 
+HEADER = "idempotency-key"
+LONGEST = 255
+
+KNOWN = (
+    "The id existed: `duplicate` if the earlier message was kept, `replaced` if this message "
+    "replaced it, `replaced_in_flight` if a consumer may still handle the earlier one as well, "
+    "`updated` if this message took its due time."
+)
+KEY_REUSED = "The `Idempotency-Key` was used for a request with other content."
+
 
 class SendRequest(_SendFields):
     """A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`."""
@@ -110,10 +120,6 @@ class BatchAnswer(Answer):
     failed: Annotated[
         int, Meta(description="Messages with a problem, which may have to be sent again.")
     ]
-
-
-HEADER = "idempotency-key"
-LONGEST = 255
 
 
 class Idempotency:
@@ -176,13 +182,6 @@ def key_reused(message_id: str) -> ErrorResponse:
 
 _item_decoder = msgspec.json.Decoder(SendRequest)
 
-KNOWN = (
-    "The id existed: `duplicate` if the earlier message was kept, `replaced` if this message "
-    "replaced it, `replaced_in_flight` if a consumer may still handle the earlier one as well, "
-    "`updated` if this message took its due time."
-)
-
-KEY_REUSED = "The `Idempotency-Key` was used for a request with other content."
 
 operations = Operations("Sending")
 

@@ -43,6 +43,25 @@ _GIVEN_AND_SHOWN: dict[type[OptionType], tuple[Any, Any]] = {
 }
 """The types of an option's values in requests and in responses."""
 
+log = logging.getLogger("lisa.gateway")
+
+COUNTERS = (
+    "sent",
+    "acked",
+    "acked_late",
+    "retried",
+    "garbage",
+    "requeued",
+    "purged",
+    "cancelled",
+    "expired",
+    "skipped",
+    "reclaimed",
+    "released",
+    "duplicate",
+    "stale",
+)
+
 
 def _given(option: Option) -> Any:
     given, _ = _GIVEN_AND_SHOWN[type(option.kind)]
@@ -207,25 +226,6 @@ class Activity(TopicCounts):
 
 
 operations = Operations("Topics")
-
-log = logging.getLogger("lisa.gateway")
-
-COUNTERS = (
-    "sent",
-    "acked",
-    "acked_late",
-    "retried",
-    "garbage",
-    "requeued",
-    "purged",
-    "cancelled",
-    "expired",
-    "skipped",
-    "reclaimed",
-    "released",
-    "duplicate",
-    "stale",
-)
 
 
 @operations.add(

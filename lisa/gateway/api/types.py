@@ -51,6 +51,16 @@ DurationText = Annotated[
     ),
 ]
 
+ACK_TIMEOUT = Meta(
+    description="When an unsettled delivery is redelivered; defaults to the topic's option."
+)
+
+LONGEST_NAME = 100
+"""Characters of an unknown field that are compared and shown."""
+
+DEEPEST = 100
+"""Maximum nesting of a JSON body, well below the limits of common JSON parsers."""
+
 
 def _milliseconds(least_ms: int, most_ms: int) -> Any:
     return Annotated[int, Meta(ge=least_ms, le=most_ms)] | DurationText
@@ -72,9 +82,6 @@ else:  # requests hold milliseconds; clients may also write text
     Ttl = _milliseconds(1, MAX_DUE_MS)
     PushTimeout = _milliseconds(100, 3_600_000)
 
-ACK_TIMEOUT = Meta(
-    description="When an unsettled delivery is redelivered; defaults to the topic's option."
-)
 MessageId = Annotated[
     str, Meta(min_length=1, max_length=256, description="1 to 256 bytes, no control characters.")
 ]
@@ -186,8 +193,6 @@ _SYNONYMS = {
 }
 """What other queues call these fields."""
 
-LONGEST_NAME = 100
-"""Characters of an unknown field that are compared and shown."""
 
 _MEANT = [(given, meant) for meant, others in _SYNONYMS.items() for given in others]
 
@@ -299,9 +304,6 @@ def read_policy(retry: list[int] | str | None) -> RetryPolicy | None:
     except InvalidMessage as error:
         raise invalid(f"retry: {error}") from None
 
-
-DEEPEST = 100
-"""Maximum nesting of a JSON body, well below the limits of common JSON parsers."""
 
 _any_json = msgspec.json.Decoder()
 

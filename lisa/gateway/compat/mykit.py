@@ -63,6 +63,17 @@ READY = 2
 PUSHABLE = (0, 5)
 """The statuses that a pushed job may have: WaitPut and Restore."""
 
+PAGE = 50
+"""Messages per page; small, because the bodies are read to find the API's header."""
+
+STATES = (LiveState.WAITING, LiveState.READY, LiveState.RETRY, LiveState.GARBAGE)
+"""Messages in flight are not cancelled."""
+
+WITHIN_S = 3600.0
+SHOWN = 500
+WAIT_MS = 10_000
+LONGEST_WAIT_MS = 60_000
+
 
 class Job(msgspec.Struct, kw_only=True):
     """A pushed job. Unknown fields are ignored; null means absent."""
@@ -181,13 +192,6 @@ def failure(problem: ErrorResponse) -> bytes:
     return _encode(success=False, code=code, message=problem.detail)
 
 
-PAGE = 50
-"""Messages per page; small, because the bodies are read to find the API's header."""
-
-STATES = (LiveState.WAITING, LiveState.READY, LiveState.RETRY, LiveState.GARBAGE)
-"""Messages in flight are not cancelled."""
-
-
 def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
     """Cancel this API's messages in the topics; returns the number of cancelled messages."""
     total = 0
@@ -221,10 +225,6 @@ def _cancel(store: Store, topic: str, ids: list[str]) -> Flow[int]:
         return 0
     outcomes = yield from store.run_by_id(Cancel(topic, own))
     return sum(outcome is Cancelled.CANCELLED for outcome in outcomes)
-
-
-WITHIN_S = 3600.0
-SHOWN = 500
 
 
 class _Report(msgspec.Struct):
@@ -316,9 +316,6 @@ def _failed(reason: str) -> ErrorResponse:
 
 
 __all__ = ["routes"]
-
-WAIT_MS = 10_000
-LONGEST_WAIT_MS = 60_000
 
 
 def routes(gateway: GatewayContext) -> list[BaseRoute]:

@@ -34,6 +34,8 @@ MOST_FIELDS = 100
 MOST_HEAD_BYTES = 1_024
 """Length of the headers of one part, which take quadratic time to parse."""
 
+TOPICS_PER_STEP = 250
+
 
 async def read_form(request: Request, *, default: str = "") -> list[tuple[str, str]]:
     """Names and values of a form in the body, in order; empty if the body is not a form.
@@ -133,9 +135,6 @@ def text_of(body: Any) -> str:
     if isinstance(body, bytes):
         return base64.b64encode(body).decode("ascii")
     return msgspec.json.encode(body).decode()
-
-
-TOPICS_PER_STEP = 250
 
 
 class FoundJob(NamedTuple):

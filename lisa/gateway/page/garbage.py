@@ -41,6 +41,34 @@ LEASE_S = 10.0
 STOP_S = 3 * LEASE_S
 """How long a request to stop lasts: longer than the record."""
 
+log = logging.getLogger("lisa.gateway")
+
+PATIENCE_S = 5.0
+"""How long a request waits for an action, which then continues in the background."""
+
+RENEW_S = 0.5
+"""How often a process renews the record of its run, and notices a request to stop it."""
+
+RELEASE_S = 1.0
+"""How long an action that has ended waits for Redis to delete its record."""
+
+POLL_S = 0.05
+"""How often a request looks whether the run that it stops has ended."""
+
+FASTEST = 10_000
+"""The highest pace that can be chosen, in messages per second."""
+
+PER_PAGE = 25
+PREVIEW_BYTES = 4_096
+MOST_REASONS = 20
+REASONS_S = 3.0
+
+MOST_EXAMINED = 5_000
+"""Messages that one request examines at most; the next page continues from there."""
+
+FIELDS = ("group", "reason", "older", "kind")
+"""The fields of the filter form."""
+
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A running action.
@@ -115,24 +143,6 @@ def _decoded(content: Any) -> RunRecord | None:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-log = logging.getLogger("lisa.gateway")
-
-PATIENCE_S = 5.0
-"""How long a request waits for an action, which then continues in the background."""
-
-RENEW_S = 0.5
-"""How often a process renews the record of its run, and notices a request to stop it."""
-
-RELEASE_S = 1.0
-"""How long an action that has ended waits for Redis to delete its record."""
-
-POLL_S = 0.05
-"""How often a request looks whether the run that it stops has ended."""
-
-FASTEST = 10_000
-"""The highest pace that can be chosen, in messages per second."""
 
 
 @dataclass(slots=True)
@@ -276,14 +286,6 @@ def pace(text: str) -> int | None:
     return int(text)
 
 
-PER_PAGE = 25
-PREVIEW_BYTES = 4_096
-MOST_REASONS = 20
-REASONS_S = 3.0
-MOST_EXAMINED = 5_000
-"""Messages that one request examines at most; the next page continues from there."""
-
-
 @dataclass(frozen=True, slots=True)
 class Dead:
     """One dead message and a preview of its body."""
@@ -291,10 +293,6 @@ class Dead:
     row: Row
     body: Body | None
     fault: str | None
-
-
-FIELDS = ("group", "reason", "older", "kind")
-"""The fields of the filter form."""
 
 
 def selection_of(

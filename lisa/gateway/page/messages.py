@@ -39,6 +39,13 @@ MOST_EDITED = 16 * 1024
 A form without a bearer token is limited to 64 KiB, and triples most bytes.
 """
 
+PER_PAGE = 50
+EVENTS_PER_LOOK = 20_000
+STORY_S = 2.0
+
+SLACK_MS = 60_000
+"""How far the clock that generated an id may be ahead of the Redis clock."""
+
 
 class StoredMessage(NamedTuple):
     """A stored message, ready to be sent again."""
@@ -146,9 +153,6 @@ def edited_body(kind: str, body: str) -> Any:
         raise InvalidMessage(f"the edited body is not JSON: {error}") from None
 
 
-PER_PAGE = 50
-
-
 async def show_list(visit: PageRequest) -> Response:
     """The message list page."""
     line = await require_topic(visit)
@@ -181,11 +185,7 @@ async def show_list(visit: PageRequest) -> Response:
     )
 
 
-EVENTS_PER_LOOK = 20_000
-STORY_S = 2.0
 _POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")
-SLACK_MS = 60_000
-"""How far the clock that generated an id may be ahead of the Redis clock."""
 
 
 async def show(visit: PageRequest) -> Response:

@@ -28,6 +28,8 @@ SPARK_STEPS = 15
 SPARK_S = 30.0
 SPARK_WIDTH, SPARK_HEIGHT = 60, 16
 
+WORST = "worst"
+
 
 def _most_first(figure: str) -> Callable[[Line], float]:
     """Sort key: the highest figure first, none as 0."""
@@ -35,7 +37,6 @@ def _most_first(figure: str) -> Callable[[Line], float]:
     return lambda line: -(of(line) or 0)
 
 
-WORST = "worst"
 ORDERS: dict[str, Callable[[Line], Any]] = {
     "topic": attrgetter("topic"),
     "oldest": lambda line: line.oldest_due_ms or inf,

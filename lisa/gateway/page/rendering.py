@@ -40,6 +40,20 @@ _FILES = {
 }
 _DIGESTS = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in _FILES.items()}
 
+DUMP_BYTES = 2_048
+
+MOST_GROWTH = 4
+"""JSON that grows beyond this factor when indented is deeply nested; it is shown unchanged."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Only scripts and styles served by this gateway are allowed; inline ones are not."""
+
+NBSP = "\N{NO-BREAK SPACE}"
+LARGEST_DATE_MS = 253_402_300_799_999
+
 
 def asset(name: str) -> str:
     """The URL path of a file."""
@@ -68,10 +82,6 @@ def _response(name: str, cache_control: str) -> Response:
     headers = {"Cache-Control": cache_control, "Content-Type": TYPES[Path(name).suffix]}
     return Response(_FILES[name], headers=headers)
 
-
-DUMP_BYTES = 2_048
-MOST_GROWTH = 4
-"""JSON that grows beyond this factor when indented is deeply nested; it is shown unchanged."""
 
 KINDS = {"j": "JSON", "s": "text", "b": "bytes"}
 
@@ -118,11 +128,6 @@ def _dump(data: bytes) -> str:
     return "\n".join(lines)
 
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-"""Only scripts and styles served by this gateway are allowed; inline ones are not."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "private, no-cache",
@@ -131,8 +136,6 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
 }
 _UNITS = re.compile(r"(\d)([a-z])")
-NBSP = "\N{NO-BREAK SPACE}"
-LARGEST_DATE_MS = 253_402_300_799_999
 
 
 def count(value: float | None) -> str:

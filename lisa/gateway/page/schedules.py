@@ -43,6 +43,11 @@ PER_PAGE = 100
 TICKS = 10
 READ_S = 2.0
 
+NO_RETRIES = "none"
+
+TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "late")
+"""Fields that a schedule takes as text; empty ones are unset."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
@@ -179,10 +184,6 @@ def shown_body(definition: ScheduleDefinition) -> Body:
     data = definition.encoded_body
     return format_body(Envelope("", "", definition.kind, {}, data), most=BODY_BYTES)
 
-
-NO_RETRIES = "none"
-TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "late")
-"""Fields that a schedule takes as text; empty ones are unset."""
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 _headers_decoder = msgspec.json.Decoder(dict[str, str])

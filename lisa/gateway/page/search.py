@@ -49,6 +49,12 @@ _LIVE = "live"
 _NOT_ASCII = re.compile(r"[^\0-\x7f]")
 _COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
 
+MOST_TOPICS = 2_000
+TOPICS_PER_STEP = 100
+MOST_IDS = 20_000
+MOST_BODIES = 2_000
+"""Messages that one request examines at most, in a search by id and by text."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveQuery:
@@ -265,12 +271,6 @@ def _position(cursor: str | None) -> tuple[date | None, int]:
     except ValueError:
         raise ConfigError(f"{cursor!r} is not a cursor of this search") from None
 
-
-MOST_TOPICS = 2_000
-TOPICS_PER_STEP = 100
-MOST_IDS = 20_000
-MOST_BODIES = 2_000
-"""Messages that one request examines at most, in a search by id and by text."""
 
 _archive_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
 """Searches of the archive run one after the other, because each may use all cores."""

@@ -33,6 +33,23 @@ from lisa.gateway.context import GatewayContext
 GARBAGE_MS = 15 * 60_000
 """The period in which new garbage is counted."""
 
+LOOK_S = 1.0
+ROLES_S = 2.0
+SERVER_S = 5.0
+
+CACHE_FACTOR = 20
+"""A slow query is cached for at least this many times its duration."""
+
+RATE_US = 9_000_000
+LATENESS_US = 60_000_000
+GARBAGE_S = 30.0
+FORGET_US = 15_000_000
+RING_US = 2_000_000
+MOST_SHARED = 512
+
+MOST_PROBED = 500
+"""Topics of a cluster for which to look whether their node refuses writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -148,21 +165,6 @@ class Snapshot:
 
 
 T = TypeVar("T")
-
-LOOK_S = 1.0
-ROLES_S = 2.0
-SERVER_S = 5.0
-CACHE_FACTOR = 20
-"""A slow query is cached for at least this many times its duration."""
-
-RATE_US = 9_000_000
-LATENESS_US = 60_000_000
-GARBAGE_S = 30.0
-FORGET_US = 15_000_000
-RING_US = 2_000_000
-MOST_SHARED = 512
-MOST_PROBED = 500
-"""Topics of a cluster for which to look whether their node refuses writes."""
 
 
 class _SharedQuery:

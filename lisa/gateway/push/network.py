@@ -34,6 +34,9 @@ _UNICAST = IPv6Network("2000::/3")
 _AZURE = IPv4Address("168.63.129.16")
 """Azure's host services: a public address that is reachable only from inside Azure."""
 
+MOST_TRIED = 4
+"""Maximum number of a host's addresses to try before the push fails."""
+
 
 class NotAllowed(Exception):
     """The address of a push target is not allowed."""
@@ -119,10 +122,6 @@ def _is_public(address: _Address) -> bool:
         and address != _AZURE
         and not (address.is_multicast or address.is_reserved or address.is_unspecified)
     )
-
-
-MOST_TRIED = 4
-"""Maximum number of a host's addresses to try before the push fails."""
 
 
 class GatewayFault(Exception):

@@ -42,6 +42,22 @@ MOST_HEADER_BYTES = 8 * 1024
 
 AGENT = f"lisa-gateway/{version('lisa-delay-queue')}"
 
+KEEP_ALIVE_S = 4.0
+"""Shorter than the five seconds after which common servers close idle connections."""
+
+CONNECT_PART = 0.9
+"""Part of a push's time after which a lookup or connection fails with its own error."""
+
+MOST_KEPT = 100
+
+MOST_READ = 16 * 1024
+"""Bytes of a response body that are read so that the connection can be reused."""
+
+SHOWN = 200
+
+LONGEST_WAIT = 24 * 3600
+"""Upper limit for Retry-After, in seconds."""
+
 
 def body_of(message: Message) -> tuple[bytes, str]:
     """A message's body as bytes, and its media type."""
@@ -99,21 +115,6 @@ def _own_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
             break
         found.append((f"lisa-header-{name.lower()}", value))
     return found
-
-
-KEEP_ALIVE_S = 4.0
-"""Shorter than the five seconds after which common servers close idle connections."""
-
-CONNECT_PART = 0.9
-"""Part of a push's time after which a lookup or connection fails with its own error."""
-
-MOST_KEPT = 100
-MOST_READ = 16 * 1024
-"""Bytes of a response body that are read so that the connection can be reused."""
-
-SHOWN = 200
-LONGEST_WAIT = 24 * 3600
-"""Upper limit for Retry-After, in seconds."""
 
 
 class PushVerdict(Enum):

@@ -22,6 +22,16 @@ from lisa.gateway.pull_groups import BEAT_S
 from lisa.gateway.pulls import HandedOut
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
 
+log = logging.getLogger("lisa.gateway.push")
+
+WAIT_S = 20.0
+"""How long one pull waits for a message."""
+
+LOOK_AGAIN_S = 0.5
+
+SETTLE_WITHIN_S = 60.0
+"""How long to keep trying to settle a push while Redis is unavailable."""
+
 
 class TargetRecord:
     """One gateway's record of how one target responded.
@@ -113,16 +123,6 @@ class TargetRecord:
 
     def _rest(self, seconds: float) -> None:
         self.resumes = max(self.resumes, time.monotonic() + seconds)
-
-
-log = logging.getLogger("lisa.gateway.push")
-
-WAIT_S = 20.0
-"""How long one pull waits for a message."""
-
-LOOK_AGAIN_S = 0.5
-SETTLE_WITHIN_S = 60.0
-"""How long to keep trying to settle a push while Redis is unavailable."""
 
 
 class Pusher:

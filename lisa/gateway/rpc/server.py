@@ -37,6 +37,12 @@ CONSUME = "Consume"
 
 _encoder = msgspec.json.Encoder(enc_hook=lambda _error: None)  # null for a message in `failed`
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+CHECK_EACH_S = 1.0
+"""How often the health service checks whether the gateway works."""
+
 
 def path_of(method: str) -> str:
     """The path of a method's requests."""
@@ -83,8 +89,6 @@ async def _perform(gateway: GatewayContext, operation: Operation, request: Reque
     return await operation.perform(Call(gateway, request, token, path, query, body, failed))
 
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -162,9 +166,6 @@ async def _counted(shares: Shares, context: Any) -> AsyncIterator[None]:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         yield
 
-
-CHECK_EACH_S = 1.0
-"""How often the health service checks whether the gateway works."""
 
 _PING_MS = 30_000
 _PING_TIMEOUT_MS = 10_000

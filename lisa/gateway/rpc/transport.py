@@ -37,6 +37,18 @@ _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _PROBLEM = lisa_pb2.Problem.DESCRIPTOR.fields_by_name
 _FLAGS = {"true": True, "false": False}
 
+EXCHANGE = "lisa.exchange"
+"""Key of the call's `Exchange` in its ASGI scope."""
+
+PROBLEM = "lisa-problem-bin"
+"""Trailing metadata with the error as a `lisa.v1.Problem`."""
+
+DETAIL_BYTES = 1_500
+"""Maximum size of a detail, which is sent twice: percent-encoded, and in the problem as base64.
+
+gRPC clients refuse metadata above 8 KiB by default, and report RESOURCE_EXHAUSTED instead.
+"""
+
 
 def parse(kind: type[M], data: bytes) -> M:
     """A Protobuf message from its bytes. Raises ErrorResponse."""
@@ -112,18 +124,6 @@ def problem(content: Mapping[str, Any]) -> lisa_pb2.Problem:
     """A problem document as a Protobuf message."""
     return lisa_pb2.Problem(**{name: value for name, value in content.items() if name in _PROBLEM})
 
-
-EXCHANGE = "lisa.exchange"
-"""Key of the call's `Exchange` in its ASGI scope."""
-
-PROBLEM = "lisa-problem-bin"
-"""Trailing metadata with the error as a `lisa.v1.Problem`."""
-
-DETAIL_BYTES = 1_500
-"""Maximum size of a detail, which is sent twice: percent-encoded, and in the problem as base64.
-
-gRPC clients refuse metadata above 8 KiB by default, and report RESOURCE_EXHAUSTED instead.
-"""
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,

@@ -38,6 +38,13 @@ IDLE_S = 20.0
 _STATE = struct.Struct("=?7xd")
 _LAST_USE = struct.Struct("=d")
 
+log = logging.getLogger("lisa.gateway.camellia")
+QUEUE = "/camellia/delayQueue"
+HEALTH = "/camellia/health"
+TEXT = "text/plain;charset=UTF-8"
+LONGEST_POLL_MS = 3_600_000
+ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
+
 
 class ServiceState:
     """The in-service flag and the time of the last client request."""
@@ -68,8 +75,6 @@ class ServiceState:
         last: float = _STATE.unpack_from(self._shared)[1]
         return time.monotonic() - last > IDLE_S
 
-
-log = logging.getLogger("lisa.gateway.camellia")
 
 Handler = Callable[[Request, wire.Parameters], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -142,13 +147,6 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
     else:
         log.error("%s failed", path, exc_info=error)
     return wire.answer(wire.UNKNOWN, **empty)
-
-
-QUEUE = "/camellia/delayQueue"
-HEALTH = "/camellia/health"
-TEXT = "text/plain;charset=UTF-8"
-LONGEST_POLL_MS = 3_600_000
-ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
 
 Pull: TypeAlias = Callable[..., Coroutine[Any, Any, list[HandedOut]]]

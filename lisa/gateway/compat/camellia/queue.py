@@ -57,6 +57,17 @@ _SIZES = tuple(f"sizeOf{start}To{end}" for start, end in _BANDS)
 BANDS = tuple(f"size_{start}_{end}".lower() for start, end in _BANDS)
 """The bands' names in metrics, in order."""
 
+MOST_RECEIPTS = 20_000
+
+NO_ENTRY = "0-0"
+"""An entry that is in no stream; an ack with it counts as late."""
+
+PARTLY = ("+", "R")
+"""Fence suffixes of an envelope that at least one of several groups has settled."""
+
+NACKED = "ackMsg with ack=false"
+DELETED = "deleteMsg while it was being handled"
+
 
 class TopicInfo(msgspec.Struct, frozen=True, rename="camel"):
     """One topic's counts, summed over its groups, because the wire format has a single queue.
@@ -173,17 +184,6 @@ def bands_of(start: str, now_ms: int) -> list[tuple[str, str]]:
             strict=True,
         )
     )
-
-
-MOST_RECEIPTS = 20_000
-NO_ENTRY = "0-0"
-"""An entry that is in no stream; an ack with it counts as late."""
-
-PARTLY = ("+", "R")
-"""Fence suffixes of an envelope that at least one of several groups has settled."""
-
-NACKED = "ackMsg with ack=false"
-DELETED = "deleteMsg while it was being handled"
 
 
 class Queue:

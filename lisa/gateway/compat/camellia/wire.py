@@ -34,6 +34,8 @@ _HEX = re.compile(r"(-?)(?:0[xX]|#)([0-9a-fA-F]+)\Z")
 _TRUE = frozenset(("true", "on", "yes", "1"))
 _FALSE = frozenset(("false", "off", "no", "0"))
 
+HEADER = "camellia"
+
 
 class BadParameter(Exception):
     """A parameter is missing or has the wrong type."""
@@ -130,8 +132,6 @@ def bad_request(request: Request, error: BadParameter) -> Response:
     }
     return Response(msgspec.json.encode(content), 400, media_type=JSON)
 
-
-HEADER = "camellia"
 
 WAITING, READY, CONSUMING, CONSUMED, EXPIRED, EXHAUSTED, DELETED = range(1, 8)
 
