@@ -1,6 +1,8 @@
-"""The gateway: Lisa over HTTP, for any language.
+"""The gateway: Lisa over HTTP and gRPC, for any language. Requires the extra `gateway`.
 
-Each process has one `GatewayContext`, shared by all its interfaces: the native API (`api`), APIs
-compatible with other delay queues (`compat`), web hook pushes (`push`), metrics, and the web page
-(`page`). Requires the extra `gateway`.
+A request passes `serving` (connections), `limits` (what its client may use) and Starlette's router
+(`app`) to one of the interfaces: the native API (`api`), the same operations over gRPC (`rpc`),
+APIs compatible with other delay queues (`compat`), `metrics`, or the web page (`page`). They share
+one `GatewayContext` of their process. Messages are handed out by `pulls`, or to web hooks by
+`push`, and settled by `settling`.
 """
