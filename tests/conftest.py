@@ -16,7 +16,7 @@ import redis
 import xdist.remote
 from xdist.scheduler import LoadScopeScheduling
 
-from lisa.core.daemon.stop_signals import STOPPING
+from lisa.core.daemon.process_signals import STOPPING
 from lisa.core.model.signals import Signals, everywhere
 from lisa.core.redis import failover
 from lisa.embedded import EmbeddedServer

@@ -48,7 +48,7 @@ def main(  # noqa: PLR0917  click passes them by name
     unavailable; 1 for another error, such as one of the consumer's lifespan.
     """
     # Imported here to keep --help fast.
-    from lisa.core.daemon.stop_signals import exit_on_signals, stopping
+    from lisa.core.daemon.process_signals import exit_on_signals, stopping
 
     exit_on_signals(stopping())
     from lisa.core.settings import ConsumerSettings
@@ -83,8 +83,7 @@ def _run_one(
 ) -> None:
     from lisa.cli.daemon import check_rights, import_handlers
     from lisa.consumer.loader import load
-    from lisa.core.daemon.memory import freeze_loaded_objects
-    from lisa.core.daemon.processes import end_with_parent
+    from lisa.core.daemon.processes import end_with_parent, freeze_loaded_objects
     from lisa.core.metrics.numbers import of_process
     from lisa.core.metrics.sharing import leave_numbers
 
@@ -171,7 +170,7 @@ def _serve_pages(
     numbers: Callable[[], Numbers],
 ) -> None:
     from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
-    from lisa.core.metrics.cache import METRICS
+    from lisa.core.metrics.numbers import METRICS
 
     def metrics() -> StatusResponse:
         # Imported on the first request, to keep the start fast.

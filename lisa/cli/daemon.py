@@ -65,7 +65,7 @@ def run_daemon(
     is_child: another process of this command started this one, and has checked the options.
     """
     from lisa.core.daemon import logs
-    from lisa.core.daemon.exit_codes import exit_code
+    from lisa.core.daemon.processes import exit_code
 
     if not is_child:
         warn_of_password(overrides["redis"])

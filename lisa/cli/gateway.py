@@ -59,7 +59,7 @@ def main(
     Exit codes: 0; 2 for a configuration error; 1 for another error at the start.
     """
     # Imported here to keep --help fast.
-    from lisa.core.daemon.stop_signals import exit_on_signals, stopping
+    from lisa.core.daemon.process_signals import exit_on_signals, stopping
 
     exit_on_signals(stopping())
     from lisa.core.settings import GatewaySettings
@@ -83,7 +83,7 @@ def _run(
     settings: GatewaySettings, parent_pipe: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
     from lisa.cli.daemon import check_rights
-    from lisa.core.daemon.memory import freeze_loaded_objects
+    from lisa.core.daemon.processes import freeze_loaded_objects
     from lisa.core.model.extras import requires
     from lisa.core.redis.address import Address
 

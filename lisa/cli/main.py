@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import click
 
 from lisa.cli.options import Chosen, common_options
-from lisa.core.daemon.exit_codes import exit_code
+from lisa.core.daemon.processes import exit_code
 from lisa.core.model.errors import LisaError, TooManyGroups
 from lisa.core.model.extras import requires
 

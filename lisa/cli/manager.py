@@ -31,12 +31,12 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     for another error at the start.
     """
     # Imported here to keep --help fast.
-    from lisa.core.daemon.stop_signals import STOPPING, exit_on_signals
+    from lisa.core.daemon.process_signals import STOPPING, exit_on_signals
 
     exit_on_signals(STOPPING)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # kept until the manager handles it
     from lisa.cli.daemon import check_rights, import_handlers
-    from lisa.core.daemon.memory import freeze_loaded_objects
+    from lisa.core.daemon.processes import freeze_loaded_objects
     from lisa.core.redis.address import Address
     from lisa.core.settings import ManagerSettings
     from lisa.manager import Manager

@@ -16,8 +16,7 @@ from lisa.consumer.base import BaseConsumer
 from lisa.consumer.event_loop import AppLoop
 from lisa.consumer.lifespan import StartScope
 from lisa.consumer.pull import AsyncDelivery, AsyncPuller
-from lisa.core.daemon.forks import not_inherited
-from lisa.core.daemon.stop_signals import handler_of, stopping
+from lisa.core.daemon.process_signals import handler_of, not_inherited, stopping
 from lisa.core.daemon.threads import in_thread
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import start_task

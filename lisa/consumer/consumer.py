@@ -10,8 +10,7 @@ from typing import Self
 
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.pull import Delivery
-from lisa.core.daemon.mailbox import Mailbox
-from lisa.core.daemon.stop_signals import stopping
+from lisa.core.daemon.process_signals import Mailbox, stopping
 from lisa.core.model.errors import LisaError
 
 

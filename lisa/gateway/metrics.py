@@ -17,8 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.daemon.status import StatusResponse
 from lisa.core.metrics import topics as topic_metrics
-from lisa.core.metrics.cache import METRICS, Reading
-from lisa.core.metrics.numbers import Numbers, of_process, put
+from lisa.core.metrics.numbers import METRICS, Numbers, Reading, of_process, put
 from lisa.core.metrics.sharing import WRITE_EACH_S, Shared
 from lisa.core.model.errors import LisaError
 from lisa.gateway.access import Scope

@@ -16,8 +16,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from lisa.core.daemon.process_signals import handler_of, stopping
 from lisa.core.daemon.status import HEALTH
-from lisa.core.daemon.stop_signals import handler_of, stopping
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import GatewaySettings
 from lisa.gateway import push

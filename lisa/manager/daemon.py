@@ -11,12 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lisa.core.daemon.mailbox import Mailbox
+from lisa.core.daemon.process_signals import STOPPING, Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
-from lisa.core.daemon.stop_signals import STOPPING
 from lisa.core.metrics import topics as topic_metrics
-from lisa.core.metrics.cache import METRICS, Reading
-from lisa.core.metrics.numbers import Numbers, of_process
+from lisa.core.metrics.numbers import METRICS, Numbers, Reading, of_process
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import DEFAULT_GROUP, Keys
 from lisa.core.redis.address import Address

@@ -138,8 +138,10 @@ def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> To
 
 def _add_schedule(plans: dict[str, TopicPlan], given: Mapping[str, Any]) -> None:
     """Add a schedule from the arguments of `Producer.schedule`. Raises LisaError, TypeError."""
-    from lisa.core.model.recurring.define import define  # late: few managers declare schedules
-    from lisa.core.model.recurring.definition import check_name
+    from lisa.core.model.recurring.definition import (
+        check_name,
+        define,  # late: few managers declare schedules
+    )
 
     options = dict(given)
     if missing := {"name", "topic"} - options.keys():

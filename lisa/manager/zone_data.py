@@ -20,8 +20,7 @@ from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.recurring.ticks import next_tick
-from lisa.core.model.windows.local_time import LISTED
-from lisa.core.model.windows.placing import due_again
+from lisa.core.model.windows.placing import LISTED, due_again
 from lisa.core.redis import errors
 from lisa.core.store import schedules
 from lisa.core.store.schedule_reads import record_page

@@ -73,7 +73,7 @@ class Scheduling(Sending):
         Raises InvalidMessage, and what `send` raises except TopicFull; ScheduleChanged if
         `if_version` is another.
         """
-        from lisa.core.model.recurring.define import ScheduleOptions, define
+        from lisa.core.model.recurring.definition import ScheduleOptions, define
         from lisa.core.store import schedules
 
         options = ScheduleOptions(

@@ -25,7 +25,7 @@ from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall, ThroughMiddleware
 
 if TYPE_CHECKING:
-    from lisa.core.model.windows.local_time import LocalTime
+    from lisa.core.model.windows.placing import LocalTime
 
 T = TypeVar("T")
 

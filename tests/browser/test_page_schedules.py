@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from lisa import Manager, Producer, ScheduleInfo
 from lisa.cli.main import main
-from lisa.core.model.recurring.define import define
+from lisa.core.model.recurring.definition import define
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.page.schedules import PER_PAGE, exact_duration, fields_of, options_of
 from tests.browser.conftest import Site, Visitor

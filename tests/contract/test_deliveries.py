@@ -10,7 +10,7 @@ from lisa.core.delivery import opening
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.windows import public_holidays
+from lisa.core.model.windows import window as windows_module
 from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.delivery import Limits, Open, Pull, Pulled
 from lisa.core.transitions.inspect import GroupState, Inspect
@@ -207,7 +207,7 @@ def test_without_the_holiday_library_entries_are_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "holidays", None)
-    public_holidays._names_of.cache_clear()  # another test may have filled it
+    windows_module._names_of.cache_clear()  # another test may have filled it
     bench.put(options={"window": "not holidays FR-973"}, body="a", lisa=HELD)
     with pytest.raises(ConfigError, match="holidays"):
         bench.store.drive(Opening(bench.store).open(Open(TOPIC, "lisa", [bench.opening("a")])))

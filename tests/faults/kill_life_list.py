@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from lisa.core.model.clock import ms_datetime
-from lisa.core.model.recurring.define import ScheduleOptions, define
+from lisa.core.model.recurring.definition import ScheduleOptions, define
 from lisa.core.store import schedules
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.transitions.change import Reschedule

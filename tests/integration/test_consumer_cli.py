@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from lisa import Producer
 from lisa.cli.consumer import main
-from lisa.core.daemon import logs, stop_signals
+from lisa.core.daemon import logs, process_signals
 from lisa.embedded.server import free_port
 from tests.consumers import Bench, presences
 from tests.programs import NEVER_IMPORTED
@@ -240,7 +240,7 @@ def test_a_child_that_a_handler_forked_ends_at_sigterm(
 @pytest.fixture
 def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs the command here, which takes a fiftieth of the time of a process."""
-    monkeypatch.setattr(stop_signals, "exit_on_signals", lambda _: None)
+    monkeypatch.setattr(process_signals, "exit_on_signals", lambda _: None)
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -19,7 +19,7 @@ from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.reader import Reader
 from lisa.consumer.settler import SettleCalls, Settler
 from lisa.core.daemon import threads
-from lisa.core.daemon.mailbox import Mailbox
+from lisa.core.daemon.process_signals import Mailbox
 from lisa.core.daemon.threads import unforeseen_errors
 from lisa.core.model.keys import Keys
 from lisa.core.model.message import Message

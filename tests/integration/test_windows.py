@@ -16,7 +16,7 @@ from lisa.admin import groups, topics
 from lisa.admin.fsck import check
 from lisa.cli.main import main
 from lisa.core.model.clock import zone_of
-from lisa.core.model.windows import local_time as local_times
+from lisa.core.model.windows import placing as local_times
 from lisa.core.transitions.topic import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lisa.core.model.clock import OLDEST_DUE_MS
 from lisa.core.model.envelope import encode_envelope
-from lisa.core.model.recurring.define import define
-from lisa.core.model.recurring.definition import Record
+from lisa.core.model.recurring.definition import Record, define
 from lisa.core.model.stream import Entry as Read
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition

@@ -15,8 +15,7 @@ import pytest
 from lisa.admin import fsck
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import Keys
-from lisa.core.model.recurring.define import define
-from lisa.core.model.recurring.definition import Record
+from lisa.core.model.recurring.definition import Record, define
 from lisa.core.model.recurring.ticks import begin
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection

@@ -19,7 +19,7 @@ from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import LOCAL_HEADER
-from lisa.core.model.windows.local_time import LocalTime
+from lisa.core.model.windows.placing import LocalTime
 from lisa.core.transitions.topic import Configure
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.errors import unwrapped

@@ -17,7 +17,7 @@ import redis
 from lisa.admin.fsck import check
 from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import LisaError
-from lisa.core.model.recurring.define import define
+from lisa.core.model.recurring.definition import define
 from lisa.core.model.recurring.ticks import next_tick
 from lisa.core.store import schedule_reads, schedules
 from lisa.core.transitions.groups import Declare

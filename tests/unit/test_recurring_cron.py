@@ -7,8 +7,7 @@ import pytest
 import time_machine
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.recurring.calendar import next_instant
-from lisa.core.model.recurring.grammar import parse_cron
+from lisa.core.model.recurring.calendar import next_instant, parse_cron
 from lisa.manager.jobs import parse_trigger
 from tests.zones import BEGIN, END, changes, distinct
 

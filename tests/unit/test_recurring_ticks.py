@@ -10,8 +10,13 @@ from msgspec.structs import replace
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.recurring.define import ScheduleOptions, define
-from lisa.core.model.recurring.definition import Record, body_of, check_name
+from lisa.core.model.recurring.definition import (
+    Record,
+    ScheduleOptions,
+    body_of,
+    check_name,
+    define,
+)
 from lisa.core.model.recurring.ticks import (
     LOOK_AGAIN_MS,
     ON_TIME_MS,

@@ -22,7 +22,7 @@ from lisa.core.settings import (
     RoleSettings,
 )
 from lisa.core.settings.names import fields, kebab, sections
-from lisa.core.settings.schedules import ScheduleSettings
+from lisa.core.settings.sections import ScheduleSettings
 from tests.generators import DOCS, generator
 from tests.programs import python
 from tests.servers import ROOT

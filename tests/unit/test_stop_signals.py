@@ -2,7 +2,7 @@
 
 import signal
 
-from lisa.core.daemon.stop_signals import exit_on_signals, handler_of, stopping
+from lisa.core.daemon.process_signals import exit_on_signals, handler_of, stopping
 
 
 def test_sighup_stops_a_role_unless_the_program_handles_or_ignores_it() -> None:

@@ -15,11 +15,24 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
 from lisa.core.model.options import encode
-from lisa.core.model.windows import public_holidays
-from lisa.core.model.windows.local_time import LocalTime, local_time
-from lisa.core.model.windows.openings import limits_at, opening_at
-from lisa.core.model.windows.placing import due_again, explain, moved, place, window_of
-from lisa.core.model.windows.window import LONGEST_TEXT, open_spans, parse, parse_stored
+from lisa.core.model.windows import window as window_module
+from lisa.core.model.windows.placing import (
+    LocalTime,
+    due_again,
+    explain,
+    local_time,
+    moved,
+    place,
+    window_of,
+)
+from lisa.core.model.windows.window import (
+    LONGEST_TEXT,
+    limits_at,
+    open_spans,
+    opening_at,
+    parse,
+    parse_stored,
+)
 from lisa.core.redis.flow import Flow, drive
 from lisa.core.store.placing import enqueue_placed
 from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
@@ -354,11 +367,11 @@ def test_threads_that_look_up_a_holiday_first_agree(monkeypatch: pytest.MonkeyPa
         compute(calendar, year)
 
     monkeypatch.setattr(library.countries.UnitedStates, "_populate", slowly)
-    calendar, day = public_holidays.parse_calendar("US"), date(2093, 12, 25)
+    calendar, day = window_module.parse_calendar("US"), date(2093, 12, 25)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(public_holidays.holiday_name, calendar, day)
+        first = pool.submit(window_module.holiday_name, calendar, day)
         begun.wait(30)
-        second = public_holidays.holiday_name(calendar, day)
+        second = window_module.holiday_name(calendar, day)
         seen.set()
         assert first.result() == second == "Christmas Day"
 
@@ -369,7 +382,7 @@ def moved_ms(window: Any, text: str) -> int:
 
 def test_holidays_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "holidays", None)
-    public_holidays._names_of.cache_clear()
+    window_module._names_of.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'lisa-delay-queue\[holidays\]'"):
         parse("not holidays FR")
 

@@ -1,7 +1,11 @@
-"""Runs several child processes of one role and restarts those that exit."""
+"""Runs several child processes of one role and restarts those that exit; exit codes, and memory.
+
+Service managers restart a daemon unless it ended with 0 or 2.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -14,11 +18,30 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty
 from typing import Any
 
-from lisa.core.daemon.exit_codes import EXIT_CONFIG
-from lisa.core.daemon.mailbox import Mailbox
-from lisa.core.daemon.stop_signals import stopping
+from lisa.core.daemon.process_signals import Mailbox, stopping
 from lisa.core.model.backoff import Backoff
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, ServerUnavailable
+
+EXIT_CONFIG = 2
+"""A restart would fail again: a child that ends with it stops its siblings."""
+
+
+def exit_code(error: LisaError) -> int:
+    """2 for an error that a restart does not fix, 3 for an unavailable server, 1 for others."""
+    if isinstance(error, ServerUnavailable):
+        return 3
+    return EXIT_CONFIG if isinstance(error, (ConfigError, InvalidMessage)) else 1
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude the objects loaded so far from garbage collection.
+
+    A full collection of them takes 20 ms and delays messages by as much; at the end of the process
+    it takes 100 ms.
+    """
+    gc.collect()
+    gc.freeze()
+
 
 log = logging.getLogger("lisa.processes")
 

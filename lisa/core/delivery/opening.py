@@ -29,8 +29,8 @@ from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.sharding import topic_of
 from lisa.core.model.stream import Entry, entry_ms
-from lisa.core.model.windows.openings import limits_at
 from lisa.core.model.windows.placing import window_of
+from lisa.core.model.windows.window import limits_at
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.replies import microseconds
 from lisa.core.store.store import Store

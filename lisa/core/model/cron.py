@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.recurring.grammar import LAST, CronPattern, parse_fields
+from lisa.core.model.recurring.calendar import LAST, CronPattern, parse_fields
 
 MIN_INTERVAL = timedelta(milliseconds=100)
 

@@ -9,8 +9,16 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME
 from lisa.core.model.retry_policy import MAX_RETRIES
-from lisa.core.settings.fields import DurabilityField, Duration, Names, Policy, Zone, topic_option
-from lisa.core.settings.sections import Section, check_key_pair
+from lisa.core.settings.sections import (
+    DurabilityField,
+    Duration,
+    Names,
+    Policy,
+    Section,
+    Zone,
+    check_key_pair,
+    topic_option,
+)
 
 
 def _archive(value: str | None) -> str | None:

@@ -18,19 +18,22 @@ from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
-from lisa.core.settings.explain import explain
-from lisa.core.settings.fields import DurabilityField, Duration, Names, Zone, checked
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
 from lisa.core.settings.names import kebab
-from lisa.core.settings.schedules import ScheduleSettings
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
+    DurabilityField,
+    Duration,
     GroupSettings,
     ManagerServerSettings,
+    Names,
     RedisSettings,
+    ScheduleSettings,
     Strict,
+    Zone,
+    checked,
 )
-from lisa.core.settings.sources import read_sources
+from lisa.core.settings.sources import explain, read_sources
 
 _SOURCES = "sources"
 

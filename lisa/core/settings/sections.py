@@ -1,8 +1,13 @@
-"""Settings sections shared by roles: redis, groups, manager-server and consumer-server."""
+"""The sections of settings: redis, groups, schedules, manager-server and consumer-server.
 
-from datetime import timedelta
+Types of settings say how a value of a file or a variable is read and checked.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta, tzinfo
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,30 +23,82 @@ from pydantic import (
     model_validator,
 )
 
-from lisa.core.model import option_types as kinds
+from lisa.core.model import options as kinds
 from lisa.core.model.addresses import ServerUrl
+from lisa.core.model.clock import parse_duration, parse_zone
+from lisa.core.model.cron import read_schedule
+from lisa.core.model.durability import Replicas, parse_durability
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.late import Ramp
+from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.options import (
     GRACE,
     LARGEST_BATCH,
     LARGEST_WINDOW,
     OPTIONS,
     Option,
+    check_option,
+)
+from lisa.core.model.recurring.definition import (
+    ScheduleDefinition,
+    ScheduleOptions,
+    check_name,
+    define,
 )
 from lisa.core.model.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
-from lisa.core.settings.fields import (
-    Batch,
-    Duration,
-    LateField,
-    Millis,
-    Policy,
-    Schedule,
-    Window,
-    checked,
-    topic_option,
-)
 from lisa.core.settings.names import leaves
+
+T = TypeVar("T")
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
+Policy = Annotated[InstanceOf[RetryPolicy], BeforeValidator(RetryPolicy.parse)]
+LateField = Annotated[InstanceOf[LatePolicy], BeforeValidator(LatePolicy.parse)]
+
+
+def checked(read: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A validator that calls `read`; its ConfigError becomes an error of the setting."""
+
+    def validate(value: Any) -> T:
+        try:
+            return read(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return validate
+
+
+Zone = Annotated[InstanceOf[tzinfo], BeforeValidator(parse_zone)]
+DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(checked(parse_durability))]
+Batch = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_BATCH))]
+Window = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_WINDOW))]
+
+
+def listed(value: object) -> object:
+    """Split a comma-separated text into a list; environment variables have no lists."""
+    if isinstance(value, str):
+        return [name for part in value.split(",") if (name := part.strip())]
+    return value
+
+
+def topic_option(name: str) -> AfterValidator:
+    """A validator of a setting that is the topic option `name`; None means unset."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            check_option(name, value)
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_schedule(text: str) -> str:
+    read_schedule(text)
+    return text
+
+
+Schedule = Annotated[str, AfterValidator(checked(_check_schedule))]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class Strict(BaseModel):
@@ -271,3 +328,55 @@ class ConsumerServerSettings(Section):
         description="Grace period for running handlers when the consumer stops.",
     )
     processes: int = Field(default=1, ge=1, le=1_024, description="Consumer processes to start.")
+
+
+class ScheduleSettings(Section):
+    """One recurring message. A manager changes only what a manager's file wrote last."""
+
+    name: Annotated[str, AfterValidator(check_name)] = Field(description="The schedule's name.")
+    topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic.")
+    body: Any = Field(default=None, description="The body: any value. Unset: null.")
+    cron: str | None = Field(
+        default=None, description="Cron pattern, as in `0 9 * * 1-5` or `@daily`."
+    )
+    every: Duration | None = Field(default=None, description="Interval, at least 1s.")
+    tz: str | None = Field(default=None, description="Time zone of the pattern. Unset: UTC.")
+    dst: Literal["vixie", "skip"] = Field(
+        default="vixie",
+        description="When a time that a change of the clock skips fires: right after, or never.",
+    )
+    start: Any = Field(  # `define` reads it; pydantic takes 2027 for seconds since 1970
+        default=None, description="No tick before this time, such as `2026-12-24T09:00`."
+    )
+    until: Any = Field(default=None, description="No tick after this time.")
+    count: int | None = Field(default=None, description="Maximum number of occurrences.")
+    jitter: Duration | None = Field(
+        default=None, description="Each occurrence is due later by up to this."
+    )
+    catch_up: str = Field(
+        default="one",
+        description="Ticks missed while no manager ran: `none`, `one`, `all` or `all(max=20)`.",
+    )
+    max_late: Duration | None = Field(
+        default=None, description="No tick is caught up later; at least 1s."
+    )
+    overlap: Literal["allow", "skip", "queue_one", "replace_unstarted"] = Field(
+        default="allow", description="A tick while an earlier occurrence is unfinished."
+    )
+    template: bool = Field(
+        default=False, description="Fill `${tick}`, `${previous}`, `${count}` into the body."
+    )
+    headers: dict[str, str] = Field(default_factory=dict, description="Of each occurrence.")
+    ttl: Duration | None = Field(default=None, description="Of each occurrence.")
+    retry: Policy | None = Field(default=None, description="Retry policy of each occurrence.")
+    late: LateField | None = Field(default=None, description="Late policy of each occurrence.")
+
+    @model_validator(mode="after")
+    def _can_be_defined(self) -> Self:
+        self.definition()
+        return self
+
+    def definition(self) -> ScheduleDefinition:
+        """The checked definition. Raises InvalidMessage, a ValueError."""
+        given = {name: getattr(self, name) for name in ScheduleOptions.__annotations__}
+        return define(self.body, ScheduleOptions(**given))  # type: ignore[typeddict-item]

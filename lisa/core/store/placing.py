@@ -15,8 +15,15 @@ from dataclasses import replace
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
-from lisa.core.model.windows.local_time import LISTED, LocalTime
-from lisa.core.model.windows.placing import clock_ms, due_again, for_send, moved, window_of
+from lisa.core.model.windows.placing import (
+    LISTED,
+    LocalTime,
+    clock_ms,
+    due_again,
+    for_send,
+    moved,
+    window_of,
+)
 from lisa.core.model.windows.window import parse_stored
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store

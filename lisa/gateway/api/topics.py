@@ -14,17 +14,21 @@ from lisa.admin.topics import GroupCounts
 from lisa.admin.topics import TopicState as Counts
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.keys import check_group
-from lisa.core.model.option_types import (
+from lisa.core.model.options import (
+    OPTIONS,
     CountType,
     DurationType,
     FlagType,
     LateType,
+    Option,
     OptionType,
     PolicyType,
     RampType,
+    TopicOptions,
     WindowType,
+    encode,
+    warning,
 )
-from lisa.core.model.options import OPTIONS, Option, TopicOptions, encode, warning
 from lisa.gateway.access import Scope
 from lisa.gateway.api.operations import NO_GROUP, NO_TOPIC, TOPIC, Call, Operations, Reply, answer
 from lisa.gateway.api.types import Answer, DurationText, Limit, Name, NoFields, Request, invalid

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from lisa.core.model.clock import MAX_DUE_MS, zone_of
-from lisa.core.model.recurring.calendar import next_instant
+from lisa.core.model.recurring.calendar import next_instant, parse_cron
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
     CatchUp,
@@ -18,7 +18,6 @@ from lisa.core.model.recurring.definition import (
     Record,
     ScheduleDefinition,
 )
-from lisa.core.model.recurring.grammar import parse_cron
 
 ON_TIME_MS = 10_000
 """Ticks up to this late were not missed: a fail-over of server or manager may take so long."""
