@@ -43,7 +43,7 @@ from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
-from lisa.manager.waker import Wakers
+from lisa.manager.waker import Waker
 from lisa.manager.zone_data import ZoneData
 
 REFRESH = timedelta(seconds=POLL_S)
@@ -86,8 +86,7 @@ class Engine:
         self._stopped = threading.Event()
         self._clock = clock = ServerClock()
         self._steps = 0  # of the clock, as far as topics were made due because of them
-        self.nodes = nodes = Nodes(store, clock, self._node_changed, self._resume)
-        self._wakers = Wakers(store.connection, store.keys.wake, self.woken, self._check_after_gap)
+        self.nodes = nodes = Nodes(store, clock, self._node_changed, self._resume, self._waker_of)
         self._is_list_lost = threading.Event()
         self._search_at = self._searched_until = -math.inf
         self._search_pauses = Backoff(PROBE_INTERVAL_S, LONGEST_REST_S)
@@ -173,7 +172,6 @@ class Engine:
         self.signals.start()
         for loop in self.loops:
             loop.start()
-        self._wakers.follow(self.nodes.names)
         self.jobs.start()
 
     def stop(self) -> None:
@@ -182,7 +180,6 @@ class Engine:
         for loop in self.loops:
             loop.due_heap.close()
         self.jobs.stop()
-        self._wakers.stop()
         for loop in self.loops:
             loop.stop()
         self.signals.stop()
@@ -205,6 +202,10 @@ class Engine:
         return changes
 
     # -- what makes topics due
+
+    def _waker_of(self, node: str) -> Waker:
+        keys = self.store.keys
+        return Waker(self.store.connection, keys.wake, self.woken, self._check_after_gap, node)
 
     def _node_changed(self, node: str, result: ProbeResult) -> None:
         """A node answered for the first time, after an outage or after a gap."""
@@ -245,7 +246,6 @@ class Engine:
 
     def _resume(self, node: str) -> None:
         """Schedule all topics of a node that became available."""
-        self._wakers.follow(self.nodes.names)
         self._check(node, self.loops)
 
     def _check_after_gap(self, node: str) -> None:
@@ -458,7 +458,6 @@ class Engine:
         return [
             *[thread for loop in self.loops for thread in loop.threads],
             *self.signals.threads(),
-            *self._wakers.threads(),
             *self.nodes.threads(),
             *watch_threads(),
         ]

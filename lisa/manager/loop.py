@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
-from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, rest
+from lisa.core.daemon.threads import LONGEST_S, ServiceThread
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
 from lisa.core.model.backoff import LONGEST_AWAY_S, longest_after
@@ -214,16 +214,17 @@ class Loop:
 
     def _work(self) -> None:
         _wake_on_time()
+        thread = cast("ServiceThread", threading.current_thread())
         topics = self.due_heap.exchange((), self._batch)
         while topics:
-            begin_round()
+            thread.begin()
             try:
                 settled = self._step(topics)
             except BaseException:  # no other thread can take the topics until they are put back
                 at = time.monotonic() + LONGEST_AWAY_S
                 self.due_heap.exchange([(topic, at) for topic in topics], 0)
                 raise
-            rest()
+            thread.rest()
             topics = self.due_heap.exchange(settled, self._batch)
 
     def _step(self, topics: Sequence[str]) -> list[tuple[str, float | None]]:

@@ -26,6 +26,7 @@ from lisa.core.store.server_checks import info, wrong_mode
 from lisa.core.store.store import SyncStore
 from lisa.manager.bulk_reads import ask_all
 from lisa.manager.server_clock import ServerClock
+from lisa.manager.waker import Waker
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 1.0
@@ -72,7 +73,7 @@ class ProbeResult(NamedTuple):
 
 
 class Node:
-    """One server, and a thread that probes it each second, and immediately after `suspect`.
+    """One server: a thread that probes it each second, or at once after `suspect`, and its waker.
 
     Logs each outage and each recovery once. A server that refuses writes counts as unreachable: no
     service of a manager can work on it.
@@ -80,6 +81,7 @@ class Node:
     changed: called after each outage, change or gap, before the node becomes available.
     name: of a node of a cluster.
     owner: returns the name of the node that holds a key.
+    waker: receives the node's announcements.
     """
 
     def __init__(
@@ -89,8 +91,11 @@ class Node:
         changed: Callable[[Node, ProbeResult], None],
         name: str = "",
         owner: Callable[[str], str | None] = lambda _: "",
+        *,
+        waker: Waker | None = None,
     ) -> None:
         self.name = name
+        self.waker = waker
         self.answers = False
         """Whether the last probe was answered."""
         self.is_reachable = False
@@ -121,17 +126,23 @@ class Node:
         )
 
     def start(self) -> None:
-        """Start the thread, which probes immediately."""
+        """Start the threads; that of the probes probes immediately."""
         self._is_probe_due.set()
         self.thread.start()
+        if self.waker is not None:
+            self.waker.start()
 
     def stop(self) -> None:
-        """Tell the thread to end."""
+        """Tell the threads to end."""
         self._stopped.set()
         self._is_probe_due.set()
+        if self.waker is not None:
+            self.waker.close()
 
     def close(self) -> None:
-        """Close the connections of the probes."""
+        """Close the connections of the probes and of the waker."""
+        if self.waker is not None:
+            self.waker.stop()
         if self._own is not self._store:
             self._own.close()
 
@@ -302,6 +313,7 @@ class Nodes:
     node_changed: called with a node's name and the probe's result after an outage, a restart, a
         flush or a gap, before the node becomes available.
     resume: called with the name of a node whose topics became available, or whose slots changed.
+    waker_of: returns a new waker for the named node.
     """
 
     def __init__(
@@ -310,11 +322,13 @@ class Nodes:
         clock: ServerClock,
         node_changed: Callable[[str, ProbeResult], None],
         resume: Callable[[str], None],
+        waker_of: Callable[[str], Waker],
     ) -> None:
         self._store = store
         self._clock = clock
         self._node_changed = node_changed
         self._resume = resume
+        self._waker_of = waker_of
         self._nodes: dict[str, Node] = {}
         self._slots: tuple[list[int], list[tuple[int, str]]] = ([], [])
         self._error: LisaError | None = None
@@ -326,7 +340,7 @@ class Nodes:
             self._stopped.is_set,
         )
         if not store.has_nodes:
-            self._nodes[""] = Node(store, clock, self._changed)
+            self._nodes[""] = Node(store, clock, self._changed, waker=waker_of(""))
 
     def start(self) -> None:
         """Probe every node once and start the threads.
@@ -353,7 +367,9 @@ class Nodes:
 
     def threads(self) -> list[ServiceThread]:
         """The threads, for health checks."""
-        threads = [node.thread for node in list(self._nodes.values())]
+        nodes = list(self._nodes.values())
+        threads = [node.thread for node in nodes]
+        threads += [node.waker.thread for node in nodes if node.waker is not None]
         return [*threads, self._thread] if self._store.has_nodes else threads
 
     def stop(self) -> None:
@@ -390,11 +406,6 @@ class Nodes:
         """Whether any node is reachable; a node whose answer is late still counts."""
         nodes = list(self._nodes.values())
         return self._newer_layout() is None and any(node.is_reachable for node in nodes)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all nodes."""
-        return list(self._nodes)
 
     @property
     def away(self) -> list[str]:
@@ -473,7 +484,12 @@ class Nodes:
         names = {name for _, name in slots[1]}
         for name in names.difference(self._nodes):
             node = self._nodes[name] = Node(
-                self._store, self._clock, self._changed, name, self._owner
+                self._store,
+                self._clock,
+                self._changed,
+                name,
+                self._owner,
+                waker=self._waker_of(name),
             )
             node.was_absent = not first
             node.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
@@ -20,61 +20,13 @@ SILENT_S = 3.0
 log = logging.getLogger(__name__)
 
 
-class Wakers:
-    """One `Waker` per node, because only a topic's own node reliably receives its announcements.
-
-    The nodes of a cluster forward announcements to each other, but not while the link between two
-    of them is broken. The cluster may report no error during that time.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        channel: str,
-        on_wake: Callable[[str, str], None],
-        on_gap: Callable[[str], None],
-    ) -> None:
-        self._connection = connection
-        self._channel = channel
-        self._on_wake = on_wake
-        self._on_gap = on_gap
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._wakers: dict[str, Waker] = {}
-
-    def follow(self, nodes: Collection[str]) -> None:
-        """Subscribe on exactly these nodes from now on."""
-        with self._lock:
-            for gone in [name for name in self._wakers if name not in nodes]:
-                self._wakers.pop(gone).close()
-            for name in nodes:
-                if name not in self._wakers and not self._stopped:
-                    waker = Waker(
-                        self._connection, self._channel, self._on_wake, self._on_gap, name
-                    )
-                    waker.start()
-                    self._wakers[name] = waker
-
-    def stop(self) -> None:
-        """End all threads and close the subscriptions."""
-        with self._lock:
-            self._stopped = True
-            wakers = list(self._wakers.values())
-        for waker in wakers:
-            waker.close()
-        for waker in wakers:
-            waker.stop()
-
-    def threads(self) -> list[ServiceThread]:
-        """The threads, for health checks."""
-        with self._lock:
-            return [waker.thread for waker in self._wakers.values()]
-
-
 class Waker:
     """Calls `on_wake` with each topic that one node announces, and `on_gap` after each gap.
 
-    Both are called with the node's name as the first argument.
+    Both are called with the node's name as the first argument. Each node has its own waker, because
+    only a topic's own node reliably receives its announcements. The nodes of a cluster forward them
+    to each other, but not while the link between two of them is broken. The cluster may report no
+    error during that time.
 
     A lost subscription is renewed with growing pauses. Announcements during the gap are lost, so
     `on_gap` must check all topics of the node. A connection that was cut without a FIN or RST never

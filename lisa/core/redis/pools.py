@@ -43,10 +43,12 @@ _SETTINGS = tuple(name for name in Context.__slots__ if name != "context")
 _contexts: dict[tuple[str, ...], tuple[tuple[int, ...], SSLContext]] = {}
 
 
+_pack: Any = hiredis.pack_command
+
+
 def packed(commands: Sequence[Command]) -> bytes:
     """Encode commands for one write, without redis-py's checks, which cost more than this."""
-    pack: Any = hiredis.pack_command
-    return b"".join([pack(tuple(command)) for command in commands])
+    return b"".join(map(_pack, map(tuple, commands)))
 
 
 class Pool:
@@ -65,7 +67,7 @@ class Pool:
 
     def execute(self, command: Command) -> Any:
         """Send one command. Raises the client's errors."""
-        request = packed((command,))
+        request = _pack(tuple(command))
         connection = self._take()
         try:
             connection.send_packed_command((request,))
