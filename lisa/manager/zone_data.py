@@ -32,9 +32,6 @@ from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicErrors, TopicLog
 
-log = logging.getLogger(__name__)
-
-
 IDS = 500
 """Ids of one topic per command."""
 
@@ -44,18 +41,118 @@ MOST_REMOVED = 10_000
 PAST_MS = 60_000
 """How long ids stay listed after their due time; longer than a producer takes to send them."""
 
+FIELD = "zones"
+"""The field of a topic's options hash with the version of the data."""
 
-class LocalTimes:
-    """Checks the listed messages of topics, and removes ids whose time has come."""
+PAGES = 4
+"""Pages of schedules per step, so that a million take some minutes but little of a core."""
 
-    def __init__(self, store: SyncStore, clock: ServerClock) -> None:
+log = logging.getLogger(__name__)
+
+
+@cache
+def data_version() -> str:
+    """The version of the time zone data, such as `2026a`; empty if it cannot be found out."""
+    for folder in map(Path, zoneinfo.TZPATH):
+        if folder.is_dir():
+            try:
+                with (folder / "tzdata.zi").open(encoding="utf-8") as data:
+                    found = re.search(r"version (\d{4}[a-z]+)", data.readline())
+            except OSError:
+                found = None
+            return found[1] if found else ""
+    try:
+        return str(import_module("tzdata").IANA_VERSION)
+    except ImportError:
+        return ""
+
+
+class ZoneData:
+    """Checks the ticks and the wall-time messages of each topic once.
+
+    Also removes the ids of wall-time messages whose time has come from the list of their topic.
+    """
+
+    def __init__(self, store: SyncStore, clock: ServerClock, version: str | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._version = data_version() if version is None else version
         self._cursors: dict[str, str] = {}
+        self._local_cursors: dict[str, str] = {}
         self._errors = TopicErrors("wall times")
         self._cleaned_up_to = ""
+        self._checked: set[str] = set()
+        self._done: set[str] = set()
+        self._failed: set[str] = set()
 
-    def clean(self, topics: Sequence[str]) -> list[str]:
+    def step(self, topics: Sequence[str]) -> list[str]:
+        """Check some pages of the next topic that is not checked yet. Raises LisaError.
+
+        Returns the topics without remaining wall-time messages.
+        """
+        emptied = self._clean(topics)
+        self._check(topics)
+        return emptied
+
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self._errors.forget(topic)
+        self._cursors.pop(topic, None)
+        self._local_cursors.pop(topic, None)
+        for topics in (self._checked, self._done, self._failed):
+            topics.discard(topic)
+
+    def _check(self, topics: Sequence[str]) -> None:
+        if not self._version:
+            return
+        self._done.intersection_update(topics)
+        left = [one for one in topics if one not in self._done]
+        if self._failed.issuperset(left):
+            self._failed.clear()
+        for topic in left:
+            if topic not in self._failed:
+                self._failed.add(topic)  # an error must not keep the topics after it waiting
+                self._check_topic(topic)
+                self._failed.discard(topic)
+                return
+
+    def _check_topic(self, topic: str) -> None:
+        key = self._store.keys.topic(topic).options
+        if text(self._store.ask("HGET", key, FIELD) or b"") >= self._version:
+            self._done.add(topic)
+            return
+        for _ in range(PAGES):
+            if self._check_page(topic) and self._check_local_page(topic):
+                self._store.ask("HSET", key, FIELD, self._version)
+                self._checked.discard(topic)
+                self._done.add(topic)
+                return
+
+    def _check_page(self, topic: str) -> bool:
+        """Check one page of schedules; returns whether all are checked."""
+        if topic in self._checked:
+            return True
+        flow = record_page(self._store, topic, self._cursors.pop(topic, None))
+        records, cursor = self._store.drive(flow)
+        now_ms = self._clock.now_ms()
+        for name, record in records.items():
+            definition, tick = record.definition, record.tick
+            if not definition.cron or tick is None or tick <= now_ms or record.is_queued:
+                continue
+            if next_tick(definition, record.made_ms, now_ms) != tick:
+                self._store.drive(schedules.align(self._store, topic, name))
+                TopicLog(log, topic).info(
+                    "schedule %s: moved, because the time zone data changed", name
+                )
+        if cursor is None:
+            self._checked.add(topic)
+            return True
+        self._cursors[topic] = cursor
+        return False
+
+    # -- messages with a wall time
+
+    def _clean(self, topics: Sequence[str]) -> list[str]:
         """Remove past ids from the lists of some of the topics. Raises LisaError.
 
         Each call covers the next page of topics. Returns the topics whose lists that emptied, so
@@ -73,11 +170,6 @@ class LocalTimes:
             left = [topic for topic, ids in found if len(ids) == IDS]
         counts = ask_all(self._store, [("EXISTS", self._list(topic)) for topic in cleaned])
         return [topic for topic, count in zip(cleaned, counts, strict=True) if count == 0]
-
-    def forget(self, topic: str) -> None:
-        """Drop the state of a removed topic."""
-        self._cursors.pop(topic, None)
-        self._errors.forget(topic)
 
     def _past(self, topics: Sequence[str]) -> list[tuple[str, list[bytes]]]:
         """Up to `IDS` past ids of each topic that has any."""
@@ -97,23 +189,25 @@ class LocalTimes:
     def _list(self, topic: str) -> str:
         return self._store.keys.topic(topic).local
 
-    def check_page(self, topic: str) -> bool:
+    def _check_local_page(self, topic: str) -> bool:
         """Compute the due times of one page again; returns whether it was the last."""
         key, now_ms = self._list(topic), self._clock.now_ms()
-        reply: Any = self._store.ask("ZSCAN", key, self._cursors.pop(topic, "0"), "COUNT", IDS)
+        reply: Any = self._store.ask(
+            "ZSCAN", key, self._local_cursors.pop(topic, "0"), "COUNT", IDS
+        )
         cursor, pairs = text(reply[0]), reply[1]
         scores = [(text(one), int(float(at))) for one, at in zip(*[iter(pairs)] * 2, strict=True)]
         listed = [(one, at) for one, at in scores if at > now_ms]
         if listed:
             window = self._store.drive(self._store.options(topic)).window or ""
             for some in chunks(listed, self._store.batch_size(topic, Reschedule)):
-                self._check(topic, some, window, now_ms)
+                self._move(topic, some, window, now_ms)
         if cursor == "0":
             return True
-        self._cursors[topic] = cursor
+        self._local_cursors[topic] = cursor
         return False
 
-    def _check(
+    def _move(
         self, topic: str, listed: Sequence[tuple[str, int]], window: str, now_ms: int
     ) -> None:
         call = Inspect(topic, [member.partition(LISTED)[0] for member, _ in listed])
@@ -146,105 +240,3 @@ def _moved(seen: Inspection, member: str, listed_ms: int, window: str, now_ms: i
     except InvalidMessage:  # the window no longer opens
         return None
     return None if due_ms == listed_ms else due_ms
-
-
-FIELD = "zones"
-"""The field of a topic's options hash with the version of the data."""
-
-PAGES = 4
-"""Pages of schedules per step, so that a million take some minutes but little of a core."""
-
-
-@cache
-def data_version() -> str:
-    """The version of the time zone data, such as `2026a`; empty if it cannot be found out."""
-    for folder in map(Path, zoneinfo.TZPATH):
-        if folder.is_dir():
-            try:
-                with (folder / "tzdata.zi").open(encoding="utf-8") as data:
-                    found = re.search(r"version (\d{4}[a-z]+)", data.readline())
-            except OSError:
-                found = None
-            return found[1] if found else ""
-    try:
-        return str(import_module("tzdata").IANA_VERSION)
-    except ImportError:
-        return ""
-
-
-class ZoneData:
-    """Checks the ticks of each topic once."""
-
-    def __init__(self, store: SyncStore, clock: ServerClock, version: str | None = None) -> None:
-        self._store = store
-        self._clock = clock
-        self._version = data_version() if version is None else version
-        self._local_times = LocalTimes(store, clock)
-        self._cursors: dict[str, str] = {}
-        self._checked: set[str] = set()
-        self._done: set[str] = set()
-        self._failed: set[str] = set()
-
-    def step(self, topics: Sequence[str]) -> list[str]:
-        """Check some pages of the next topic that is not checked yet. Raises LisaError.
-
-        Returns the topics without remaining wall-time messages.
-        """
-        emptied = self._local_times.clean(topics)
-        self._check(topics)
-        return emptied
-
-    def forget(self, topic: str) -> None:
-        """Drop the state of a removed topic."""
-        self._local_times.forget(topic)
-        self._cursors.pop(topic, None)
-        for topics in (self._checked, self._done, self._failed):
-            topics.discard(topic)
-
-    def _check(self, topics: Sequence[str]) -> None:
-        if not self._version:
-            return
-        self._done.intersection_update(topics)
-        left = [one for one in topics if one not in self._done]
-        if self._failed.issuperset(left):
-            self._failed.clear()
-        for topic in left:
-            if topic not in self._failed:
-                self._failed.add(topic)  # an error must not keep the topics after it waiting
-                self._check_topic(topic)
-                self._failed.discard(topic)
-                return
-
-    def _check_topic(self, topic: str) -> None:
-        key = self._store.keys.topic(topic).options
-        if text(self._store.ask("HGET", key, FIELD) or b"") >= self._version:
-            self._done.add(topic)
-            return
-        for _ in range(PAGES):
-            if self._check_page(topic) and self._local_times.check_page(topic):
-                self._store.ask("HSET", key, FIELD, self._version)
-                self._checked.discard(topic)
-                self._done.add(topic)
-                return
-
-    def _check_page(self, topic: str) -> bool:
-        """Check one page of schedules; returns whether all are checked."""
-        if topic in self._checked:
-            return True
-        flow = record_page(self._store, topic, self._cursors.pop(topic, None))
-        records, cursor = self._store.drive(flow)
-        now_ms = self._clock.now_ms()
-        for name, record in records.items():
-            definition, tick = record.definition, record.tick
-            if not definition.cron or tick is None or tick <= now_ms or record.is_queued:
-                continue
-            if next_tick(definition, record.made_ms, now_ms) != tick:
-                self._store.drive(schedules.align(self._store, topic, name))
-                TopicLog(log, topic).info(
-                    "schedule %s: moved, because the time zone data changed", name
-                )
-        if cursor is None:
-            self._checked.add(topic)
-            return True
-        self._cursors[topic] = cursor
-        return False
