@@ -162,7 +162,7 @@ class Services:
         self.clock.sample(store)
         self.announcer = SignalQueue(store)
         expirer = Expirer(store, self.announcer)
-        self.promoter = Promoter(store, self.clock, expirer, lambda _: 100)
+        self.promoter = Promoter(store, self.clock, expirer, {cast.topic: 100})
         self.reclaimer = Reclaimer(store, self.clock, self.announcer, 10)
         self.trimmer = Trimmer(store)
         self.sweeper = Sweeper(store, expirer, lambda topic: topic == "configured")

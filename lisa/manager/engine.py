@@ -99,7 +99,7 @@ class Engine:
         self._hold = LeaseHold(store, nodes.node_of)
         self._expirer = Expirer(store, self.signals)
         self._promoter = Promoter(
-            store, clock, self._expirer, self.registry.batch, hold=self._hold, idle=self.idle
+            store, clock, self._expirer, self.registry.batches, hold=self._hold, idle=self.idle
         )
         self.reclaimer = Reclaimer(
             store, clock, self.signals, plan.window, hold=self._hold, idle=self.idle

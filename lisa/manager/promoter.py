@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lisa.core.metrics.numbers import Tally
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import LisaError
-from lisa.core.model.options import TopicOptions
+from lisa.core.model.options import LARGEST_BATCH, TopicOptions
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms, int_or
@@ -121,14 +122,14 @@ class _Full:
 class Backpressure:
     """Decides for topics with full groups when to check their ready streams for room again.
 
-    batch: returns the most messages per call by topic.
+    batches: the most messages per call, for topics that limit them.
     """
 
-    def __init__(self, store: SyncStore, clock: ServerClock, batch: Callable[[str], int]) -> None:
+    def __init__(self, store: SyncStore, clock: ServerClock, batches: Mapping[str, int]) -> None:
         self.full: dict[str, _Full] = {}
         self._store = store
         self._clock = clock
-        self._batch = batch
+        self._batches = batches
 
     def record_full(self, topic: str, result: Promoted, now: float, due_at: float) -> float:
         """Record that promote found full groups; returns the instant of the next check.
@@ -218,7 +219,7 @@ class Backpressure:
         most = int_or(replies[2 * count], MAX_READY)
         heads = [head_ms(head) for head in replies[2 * count + 1 :]]
         waits, *retries = [head is not None and head <= now_ms for head in heads]
-        enough = most - max(1, min(self._batch(topic), most // WORTH_IT))
+        enough = most - max(1, min(self._batches.get(topic, LARGEST_BATCH), most // WORTH_IT))
         owed = [held for held, due in zip(unread, retries, strict=False) if due]
         if len(retries) > 1:
             # A waiting message goes to all groups at once; a full group gets it as a retry.
@@ -235,7 +236,7 @@ class Backpressure:
 class Promoter:
     """Moves due messages.
 
-    batch: returns the maximum number of messages per call for a topic.
+    batches: the most messages per call, for topics that limit them.
     hold: is told whether scripts for a topic work.
     idle: is told which topics are active.
     """
@@ -245,7 +246,7 @@ class Promoter:
         store: SyncStore,
         clock: ServerClock,
         expirer: Expirer,
-        batch: Callable[[str], int],
+        batches: Mapping[str, int],
         *,
         hold: LeaseHold | None = None,
         idle: IdleTopics | None = None,
@@ -254,12 +255,12 @@ class Promoter:
         self._store = store
         self._clock = clock
         self._expirer = expirer
-        self._batch = batch
+        self._batches = batches
         self._hold = hold or LeaseHold(store)
         self._idle = idle or IdleTopics()
-        self._backpressure = Backpressure(store, clock, batch)
+        self._backpressure = Backpressure(store, clock, batches)
         self._last: dict[str, float] = {}
-        self._paces: dict[str, _Pace] = {}
+        self._paces = defaultdict[str, _Pace](_Pace)
         self._polled_up_to = ""
         self._expected: dict[str, Sequence[str]] = {}
         self._unreadable: set[str] = set()
@@ -269,7 +270,7 @@ class Promoter:
         full = self._backpressure.full
         outcomes: dict[str, Outcome] = {**self._backpressure.postponed(topics)} if full else {}
         calls = [
-            Promote(topic, self._batch(topic), self._expected.pop(topic, ()))
+            Promote(topic, self._batches.get(topic, LARGEST_BATCH), self._expected.pop(topic, ()))
             for topic in topics
             if topic not in outcomes
         ]
@@ -365,6 +366,7 @@ class Promoter:
         if topic in self._hold.failing:
             self._hold.observe(topic, result)
         if result.moved:
+            self.moved.add(result.moved, "promoted")
             self._idle.mark_active(topic)
         else:
             self._idle.check(topic)
@@ -375,7 +377,8 @@ class Promoter:
         if result.paused:
             return None  # resuming the topic announces it
         if result.moved or result.next_due_ms is not None:
-            self._record(topic, result, received)
+            groups = len(self._store.known_groups(topic) or ()) or 1
+            self._paces[topic].record(result, groups, received)
         if result.expired or topic in self._expirer.unanswered:
             try:
                 self._expirer.end(topic, result.expired)
@@ -389,14 +392,6 @@ class Promoter:
             return received
         self._backpressure.full.pop(topic, None)
         return self._next_due(topic, result, received)
-
-    def _record(self, topic: str, result: Promoted, received: float) -> None:
-        if result.moved:
-            self.moved.add(result.moved, "promoted")
-        pace = self._paces.get(topic)
-        if pace is None:
-            pace = self._paces[topic] = _Pace()
-        pace.record(result, len(self._store.known_groups(topic) or ()) or 1, received)
 
     def _next_of_others(self, topic: str, result: Promoted, received: float) -> float:
         """When a message is due to a group that is not full; infinite for a single group."""

@@ -27,7 +27,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.options import TopicOptions
 from lisa.core.redis import errors
-from lisa.core.redis.patience import Patience
+from lisa.core.redis.flow import Patience
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.lease import ClockState, Reclaim, Reclaimed, ReclaimedMessage, Renew
 from lisa.core.transitions.retry import Failed

@@ -21,7 +21,7 @@ import msgspec
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import is_shard_name
-from lisa.core.model.options import LARGEST_BATCH, warning
+from lisa.core.model.options import warning
 from lisa.core.model.recurring.definition import ScheduleDefinition
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.store import presence, schedules
@@ -134,6 +134,8 @@ class Registry:
     ) -> None:
         self.plan = plan
         self.topic_errors = TopicErrors("registry")
+        self.batches: dict[str, int] = {}
+        """The most messages that one promote call moves, for configured topics and their shards."""
         self._store = store
         self._on_new_topic = on_new_topic
         self._nodes = nodes
@@ -168,11 +170,6 @@ class Registry:
             return layout is not None and shard in layout.active(topic)
         return topic in self.plan.topics or (layout is not None and layout.is_split)
 
-    def batch(self, shard: str) -> int:
-        """The most messages that one promote call moves."""
-        plan = self.plan.topics.get(topic_of(shard))
-        return plan.batch if plan else LARGEST_BATCH
-
     def learn(self, names: Iterable[str]) -> None:
         """Add topics and shards; ignores invalid names."""
         for shard in map(Shard, filter(is_shard_name, names)):
@@ -181,6 +178,7 @@ class Registry:
                 if new:
                     self._topics.add(shard)
                     self._sorted = None
+                    self._set_batch(shard)
             if new:
                 self._on_new_topic(shard)
 
@@ -189,6 +187,7 @@ class Registry:
         with self._lock:
             self._topics.discard(Shard(shard))
             self._sorted = None
+            self.batches.pop(Shard(shard), None)
         self.topic_errors.forget(shard)
 
     def declare_again(self, concerned: Callable[[str], bool] = lambda _: True) -> None:
@@ -334,8 +333,17 @@ class Registry:
             scheduled = {topic for topic, one in self.plan.topics.items() if one.schedules}
             self.plan = plan
             _warn(plan)
+            for shard in self._topics:
+                self._set_batch(shard)
             self._undeclared |= {*plan.topics, *scheduled}
         return changes
+
+    def _set_batch(self, shard: Shard) -> None:
+        plan = self.plan.topics.get(topic_of(shard))
+        if plan is None:
+            self.batches.pop(shard, None)
+        else:
+            self.batches[shard] = plan.batch
 
     def _declare(self, topic: str, plan: TopicPlan) -> None:
         if plan.options is not None:

@@ -12,7 +12,7 @@ from lisa.core.delivery.group_resolution import find_group
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import DEFAULT_GROUP
-from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, TopicOptions
+from lisa.core.model.options import LARGEST_WINDOW, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis.flow import Command
 from lisa.core.store.replies import pairs
@@ -124,7 +124,7 @@ class ManagerSteps:
         clock = VirtualClock(now_ms)
         self._signals = SignalQueue(store)
         self._expirer = Expirer(store, self._signals)
-        self._promoter = Promoter(store, clock, self._expirer, lambda _: LARGEST_BATCH)
+        self._promoter = Promoter(store, clock, self._expirer, {})
         self._reclaimer = Reclaimer(store, clock, self._signals, LARGEST_WINDOW)
         self._scheduler = Scheduler(store, clock)
         self._sweeper = Sweeper(store, self._expirer, lambda _: True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lisa.core.model.errors import Misplaced, TopicFull
-from lisa.core.redis.patience import Patience
+from lisa.core.redis.flow import Patience
 from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
 from tests.contract.bench import TOPIC, Bench
 from tests.contract.state import FAR, G, Row, envelope

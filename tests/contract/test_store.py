@@ -12,8 +12,7 @@ from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerU
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Command
-from lisa.core.redis.patience import MAX_REPAIRS
+from lisa.core.redis.flow import MAX_REPAIRS, Command
 from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.core.transitions import loader
 from lisa.core.transitions.ack import Ack, Acked, Settlement

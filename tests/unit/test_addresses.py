@@ -18,7 +18,7 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.redis import errors
 from lisa.core.redis.address import Address
-from lisa.core.redis.patience import Patience
+from lisa.core.redis.flow import Patience
 from lisa.core.settings import ManagerSettings
 from lisa.pipeline.server import Server
 

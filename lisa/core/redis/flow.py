@@ -3,7 +3,8 @@
 A *flow* is a generator that yields steps and receives their results: `Execute` for one command,
 `ExecuteMany` for a pipeline, `Pause` for a delay, `Await` for an awaitable, `Aside` for a flow that
 runs beside this one. Only the drivers in this module differ between blocking and asyncio callers.
-(The idea comes from sans-I/O protocol libraries.)
+(The idea comes from sans-I/O protocol libraries.) A flow that repeats a step does so within a
+`Patience`; one that writes may wait until replicas have confirmed it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
@@ -19,9 +21,17 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias,
 
 import msgspec
 
+from lisa.core.model.backoff import Backoff
+from lisa.core.model.durability import Replicas
+from lisa.core.redis import errors
+
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+
+MAX_REPAIRS = 20
+LONGEST_PAUSE_S = 1.0
+"""Longest pause between two attempts of a step."""
 
 Command: TypeAlias = Sequence[str | bytes | int | float]
 
@@ -223,6 +233,96 @@ async def adrive(flow: Flow[T], link: Any, replied: Callable[[], None] | None = 
                 step = flow.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+class Patience:
+    """The retry budget of one call: growing pauses until a deadline, and a number of repairs.
+
+    Each pause is random, between half of its nominal length and all of it.
+    """
+
+    __slots__ = ("_backoff", "_ends", "_mends")
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._backoff: Backoff | None = None  # few calls need one
+        self._mends = 0
+
+    def again(self) -> Patience:
+        """A budget with the same deadline for another call; pauses and repairs start afresh."""
+        other = Patience(0)
+        other._ends = self._ends
+        return other
+
+    def mend(self, error: BaseException, where: str) -> None:
+        """Count a repair on the server. Raises the error, as a LisaError, after `MAX_REPAIRS`."""
+        self._mends += 1
+        if self._mends > MAX_REPAIRS:
+            raise errors.translated(error, where)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def next_pause(self, most_s: float = LONGEST_PAUSE_S) -> float | None:
+        """Seconds to wait before the next attempt, at most `most_s`; None after the deadline."""
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            return None
+        if self._backoff is None:
+            self._backoff = Backoff(longest_s=LONGEST_PAUSE_S)
+        return min(self._backoff.take(most_s) * random.uniform(0.5, 1.0), left)
+
+
+class TooFewReplicas(Exception):
+    """Only `count` replicas had the write at the deadline."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+
+def _wait(wanted: Replicas, within_ms: int) -> Command:
+    """The command that waits for replicas; a time limit of 0 would block forever."""
+    within_ms = max(1, within_ms)
+    if wanted.fsync:
+        return ("WAITAOF", 0, wanted.count, within_ms)
+    return ("WAIT", wanted.count, within_ms)
+
+
+def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Flow[Any]:
+    """The reply to a script call, once `wanted.count` replicas have its writes.
+
+    WAIT counts the replicas that have everything written *on its connection*. A call that is
+    repeated after a lost reply writes nothing on its new connection, so a bare WAIT could confirm a
+    write that no replica has (as Redis 7.2 and Valkey do; earlier servers count all writes).
+    Therefore a dummy write, a key that expires immediately, is sent between the script and WAIT: a
+    replica that has it has everything before it. All three are sent together on one connection.
+
+    `mark` is a key on the same node, for the dummy write. Raises `TooFewReplicas` and errors of
+    the client.
+    """
+    wait = _wait(wanted, int(within_s * 1000))
+    reply, *rest = yield Chain(mark, (call, ("SET", mark, "", "PX", 1), wait))
+    if isinstance(reply, Exception):
+        raise reply
+    if reply[0] != b"OK":
+        return reply  # refused or out of date: nothing was written
+    marked, waited = rest
+    for one in (marked, waited):
+        if isinstance(one, Exception):
+            raise one
+    count = waited[1] if wanted.fsync else waited
+    if count < wanted.count:
+        raise TooFewReplicas(count)
+    return reply
+
+
+def lacks_command(error: BaseException) -> bool:
+    """Whether the server is too old for WAITAOF."""
+    text = str(error).lower()
+    return "unknown command" in text and "waitaof" in text
 
 
 class _Blocking(Protocol):

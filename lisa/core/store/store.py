@@ -34,19 +34,22 @@ from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOp
 from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.durability import TooFewReplicas, confirmed, lacks_command
 from lisa.core.redis.flow import (
+    LONGEST_PAUSE_S,
     Chain,
     Command,
     Execute,
     ExecuteMany,
     ExecuteOnEach,
     Flow,
+    Patience,
     Pause,
+    TooFewReplicas,
     adrive,
+    confirmed,
     drive,
+    lacks_command,
 )
-from lisa.core.redis.patience import LONGEST_S, Patience
 from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.replies import counters, microseconds, pairs
 from lisa.core.store.server_checks import check_for_roles, is_seen
@@ -272,7 +275,7 @@ class Store:
             raise errors.translated(error, self.where) from error
 
     def _wait(self, error: BaseException, patience: Patience) -> Flow[None]:
-        most_s = MOVING_S if errors.is_moving(error) else LONGEST_S
+        most_s = MOVING_S if errors.is_moving(error) else LONGEST_PAUSE_S
         pause = patience.next_pause(most_s) if errors.passes(error) else None
         if pause is None:
             raise errors.translated(error, self.where) from error
