@@ -38,6 +38,24 @@ BODY_BYTES = 100
 Figures = Callable[[str, str], float]
 """Lisa's figure by measure and name. Raises KeyError."""
 
+_WORKERS = ("manager", "consumer")
+
+MOST = 250
+"""Messages in one call."""
+
+SLOTS = 16_384
+
+MANAGERS = 2
+"""One works, the other is its standby. Both promote due messages, so every second call is empty."""
+
+
+SPARE_MEMORY = 1.25
+"""Memory including fragmentation, replication buffers and streams, per byte of messages."""
+
+
+ENVELOPE_BYTES = 200
+"""Bytes on the wire per message in addition to its body, in each direction."""
+
 
 class _Figure(msgspec.Struct):
     measure: str
@@ -122,9 +140,6 @@ class Costs:
         )
 
 
-_WORKERS = ("manager", "consumer")
-
-
 def _beyond(single: float, message: float) -> float:
     """The part of a single message's cost that occurs once per batch."""
     return max(0.0, single - message)
@@ -145,9 +160,6 @@ MEASURED = Costs(
 )
 """Measured on two shared cores (AMD EPYC, Valkey 9.1, Python 3.11); the default costs."""
 
-
-MOST = 250
-"""Messages in one call."""
 
 PROMOTE, READ, OPEN, ACK = 0.3, 0.12, 0.13, 0.45
 """The shares of the four steps in the cost of a life."""
@@ -331,17 +343,6 @@ def _poisson(chance: random.Random, rate: float, events: int) -> list[float]:
 def simulate(load: Load, costs: Costs, messages: int = 20_000, seed: int = 1) -> Simulated:
     """Simulate a number of messages of a load. The same seed gives the same result."""
     return Simulation(load, costs, messages, seed).run()
-
-
-SLOTS = 16_384
-MANAGERS = 2
-"""One works, the other is its standby. Both promote due messages, so every second call is empty."""
-
-SPARE_MEMORY = 1.25
-"""Memory including fragmentation, replication buffers and streams, per byte of messages."""
-
-ENVELOPE_BYTES = 200
-"""Bytes on the wire per message in addition to its body, in each direction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

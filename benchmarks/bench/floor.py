@@ -32,6 +32,9 @@ CONSUMER = "floor"
 RETENTION_MS = 60_000
 TOMBSTONE = "abcdefgh-acked,1234567890123,1,1234567890123"
 
+PERIOD_S = 0.002
+BLOCK_MS = 1_000
+
 
 class Keyring:
     """The floor's keys, as long as Lisa's keys."""
@@ -166,10 +169,6 @@ def _timed_us(server: BenchServer, step: Callable[[], None]) -> float:
     before_us = server.cpu_us()
     step()
     return server.cpu_us() - before_us
-
-
-PERIOD_S = 0.002
-BLOCK_MS = 1_000
 
 
 def poll(floor: Floor) -> None:

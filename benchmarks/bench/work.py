@@ -31,6 +31,15 @@ JUST_BEFORE_S = 0.05
 PATIENCE_S = 20.0
 
 
+PROC = Path("/proc/self/stat").exists()
+"""Whether /proc exists: on Linux, not on macOS."""
+
+TOPIC = "bench"
+GROUP = "lisa"
+START_S = 20.0
+QUIET = ("--log-level", "warning")
+
+
 class AtWork(Protocol):
     """Lisa, the floor or a peer, with running workers."""
 
@@ -150,10 +159,6 @@ def _wait_until(due_ms: int, before_s: float) -> None:
     time.sleep(left_s)
 
 
-PROC = Path("/proc/self/stat").exists()
-"""Whether /proc exists: on Linux, not on macOS."""
-
-
 def tree_cpu_seconds(root: int) -> float:
     """User and system time of a process and its running descendants, in seconds."""
     return sum(cpu_seconds(pid) for pid in descendants(root))
@@ -209,12 +214,6 @@ def _ps_seconds(pid: int) -> float:
 def _ps(*arguments: str) -> str:
     command = ("/bin/ps", *arguments)
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-TOPIC = "bench"
-GROUP = "lisa"
-START_S = 20.0
-QUIET = ("--log-level", "warning")
 
 
 def store_on(server: BenchServer) -> SyncStore:

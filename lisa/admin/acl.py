@@ -30,31 +30,12 @@ _DURABILITY = ("WAIT", "WAITAOF")
 _DURABLE = ("producer", "gateway", "operator")
 """Roles that heed the setting `durability`, which waits for replicas."""
 
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """The scripts that a role runs, and the commands that it sends itself."""
-
-    about: str
-    scripts: tuple[str, ...]
-    commands: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    """Further commands, for warnings only: without them the role works but does not warn."""
-    uses_channel: bool = True
-    """Whether the role or its scripts use the wake channel."""
-    loads: bool = True
-    """Whether the role may load scripts, and so let the server run any script, even an endless one.
-
-    Without this right, a role can run the scripts that other roles have loaded.
-    """
-    patterns: tuple[str, ...] = ()
-    """Patterns of further keys, after the prefix."""
-
-
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
 _SETTLING = ("ack", "declare", "defer", "extend", "forget", "open", "pull", "release", "retry")
+
 _OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HMGET", "MULTI", "TIME")
 """Commands of `core.delivery.opening`, which uses the script instead if MULTI is not granted."""
+
 _SCHEMA = ("GET", "SET")
 _READING = (
     "EXISTS",
@@ -76,6 +57,65 @@ _READING = (
     "ZRANK",
     "ZSCORE",
 )
+
+_NOT_PROBED = frozenset(
+    {"select", "subscribe", "cluster|slots", "asking", "wait", "waitaof", "multi", "exec"}
+)
+"""Commands without a probe: every connection sends them first, they change the connection, or the
+role also works without them.
+"""
+
+_BARE: dict[str, tuple[str | int, ...]] = {
+    "time": (),
+    "ping": (),
+    "client|id": (),
+    "client|unblock": (0,),
+    "info": ("server",),
+    "scan": (0, "COUNT", 1),
+    "evalsha": ("0" * 40, 0),
+    "script|load": ("return 1",),
+    "command|info": ("GET",),
+    "cluster|info": (),
+}
+
+# A table: each command with its arguments, grouped by type.
+_ON_A_KEY: dict[str, tuple[str | int, ...]] = {
+    "get": (), "exists": (), "type": (), "strlen": (), "del": (), "unlink": (), "mget": (),
+    "getrange": (0, 0), "setrange": (0, ""), "set": ("", "XX"),
+    "incrby": ("x",), "decrby": ("x",), "pexpire": (1,), "persist": (),
+    "hget": ("f",), "hmget": ("f",), "hgetall": (), "hkeys": (), "hlen": (), "hexists": ("f",),
+    "hset": ("f", "v", "odd"), "hincrby": ("f", "x"), "hdel": ("f",), "hscan": (0,),
+    "zadd": ("XX", 1, "m"), "zrem": ("m",), "zcard": (), "zcount": (0, 0), "zscore": ("m",),
+    "zmscore": ("m",), "zrank": ("m",), "zrange": (0, 0), "zrangebyscore": (0, 0), "zscan": (0,),
+    "xadd": ("NOMKSTREAM", "*", "f", "v"), "xlen": (), "xrange": ("-", "+", "COUNT", 1),
+    "xrevrange": ("+", "-", "COUNT", 1), "xdel": ("0-1",), "xack": ("g", "0-1"),
+    "xtrim": ("MAXLEN", "x"), "xpending": ("g",), "xclaim": ("g", "c", 0, "0-1"),
+    "xsetid": ("x",), "xgroup|create": ("g", "0"), "xgroup|destroy": ("g",),
+    "xgroup|delconsumer": ("g", "c"), "xinfo|groups": (), "xinfo|consumers": ("g",),
+    "xinfo|stream": (),
+}  # fmt: skip
+"""Arguments after the key. With them a command creates no key, and no topic has this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The scripts that a role runs, and the commands that it sends itself."""
+
+    about: str
+    scripts: tuple[str, ...]
+    commands: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """Further commands, for warnings only: without them the role works but does not warn."""
+    uses_channel: bool = True
+    """Whether the role or its scripts use the wake channel."""
+    loads: bool = True
+    """Whether the role may load scripts, and so let the server run any script, even an endless one.
+
+    Without this right, a role can run the scripts that other roles have loaded.
+    """
+    patterns: tuple[str, ...] = ()
+    """Patterns of further keys, after the prefix."""
+
 
 # A table: each role with its scripts and its commands.
 ROLES = {
@@ -204,44 +244,6 @@ def line(
     rules = [*entry, "resetkeys", *patterns, "resetchannels", *channel, "-@all"]
     head = "ACL SETUSER" if style == "setuser" else "user"
     return " ".join([head, user, *rules, *(f"+{right}" for right in rights)])
-
-
-_NOT_PROBED = frozenset(
-    {"select", "subscribe", "cluster|slots", "asking", "wait", "waitaof", "multi", "exec"}
-)
-"""Commands without a probe: every connection sends them first, they change the connection, or the
-role also works without them.
-"""
-
-_BARE: dict[str, tuple[str | int, ...]] = {
-    "time": (),
-    "ping": (),
-    "client|id": (),
-    "client|unblock": (0,),
-    "info": ("server",),
-    "scan": (0, "COUNT", 1),
-    "evalsha": ("0" * 40, 0),
-    "script|load": ("return 1",),
-    "command|info": ("GET",),
-    "cluster|info": (),
-}
-# A table: each command with its arguments, grouped by type.
-_ON_A_KEY: dict[str, tuple[str | int, ...]] = {
-    "get": (), "exists": (), "type": (), "strlen": (), "del": (), "unlink": (), "mget": (),
-    "getrange": (0, 0), "setrange": (0, ""), "set": ("", "XX"),
-    "incrby": ("x",), "decrby": ("x",), "pexpire": (1,), "persist": (),
-    "hget": ("f",), "hmget": ("f",), "hgetall": (), "hkeys": (), "hlen": (), "hexists": ("f",),
-    "hset": ("f", "v", "odd"), "hincrby": ("f", "x"), "hdel": ("f",), "hscan": (0,),
-    "zadd": ("XX", 1, "m"), "zrem": ("m",), "zcard": (), "zcount": (0, 0), "zscore": ("m",),
-    "zmscore": ("m",), "zrank": ("m",), "zrange": (0, 0), "zrangebyscore": (0, 0), "zscan": (0,),
-    "xadd": ("NOMKSTREAM", "*", "f", "v"), "xlen": (), "xrange": ("-", "+", "COUNT", 1),
-    "xrevrange": ("+", "-", "COUNT", 1), "xdel": ("0-1",), "xack": ("g", "0-1"),
-    "xtrim": ("MAXLEN", "x"), "xpending": ("g",), "xclaim": ("g", "c", 0, "0-1"),
-    "xsetid": ("x",), "xgroup|create": ("g", "0"), "xgroup|destroy": ("g",),
-    "xgroup|delconsumer": ("g", "c"), "xinfo|groups": (), "xinfo|consumers": ("g",),
-    "xinfo|stream": (),
-}  # fmt: skip
-"""Arguments after the key. With them a command creates no key, and no topic has this key."""
 
 
 def probe(store: Store, right: str) -> Command | None:

@@ -54,6 +54,17 @@ REMEMBERED = 1_000_000
 """Maximum number of findings that are remembered, so that each is counted once."""
 
 
+CALLS_PER_BATCH = 5
+"""Divides the batch size, because checking an id takes longer than moving a message."""
+
+EXISTS_PER_CALL = 200
+TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
+GROUP_TYPES = dict(
+    zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
+)
+RECHECK_S = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """One inconsistency; `what` has details and, after a repair, its result."""
@@ -127,12 +138,6 @@ class CheckReport:
         self.repaired += finding.repaired
         if len(self.findings) < KEPT:
             self.findings.append(finding)
-
-
-CALLS_PER_BATCH = 5
-"""Divides the batch size, because checking an id takes longer than moving a message."""
-
-EXISTS_PER_CALL = 200
 
 
 @dataclass(slots=True)
@@ -355,14 +360,6 @@ class StreamCheck:
             away = self.store.command("XACK", keys.ready, group, entry)
             finding = finding.after((yield from attempt(away)))
         self.report.add(finding)
-
-
-TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
-GROUP_TYPES = dict(
-    zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
-)
-
-RECHECK_S = 1.0
 
 
 def check(

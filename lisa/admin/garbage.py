@@ -39,6 +39,10 @@ _NUMBERS = re.compile(
 """Numbers in reasons. Those in `code` tell reasons apart: `status 503`, `404 Not Found`."""
 
 
+READ_AT_ONCE = 500
+"""Dead messages whose reasons are read in one round trip."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GarbageSelection:
     """Selects dead messages of a topic.
@@ -228,10 +232,6 @@ def _dated_later(
             found += [(group, row.id) for row in page.rows]
             cursor, left = page.cursor, left - PAGE
     return found
-
-
-READ_AT_ONCE = 500
-"""Dead messages whose reasons are read in one round trip."""
 
 
 @dataclass(frozen=True, slots=True)

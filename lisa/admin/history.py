@@ -24,6 +24,46 @@ from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.replies import counters, summed
 from lisa.core.store.store import Store, chunks
 
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+SAMPLE_DELAY_MS = 15_000
+"""How long after a full minute its samples may be missing."""
+
+
+KEPT_MS = 89 * DAY_MS
+"""For how long managers certainly keep a topic's samples."""
+
+
+MIN_FRACTION = 4
+"""Intervals shorter than 1/MIN_FRACTION of the longest are too short to measure a rate."""
+
+
+MOST_PER_STEP = 1_000
+"""Samples that one round trip requests at most."""
+
+
+MIN_BACKLOG = 10
+"""A smaller backlog is not reported as falling behind."""
+
+
+BANDS_MS = (
+    1_000,
+    5_000,
+    10_000,
+    30_000,
+    60_000,
+    300_000,
+    1_800_000,
+    3_600_000,
+    21_600_000,
+    86_400_000,
+    604_800_000,
+    2_592_000_000,
+)
+"""Upper bounds of the remaining waiting time; the last band has no upper bound."""
+
 
 class Steps(Enum):
     """A period: (number of steps, milliseconds of each)."""
@@ -39,23 +79,6 @@ class Steps(Enum):
         """Length of a step in milliseconds."""
         length: int = self.value[1]
         return length
-
-
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
-SAMPLE_DELAY_MS = 15_000
-"""How long after a full minute its samples may be missing."""
-
-KEPT_MS = 89 * DAY_MS
-"""For how long managers certainly keep a topic's samples."""
-
-MIN_FRACTION = 4
-"""Intervals shorter than 1/MIN_FRACTION of the longest are too short to measure a rate."""
-
-
-MOST_PER_STEP = 1_000
-"""Samples that one round trip requests at most."""
 
 
 class HistorySpan(Steps):
@@ -189,26 +212,6 @@ def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
 
 def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str, int] | None:
     return counters(reply[0][1]) if reply else None
-
-
-MIN_BACKLOG = 10
-"""A smaller backlog is not reported as falling behind."""
-
-BANDS_MS = (
-    1_000,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-    300_000,
-    1_800_000,
-    3_600_000,
-    21_600_000,
-    86_400_000,
-    604_800_000,
-    2_592_000_000,
-)
-"""Upper bounds of the remaining waiting time; the last band has no upper bound."""
 
 
 class Horizon(Steps):

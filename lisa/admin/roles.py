@@ -19,6 +19,15 @@ TOPICS_PER_STEP = 100
 
 P = TypeVar("P", ConsumerPresence, ManagerPresence)
 
+MOST_NAMED = 5
+
+MOST_TOPICS = 1_000
+"""Of more topics, consumers are not read."""
+
+
+_HANDLED = ("acked", "retried", "deferred", "garbage")
+"""Counters of messages that a handler had."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolePresence(Generic[P]):
@@ -121,14 +130,6 @@ def _judged(
 def _seen(record: P, now_ms: int) -> RolePresence[P]:
     silent_ms = max(0, now_ms - record.seen_ms)
     return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER_MS)
-
-
-MOST_NAMED = 5
-MOST_TOPICS = 1_000
-"""Of more topics, consumers are not read."""
-
-_HANDLED = ("acked", "retried", "deferred", "garbage")
-"""Counters of messages that a handler had."""
 
 
 def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str]]:

@@ -27,6 +27,25 @@ from lisa.embedded import EmbeddedServer, RoleProcess
 
 GRACE_SECONDS = 30.0
 
+BOUNDS_MS = (0.5, 1, 2, 3, 5, 10, 20, 50, 100, 1_000)
+BAR = 40
+LABELS = {
+    "sent": "sent",
+    "handled": "handled",
+    "cancelled": "cancelled in time",
+    "rescheduled": "rescheduled",
+    "retried": "retries",
+    "garbage": "garbage",
+    "lateness_p50_ms": "lateness p50",
+    "lateness_p99_ms": "lateness p99",
+    "lateness_max_ms": "lateness max",
+    "early": "early",
+    "lost": "lost",
+    "handled_twice": "handled twice",
+    "handled_after_cancel": "handled after cancel",
+}
+MUST_BE_ZERO = ("early", "lost", "handled_after_cancel")
+
 
 @click.command()
 @click.option("--messages", default=10_000, show_default=True, type=click.IntRange(min=1))
@@ -223,27 +242,6 @@ class DemoTally:
             "handled_twice": sum(times > 1 for times in self.handled.values()),
             "handled_after_cancel": len(self.cancelled & self.handled.keys()),
         }
-
-
-BOUNDS_MS = (0.5, 1, 2, 3, 5, 10, 20, 50, 100, 1_000)
-BAR = 40
-
-LABELS = {
-    "sent": "sent",
-    "handled": "handled",
-    "cancelled": "cancelled in time",
-    "rescheduled": "rescheduled",
-    "retried": "retries",
-    "garbage": "garbage",
-    "lateness_p50_ms": "lateness p50",
-    "lateness_p99_ms": "lateness p99",
-    "lateness_max_ms": "lateness max",
-    "early": "early",
-    "lost": "lost",
-    "handled_twice": "handled twice",
-    "handled_after_cancel": "handled after cancel",
-}
-MUST_BE_ZERO = ("early", "lost", "handled_after_cancel")
 
 
 def show_result(figures: dict[str, int | float], lateness_us: list[int]) -> None:

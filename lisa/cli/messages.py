@@ -37,6 +37,17 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
 from lisa.core.store.store import SyncStore
 
+SHOWN: dict[str, tuple[str, ...]] = {
+    "waiting": (),
+    "ready": ("group", "attempts "),
+    "in_flight": ("group", "attempts ", "consumer"),
+    "retry": ("group", "attempts ", "reason"),
+    "garbage": ("group", "attempts ", "reason"),
+}
+"""The states of messages, and what a table shows of each beside id and due time."""
+
+ROWS_PER_STEP = 1_000
+
 
 @click.command()
 @click.argument("topic")
@@ -177,18 +188,6 @@ def _answer(chosen: Chosen, topic: str, outcomes: dict[str, str], good: str) -> 
             click.echo(f"{printable(one)}  {outcome}")
     if any(outcome != good for outcome in outcomes.values()):
         raise click.exceptions.Exit(1)
-
-
-SHOWN: dict[str, tuple[str, ...]] = {
-    "waiting": (),
-    "ready": ("group", "attempts "),
-    "in_flight": ("group", "attempts ", "consumer"),
-    "retry": ("group", "attempts ", "reason"),
-    "garbage": ("group", "attempts ", "reason"),
-}
-"""The states of messages, and what a table shows of each beside id and due time."""
-
-ROWS_PER_STEP = 1_000
 
 
 page_options = together(

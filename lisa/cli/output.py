@@ -25,6 +25,15 @@ WIDE = 10_000
 """Width of output to a pipe or file, where lines must not wrap."""
 
 
+SAMPLE = 200
+"""The rows that decide the widths of the columns."""
+
+GAP = "  "
+
+PROSE = 24
+"""A column of longer text is wrapped to no less than this before other columns are dropped."""
+
+
 def print_json(document: Any) -> None:
     """Print a document on one line."""
     click.echo(msgspec.json.encode(document).decode())
@@ -121,14 +130,6 @@ def fail(line: str) -> NoReturn:
     """End the command with an error on stderr and exit code 1."""
     click.echo(f"lisa: {line}", err=True)
     raise click.exceptions.Exit(1)
-
-
-SAMPLE = 200
-"""The rows that decide the widths of the columns."""
-
-GAP = "  "
-PROSE = 24
-"""A column of longer text is wrapped to no less than this before other columns are dropped."""
 
 
 def text_table(

@@ -27,6 +27,9 @@ from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import topic_of
 from lisa.core.store.server_checks import CheckResult
 
+_USER = re.compile(r"[^\s\x00]{1,128}\Z")
+FINDINGS_SHOWN = 100
+
 
 @click.command()
 @click.argument("topic", required=False)
@@ -102,9 +105,6 @@ def _as_json(chosen: Chosen, found: list[RolePresence[Any]]) -> bool:
         ]
     )
     return True
-
-
-_USER = re.compile(r"[^\s\x00]{1,128}\Z")
 
 
 @click.command()
@@ -226,9 +226,6 @@ def doctor(chosen: Chosen) -> None:
         )
     if not ok:
         raise click.exceptions.Exit(1)
-
-
-FINDINGS_SHOWN = 100
 
 
 @click.command()

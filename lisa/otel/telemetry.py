@@ -43,6 +43,14 @@ LATENESS_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2,
 Attributes = dict[str, str | int]
 
 
+LOOK_AGAIN_S = 1.0
+"""How often to check whether the application has set up an SDK."""
+
+
+RETURNED_FALSE = "returned_false"
+"""The `error.type` of a handler that returned False."""
+
+
 def attributes_of(
     operation: str, kind: str, topic: str, group: str | None = None, error: str | None = None
 ) -> Attributes:
@@ -98,12 +106,6 @@ class Instruments:
 
 
 Outcomes: TypeAlias = "Sequence[SendOutcome]"
-
-LOOK_AGAIN_S = 1.0
-"""How often to check whether the application has set up an SDK."""
-
-RETURNED_FALSE = "returned_false"
-"""The `error.type` of a handler that returned False."""
 
 
 class Telemetry(Middleware):

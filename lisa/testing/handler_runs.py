@@ -30,6 +30,9 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Acked
 from lisa.testing.records import Attempt
 
+NAME = "lisa-test-kit"
+"""The consumer's name on the server."""
+
 
 class AttachedLifespan:
     """One run of a lifespan. Its errors reach the test.
@@ -83,9 +86,6 @@ class AttachedLifespan:
 
 
 log = logging.getLogger("lisa.testing")
-
-NAME = "lisa-test-kit"
-"""The consumer's name on the server."""
 
 
 class _Attached(NamedTuple):

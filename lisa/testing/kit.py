@@ -45,6 +45,11 @@ MOST_AT_ONCE = 10_000
 
 BEYOND_END = "the clock cannot go beyond the year 9999"
 
+T = TypeVar("T")
+NOTHING = timedelta(0)
+A_YEAR = timedelta(days=366)
+LIVE = (LiveState.WAITING, LiveState.RETRY, LiveState.READY, LiveState.IN_FLIGHT)
+
 
 class Timeline:
     """The clock of one test, with the manager and the consumers that follow it.
@@ -158,13 +163,6 @@ class Timeline:
                 f"more than {MOST_AT_ONCE} messages were handled at one instant, the last of topic "
                 f"{topic!r}: a handler probably sends to its own topic without a delay"
             )
-
-
-T = TypeVar("T")
-
-NOTHING = timedelta(0)
-A_YEAR = timedelta(days=366)
-LIVE = (LiveState.WAITING, LiveState.RETRY, LiveState.READY, LiveState.IN_FLIGHT)
 
 
 class _Kit:

@@ -32,6 +32,9 @@ from lisa.testing.records import SentMessage, delay_of, sent_by
 Offer = Callable[[str, NewOccurrence], bool]
 """Records an occurrence of a topic; returns whether its id is new."""
 
+T = TypeVar("T")
+MAX_BODY_BYTES = TopicOptions().max_body_bytes
+
 
 class _InMemory(Store):
     """Serves the flows of schedules from memory. Its clock stands still, so no tick ever comes.
@@ -101,11 +104,6 @@ class RecordedStore(_InMemory, SyncStore):
 
 class AsyncRecordedStore(_InMemory, AsyncStore):
     """The store of an `AsyncRecordingProducer`."""
-
-
-T = TypeVar("T")
-
-MAX_BODY_BYTES = TopicOptions().max_body_bytes
 
 
 class _Recording(BaseProducer):
