@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lisa.core.delivery.group_resolution import find_group
@@ -58,26 +57,7 @@ class VirtualClock(ServerClock):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """One shard at one instant.
-
-    dues: due times of waiting messages and retries, and when a ramp promotes the next message;
-        none while the topic is paused.
-    ends: when leases end. expiries: when messages expire.
-    ticks: when its schedules have their next ticks.
-    ready: groups, each with the number of its messages for handlers.
-    """
-
-    shard: Shard
-    dues: list[int]
-    ends: list[int]
-    expiries: list[int]
-    ticks: list[int]
-    ready: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DueWork:
     """What the server holds at one instant.
 
@@ -86,30 +66,24 @@ class DueWork:
     next_ms: the next instant at which a service has work, in epoch milliseconds; None if none.
     """
 
-    promote: list[Shard]
-    reclaim: list[Shard]
-    expire: list[Shard]
-    schedule: list[Shard]
-    ready: dict[tuple[str, str], int]
-    next_ms: int | None
+    now_ms: int
+    promote: list[Shard] = field(default_factory=list)
+    reclaim: list[Shard] = field(default_factory=list)
+    expire: list[Shard] = field(default_factory=list)
+    schedule: list[Shard] = field(default_factory=list)
+    ready: dict[tuple[str, str], int] = field(default_factory=dict)
+    next_ms: int | None = None
 
-    @classmethod
-    def of(cls, views: Sequence[_View], now_ms: int) -> DueWork:
-        """Combine the views of all shards."""
-        ready: dict[tuple[str, str], int] = {}
-        for view in views:
-            for group, count in view.ready.items():
-                key = topic_of(view.shard), group
-                ready[key] = ready.get(key, 0) + count
-        instants = [at for view in views for at in _all(view)]
-        return cls(
-            promote=[view.shard for view in views if min(view.dues, default=math.inf) <= now_ms],
-            reclaim=[view.shard for view in views if min(view.ends, default=math.inf) <= now_ms],
-            expire=[view.shard for view in views if min(view.expiries, default=math.inf) <= now_ms],
-            schedule=[view.shard for view in views if min(view.ticks, default=math.inf) <= now_ms],
-            ready=dict(sorted(ready.items())),
-            next_ms=min((at for at in instants if at > now_ms), default=None),
-        )
+    def note(self, due: list[Shard], shard: Shard, instants: Iterable[int]) -> None:
+        """Add a shard to one of the lists if an instant has come, and remember the next one."""
+        later = []
+        for at in instants:
+            if at > self.now_ms:
+                later.append(at)
+            elif shard not in due:
+                due.append(shard)
+        if later and (self.next_ms is None or min(later) < self.next_ms):
+            self.next_ms = min(later)
 
 
 class ManagerSteps:
@@ -162,8 +136,11 @@ class ManagerSteps:
         asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
         commands = [question for questions in asked.values() for question in questions]
         replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
-        views = [self._view(shard, names, replies) for shard, names in groups.items()]
-        return DueWork.of(views, self._now_ms())
+        due = DueWork(self._now_ms())
+        for shard, names in groups.items():
+            self._note(due, shard, names, replies)
+        due.ready = dict(sorted(due.ready.items()))
+        return due
 
     def join(
         self, shards: Sequence[Shard], wanted: Collection[tuple[str, str | None]]
@@ -213,7 +190,7 @@ class ManagerSteps:
         return missing
 
     def _questions(self, shard: Shard, groups: Sequence[str]) -> list[Command]:
-        """The commands whose replies `_view` reads, in its order."""
+        """The commands whose replies `_note` reads, in its order."""
         keys, now_ms = self._store.keys.topic(shard), self._now_ms()
         own = [keys.group(name) for name in groups]
         commands: list[Command] = [("HGETALL", keys.options), *_around(keys.expiry, now_ms)]
@@ -225,28 +202,27 @@ class ManagerSteps:
             commands += [("XLEN", one.ready), ("XPENDING", one.ready, name, "-", "+", MOST_HELD)]
         return commands
 
-    def _view(self, shard: Shard, groups: Sequence[str], replies: Iterator[Any]) -> _View:
+    def _note(
+        self, due: DueWork, shard: Shard, groups: Sequence[str], replies: Iterator[Any]
+    ) -> None:
+        """Add what the replies say of a shard. While its topic is paused, nothing is promoted."""
         stored = pairs(next(replies))
         options = TopicOptions.from_hash(stored)
         ack_ms = duration_ms(options.ack_timeout)
-        expiries, ticks = _instants(replies), _instants(replies)
+        due.note(due.expire, shard, _instants(replies))
+        due.note(due.schedule, shard, _instants(replies))
         dues = [at for _ in range(1 + len(groups)) for at in _instants(replies)]
         if options.ramp is not None and b"ramped" in stored and dues:
             dues.append(options.ramp.next_ms(int(stored[b"ramped"])))
-        ends: list[int] = []
-        ready: dict[str, int] = {}
+        due.note(due.promote, shard, [] if options.paused else dues)
         for name in groups:
-            ends += [at + 1 for at in _instants(replies)]  # the reclaimer looks a millisecond later
+            ends = [at + 1 for at in _instants(replies)]  # the reclaimer looks a millisecond later
             length, held = next(replies), next(replies)
-            ends += [self._now_ms() + ack_ms - int(entry[2]) for entry in held]
+            ends += [due.now_ms + ack_ms - int(entry[2]) for entry in held]
+            due.note(due.reclaim, shard, ends)
             if length > len(held) and not options.paused:
-                ready[name] = length - len(held)
-        return _View(shard, [] if options.paused else dues, ends, expiries, ticks, ready)
-
-
-def _all(view: _View) -> list[int]:
-    """All instants at which a shard has work."""
-    return [*view.dues, *view.ends, *view.expiries, *view.ticks]
+                key = topic_of(shard), name
+                due.ready[key] = due.ready.get(key, 0) + length - len(held)
 
 
 def _around(zset: str, now_ms: int) -> list[Command]:
