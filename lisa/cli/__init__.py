@@ -34,7 +34,7 @@ def _run(command: str, module: str, extra: str) -> None:
     try:
         with requires(extra):
             main = import_module(module).main
+        main()
     except MissingExtra as error:
         sys.stderr.write(f"{command}: {error}\n")
         sys.exit(2)
-    main()

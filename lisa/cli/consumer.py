@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.daemon import daemon_command, http_option, parent_option, run_daemon
+from lisa.cli.daemon import (
+    check_rights,
+    daemon_command,
+    http_option,
+    import_handlers,
+    parent_option,
+    run_daemon,
+)
 
 if TYPE_CHECKING:
     from lisa.core.metrics.numbers import Numbers
@@ -81,7 +88,6 @@ def _run_one(
     parent_pipe: int | None,
     numbers: Path | None,
 ) -> None:
-    from lisa.cli.daemon import check_rights, import_handlers
     from lisa.consumer.loader import load
     from lisa.core.daemon.processes import end_with_parent, freeze_loaded_objects
     from lisa.core.metrics.numbers import of_process

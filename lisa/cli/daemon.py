@@ -28,6 +28,12 @@ SUBSCRIBE_TIMEOUT_S = 0.1
 NODE_TIMEOUT_S = 1.0
 
 
+http_option = click.option(
+    "--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address."
+)
+parent_option = click.option("--parent-pipe", type=int, hidden=True)
+
+
 def daemon_command(*options: Callable[[Any], Any]) -> Callable[[Any], click.Command]:
     """A command with the options of all daemons, and its own between them."""
     return together(
@@ -43,12 +49,6 @@ def daemon_command(*options: Callable[[Any], Any]) -> Callable[[Any], click.Comm
         click.option("--log-format", type=click.Choice(["text", "json"])),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
     )
-
-
-http_option = click.option(
-    "--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address."
-)
-parent_option = click.option("--parent-pipe", type=int, hidden=True)
 
 
 def run_daemon(

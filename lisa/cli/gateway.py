@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.daemon import daemon_command, parent_option, run_daemon
+from lisa.cli.daemon import check_rights, daemon_command, parent_option, run_daemon
 
 if TYPE_CHECKING:
     from lisa.core.settings import GatewaySettings
@@ -82,7 +82,6 @@ def main(
 def _run(
     settings: GatewaySettings, parent_pipe: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
-    from lisa.cli.daemon import check_rights
     from lisa.core.daemon.processes import freeze_loaded_objects
     from lisa.core.model.extras import requires
     from lisa.core.redis.address import Address

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.daemon import daemon_command, http_option, run_daemon
+from lisa.cli.daemon import check_rights, daemon_command, http_option, import_handlers, run_daemon
 
 if TYPE_CHECKING:
     from lisa.core.settings import ManagerSettings
@@ -35,7 +35,6 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
 
     exit_on_signals(STOPPING)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # kept until the manager handles it
-    from lisa.cli.daemon import check_rights, import_handlers
     from lisa.core.daemon.processes import freeze_loaded_objects
     from lisa.core.redis.address import Address
     from lisa.core.settings import ManagerSettings
