@@ -1,4 +1,4 @@
-"""`lisa send`."""
+"""`lisa send` and `lisa next`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
+import msgspec
 
 from lisa.cli.options import (
     Chosen,
@@ -20,13 +22,24 @@ from lisa.cli.options import (
     common,
     due_options,
 )
-from lisa.cli.output import console, print_json, print_table
+from lisa.cli.output import console, fail, iso, print_json, print_table
+from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import InvalidMessage, LisaError
+from lisa.core.model.windows.placing import (
+    clock_ms,
+    due_again,
+    explain,
+    moved,
+    place,
+    window_of,
+    without_past_local,
+)
+from lisa.core.store.inspection import State
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-
-if TYPE_CHECKING:
-    from lisa.producer import Producer
+from lisa.producer import Producer
+from lisa.producer.calls import pieces
+from lisa.producer.plan import due_text
 
 
 @click.command()
@@ -124,8 +137,6 @@ def parse_body(data: bytes, kind: str | None) -> Any:
 
     Raises InvalidMessage if a key of JSON occurs twice.
     """
-    import msgspec
-
     if kind != "text":
         try:
             body = msgspec.json.decode(data)
@@ -207,8 +218,6 @@ def _send_lines(
     empty: the numbers of the lines without a body that were read so far. An error says how many
     lines were sent before.
     """
-    from lisa.producer.calls import pieces
-
     counts = {str(outcome): 0 for outcome in Sent}
     producer.send_many(topic, [], **options)  # checks the options before lines are read
     try:
@@ -223,3 +232,84 @@ def _send_lines(
             error.args = (f"{error}; the first {sent} lines were sent",)
         raise
     return counts
+
+
+@click.command("next")
+@click.argument("topic", required=False)
+@due_options
+@calendar_options
+@click.option(
+    "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; may be repeated."
+)
+@click.option("--id", "message_id", metavar="ID", help="Explain this message of TOPIC instead.")
+@common
+def next_(
+    chosen: Chosen,
+    topic: str | None,
+    *,
+    headers: tuple[str, ...],
+    message_id: str | None,
+    **given: Any,
+) -> None:
+    """Show when a message would be due, and why; with TOPIC, in the topic's window.
+
+    Nothing is sent. The options are those of `lisa send`.
+    """
+    if message_id is not None and topic is None:
+        raise click.UsageError("--id needs TOPIC")
+    window = _window_of(chosen, topic) if topic else ""
+    now_ms = clock_ms()
+    if message_id is not None:
+        due, named = _stored(chosen, topic or "", message_id, window, now_ms)
+    else:
+        due, named = _asked(chosen, given, parse_headers(headers), now_ms)
+    steps = explain(due, named, window, now_ms)
+    due_ms = _due_ms(due, named, window, now_ms)
+    if chosen.json:
+        print_json({"due_ms": due_ms, "due": iso(due_ms), "steps": steps})
+        return
+    for step in steps:
+        click.echo(step)
+    click.echo(f"due: {iso(due_ms)}")
+
+
+def _window_of(chosen: Chosen, topic: str) -> str:
+    store = chosen.store()
+    return store.drive(store.options(topic)).window or ""
+
+
+def _asked(
+    chosen: Chosen, given: dict[str, Any], headers: dict[str, str], now_ms: int
+) -> tuple[str, dict[str, str]]:
+    """The due time that was asked for, and the headers that the message would have."""
+    delay: timedelta | None = given["delay"]
+    at: datetime | None = given["at"]
+    check_zone(chosen, at, given["tz"])
+    named = given["tz"] or chosen.zone
+    zone = None if named is None else parse_zone(named)
+    due = due_text(delay, at, given["at_ms"], zone)
+    placed = place({**given, "headers": headers}, due, zone, now_ms)
+    return due or "+0", placed.headers
+
+
+def _stored(
+    chosen: Chosen, topic: str, message_id: str, window: str, now_ms: int
+) -> tuple[str, dict[str, str]]:
+    """The due time and the headers of a stored message, without a wall time that was replaced."""
+    found = chosen.producer().get(topic, message_id)
+    # Garbage has the time of death instead, and a tombstone no headers.
+    due_states = (State.WAITING, State.READY, State.IN_FLIGHT, State.RETRY)
+    if found is None or found.due_ms is None or found.state not in due_states:
+        fail(f"topic {topic}: message {message_id} is unknown, settled or in garbage")
+    due_ms = found.due_ms
+    return str(due_ms), without_past_local(found.headers or {}, due_ms, window, now_ms)
+
+
+def _due_ms(due: str, headers: dict[str, str], window: str, now_ms: int) -> int:
+
+    local_ms = due_again(headers, window, now_ms)
+    if local_ms is not None:
+        return local_ms
+    applies = window_of(headers, window)
+    due = due if applies is None else moved(due, applies, now_ms)
+    return now_ms + int(due[1:]) if due.startswith("+") else int(due)
