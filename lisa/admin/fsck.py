@@ -140,228 +140,6 @@ class CheckReport:
             self.findings.append(finding)
 
 
-@dataclass(slots=True)
-class IdCheck:
-    """Checks the ids of messages; `undeclared` are the groups with keys but no declaration."""
-
-    store: Store
-    report: CheckReport
-    repair: bool
-    undeclared: dict[str, set[str]] = field(default_factory=dict)
-
-    def bodies(self, pattern: str, is_checked: Callable[[str], Flow[bool]] | None) -> Flow[None]:
-        """Scan the key space once and check each body of the selected topics."""
-        cursor = None
-        while cursor != START:
-            cursor, names = yield from scan_keys(self.store, pattern, cursor or START)
-            by_topic: dict[str, list[bytes]] = {}
-            for name in names:
-                topic, one = self._id_of(name)
-                if topic is not None:
-                    by_topic.setdefault(topic, []).append(one)
-            for topic, ids in by_topic.items():
-                if is_checked is not None and not (yield from is_checked(topic)):
-                    continue
-                self.report.bodies += len(ids)
-                yield from self._check(topic, self._readable(topic, None, ids))
-
-    def _id_of(self, name: bytes) -> tuple[str | None, bytes]:
-        key = name.decode("utf-8", "surrogateescape")
-        topic = self.store.keys.shard_of(key)
-        if topic is None:
-            return None, b""
-        one = self.store.keys.topic(topic).id_of_body(key)
-        return topic, one.encode("utf-8", "surrogateescape")
-
-    def records(self, topic: str) -> Flow[None]:
-        """Page through all records that name ids of a topic, and check ids without a body."""
-        keys = self.store.keys.topic(topic)
-        yield from self._named(topic, None, "ZSCAN", keys.waiting)
-        yield from self._named(topic, None, "HSCAN", keys.policy)
-        yield from self._named(topic, None, "ZSCAN", keys.expiry)
-        for group in (yield from self.store.groups(topic)):
-            own = keys.group(group)
-            for command, key in (
-                ("HSCAN", own.entries),
-                ("ZSCAN", own.retry),
-                ("ZSCAN", own.garbage),
-                ("HSCAN", own.attempts),
-                ("HSCAN", own.reasons),
-                ("ZSCAN", own.leases),
-            ):
-                yield from self._named(topic, group, command, key)
-
-    def _named(self, topic: str, group: str | None, command: str, key: str) -> Flow[None]:
-        keys, cursor = self.store.keys.topic(topic), None
-        while cursor != START:
-            cursor, members = yield from member_page(self.store, command, key, cursor or START)
-            self.report.records += len(members)
-            for some in chunks(self._readable(topic, group, members), EXISTS_PER_CALL):
-                # `bodies` checks live ids; one EXISTS shows whether there are others.
-                live = yield from self.store.command("EXISTS", *map(keys.body, some))
-                if live < len(some):
-                    yield from self._check(topic, some, only="no-body")
-
-    def _readable(self, topic: str, group: str | None, ids: Sequence[bytes]) -> list[str]:
-        names, foreign = readable(ids)
-        for message_id in foreign:
-            what = f"{message_id[:80]!r}: not an id of a message; remove it manually"
-            self.report.add(Finding(kind="bad-id", topic=topic, group=group, what=what))
-        return names
-
-    def _check(self, topic: str, ids: Sequence[str], only: str = "") -> Flow[None]:
-        """Report the findings about ids and repair them if enabled. `only`: one kind."""
-        size = max(1, self.store.batch_size(topic) // CALLS_PER_BATCH)
-        for some in chunks(ids, size):
-            wrong = yield from self._findings(topic, some)
-            lost = [one for one, kinds in wrong.items() if "no-place" in kinds]
-            if lost:
-                for message_id in (yield from self._owed_elsewhere(topic, lost)):
-                    del wrong[message_id]
-            if only:
-                wrong = {one: kinds for one, kinds in wrong.items() if only in kinds}
-            mended: list[list[str]] | LisaError = []
-            if self.repair and wrong:
-                mended = yield from attempt(self.store.run(Mend(topic, list(wrong))))
-                if not isinstance(mended, LisaError):
-                    # Report the repair's own findings: an id may have changed since.
-                    wrong = dict(zip(wrong, mended, strict=True))
-            for one, kinds in wrong.items():
-                for kind in dict.fromkeys(kinds):
-                    finding = Finding(kind=kind, topic=topic, id=one)
-                    self.report.add(finding.after(mended) if self.repair else finding)
-
-    def _findings(self, topic: str, ids: Sequence[str]) -> Flow[dict[str, list[str]]]:
-        found = yield from self.store.run(Mend(topic, ids, judge=True))
-        return {one: kinds for one, kinds in zip(ids, found, strict=True) if kinds}
-
-    def _owed_elsewhere(self, topic: str, ids: Sequence[str]) -> Flow[set[str]]:
-        """The `ids` that an undeclared group still has to settle, or that were settled meanwhile.
-
-        While a group is being removed, only its own keys contain its messages.
-        """
-        keys = self.store.keys.topic(topic)
-        removed = yield from group_removal.being_removed(self.store, topic)
-        names = self.undeclared.get(topic, set()) | removed
-        owed: set[str] = set()
-        for group in names:
-            own = keys.group(group)
-            asked = [
-                command
-                for message_id in ids
-                for command in (
-                    ("HEXISTS", own.entries, message_id),
-                    ("ZSCORE", own.retry, message_id),
-                    ("ZSCORE", own.garbage, message_id),
-                )
-            ]
-            replies = yield from self.store.commands(asked)
-            owed |= {one for i, one in enumerate(ids) if any(replies[3 * i : 3 * i + 3])}
-        rest = [message_id for message_id in ids if message_id not in owed]
-        if rest:
-            # A removal that was running at the first check may have settled them by now.
-            again = yield from self._findings(topic, rest)
-            owed |= {
-                message_id for message_id in rest if "no-place" not in again.get(message_id, ())
-            }
-        return owed
-
-
-@dataclass(slots=True)
-class StreamCheck:
-    """Checks the streams of a topic's groups, page by page."""
-
-    store: Store
-    report: CheckReport
-    repair: bool
-
-    def check(self, topic: str) -> Flow[None]:
-        """Check the streams of all groups of a topic."""
-        for group in (yield from self.store.groups(topic)):
-            keys = self.store.keys.topic(topic).group(group)
-            if (yield from self._finds_group(keys.ready, group)):
-                yield from self._entries(topic, group, keys)
-                yield from self._pending(topic, group, keys)
-
-    def missing(self, topic: str) -> Flow[None]:
-        """Find declared groups without a stream, skipping groups that are undeclared meanwhile."""
-        for group in (yield from self.store.groups(topic)):
-            stream = self.store.keys.topic(topic).group(group).ready
-            if (yield from self._finds_group(stream, group)):
-                continue
-            declared = group in (yield from self.store.groups(topic))
-            if not declared or (yield from self._finds_group(stream, group)):
-                continue
-            finding = Finding(kind="no-stream", topic=topic, group=group)
-            if self.repair:
-                done = yield from attempt(self.store.run(Declare(topic, group, only_mend=True)))
-                if group not in (yield from self.store.groups(topic)):
-                    continue
-                finding = finding.after(done)
-            self.report.add(finding)
-
-    def _finds_group(self, stream: str, group: str) -> Flow[bool]:
-        reply = yield from ask_stream(self.store, "XINFO", "GROUPS", stream)
-        return stream_group(reply, group) is not None
-
-    def _entries(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
-        start = "-"
-        while True:
-            window = yield from self.store.command("XRANGE", keys.ready, start, "+", "COUNT", PAGE)
-            if not window:
-                return
-            self.report.entries += len(window)
-            found = stream_ids(window)
-            indexed = yield from self.store.command(
-                "HMGET", keys.entries, *(one or b"" for _, one, _ in found)
-            )
-            foreign = [
-                entry
-                for (entry, _, _), named in zip(found, indexed, strict=True)
-                if named != entry.encode()
-            ]
-            for entry in foreign:
-                yield from self._foreign(topic, group, keys, entry)
-            start = f"({found[-1][0]}"
-
-    def _foreign(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
-        # Scripts add an entry and its index record in one step. An entry that was not in the index
-        # and still exists was therefore added by another program.
-        still = yield from self.store.command("XRANGE", keys.ready, entry, entry)
-        if not still:
-            return
-        one = stream_ids(still)[0][1]
-        what = f"entry {entry}" + (f", id {one.decode('utf-8', 'replace')[:80]!r}" if one else "")
-        finding = Finding(kind="foreign-entry", topic=topic, group=group, what=what)
-        if self.repair:
-            away = [("XACK", keys.ready, group, entry), ("XDEL", keys.ready, entry)]
-            finding = finding.after((yield from attempt(self.store.commands(away))))
-        self.report.add(finding)
-
-    def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
-        start = "-"
-        while True:
-            held = yield from pending_entries(self.store, keys.ready, group, start, PAGE)
-            if not held:
-                return
-            for row, item in held:
-                if item is None:
-                    yield from self._lost(topic, group, keys, row[0].decode())
-            start = f"({held[-1][0][0].decode()}"
-
-    def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
-        # Scripts remove an entry from the pending list and the stream in one step.
-        still = yield from ask_stream(self.store, "XPENDING", keys.ready, group, entry, entry, 1)
-        if not still:
-            return
-        what = f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}"
-        finding = Finding(kind="pending-lost", topic=topic, group=group, what=what)
-        if self.repair:
-            away = self.store.command("XACK", keys.ready, group, entry)
-            finding = finding.after((yield from attempt(away)))
-        self.report.add(finding)
-
-
 def check(
     store: Store,
     topics: Iterable[str] = (),
@@ -395,18 +173,21 @@ def check(
 
 @dataclass(slots=True)
 class _Check:
+    """A run of the check. `undeclared`: by topic, the groups with keys but no declaration."""
+
     store: Store
     report: CheckReport
     repair: bool
     named: tuple[str, ...]
     topics: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
-    ids: IdCheck = field(init=False)
-    stream_check: StreamCheck = field(init=False)
+    undeclared: dict[str, set[str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.ids = IdCheck(self.store, self.report, self.repair)
-        self.stream_check = StreamCheck(self.store, self.report, self.repair)
+    def _add(self, finding: Finding, repair: Flow[object]) -> Flow[None]:
+        """Report a finding, after its repair if repairs are enabled."""
+        if self.repair:
+            finding = finding.after((yield from attempt(repair)))
+        self.report.add(finding)
 
     def survey(self) -> Flow[None]:
         """Find topics and the keys of groups; exclude topics whose keys have a wrong type."""
@@ -430,7 +211,7 @@ class _Check:
         for topic in sorted(self.topics):
             yield from self._check_types(topic)
             declared = yield from self.store.groups(topic)
-            self.ids.undeclared[topic] = candidates.get(topic, set()) - set(declared)
+            self.undeclared[topic] = candidates.get(topic, set()) - set(declared)
         self.topics -= self.broken
 
     def _note(self, key: str, candidates: dict[str, set[str]]) -> None:
@@ -462,8 +243,8 @@ class _Check:
         Keys of an undeclared group are left by an interrupted removal or a lost declaration.
         """
         for topic in sorted(self.topics):
-            yield from self.stream_check.missing(topic)
-            for group in sorted(self.ids.undeclared[topic]):
+            yield from self._missing_streams(topic)
+            for group in sorted(self.undeclared[topic]):
                 yield from self._undeclared(topic, group)
         for topic in topics_of(self.topics):
             yield from self._stray(topic)
@@ -528,7 +309,7 @@ class _Check:
             return
         is_repaired = self.repair and not isinstance(done, LisaError)
         if is_repaired:
-            self.ids.undeclared[topic].discard(group)
+            self.undeclared[topic].discard(group)
         what = f"has {owed} unsettled messages; {what}{cures[0 if is_repaired else 1]}"
         finding = Finding(kind="undeclared-group", topic=topic, group=group, what=what)
         self.report.add(finding.after(done) if self.repair else finding)
@@ -570,7 +351,7 @@ class _Check:
         if self.named:
             patterns = [keys.topic(topic).bodies_pattern() for topic in sorted(self.topics)]
         for pattern in patterns:
-            yield from self.ids.bodies(pattern, None if self.named else self._is_checked)
+            yield from self._bodies_of(pattern)
 
     def _is_checked(self, topic: str) -> Flow[bool]:
         """Whether to check this topic's bodies; checks the key types of a new topic."""
@@ -583,12 +364,210 @@ class _Check:
     def records(self) -> Flow[None]:
         """Check all records that name messages."""
         for topic in sorted(self.topics):
-            yield from self.ids.records(topic)
+            yield from self._records_of(topic)
+
+    def _bodies_of(self, pattern: str) -> Flow[None]:
+        """Scan the key space once and check each body of the selected topics."""
+        cursor = None
+        while cursor != START:
+            cursor, names = yield from scan_keys(self.store, pattern, cursor or START)
+            by_topic: dict[str, list[bytes]] = {}
+            for name in names:
+                topic, one = self._id_of(name)
+                if topic is not None:
+                    by_topic.setdefault(topic, []).append(one)
+            for topic, ids in by_topic.items():
+                if not (self.named or (yield from self._is_checked(topic))):
+                    continue
+                self.report.bodies += len(ids)
+                yield from self._check_ids(topic, self._readable(topic, None, ids))
+
+    def _id_of(self, name: bytes) -> tuple[str | None, bytes]:
+        key = name.decode("utf-8", "surrogateescape")
+        topic = self.store.keys.shard_of(key)
+        if topic is None:
+            return None, b""
+        one = self.store.keys.topic(topic).id_of_body(key)
+        return topic, one.encode("utf-8", "surrogateescape")
+
+    def _records_of(self, topic: str) -> Flow[None]:
+        """Page through all records that name ids of a topic, and check ids without a body."""
+        keys = self.store.keys.topic(topic)
+        yield from self._named_by(topic, None, "ZSCAN", keys.waiting)
+        yield from self._named_by(topic, None, "HSCAN", keys.policy)
+        yield from self._named_by(topic, None, "ZSCAN", keys.expiry)
+        for group in (yield from self.store.groups(topic)):
+            own = keys.group(group)
+            for command, key in (
+                ("HSCAN", own.entries),
+                ("ZSCAN", own.retry),
+                ("ZSCAN", own.garbage),
+                ("HSCAN", own.attempts),
+                ("HSCAN", own.reasons),
+                ("ZSCAN", own.leases),
+            ):
+                yield from self._named_by(topic, group, command, key)
+
+    def _named_by(self, topic: str, group: str | None, command: str, key: str) -> Flow[None]:
+        keys, cursor = self.store.keys.topic(topic), None
+        while cursor != START:
+            cursor, members = yield from member_page(self.store, command, key, cursor or START)
+            self.report.records += len(members)
+            for some in chunks(self._readable(topic, group, members), EXISTS_PER_CALL):
+                # `bodies` checks live ids; one EXISTS shows whether there are others.
+                live = yield from self.store.command("EXISTS", *map(keys.body, some))
+                if live < len(some):
+                    yield from self._check_ids(topic, some, only="no-body")
+
+    def _readable(self, topic: str, group: str | None, ids: Sequence[bytes]) -> list[str]:
+        names, foreign = readable(ids)
+        for message_id in foreign:
+            what = f"{message_id[:80]!r}: not an id of a message; remove it manually"
+            self.report.add(Finding(kind="bad-id", topic=topic, group=group, what=what))
+        return names
+
+    def _check_ids(self, topic: str, ids: Sequence[str], only: str = "") -> Flow[None]:
+        """Report the findings about ids and repair them if enabled. `only`: one kind."""
+        size = max(1, self.store.batch_size(topic) // CALLS_PER_BATCH)
+        for some in chunks(ids, size):
+            wrong = yield from self._findings(topic, some)
+            lost = [one for one, kinds in wrong.items() if "no-place" in kinds]
+            if lost:
+                for message_id in (yield from self._owed_elsewhere(topic, lost)):
+                    del wrong[message_id]
+            if only:
+                wrong = {one: kinds for one, kinds in wrong.items() if only in kinds}
+            mended: list[list[str]] | LisaError = []
+            if self.repair and wrong:
+                mended = yield from attempt(self.store.run(Mend(topic, list(wrong))))
+                if not isinstance(mended, LisaError):
+                    # Report the repair's own findings: an id may have changed since.
+                    wrong = dict(zip(wrong, mended, strict=True))
+            for one, kinds in wrong.items():
+                for kind in dict.fromkeys(kinds):
+                    finding = Finding(kind=kind, topic=topic, id=one)
+                    self.report.add(finding.after(mended) if self.repair else finding)
+
+    def _findings(self, topic: str, ids: Sequence[str]) -> Flow[dict[str, list[str]]]:
+        found = yield from self.store.run(Mend(topic, ids, judge=True))
+        return {one: kinds for one, kinds in zip(ids, found, strict=True) if kinds}
+
+    def _owed_elsewhere(self, topic: str, ids: Sequence[str]) -> Flow[set[str]]:
+        """The `ids` that an undeclared group still has to settle, or that were settled meanwhile.
+
+        While a group is being removed, only its own keys contain its messages.
+        """
+        keys = self.store.keys.topic(topic)
+        removed = yield from group_removal.being_removed(self.store, topic)
+        names = self.undeclared.get(topic, set()) | removed
+        owed: set[str] = set()
+        for group in names:
+            own = keys.group(group)
+            asked = [
+                command
+                for message_id in ids
+                for command in (
+                    ("HEXISTS", own.entries, message_id),
+                    ("ZSCORE", own.retry, message_id),
+                    ("ZSCORE", own.garbage, message_id),
+                )
+            ]
+            replies = yield from self.store.commands(asked)
+            owed |= {one for i, one in enumerate(ids) if any(replies[3 * i : 3 * i + 3])}
+        rest = [message_id for message_id in ids if message_id not in owed]
+        if rest:
+            # A removal that was running at the first check may have settled them by now.
+            again = yield from self._findings(topic, rest)
+            owed |= {
+                message_id for message_id in rest if "no-place" not in again.get(message_id, ())
+            }
+        return owed
 
     def streams(self) -> Flow[None]:
         """Check the entries of ready streams."""
         for topic in sorted(self.topics):
-            yield from self.stream_check.check(topic)
+            yield from self._streams_of(topic)
+
+    def _streams_of(self, topic: str) -> Flow[None]:
+        """Check the streams of all groups of a topic."""
+        for group in (yield from self.store.groups(topic)):
+            keys = self.store.keys.topic(topic).group(group)
+            if (yield from self._finds_group(keys.ready, group)):
+                yield from self._entries(topic, group, keys)
+                yield from self._pending(topic, group, keys)
+
+    def _missing_streams(self, topic: str) -> Flow[None]:
+        """Find declared groups without a stream, skipping groups that are undeclared meanwhile."""
+        for group in (yield from self.store.groups(topic)):
+            stream = self.store.keys.topic(topic).group(group).ready
+            if (yield from self._finds_group(stream, group)):
+                continue
+            declared = group in (yield from self.store.groups(topic))
+            if not declared or (yield from self._finds_group(stream, group)):
+                continue
+            finding = Finding(kind="no-stream", topic=topic, group=group)
+            if self.repair:
+                done = yield from attempt(self.store.run(Declare(topic, group, only_mend=True)))
+                if group not in (yield from self.store.groups(topic)):
+                    continue
+                finding = finding.after(done)
+            self.report.add(finding)
+
+    def _finds_group(self, stream: str, group: str) -> Flow[bool]:
+        reply = yield from ask_stream(self.store, "XINFO", "GROUPS", stream)
+        return stream_group(reply, group) is not None
+
+    def _entries(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
+        start = "-"
+        while True:
+            window = yield from self.store.command("XRANGE", keys.ready, start, "+", "COUNT", PAGE)
+            if not window:
+                return
+            self.report.entries += len(window)
+            found = stream_ids(window)
+            indexed = yield from self.store.command(
+                "HMGET", keys.entries, *(one or b"" for _, one, _ in found)
+            )
+            foreign = [
+                entry
+                for (entry, _, _), named in zip(found, indexed, strict=True)
+                if named != entry.encode()
+            ]
+            for entry in foreign:
+                yield from self._foreign(topic, group, keys, entry)
+            start = f"({found[-1][0]}"
+
+    def _foreign(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
+        # Scripts add an entry and its index record in one step. An entry that was not in the index
+        # and still exists was therefore added by another program.
+        still = yield from self.store.command("XRANGE", keys.ready, entry, entry)
+        if not still:
+            return
+        one = stream_ids(still)[0][1]
+        what = f"entry {entry}" + (f", id {one.decode('utf-8', 'replace')[:80]!r}" if one else "")
+        finding = Finding(kind="foreign-entry", topic=topic, group=group, what=what)
+        away = [("XACK", keys.ready, group, entry), ("XDEL", keys.ready, entry)]
+        yield from self._add(finding, self.store.commands(away))
+
+    def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
+        start = "-"
+        while True:
+            held = yield from pending_entries(self.store, keys.ready, group, start, PAGE)
+            if not held:
+                return
+            for row, item in held:
+                if item is None:
+                    yield from self._lost(topic, group, keys, row[0].decode())
+            start = f"({held[-1][0][0].decode()}"
+
+    def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
+        # Scripts remove an entry from the pending list and the stream in one step.
+        still = yield from ask_stream(self.store, "XPENDING", keys.ready, group, entry, entry, 1)
+        if not still:
+            return
+        what = f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}"
+        finding = Finding(kind="pending-lost", topic=topic, group=group, what=what)
+        yield from self._add(finding, self.store.command("XACK", keys.ready, group, entry))
 
     def unregistered(self) -> Flow[None]:
         """Find topics with messages that are not registered, so that managers skip them."""
@@ -599,9 +578,7 @@ class _Check:
         yield Pause(RECHECK_S)
         for topic in (yield from self._unknown(suspects)):
             finding = Finding(kind="unregistered", topic=topic)
-            if self.repair:
-                finding = finding.after((yield from attempt(self.store.register([topic]))))
-            self.report.add(finding)
+            yield from self._add(finding, self.store.register([topic]))
 
     def _unknown(self, topics: list[str]) -> Flow[list[str]]:
         found = []
