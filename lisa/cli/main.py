@@ -107,8 +107,7 @@ class LazyGroup(click.Group):
         if not standalone_mode:
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
         _prepare_streams()
-        words = sys.argv[1:] if args is None else args
-        extra.setdefault("obj", Chosen(words=tuple(words)))
+        extra.setdefault("obj", Chosen())
         try:
             code = run(args, prog_name or "lisa", complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:

@@ -50,11 +50,7 @@ def warn_of_password(url: str | None) -> None:
 
 @dataclass(slots=True)
 class Chosen:
-    """The values of the shared options; opens the producer or store that a command uses.
-
-    words: the command line after `lisa`; empty if a program runs the command. warns: whether to
-    warn of a password in --redis.
-    """
+    """The values of the shared options; opens the producer or store that a command uses."""
 
     redis: str | None = None
     prefix: str | None = None
@@ -63,8 +59,6 @@ class Chosen:
     zone: tzinfo | None = None
     patience: timedelta = PATIENCE
     durability: Replicas | None = None
-    words: tuple[str, ...] = ()
-    warns: bool = True
 
     def server(self) -> tuple[Address, str]:
         """Return the address and the prefix; set `zone`, `patience` and `durability`.
@@ -137,7 +131,7 @@ class Chosen:
 
 def _set_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     chosen = ctx.find_root().ensure_object(Chosen)
-    if param.name == "redis" and chosen.warns:
+    if param.name == "redis":
         warn_of_password(value)
     if value not in (None, False) and param.name is not None:
         setattr(chosen, param.name, value)

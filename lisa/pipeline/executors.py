@@ -6,6 +6,7 @@ pages of tracebacks.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from lisa import __version__
 from lisa.core.model.clock import duration_ms, human, parse_duration
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.pipeline.errors import one_line
+from lisa.pipeline.session import is_remote
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,14 +38,16 @@ _HOW_TO_SHIP = (
 
 
 def check_master(master: str) -> None:
-    """Raises ServerUnavailable unless one of the masters of a standalone cluster answers.
+    """Raises ServerUnavailable unless a standalone cluster or a Spark Connect server answers.
 
     Spark itself would report this after a minute. Other kinds of masters are not checked.
     """
-    if not master.startswith("spark://"):
+    kind, _, rest = master.partition("://")
+    if kind not in ("spark", "sc"):
         return
+    addresses = rest.split(",") if kind == "spark" else [_with_port(rest.partition("/")[0])]
     reasons = []
-    for address in master.removeprefix("spark://").split(","):
+    for address in addresses:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_S).close()
@@ -56,14 +60,21 @@ def check_master(master: str) -> None:
     raise ServerUnavailable(f"Spark's master {master} does not answer: {'; '.join(reasons)}")
 
 
+def _with_port(address: str) -> str:
+    """The address of a Spark Connect server, whose usual port is 15002."""
+    return address if re.search(r":\d+$", address) else f"{address}:15002"
+
+
 def check_executors(spark: SparkSession) -> None:
-    """Run one task that imports Lisa, unless the master is local.
+    """Run one task that imports Lisa, unless it would run in this Python environment.
 
     Raises ServerUnavailable if the cluster grants no executor in time, and ConfigError if the
     executor's Python cannot run Lisa or has another version of it.
     """
     master = spark.conf.get("spark.master", "local") or "local"
-    if master.startswith("local"):
+    if is_remote(spark):
+        master = "Spark Connect"
+    elif master.startswith("local"):
         return
     given = spark.conf.get(WITHIN, None)
     standard = STANDALONE if master.startswith("spark://") else OTHER

@@ -10,11 +10,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.warm.protocol import private_folder
 
 OLDEST_JAVA = 17
 """Oldest Java version that Spark 4 supports."""
@@ -90,13 +90,25 @@ def _wrapped(home: Path) -> Path:
     problem: OSError | None = None
     for folder in (Path(sys.prefix, "share", "lisa"), Path.home() / ".cache" / "lisa", None):
         try:
-            return _written(script, (folder or private_folder()) / f"java-{name}")
+            return _written(script, (folder or _private_folder()) / f"java-{name}")
         except OSError as error:
             problem = error
     raise ConfigError(
         f"no directory for the script that starts Java can be written ({problem}): set "
         "XDG_RUNTIME_DIR to one"
     )
+
+
+def _private_folder() -> Path:
+    """$XDG_RUNTIME_DIR/lisa, else one below /tmp. Raises ConfigError if others may write to it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    usual = Path(tempfile.gettempdir(), f"lisa-{os.getuid()}")
+    folder = Path(runtime, "lisa") if runtime else usual
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder} must be a directory of this user with the mode 0700")
+    return folder
 
 
 def _written(script: str, home: Path) -> Path:

@@ -1,15 +1,19 @@
-"""The Spark session of Lisa's jobs: the caller's, spark-submit's, or a new one."""
+"""The Spark session of Lisa's jobs: the caller's, spark-submit's, a Spark Connect server's, or new.
+
+Spark Connect runs what Spark's Python API expresses: sending rows, and reading live messages.
+Archives need a session in this process: their files, databases and locks are reached through its
+JVM, which Spark Connect does not show.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.java import use_java
-from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,17 +75,37 @@ def settings_for(
     return made
 
 
-_FILES = ("spark.jars", "spark.archives", "spark.files", "spark.submit.pyFiles")
+def chosen_master(master: str | None) -> str | None:
+    """The given master, else that of the variable SPARK_REMOTE, else this machine.
+
+    None under spark-submit, which has chosen one.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return None
+    return master or os.environ.get("SPARK_REMOTE") or "local[*]"
 
 
-def comparable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings with absolute paths, as they mean the same in any working directory."""
-    files = {
-        name: ",".join(absolute(one.strip()) for one in settings[name].split(","))
-        for name in _FILES
-        if name in settings
-    }
-    return {**settings, **files}
+def is_connect(master: str | None) -> bool:
+    """Whether a master is a server of Spark Connect: sc://HOST:PORT."""
+    return master is not None and master.startswith("sc://")
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session belongs to Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def jvm_of(spark: SparkSession) -> Any:
+    """The JVM of a session. Raises ConfigError for Spark Connect, which has none."""
+    if is_remote(spark):
+        raise ConfigError(NEEDS_JVM)
+    return spark._jvm  # noqa: SLF001  the only way to Hadoop's file systems and to JDBC's locks
+
+
+NEEDS_JVM = (
+    "archives cannot be used over Spark Connect: they are reached through the JVM of a session in "
+    "this process. Give another --master, such as local[*]"
+)
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -99,42 +123,57 @@ def parallelism(spark: SparkSession) -> int:
 def spark_session(
     *,
     app: str = "lisa",
-    master: str = "local[*]",
+    master: str | None = None,
     settings: Mapping[str, str] | None = None,
     environment: str | None = None,
 ) -> SparkSession:
     """The running Spark session or a new one, with the data source `lisa` registered.
 
     Under spark-submit, `master` is ignored, and the given configuration is kept; so is that of a
-    running session in a notebook. environment: see `settings_for`.
+    running session in a notebook.
+
+    master: see `chosen_master`; sc://HOST:PORT is a server of Spark Connect, which runs with
+        settings of its own. environment: see `settings_for`.
 
     Raises ConfigError if Java is missing, or if executors of a cluster cannot run Lisa;
     ServerUnavailable if a cluster's master does not answer, or grants no executor (see
     `lisa.pipeline.executors`).
     """
-    under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not under_submit:
-        use_java()
-        if is_local(master):
-            # Bind Spark's web page and ports to this machine only.
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
-    from lisa.pipeline.executors import check_executors, check_master
-
-    builder = SparkSession.builder.appName(app)
-    is_running = SparkSession.getActiveSession() is not None
-    chosen = dict(settings or {})
-    if not under_submit and not is_running:
-        check_master(master)
-        builder = builder.master(master)
-        chosen = settings_for(master, settings, environment)
-    for name, value in chosen.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    if not is_running:
-        check_executors(spark)
+    from lisa.pipeline.executors import check_executors
     from lisa.pipeline.source import register
 
+    is_running = SparkSession.getActiveSession() is not None
+    chosen, builder = dict(settings or {}), SparkSession.builder
+    master = None if is_running else chosen_master(master)
+    if is_connect(master) and environment is not None:
+        raise ConfigError("an environment for executors is chosen where Spark Connect is started")
+    if master is not None:
+        _prepare(master)
+        if is_connect(master):
+            builder = builder.remote(master)
+        else:
+            chosen = settings_for(master, settings, environment)
+            builder = builder.master(master)
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    spark = builder.appName(app).getOrCreate()
+    if not is_running:
+        check_executors(spark)
     register(spark)
     return spark
+
+
+def _prepare(master: str) -> None:
+    """Set the environment for a new session, and check that its master answers."""
+    from lisa.pipeline.executors import check_master
+
+    check_master(master)
+    if is_connect(master):
+        return
+    os.environ.pop("SPARK_REMOTE", None)  # otherwise Spark prefers it
+    use_java()
+    if is_local(master):
+        # Bind Spark's web page and ports to this machine only.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -30,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         settings={
             "spark.jars": ",".join(str(jar) for jar in JARS.values() if jar.exists()),
             "spark.local.dir": str(folder / "local"),
-            "spark.python.daemon.module": "lisa.pipeline.warm.daemon",
+            "spark.python.daemon.module": "tests.spark.worker_daemon",
             "spark.sql.shuffle.partitions": "1",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
         },

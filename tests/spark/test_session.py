@@ -25,8 +25,8 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from lisa import __version__
-from lisa.cli.pipeline import progress
-from lisa.cli.pipeline.progress import progress_lines
+from lisa.cli.pipeline import shared
+from lisa.cli.pipeline.shared import progress_lines
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.model.keys import Keys
 from lisa.pipeline import java
@@ -97,6 +97,10 @@ def test_a_user_without_a_name_or_a_directory(
     monkeypatch.setenv("JAVA_HOME", str(home))
     with pytest.raises(ConfigError, match="set XDG_RUNTIME_DIR"):
         java.use_java()
+    (tmp_path / "lisa").mkdir(mode=0o755)  # others can enter it
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="0700"):
+        java.use_java()
     monkeypatch.setattr(os, "getuid", lambda: uid + 54_321)
     with pytest.raises(ConfigError, match=f"the user id {uid + 54_321} has no name"):
         java.use_java()
@@ -119,6 +123,8 @@ def test_a_cluster_that_cannot_run_lisa_is_reported_at_once() -> None:
         port = free.getsockname()[1]
     with pytest.raises(ServerUnavailable, match=f"127.0.0.1:{port}"):
         check_master(f"spark://127.0.0.1:{port}")
+    with pytest.raises(ServerUnavailable, match=f"sc://127.0.0.1:{port} does not answer"):
+        check_master(f"sc://127.0.0.1:{port}/;user_id=me")
     with pytest.raises(ConfigError, match="HOST:PORT"):
         check_master("spark://127.0.0.1:port")
     forever, spark = threading.Event(), Mock()
@@ -262,7 +268,7 @@ def test_lines_show_the_stage_and_finished_tasks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.05)
+    monkeypatch.setattr(shared, "EVERY_S", 0.05)
     gate, deadline, seen = tmp_path / "gate", JVM_PATIENCE.total_seconds(), [""]
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -297,7 +303,7 @@ def test_lines_show_the_stage_and_finished_tasks(
 def test_the_lines_are_on_stderr_and_not_in_json(
     pipeline: Callable[..., Result], redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    monkeypatch.setattr(shared, "EVERY_S", 0.01)
     words = ("search", "--redis", redis_url, *SMALL)
     told = pipeline(*words, code=1)  # nothing found
     assert told.stderr.startswith("lisa pipeline search: 0 s")

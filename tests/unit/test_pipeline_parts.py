@@ -1,37 +1,20 @@
-"""Parts of the pipeline without Spark: tasks, refused rows, and what protects `serve`."""
+"""Parts of the pipeline without Spark: tasks and refused rows."""
 
-import os
-import socket
-import struct
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.pipeline.source import files, refused, rows
 from lisa.pipeline.source.journal_offsets import JournalRange, bundled
 from lisa.pipeline.source.marks import START, Mark
 from lisa.pipeline.source.outcome import TaskResult, write_unwritten
 from lisa.pipeline.source.refused import Refused
-from lisa.pipeline.warm.client import is_present
-from lisa.pipeline.warm.listener import ClientListener
-from lisa.pipeline.warm.protocol import (
-    Accepted,
-    Ended,
-    MessageChannel,
-    check_private,
-    is_same_user,
-)
 
 
 def test_ranges_of_journals_are_bundled_into_tasks() -> None:
@@ -85,16 +68,6 @@ def test_a_row_whose_header_names_no_window_is_refused() -> None:
     assert list(rows.read_rows(batch, json_text=False).refused) == [1]
 
 
-Channels = tuple[MessageChannel, MessageChannel]
-
-
-@pytest.fixture
-def channels() -> Iterator[Channels]:
-    one, other = (MessageChannel(end) for end in socket.socketpair())
-    with closing(one), closing(other):
-        yield one, other
-
-
 def test_keys_that_occur_twice_are_refused_and_kinds_of_bodies_checked() -> None:
     pairs = pa.map_(pa.string(), pa.string())
     twice, once = [("a", "1"), ("a", "2")], [("a", "1")]
@@ -115,61 +88,3 @@ def test_keys_that_occur_twice_are_refused_and_kinds_of_bodies_checked() -> None
     made = rows.read_rows(pa.RecordBatch.from_pydict(columns), json_text=False)
     assert made.tails[:4] == [b"j00001", b"s00001", b"b00001", b"b00001"]
     assert list(made.refused) == [4, 5]
-
-
-def test_messages_arrive_in_pieces_until_the_other_side_ends(channels: Channels) -> None:
-    one, other = channels
-    assert is_same_user(one.socket)
-    content = msgspec.msgpack.encode(Ended(3))
-    pieces: list[Any] = []
-    for byte in struct.pack("!I", len(content)) + content:
-        assert pieces == []
-        one.socket.send(bytes([byte]))
-        pieces = other.receive()
-    assert pieces == [Ended(3)]
-    one.close()
-    with pytest.raises(EOFError):
-        other.receive()
-    with pytest.raises(OSError, match="pipe"):
-        other.send(Accepted())
-
-
-@pytest.mark.parametrize(
-    "data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x01\x80"]
-)
-def test_other_bytes_are_refused(channels: Channels, data: bytes) -> None:
-    channels[0].socket.send(data)
-    with pytest.raises(ValueError, match="message"):
-        channels[1].receive()
-
-
-def test_one_server_for_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # sockets have short paths
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        assert not is_present()
-        first = ClientListener()
-        first.open()
-        with pytest.raises(ConfigError, match=rf"runs already \(process {os.getpid()}, "):
-            ClientListener()
-        assert first.path.parent.stat().st_mode & 0o777 == 0o700
-        assert first.path.stat().st_mode & 0o777 == 0o600
-        first.close(remove=True)
-        assert not first.path.exists()
-        with closing(socket.socket(socket.AF_UNIX)) as stale:  # that of a server that was killed
-            stale.bind(str(first.path))
-        second = ClientListener()
-        second.open()
-        second.close(remove=True)
-        first.path.parent.chmod(0o755)  # others can enter it
-        with pytest.raises(ConfigError, match="0700"):
-            ClientListener()
-        first.path.parent.chmod(0o700)
-        link = Path(short) / "link"
-        link.symlink_to(first.path.parent)
-        with pytest.raises(ConfigError, match="0700"):
-            check_private(link)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", f"{short}/{'x' * 120}")
-        listener = ClientListener()
-        with pytest.raises(ConfigError, match="cannot be used"):
-            listener.open()
-        listener.close(remove=True)

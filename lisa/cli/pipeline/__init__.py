@@ -21,7 +21,6 @@ JOBS = {
     "search": "Find messages in an archive and in the queue.",
     "restore": "Restore the messages of a lost server.",
     "audit": "Check that no message was lost.",
-    "serve": "Keep a Spark session, in which the other commands start at once.",
 }
 """Job name -> line of help. The command of a job is the function of that name in the module of
 that name in this package."""

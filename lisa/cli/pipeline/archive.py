@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +15,7 @@ import click
 from lisa.cli.options import Duration
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, job_options
+from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
 from lisa.core.model.clock import human
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ if TYPE_CHECKING:
     help="How long replaced files are kept for running readers.",
 )
 @click.option("--checkpoint", metavar="DIR", help="Spark's checkpoint; required for JDBC.")
-@partial(job_options, is_alone=lambda given: not given["once"] and not given["compact_only"])
+@job_options
 def archive(
     shared: JobOptions,
     *,
@@ -99,7 +97,7 @@ def archive(
     if compact_only and source.is_database:
         raise click.UsageError("--compact is only for archives in files, not in a database")
     # Each batch prints a line.
-    session = shared.session("archive", source.settings(), progress=compact_only)
+    session = shared.session("archive", source, progress=compact_only)
     with _stopping() as stop, session as spark:
         if compact_only:
             _compact(spark, where, keep, as_json=shared.json)

@@ -11,9 +11,17 @@ import click
 from lisa.cli.options import Duration, Moment
 from lisa.cli.output import print_json, print_table
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, job_options, period, topic_option
-from lisa.cli.pipeline.output import print_messages, print_windows, with_times
+from lisa.cli.pipeline.shared import (
+    ArchiveSource,
+    JobOptions,
+    archive_options,
+    job_options,
+    period,
+    print_messages,
+    print_windows,
+    topic_option,
+    with_times,
+)
 from lisa.core.model.clock import duration_ms, human
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ def audit(
     """
     start, end = period(start, end, until="--to")
     connection = shared.connection()
-    with shared.session("audit", source.settings()) as spark:
+    with shared.session("audit", source) as spark:
         from lisa.pipeline.jobs.audit import audit as run_job
         from lisa.pipeline.server import Server
 

@@ -6,7 +6,7 @@ import click
 
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.options import JobOptions, job_options
+from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, job_options
 
 
 @click.command()
@@ -21,7 +21,7 @@ def convert(shared: JobOptions, where: str) -> None:
     """
     if where.startswith("jdbc:"):
         raise click.UsageError("an archive in a database needs no conversion")
-    with shared.session("convert") as spark:
+    with shared.session("convert", ArchiveSource(where)) as spark:
         from lisa.pipeline.archive.conversion import convert as run_job
 
         events = run_job(spark, where)

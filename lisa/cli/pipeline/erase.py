@@ -8,8 +8,13 @@ import click
 
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, job_options, topic_option
+from lisa.cli.pipeline.shared import (
+    ArchiveSource,
+    JobOptions,
+    archive_options,
+    job_options,
+    topic_option,
+)
 
 
 @click.command()
@@ -34,7 +39,7 @@ def erase(
     Exit code 1 if the journal has events of these messages that are not archived yet.
     """
     connection = shared.connection()
-    with shared.session("erase", source.settings()) as spark:
+    with shared.session("erase", source) as spark:
         from lisa.pipeline.jobs.deletion import erase as run_job
         from lisa.pipeline.server import Server
 

@@ -10,8 +10,14 @@ import click
 from lisa.cli.options import Duration, Moment
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, job_options, period, topic_option
+from lisa.cli.pipeline.shared import (
+    ArchiveSource,
+    JobOptions,
+    archive_options,
+    job_options,
+    period,
+    topic_option,
+)
 from lisa.core.model.clock import duration_ms, human, parse_zone
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ def report(
     start, end = period(start, end, until="--until", zone=asked_zone)
     with (
         console(err=True).status("starting Spark") as status,
-        shared.session("report", source.settings()) as spark,
+        shared.session("report", source) as spark,
     ):
         from lisa.pipeline.jobs.message_history import topics_in
         from lisa.pipeline.jobs.report import report as run_job

@@ -10,9 +10,17 @@ import click
 
 from lisa.cli.output import print_json, print_table
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, id_option, job_options, topic_option
-from lisa.cli.pipeline.output import print_messages, print_windows, with_times
+from lisa.cli.pipeline.shared import (
+    ArchiveSource,
+    JobOptions,
+    archive_options,
+    id_option,
+    job_options,
+    print_messages,
+    print_windows,
+    topic_option,
+    with_times,
+)
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.restore import Restoration
@@ -56,7 +64,7 @@ def restore(
     """
     connection = shared.connection()
     to = report or f"restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3]
-    with shared.session("restore", source.settings()) as spark:
+    with shared.session("restore", source) as spark:
         from lisa.pipeline.jobs.restore import restore as run_job
         from lisa.pipeline.server import Server
 

@@ -10,8 +10,7 @@ import click
 from lisa.cli.options import Duration
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, job_options
+from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
 
 
 @click.command()
@@ -29,7 +28,7 @@ def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> Non
     Keeps live messages and the records of gaps. Stop `lisa pipeline archive` first. If the command
     is interrupted, run it again.
     """
-    with shared.session("retain", source.settings()) as spark:
+    with shared.session("retain", source) as spark:
         from lisa.pipeline.jobs.deletion import retain as run_job
 
         done = run_job(spark, str(source.where), keep, properties=source.properties)

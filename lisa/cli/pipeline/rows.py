@@ -1,23 +1,376 @@
-"""Selects the columns of messages from the rows that `lisa pipeline schedule` reads."""
+"""The rows of `lisa pipeline schedule`: reads their source, and makes columns of messages of them.
+
+Options, names and headers are checked first.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from pyspark.sql import Column, DataFrame
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import DecimalType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from lisa.cli.pipeline.reading import Rows, col, given_text, is_text, misfit, moment
 from lisa.core.model.clock import duration_ms, parse_duration, parse_zone
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
-from lisa.pipeline.json_objects import BODY, KIND, JsonRows
+from lisa.pipeline.errors import one_line
+from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
+from lisa.pipeline.paths import LOCAL_FILES, readable, shown
 from lisa.pipeline.source.columns import CORRUPT
+
+ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+
+_FILES = (
+    "pathGlobFilter recursiveFileLookup modifiedBefore modifiedAfter ignoreCorruptFiles "
+    "ignoreMissingFiles basePath"
+)
+_TEXT = "encoding charset lineSep multiLine"
+_OPTIONS = {
+    "csv": f"{_FILES} {_TEXT} sep delimiter quote escape charToEscapeQuoteEscaping comment header "
+    "ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace nullValue emptyValue maxColumns mode "
+    "maxCharsPerColumn unescapedQuoteHandling enforceSchema inferSchema",
+    "json": f"{_FILES} {_TEXT}",
+    "parquet": f"{_FILES} mergeSchema datetimeRebaseMode int96RebaseMode",
+    "table": "",
+}
+"""Format -> the options of Spark's reader that have an effect."""
+
+_FORMATS: Mapping[str, type[DataType]] = {
+    "dateFormat": DateType,
+    "timestampFormat": TimestampType,
+    "timestampNTZFormat": TimestampNTZType,
+}
+"""Options that have an effect with --schema, if a column has this type."""
+
+_INFERRING = "locale timeZone nanValue positiveInf negativeInf samplingRatio preferDate"
+"""Options that have an effect if Spark finds the types of a CSV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a source. are_texts: the values are a CSV's, whose types are not declared."""
+
+    table: DataFrame
+    are_texts: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, without the one that marks unusable rows."""
+        return _names(self.table)
+
+
+def format_of(source: str, kind: str | None) -> str:
+    """The format of a source: `kind`, else from its name, else parquet."""
+    name = source.lower().removesuffix(".gz").removesuffix(".bz2")
+    found = (mark for ending, mark in ENDINGS.items() if name.endswith(ending))
+    return kind or next(found, "parquet")
+
+
+def read(
+    spark: SparkSession,
+    source: str,
+    kind: str | None,
+    options: dict[str, str],
+    schema: str | None = None,
+) -> Rows | JsonRows:
+    """Read a file, directory, URL or table; kind: see `format_of`.
+
+    schema: types as DDL, as in "order long, paid boolean". A CSV's other columns are text; of JSON
+    lines, only these fields are read. Raises ConfigError for other formats, for options that have
+    no effect, and for files that cannot be what they are read as.
+    """
+    kind = format_of(source, kind)
+    if schema is not None and kind not in ("csv", "json"):
+        raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
+    declared = None if schema is None else _parsed(schema)
+    types = () if declared is None else tuple(one.dataType for one in declared.fields)
+    _check_options(source, kind, options, types)
+    if kind == "table":
+        return Rows(spark.table(source))
+    endings = [ending for ending, mark in ENDINGS.items() if mark == kind] or [f".{kind}"]
+    given = {name.lower(): value.lower() for name, value in options.items()}
+    is_recursive = given.get("recursivefilelookup") == "true"
+    zipped = [ending + packed for ending in endings for packed in (".gz", ".bz2")]
+    path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
+    if kind == "parquet":
+        _check_parquet(source)
+    load = _loader(spark, source, path)
+    if kind == "json":
+        formats = {name.lower() for name in _FORMATS}
+        rest = {name: value for name, value in options.items() if name.lower() not in formats}
+        rows = json_rows(source, partial(load, "text"), rest)
+        return rows if declared is None else _declared_json(rows, declared, options)
+    if kind == "csv":
+        return _read_csv(load, source, options, declared)
+    return Rows(load(kind, options))
+
+
+def _check_parquet(source: str) -> None:
+    """Look at a local file, or at the first one of a folder."""
+    path = Path(source)
+    files = [path]
+    if path.is_dir():
+        files = sorted(one for one in path.iterdir() if not one.name.startswith(("_", ".")))
+    if not files or not files[0].is_file():
+        return
+    with files[0].open("rb") as stream:
+        if stream.read(4) not in (b"PAR1", b"PARE"):  # E: with an encrypted footer
+            raise ConfigError(
+                f"{files[0]} is not Parquet: name its format, as in --format csv; Spark unpacks "
+                ".gz and .bz2, but not .zip, and does not read spreadsheets"
+            )
+
+
+def _parsed(schema: str) -> StructType:
+    parsed = StructType.fromDDL(schema)
+    if not isinstance(parsed, StructType):
+        raise ConfigError(f"--schema {schema!r} is not of the form 'order long, paid boolean'")
+    return parsed
+
+
+def _loader(spark: SparkSession, source: str, path: str) -> Callable[..., DataFrame]:
+    """A function that loads `source`, with a format, options and perhaps a schema."""
+
+    def load(kind: str, options: Mapping[str, str], schema: StructType | None = None) -> DataFrame:
+        reader = spark.read.format(kind).options(**LOCAL_FILES).options(**options)
+        try:
+            return (reader if schema is None else reader.schema(schema)).load(path)
+        except (AnalysisException, IllegalArgumentException) as error:
+            cure = _CURES.get(error.getCondition() or "", "")
+            raise ConfigError(f"{source}: {one_line(error).rstrip('.')}{cure}") from error
+
+    return load
+
+
+_CURES = {
+    "PARQUET_TYPE_ILLEGAL": ". Write times with microseconds, as pandas does with "
+    "to_parquet(..., coerce_timestamps='us'), and other types as text",
+    "UNSUPPORTED_TIME_TYPE": ". Write the column as text",
+}
+
+
+def _check_options(
+    source: str, kind: str, options: Mapping[str, str], declared: Collection[DataType]
+) -> None:
+    """Raises ConfigError for an option of Spark's reader that would have no effect."""
+    given = {name.lower(): value.lower() for name, value in options.items()}
+    is_inferred = kind == "csv" and given.get("inferschema") == "true"
+    known = dict.fromkeys(_OPTIONS[kind].split(), True)
+    if kind == "csv":
+        known |= dict.fromkeys(_INFERRING.split(), is_inferred)
+    if kind in ("csv", "json"):
+        for name, of_type in _FORMATS.items():
+            known[name] = is_inferred or any(isinstance(one, of_type) for one in declared)
+    plain = {name.lower(): name for name in known}
+    for name in options:
+        found = plain.get(name.lower())
+        if found and known[found]:
+            continue
+        if found is not None and found in _FORMATS:
+            why = f"declare a column of its type, --schema 'COLUMN {_FORMATS[found].typeName()}'"
+        elif found is not None:
+            why = "it is for values that Spark converts; add --read-option inferSchema=true"
+        else:
+            close = difflib.get_close_matches(name.lower(), plain, 1, 0.7)
+            why = f"did you mean {plain[close[0]]}?" if close else f"{kind} has no such option"
+        raise ConfigError(f"{source}: --read-option {name} has no effect: {why}")
+
+
+def _declared_json(rows: JsonRows, schema: StructType, options: Mapping[str, str]) -> Rows:
+    declared = {one.name: one.dataType for one in schema.fields}
+    table = rows.table(dict.fromkeys(declared, ""), None, rows.names)
+    given = {name.lower(): value for name, value in options.items()}
+    return Rows(_typed(table.select(*map(col, declared), CORRUPT), declared, given))
+
+
+def _read_csv(
+    load: Callable[..., DataFrame],
+    source: str,
+    options: Mapping[str, str],
+    schema: StructType | None,
+) -> Rows:
+    given = {name.lower(): value for name, value in options.items()}
+    # Spark's own inference would read 007 as 7. It expects \" for a quote within
+    # quotes by default, and splits values with the usual "" at their commas.
+    # It takes "" for null unless another value is null, here one that no file has.
+    options = {"header": "true", "escape": '"', "nullValue": "\1", **options}
+    encoding = given.get("encoding", given.get("charset", ""))
+    if encoding.lower().startswith(("utf-16", "utf-32")) and "linesep" not in given:
+        options["multiLine"] = "true"  # Spark finds the ends of lines by single bytes
+    if "header" not in given:
+        plain = {name: value for name, value in options.items() if name.lower() != "inferschema"}
+        first = load("csv", plain | {"header": "false"})
+        _check_header(first.select("*", "_metadata.file_path").first(), source, given)
+        options["enforceSchema"] = "false"  # each file's header is compared with the first one
+    table = load("csv", options)
+    fields = [
+        # Spark would take 09:00 for today.
+        StructField(one.name, StringType())
+        if isinstance(one.dataType, TimestampType) and "timestampformat" not in given
+        else one
+        for one in table.schema.fields
+    ]
+    # With pruning, Spark does not see that a line has more or fewer values than the header.
+    options |= {"columnPruning": "false", "columnNameOfCorruptRecord": CORRUPT}
+    table = load("csv", options, StructType([*fields, StructField(CORRUPT, StringType())]))
+    if not given.keys() & {"encoding", "charset"}:
+        table = _without_undecoded(table)
+    if schema is None:
+        return Rows(table, are_texts=given.get("inferschema", "").lower() != "true")
+    return Rows(_typed(table, {one.name: one.dataType for one in schema.fields}, given))
+
+
+_TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?"
+_DATA = re.compile(rf"[-+]?[\d.,]+([eE][-+]?\d+)?|true|false|null|{_TIME}.*")
+_UNDECODED = re.compile("[\x00-\x08\ufeff\ufffd]")
+
+
+def _check_header(header: Row | None, source: str, given: Mapping[str, str]) -> None:
+    """Raises ConfigError unless the first line of a CSV can be the names of its columns."""
+    if header is None:
+        raise ConfigError(f"{source}: the CSV is empty; its first line must name the columns")
+    *names, file = header
+    first = names[0] or ""
+    file = shown(file)
+    believe = "if it is right, add --read-option header=true"
+    if any(_UNDECODED.search(name or "") for name in names):
+        raise ConfigError(
+            f"{file}: the header is not {given.get('encoding', 'UTF-8')}; name the encoding, as in "
+            "--read-option encoding=UTF-16"
+        )
+    if first.lower().startswith("sep="):
+        raise ConfigError(
+            f"{file}: the first line, {first!r}, is for Excel only: delete it, and name the "
+            f"separator with --read-option sep='{first[4:] or given.get('sep', ';')}'"
+        )
+    separator = given.get("sep", given.get("delimiter", ","))
+    for mark in ";", r"\t", "|", ",":
+        if len(names) == 1 and mark != separator and mark.replace(r"\t", "\t") in first:
+            raise ConfigError(
+                f"{file}: the CSV has one column, {first!r}: name its separator, --read-option "
+                f"sep='{mark}'; {believe}"
+            )
+    for name in names:
+        if not (name or "").strip():
+            number = names.index(name) + 1
+            raise ConfigError(f"{file}: column {number} of the CSV has no name; {believe}")
+        if [(other or "").lower() for other in names].count(name.lower()) > 1:
+            raise ConfigError(f"{file}: the CSV has several columns {name!r}: rename all but one")
+        if _DATA.fullmatch(name.strip()):
+            raise ConfigError(
+                f"{file}: the first line must name the columns, but {name!r} is not a name; "
+                f"{believe}; if there is no header, add --read-option header=false, and use the "
+                "names _c0, _c1, ..."
+            )
+
+
+def _without_undecoded(table: DataFrame) -> DataFrame:
+    """Mark rows with bytes that are not UTF-8, which Spark replaces by U+FFFD."""
+    undecoded = sf.coalesce(
+        *(
+            sf.when(col(name).contains("\ufffd"), sf.concat(sf.lit(f"{name}="), col(name)))
+            for name in _names(table)
+            if is_text(table, name)
+        ),
+        sf.lit(None),
+    )
+    hint = sf.lit(" is not UTF-8; name the encoding, as in --read-option encoding=iso-8859-1")
+    return table.withColumn(CORRUPT, sf.coalesce(sf.col(CORRUPT), sf.concat(undecoded, hint)))
+
+
+def _typed(
+    table: DataFrame, declared: Mapping[str, DataType], given: Mapping[str, str]
+) -> DataFrame:
+    """Convert text columns to declared types; mark rows with a value that does not fit.
+
+    given: options, by their names in lower case, which may have formats of times.
+    """
+    for name in declared:
+        if name not in table.columns:
+            raise ConfigError(
+                f"--schema: no column {name!r}; the columns are {', '.join(_names(table))}"
+            )
+    made, wrong = [], sf.col(CORRUPT)
+    for name in _names(table):
+        column = col(name)
+        if name not in declared:
+            made.append(column)
+            continue
+        if declared[name] != StringType():
+            column = given_text(column)
+        converted = _converted(column, declared[name], given)
+        wrong = sf.coalesce(wrong, misfit(name, column, converted))
+        made.append(converted.alias(name))
+    return table.select(*made, wrong.alias(CORRUPT))
+
+
+def _converted(column: Column, kind: DataType, given: Mapping[str, str]) -> Column:
+    for option, of_type in _FORMATS.items():
+        if not isinstance(kind, of_type):
+            continue
+        if form := given.get(option.lower()):
+            return sf.try_to_timestamp(column, sf.lit(form)).try_cast(kind)
+        return moment(column, kind)
+    if isinstance(kind, (ArrayType, MapType, StructType)):
+        return sf.from_json(column, kind)
+    return column.try_cast(kind)
+
+
+def moment(column: Column, kind: DataType | str = "timestamp") -> Column:
+    """The time that a text names, with its date; else null.
+
+    Spark alone would take 09:00 for today, and 2026-12 for the first of December.
+    """
+    with_seconds = sf.regexp_replace(column, r"^(\s*[\d-]{10}[T ]\d\d:\d\d)(?![:\d])", "$1:00")
+    return sf.when(column.rlike(rf"^\s*{_TIME}"), with_seconds.try_cast(kind))
+
+
+def given_text(column: Column) -> Column:
+    """A text, or null if it is empty."""
+    return sf.nullif(column, sf.lit(""))
+
+
+def misfit(name: str, text: Column, converted: Column) -> Column:
+    """`name=text` where a text could not be converted, else null."""
+    return sf.when(text.isNotNull() & converted.isNull(), sf.concat(sf.lit(f"{name}="), text))
+
+
+def col(name: str) -> Column:
+    """A column by its name, which may contain dots."""
+    quoted = name.replace("`", "``")
+    return sf.col(f"`{quoted}`")
+
+
+def is_text(table: DataFrame, name: str) -> bool:
+    """Whether a column has text."""
+    return table.schema[name].dataType == StringType()
+
+
+def _names(table: DataFrame) -> list[str]:
+    """The columns of a table, without the one that marks unusable rows."""
+    return [name for name in table.columns if name != CORRUPT]
+
 
 TIMES = frozenset({"due", "delay", "at_local"})
 NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from lisa.cli.options import Duration
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.options import JobOptions, job_options, pairs
+from lisa.cli.pipeline.shared import JobOptions, job_options, pairs
 from lisa.core.transitions.enqueue import OnDuplicate
 
 if TYPE_CHECKING:
@@ -144,8 +143,7 @@ COLUMN_OPTIONS = (
 )
 @click.option("--report", metavar="FILE", help="File for the counts, as JSON.")
 @click.option("--refused", metavar="DIR", help="Directory for refused rows and their reasons.")
-# A table is in the catalog of a session that starts in this directory.
-@partial(job_options, is_alone=lambda given: given["kind"] == "table")
+@job_options
 def schedule(
     shared: JobOptions,
     source: str,
@@ -170,8 +168,7 @@ def schedule(
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
     with shared.session("schedule") as spark, _progress_bar() as progress:
-        from lisa.cli.pipeline.reading import read
-        from lisa.cli.pipeline.rows import TIMES, as_messages
+        from lisa.cli.pipeline.rows import TIMES, as_messages, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
         found = read(spark, source, kind, read_option, schema)

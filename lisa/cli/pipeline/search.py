@@ -10,8 +10,15 @@ import click
 from lisa.cli.options import Moment
 from lisa.cli.output import body_fields, iso, print_json, print_table
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.archives import ArchiveSource, archive_options
-from lisa.cli.pipeline.options import JobOptions, aware, id_option, job_options, topic_option
+from lisa.cli.pipeline.shared import (
+    ArchiveSource,
+    JobOptions,
+    archive_options,
+    aware,
+    id_option,
+    job_options,
+    topic_option,
+)
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_topic
@@ -77,7 +84,7 @@ def search(
     for topic in conditions["topics"]:
         check_topic(topic)
     connection = shared.connection()
-    with shared.session("search", source.settings()) as spark:
+    with shared.session("search", source) as spark:
         from lisa.pipeline.jobs.search import search as run_job
         from lisa.pipeline.server import Server
 
@@ -89,7 +96,6 @@ def search(
         )
         shown = found if out is None else _written(found, out, form)
         some = _in_ms(shown.limit(limit + 1)).collect()
-        shown.unpersist()  # other commands may use the session later
     _show(some[:limit], is_more=len(some) > limit, as_json=shared.json)
     if out is not None:
         click.echo(f"all matches: {out}", err=True)

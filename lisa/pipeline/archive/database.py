@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.pipeline.archive.drivers import CONNECT_SECONDS, Kind, kind_of
 from lisa.pipeline.paths import without_password
+from lisa.pipeline.session import jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +107,7 @@ class JdbcConnection:
     def __init__(self, spark: SparkSession, database: Database) -> None:
         self._database = database
         # Spark's JDBC source only reads and writes tables; transactions need the JDBC driver.
-        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._jvm = jvm_of(spark)
         with database.translated_errors():
             self._connection = self._connect()
 

@@ -84,9 +84,3 @@ def jdbc_settings(where: str, driver_jar: str | Path | None = None) -> dict[str,
     if driver_jar:
         raise ConfigError(f"driver file {jar} does not exist")
     return {}  # spark-submit may provide the driver; connecting fails if not
-
-
-def installed_drivers() -> dict[str, str]:
-    """Spark settings with which a new session finds the drivers of all installed packages."""
-    found = [str(jar.resolve()) for kind in KINDS.values() if (jar := JARS / kind.jar).is_file()]
-    return {"spark.jars": ",".join(found)} if found else {}

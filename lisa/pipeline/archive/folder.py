@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.paths import absolute
+from lisa.pipeline.session import jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,7 @@ class Folder:
     """
 
     def __init__(self, spark: SparkSession, where: str) -> None:
-        jvm: Any = spark._jvm  # noqa: SLF001  the only way to Hadoop's file systems
+        jvm = jvm_of(spark)
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
         self._jvm, self._conf = jvm, conf
         try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
+import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
@@ -20,13 +21,13 @@ from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
-from lisa.pipeline.source import register
-from lisa.pipeline.source.columns import check_columns
-from lisa.pipeline.source.files import write as write_file
+from lisa.pipeline.session import is_remote
 from lisa.pipeline.source.outcome import Counts
-from lisa.pipeline.source.writer import TOGETHER
+from lisa.pipeline.source.sending import WriteOptions
+from lisa.pipeline.source.writer import finish, read_options, run_task
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.connect.shell.progress import StageInfo
@@ -111,35 +112,47 @@ def schedule(
         raise ConfigError(
             'schedule does not accept a stream; write a stream with df.writeStream.format("lisa")'
         )
-    check_columns(df.schema, topic=topic, job=job)
-    register(df.sparkSession)
-    with tempfile.TemporaryDirectory(prefix="lisa-schedule-") as folder:
-        counts = Path(folder) / "report.json"
-        options: dict[str, Any] = {
-            **Server.of(url, prefix).as_options(),
-            "topic": topic,
-            "job": job,
-            "on_duplicate": str(on_duplicate),
-            "batch": batch,
-            "max_rate": max_rate,
-            "dedupe_for": _duration_text(dedupe_for),
-            "patience": _duration_text(patience),
-            "body_format": body_format,
-            "refused": absolute(refused) if refused else None,
-            "report": str(counts),
-        }
-        given = {name: str(value) for name, value in options.items() if value is not None}
-        what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
-        with unwrapped(), _reporting(df.sparkSession, what, progress):
-            rows = df
-            if "id" not in df.columns:
-                rows = _equal_rows_together(df)
-                given[TOGETHER] = "true"
-            rows.write.format("lisa").options(**given).mode("append").save()
-        document = counts.read_bytes()
-    if report is not None:
-        write_file(report, document)
-    return msgspec.json.decode(document, type=Scheduled)
+    given = {
+        **Server.of(url, prefix).as_options(),
+        "topic": topic,
+        "job": job,
+        "on_duplicate": str(on_duplicate),
+        "batch": batch,
+        "max_rate": max_rate,
+        "dedupe_for": _duration_text(dedupe_for),
+        "patience": _duration_text(patience),
+        "body_format": body_format,
+        "refused": absolute(refused) if refused else None,
+        "report": report,
+    }
+    options = read_options(
+        {name: str(value) for name, value in given.items() if value is not None}, df.schema
+    )
+    rows = df
+    if options.job is not None:
+        rows, options = _equal_rows_together(df), replace(options, together=True)
+    run, began = uuid4().hex[:16], time.time()
+    # Report an unreachable server immediately, not after every attempt of every task.
+    with options.server.open() as store:
+        store.drive(store.check_schema())
+    what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
+    with unwrapped(), _reporting(df.sparkSession, what, progress):
+        # The data source could not return the results to a client of Spark Connect.
+        done = rows.mapInArrow(partial(_send, options, run), "result binary").collect()
+    results = [pickle.loads(row.result) for row in done]  # noqa: S301  from our own tasks
+    seconds = round(time.time() - began, 3)
+    document = finish(options, run, results, report, job=options.job, seconds=seconds)
+    return msgspec.convert(document, Scheduled)
+
+
+def _send(
+    options: WriteOptions, run: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """One of Spark's tasks: send its rows, and return the result as a row."""
+    import pyarrow as pa
+
+    result = run_task(options, run, options.job, batches)
+    yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
 
 
 def _duration_text(value: timedelta | None) -> str | None:
@@ -183,9 +196,7 @@ def _reporting(spark: SparkSession, what: str, progress: Progress | None) -> Ite
     Only a session of its own process has names for jobs, and a status tracker. Spark Connect
     calls a handler instead.
     """
-    from pyspark.sql.utils import is_remote
-
-    if not is_remote():
+    if not is_remote(spark):
         with _spark_job_group(spark.sparkContext, what, progress):
             yield
         return

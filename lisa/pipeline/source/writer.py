@@ -25,7 +25,6 @@ from lisa.pipeline.source.options import (
     SERVER,
     choice,
     duration,
-    flag,
     number,
     refuse_unknown,
     whole_number,
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-TOGETHER = "equal_rows_together"
-"""Set by the job `schedule`, which arranges that all equal rows are in one task."""
-
 OPTIONS = SERVER | {
     "topic",
     "on_duplicate",
@@ -53,7 +49,6 @@ OPTIONS = SERVER | {
     "refused",
     "patience",
     "body_format",
-    TOGETHER,
 }
 """The options of a write."""
 
@@ -95,7 +90,6 @@ def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
         dedupe_for=duration(given, "dedupe_for"),
         refused=given.get("refused") or None,
         machine=files.machine(),
-        together=flag(given, TOGETHER, default=False),
         has_local="at_local" in schema.fieldNames(),
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
     )
@@ -108,22 +102,23 @@ def _context() -> TaskContext:
     return context
 
 
-def _run_task(
+def run_task(
     options: WriteOptions, run: str, job: str | None, batches: Iterator[pa.RecordBatch]
 ) -> TaskResult:
+    """Send the rows of one of Spark's tasks; `run` and its partition identify it when repeated."""
     with options.server.open() as store:
         task = Task(options, store, run=run, partition=_context().partitionId(), job=job)
         return task.run(batches)
 
 
-def _finish(
+def finish(
     options: WriteOptions,
     run: str,
     messages: Sequence[WriterCommitMessage | None],
     report: str | None,
     **about: Any,
-) -> None:
-    """Run on the driver after all tasks: send missing duplicate rows, and write the report."""
+) -> dict[str, Any]:
+    """After all tasks, on the driver: send missing duplicate rows; write and return the report."""
     results = [one for one in messages if isinstance(one, TaskResult)]
     whole = added(results)
     write_unwritten(results)
@@ -137,6 +132,7 @@ def _finish(
             write_report(report, document)
         if document["refused"]:
             _log.warning("rows refused: %d: %s", document["refused"], "; ".join(whole.reasons))
+    return document
 
 
 class LisaWriter(DataSourceArrowWriter):
@@ -153,14 +149,12 @@ class LisaWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
-        return _run_task(self.options, self.run, self.options.job, iterator)
+        return run_task(self.options, self.run, self.options.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Complete the write after all tasks have finished."""
         seconds = round(time.time() - self.began, 3)
-        _finish(
-            self.options, self.run, messages, self.report, job=self.options.job, seconds=seconds
-        )
+        finish(self.options, self.run, messages, self.report, job=self.options.job, seconds=seconds)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Keep what was sent: running the job again sends the missing rows."""
@@ -177,12 +171,12 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
         """Send the rows of one task of one batch."""
         context = _context()
         run = f"{context.getLocalProperty(QUERY)}-{context.getLocalProperty(BATCH)}"
-        return _run_task(self.options, run, self._job(run), iterator)
+        return run_task(self.options, run, self._job(run), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Complete a batch after all of its tasks have finished."""
         report = files.join(self.report, f"batch-{batchId}.json") if self.report else None
-        _finish(
+        finish(
             self.options, f"batch-{batchId}", messages, report, job=self.options.job, batch=batchId
         )
 

@@ -3,8 +3,6 @@
 Spark ends idle workers after a minute. A new one then takes no second to import them again.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from pyspark import daemon
