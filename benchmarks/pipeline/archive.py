@@ -29,8 +29,7 @@ from lisa.core.model.envelope import encode_head, encode_headers, encode_tail
 from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.pipeline import spark_session
-from lisa.pipeline.jobs.archive import archive
-from lisa.pipeline.jobs.archive_run import Progress
+from lisa.pipeline.jobs.archive import Progress, archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

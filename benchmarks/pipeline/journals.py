@@ -22,8 +22,7 @@ import redis
 from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.pipeline import spark_session
-from lisa.pipeline.jobs.archive import archive
-from lisa.pipeline.jobs.archive_run import Progress
+from lisa.pipeline.jobs.archive import Progress, archive
 
 ROUNDS, OF_EACH = 5, 2
 

@@ -29,8 +29,7 @@ from lisa.pipeline import spark_session
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.jobs.deletion import erase, retain
-from lisa.pipeline.jobs.fields import FieldTest
-from lisa.pipeline.jobs.search import Query, search
+from lisa.pipeline.jobs.search import FieldTest, Query, search
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

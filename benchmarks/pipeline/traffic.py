@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.reading import MESSAGES, day_of
+from lisa.pipeline.archive.reading import HIDDEN, MESSAGES, FoldState, day_of, new_number, save
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
-from lisa.pipeline.archive.state import HIDDEN, FoldState, new_number, save
-from lisa.pipeline.archive.table import STATE
+from lisa.pipeline.archive.table import STATE, place_files, write_files
 from lisa.pipeline.archive.writing import FileWriter
-from lisa.pipeline.archive.writing_files import place_files, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -254,7 +254,7 @@ def test_many_topics_are_read_in_parts(store: SyncStore, server: Redis) -> None:
 
 
 def test_archives_hold_no_secrets(store: SyncStore, redis_url: str, topic: str) -> None:
-    from lisa.pipeline.jobs.journal_record import JournalRecord
+    from lisa.pipeline.jobs.archive import JournalRecord
     from lisa.pipeline.server import Server
 
     store.drive(admin.set_target(store, topic, URL))

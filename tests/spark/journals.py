@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from lisa.core.model.keys import Keys
-from lisa.pipeline.jobs.archive_run import SLOW_START
+from lisa.pipeline.jobs.archive import SLOW_START
 
 SLOW_US = 5_000
 

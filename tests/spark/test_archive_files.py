@@ -23,20 +23,24 @@ from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.gateway.page import search
 from lisa.gateway.page.search import ArchiveQuery
-from lisa.pipeline.archive import default_name, open_archive, shared_path, writing
-from lisa.pipeline.archive.checkpoint import check_checkpoint
-from lisa.pipeline.archive.conversion import convert
-from lisa.pipeline.archive.fold import fold, fold_lives, host_of
+from lisa.pipeline.archive import default_name, open_archive, writing
+from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
+from lisa.pipeline.archive.fold import (
+    LIFE_SCHEMA_FIELDS,
+    fold,
+    fold_lives,
+    host_of,
+    lives,
+    of_lives,
+    with_gone,
+)
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, of_lives, with_gone
-from lisa.pipeline.archive.old_layout import OldArchive
-from lisa.pipeline.archive.reading import day_of, with_log_columns
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
+from lisa.pipeline.archive.old_layout import OldArchive, convert
+from lisa.pipeline.archive.reading import RANDOM_BITS, day_of, new_number, with_log_columns
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
-from lisa.pipeline.archive.shared_path import hosts_without
-from lisa.pipeline.archive.state import RANDOM_BITS, new_number
 from lisa.pipeline.archive.table import ArchiveTable
-from lisa.pipeline.archive.writing import FileWriter
+from lisa.pipeline.archive.writing import FileWriter, hosts_without
+from lisa.pipeline.jobs.archive import check_checkpoint
 from tests.servers import least
 from tests.spark.jobs import Jobs
 from tests.spark.stories import (
@@ -396,10 +400,10 @@ def test_a_local_path_with_a_cluster_is_checked(
         asked.append(path)
         return ["worker-2"]
 
-    monkeypatch.setattr(shared_path, "hosts_without", blind)
+    monkeypatch.setattr(writing, "hosts_without", blind)
     FileWriter(spark, str(tmp_path / "local"))
     assert asked == []
-    monkeypatch.setattr(shared_path, "is_local", lambda _: False)
+    monkeypatch.setattr(writing, "is_local", lambda _: False)
     with pytest.raises(ConfigError, match="worker-2 do not see"):
         FileWriter(spark, str(tmp_path / "cluster"))
     assert len(asked) == 1
@@ -557,7 +561,7 @@ def test_an_old_archive_is_read_and_converted(jobs: Jobs, monkeypatch: pytest.Mo
     (where / "_lisa" / "checkpoint").mkdir()
     for step in ("FileWriter.fold", "remove"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"lisa.pipeline.archive.conversion.{step}", dies)
+            patched.setattr(f"lisa.pipeline.archive.old_layout.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
                 convert(jobs.spark, jobs.where)
         jobs.check(first + later)

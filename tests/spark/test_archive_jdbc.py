@@ -16,12 +16,11 @@ from pyspark.sql import functions as sf
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.embedded.server import free_port
-from lisa.pipeline.archive import Archive, drivers, open_archive
-from lisa.pipeline.archive.database import Database, JdbcConnection
-from lisa.pipeline.archive.drivers import jdbc_settings
+from lisa.pipeline.archive import Archive, database, open_archive
+from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
+from lisa.pipeline.archive.database import Database, JdbcConnection, jdbc_settings
 from lisa.pipeline.archive.jdbc import JdbcWriter
 from lisa.pipeline.archive.reading import with_log_columns
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
 from tests import databases
 from tests.databases import DatabaseServer
@@ -503,8 +502,8 @@ def test_errors_are_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
         jdbc_settings(url, "/nowhere.jar")
     jar = databases.JARS[store.server.kind]
     assert jdbc_settings(url) == jdbc_settings(url, jar) == {"spark.jars": str(jar.resolve())}
-    kind = replace(drivers.KINDS[store.server.kind], driver="org.none.Driver")
-    monkeypatch.setitem(drivers.KINDS, store.server.kind, kind)
+    kind = replace(database.KINDS[store.server.kind], driver="org.none.Driver")
+    monkeypatch.setitem(database.KINDS, store.server.kind, kind)
     said = refused(url, good, ConfigError)
     assert said.startswith(f"Spark has no driver for {store.server.kind} (org.none.Driver)")
     assert "--driver-jar FILE" in said

@@ -22,9 +22,8 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
 from lisa.core.transitions.topic import Configure
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.jobs import archive_run
-from lisa.pipeline.jobs.archive import ArchiveResult
-from lisa.pipeline.jobs.archive_run import Progress
+from lisa.pipeline.jobs import archive as archive_job
+from lisa.pipeline.jobs.archive import ArchiveResult, ArchiveRun, Progress
 from tests.gateways import state
 from tests.servers import JVM_PATIENCE, Processes, wait_until
 from tests.spark.jobs import KEYS, Jobs
@@ -89,8 +88,8 @@ def test_an_idle_archive_is_kept_up_to_date(
     monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
     """Without further events there is no further batch, which would do it."""
-    monkeypatch.setattr(archive_run, "TIDY_S", 0.01)
-    monkeypatch.setattr(archive_run, "POLL_S", 0.01)
+    monkeypatch.setattr(archive_job, "TIDY_S", 0.01)
+    monkeypatch.setattr(archive_job, "POLL_S", 0.01)
     query, tables = Mock(isActive=True), Mock()
 
     def tidy(**_: Any) -> None:
@@ -100,7 +99,7 @@ def test_an_idle_archive_is_kept_up_to_date(
 
     tables.tidy.side_effect = tidy
     query.exception.return_value = None
-    run = archive_run.ArchiveRun(tables, Mock(), lambda _: None, threading.Event(), 9)
+    run = ArchiveRun(tables, Mock(), lambda _: None, threading.Event(), 9)
     if fails:
         with pytest.raises(LisaError, match="disk is full"):
             run.follow(lambda: query)
@@ -115,7 +114,7 @@ def test_a_query_whose_python_was_slow_to_start_is_started_again() -> None:
     late, good = Mock(isActive=False), Mock(isActive=False)
     late.exception.return_value = Exception("... Python worker failed to connect back ...")
     good.exception.return_value = None
-    run = archive_run.ArchiveRun(Mock(), Mock(), lambda _: None, threading.Event(), 9)
+    run = ArchiveRun(Mock(), Mock(), lambda _: None, threading.Event(), 9)
     queries = iter([late, late, good])
     run.follow(lambda: next(queries))
     assert not list(queries)
@@ -235,7 +234,7 @@ DRIVER = """
 import os, signal, sys
 url, where, point = sys.argv[1:]
 from lisa.pipeline import spark_session
-from lisa.pipeline.archive import fold_files, folder, table, writing
+from lisa.pipeline.archive import folder, table, writing
 from lisa.pipeline.jobs import archive as job
 
 spark = spark_session(master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
@@ -259,8 +258,8 @@ def before(owner, name):
  "moved": lambda: before(table.ArchiveTable, "commit"),
  "committed": lambda: after(table.ArchiveTable, "commit"),
  "written": lambda: after(writing.FileWriter, "write"),
- "folding": lambda: after(fold_files, "lives"),
- "folded": lambda: after(fold_files, "write_files")}[point]()
+ "folding": lambda: after(writing, "lives"),
+ "folded": lambda: after(writing, "_write_messages")}[point]()
 job.archive(spark, where, url=url, once=True, max_events=400)
 """
 

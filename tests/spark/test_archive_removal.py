@@ -12,7 +12,6 @@ from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.archive.removal import FileRemover
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.deletion import erase
 from tests.spark.jobs import KEYS, Jobs
@@ -75,7 +74,7 @@ def test_erasure_leaves_no_trace_of_an_id(
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for owner, step in ((FileRemover, "_remove_messages"), (FileWriter, "delete_old")):
+    for owner, step in ((FileWriter, "_remove_messages"), (FileWriter, "delete_old")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, step, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -90,7 +89,7 @@ def test_erasure_leaves_no_trace_of_an_id(
     more = journal.extend(5)
     with pytest.raises(ConfigError, match="another process has written"):
         writer.write(jobs.frame(more), 3, "q")
-    remover, later = FileRemover(jobs.spark, jobs.where), jobs.writer()
+    remover, later = jobs.writer(), jobs.writer()
     assert later.write(jobs.frame(more), 3, "q")[0] == len(more)
     with pytest.raises(ConfigError, match="need `lisa pipeline archive` stopped"):
         remover.erase([left[0]["id"]], None)
@@ -106,7 +105,7 @@ def test_retention_deletes_messages_that_ended_before(
     ends = lives.agg(sf.max("settled_at").alias("end"), sf.bool_and("settled").alias("all"))
     old = {row.id for row in ends.where(sf.col("all") & (sf.col("end") < sf.lit(cutoff))).collect()}
     assert 0 < len(old) < ends.count()
-    removed = FileRemover(jobs.spark, jobs.where).retain(cutoff)
+    removed = jobs.writer().retain(cutoff)
     left = without(journal.events, old)
     assert removed.events == len(journal.events) - len(left)
     jobs.check(left)

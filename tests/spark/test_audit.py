@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from tests.spark.jobs import KEYS, Jobs
 from tests.spark.worlds import World, counted
 

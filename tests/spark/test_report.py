@@ -20,7 +20,7 @@ from lisa.core.model.clock import datetime_ms
 from lisa.core.model.envelope import encode_head, encode_tail
 from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.archive import open_archive
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.report import Report, report

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.pipeline.traffic import write
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.jobs.report import report
 from tests.browser.conftest import browser, new_tab
 

@@ -21,13 +21,12 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.windows.placing import LocalTime
 from lisa.core.transitions.topic import Configure
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import journal_tail, restore_tasks
-from lisa.pipeline.jobs.journal_record import JournalRecord
-from lisa.pipeline.jobs.restore import Restoration
+from lisa.pipeline.jobs import message_history, restore_tasks
+from lisa.pipeline.jobs.archive import JournalRecord
+from lisa.pipeline.jobs.restore import Restoration, rebuild
 from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
-from lisa.pipeline.jobs.restore_topics import rebuild
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import wait_until
 from tests.spark.jobs import KEYS, Jobs
@@ -314,8 +313,8 @@ def test_a_journal_that_is_trimmed_during_the_read_or_off_is_refused(
     ask = small.store.ask
     entries = [entry for entry, _ in ask("XRANGE", KEYS.events, "-", "+")]
     ask("XDEL", KEYS.events, entries[20])
-    ahead = [small.store.drive(journal_tail.find_remainder(small.store, "orders", None))]
-    found = journal_tail.read(jobs.spark, jobs.server, ahead)
+    ahead = [small.store.drive(message_history.find_remainder(small.store, "orders", None))]
+    found = message_history.read_remainders(jobs.spark, jobs.server, ahead)
     assert found is not None
     assert found.count() == len(entries) - 1  # the earlier hole is no new gap
     ask("XTRIM", KEYS.events, "MINID", entries[40])

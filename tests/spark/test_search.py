@@ -18,8 +18,7 @@ from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.embedded import EmbeddedServer
 from lisa.pipeline.jobs.archive import archive
-from lisa.pipeline.jobs.fields import FieldTest
-from lisa.pipeline.jobs.search import Query, search
+from lisa.pipeline.jobs.search import FieldTest, Query, search
 from lisa.pipeline.server import Server
 from tests.servers import JVM_PATIENCE, Processes
 from tests.spark.worlds import SMALL, World, frozen

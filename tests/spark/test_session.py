@@ -30,8 +30,7 @@ from lisa.cli.pipeline.shared import progress_lines
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.model.keys import Keys
 from lisa.pipeline import java
-from lisa.pipeline.executors import WITHIN, check_executors, check_master
-from lisa.pipeline.session import parallelism, settings_for
+from lisa.pipeline.session import WITHIN, check_executors, check_master, parallelism, settings_for
 from tests.servers import JVM_PATIENCE, ROOT, Processes, wait_until
 from tests.spark.worlds import SMALL
 from tests.wheels import build, environment, install

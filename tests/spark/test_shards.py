@@ -23,18 +23,16 @@ from lisa.core.transitions.inspect import Inspection
 from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import Archive
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
+from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import journal_tail
-from lisa.pipeline.jobs.archive_run import Progress
+from lisa.pipeline.jobs.archive import Progress
 from lisa.pipeline.jobs.lookup import inspected, known
-from lisa.pipeline.jobs.restore_topics import prepare
+from lisa.pipeline.jobs.message_history import find_remainders
+from lisa.pipeline.jobs.restore import prepare
 from lisa.pipeline.jobs.search import Query, search
-from lisa.pipeline.source.following import record_archived
-from lisa.pipeline.source.journal import JournalReader
-from lisa.pipeline.source.journal_offsets import JournalBundle
-from lisa.pipeline.source.marks import Mark
+from lisa.pipeline.source.following import Mark, record_archived
+from lisa.pipeline.source.journal import JournalBundle, JournalReader
 from tests.shards import ORDERS, Split
 from tests.spark.jobs import KEYS, Jobs
 from tests.spark.journals import Following, Journal
@@ -278,7 +276,7 @@ def test_remainders_of_many_topics_need_one_listing(split: Split, client: redis.
     assert [one.journal for one in remainders] == sorted(offsets)
     assert all(one.whole and one.last_number == 2 for one in remainders)
     assert list(groups) == names
-    assert split.store.drive(journal_tail.find_remainders(split.store, archive, [])) == []
+    assert split.store.drive(find_remainders(split.store, archive, [])) == []
 
 
 def test_a_sharded_topic_whose_shards_were_all_lost(split: Split) -> None:
@@ -289,7 +287,7 @@ def test_a_sharded_topic_whose_shards_were_all_lost(split: Split) -> None:
     whole = known_archive(dict.fromkeys(shard_names, offset), *gaps)
 
     def remainders(archive: Archive) -> list[tuple[str, bool, int | None]]:
-        seen = split.store.drive(journal_tail.find_remainders(split.store, archive, ["orders"]))
+        seen = split.store.drive(find_remainders(split.store, archive, ["orders"]))
         return [(one.journal, one.whole, one.archived_ms) for one in seen]
 
     assert remainders(whole) == [(name, False, LOST_MS) for name in shard_names]

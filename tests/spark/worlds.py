@@ -26,10 +26,10 @@ from lisa.core.transitions.lease import Release
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.upkeep import Expire
+from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.fold import fold, host_of
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.jobs import journal_tail
+from lisa.pipeline.jobs import message_history
 from lisa.pipeline.server import Server
 
 ACK_TIMEOUT_MS = 30_000
@@ -68,7 +68,7 @@ def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: st
     ahead, records, committed = [], {}, {}
     with server.open() as store:
         for topic in topics:
-            one = store.drive(journal_tail.find_remainder(store, topic, None))
+            one = store.drive(message_history.find_remainder(store, topic, None))
             assert one.last is not None
             assert one.last_number is not None
             ahead.append(one)
@@ -79,7 +79,7 @@ def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: st
                 {name.decode(): value.decode() for name, value in options.items()},
                 store.drive(store.groups(topic)),
             )
-    events = journal_tail.read(spark, server, ahead)
+    events = message_history.read_remainders(spark, server, ahead)
     assert events is not None
     events.write.parquet(where)
     return ArchiveSnapshot(spark.read.schema(EVENT_SCHEMA).parquet(where), committed, records)

@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import WINDOW_HEADER
-from lisa.pipeline.source import files, refused, rows
-from lisa.pipeline.source.journal_offsets import JournalRange, bundled
-from lisa.pipeline.source.marks import START, Mark
-from lisa.pipeline.source.outcome import TaskResult, write_unwritten
-from lisa.pipeline.source.refused import Refused
+from lisa.pipeline.source import files, outcome, rows
+from lisa.pipeline.source.following import START, Mark
+from lisa.pipeline.source.journal import JournalRange, bundled
+from lisa.pipeline.source.outcome import Refused, TaskResult, write_unwritten
 
 
 def test_ranges_of_journals_are_bundled_into_tasks() -> None:
@@ -52,7 +51,7 @@ def test_refused_rows_reach_the_directory_also_from_other_machines(
     write_unwritten([away])
     assert '"too long"' in (bad / "refused-1.jsonl").read_text("utf-8")
     assert away.files == [str(bad / "refused-1.jsonl")]
-    monkeypatch.setattr(refused, "RETURNED_BYTES", 100)
+    monkeypatch.setattr(outcome, "RETURNED_BYTES", 100)
     with pytest.raises(LisaError, match="that all machines share"):
         refuse(tmp_path, "another", "x" * 100)
     for scheme in ("s3", "s3a", "s3n"):

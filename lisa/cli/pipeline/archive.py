@@ -21,8 +21,7 @@ from lisa.core.model.clock import human
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lisa.pipeline.jobs.archive import ArchiveResult
-    from lisa.pipeline.jobs.archive_run import Progress
+    from lisa.pipeline.jobs.archive import ArchiveResult, Progress
 
 
 @click.command()

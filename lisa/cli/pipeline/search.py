@@ -113,8 +113,7 @@ def _query(
     fields: tuple[str, ...],
     condition: str | None,
 ) -> Query:
-    from lisa.pipeline.jobs.fields import FieldTest
-    from lisa.pipeline.jobs.search import STATES, Query
+    from lisa.pipeline.jobs.search import STATES, FieldTest, Query
 
     unknown = [state for state in states if state not in STATES]
     if unknown:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lisa.pipeline.archive.base import Archive
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
+from lisa.pipeline.archive.base import (
+    KEEP,
+    Archive,
+    ArchiveGap,
+    ArchiveWriter,
+    PresentTopics,
+    TopicRecord,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Archive", "ArchiveGap", "TopicRecord", "default_name", "open_archive"]
+__all__ = ["Archive", "ArchiveGap", "TopicRecord", "default_name", "open_archive", "open_writer"]
 
 
 def open_archive(
@@ -27,7 +34,7 @@ def open_archive(
     """
     if where.startswith("jdbc:"):
         from lisa.pipeline.archive.database import Database
-        from lisa.pipeline.archive.jdbc_reader import JdbcArchive
+        from lisa.pipeline.archive.jdbc import JdbcArchive
 
         return JdbcArchive(spark, Database.of(where, properties or {}))
     from lisa.pipeline.archive.folder import Folder
@@ -39,6 +46,28 @@ def open_archive(
     if not tables.state.number and is_old(folder):
         return OldArchive(spark, folder)
     return FileArchive(tables)
+
+
+def open_writer(
+    spark: SparkSession,
+    where: str,
+    properties: Mapping[str, str] | None = None,
+    *,
+    keep: timedelta = KEEP,
+    topics: PresentTopics = lambda _: {},
+) -> ArchiveWriter:
+    """Open the archive for writing, and create it if it is missing. `close` the writer.
+
+    keep: how long replaced files are kept for running readers. topics: called for each batch. For
+    errors, see `FileWriter` and `JdbcWriter`.
+    """
+    if where.startswith("jdbc:"):
+        from lisa.pipeline.archive.jdbc import JdbcWriter
+
+        return JdbcWriter(spark, where, properties or {}, topics=topics)
+    from lisa.pipeline.archive.writing import FileWriter
+
+    return FileWriter(spark, where, keep=keep, topics=topics)
 
 
 def default_name(where: str) -> str:

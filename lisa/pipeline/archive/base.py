@@ -3,16 +3,65 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
+from lisa.core.model.sharding import shard_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+
+class TopicRecord(NamedTuple):
+    """A topic when last seen, as needed to restore it on an empty server.
+
+    options: as stored in Redis. groups: the declared groups.
+    """
+
+    options: Mapping[str, str]
+    groups: tuple[str, ...]
+
+
+class Removed(NamedTuple):
+    """Number of deleted rows of `messages` and of `message_log`."""
+
+    messages: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveGap:
+    """Events that are missing from the archive.
+
+    after_id, after_number: entry id and number of the last event before the gap; None at the start
+        of the journal.
+    to_id, to_number: the same of the first event after the gap; None if there was none yet.
+    at: when the gap was found, or the time of the event before it.
+    shard: the shard whose journal has the gap; None for the topic's own journal.
+    """
+
+    topic: str
+    after_id: str | None
+    after_number: int | None
+    to_id: str | None
+    to_number: int | None
+    reason: str
+    at: datetime
+    shard: str | None = None
+
+    @property
+    def journal(self) -> str:
+        """The journal that has the gap, as in `orders` or `orders~3of8`."""
+        return shard_named(self.topic, self.shard)
+
+
 PresentTopics = Callable[[Sequence[str]], Mapping[str, TopicRecord]]
 """Returns the present options and groups of some topics."""
+
+KEEP = timedelta(hours=1)
+"""How long replaced files are kept for running readers."""
 
 
 class Archive(ABC):
@@ -60,6 +109,12 @@ class ArchiveWriter(Protocol):
 
         last: this was the last batch. behind: the journal has more events than fit into a batch.
         """
+
+    def retain(self, cutoff: datetime) -> Removed:
+        """Delete messages all of whose lives ended before `cutoff`, with their events."""
+
+    def erase(self, ids: Collection[str], topics: Collection[str] | None) -> Removed:
+        """Delete messages with these ids; topics: only in these, None means all."""
 
     def close(self) -> None:
         """Release the lock, so that another process can write."""

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.sharding import shard_named
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
 
 if TYPE_CHECKING:

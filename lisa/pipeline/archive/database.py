@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, reduce
@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
-from lisa.pipeline.archive.drivers import CONNECT_SECONDS, Kind, kind_of
+from lisa.pipeline.archive.schemas import GROUP_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.paths import without_password
 from lisa.pipeline.session import jvm_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 FETCH_ROWS = 200
 """Small enough that rows with envelopes of 1 MiB fit into a worker's memory."""
@@ -232,3 +242,196 @@ def _is(error: Any, name: str) -> bool:
 
 def _line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
+
+
+JARS = Path("/usr/share/java")
+"""Directory in which Debian's packages install JDBC drivers."""
+
+CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """JDBC driver and connection settings of one kind of database."""
+
+    name: str
+    driver: str
+    jar: str
+    package: str
+    settings: Mapping[str, str]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "postgresql",
+            "org.postgresql.Driver",
+            "postgresql.jar",
+            "libpostgresql-jdbc-java",
+            {
+                "reWriteBatchedInserts": "true",
+                "connectTimeout": str(CONNECT_SECONDS),
+                "tcpKeepAlive": "true",
+                "ApplicationName": "lisa",
+            },
+        ),
+        Kind(
+            "mariadb",
+            "org.mariadb.jdbc.Driver",
+            "mariadb-java-client.jar",
+            "libmariadb-java",
+            {
+                "rewriteBatchedStatements": "true",
+                "connectTimeout": str(1000 * CONNECT_SECONDS),
+                "tcpKeepAlive": "true",
+                # Spark and our SQL quote names as in standard SQL; backslash escapes nothing.
+                "sessionVariables": "sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES,"
+                "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'",
+            },
+        ),
+    )
+}
+
+
+def kind_of(where: str) -> Kind:
+    """The kind of database that a JDBC URL names. Raises ConfigError."""
+    found = re.match(r"jdbc:(\w+)://", where)
+    if not found or found[1] not in KINDS:
+        shown = re.match(r"(jdbc:)?\w*", where)  # the rest may hold a password
+        raise ConfigError(
+            f"{shown and shown[0]}... is not jdbc:postgresql://HOST/DATABASE or "
+            "jdbc:mariadb://HOST/DATABASE"
+        )
+    return KINDS[found[1]]
+
+
+def jdbc_settings(where: str, driver_jar: str | Path | None = None) -> dict[str, str]:
+    """Spark settings with which a new session finds the database's driver.
+
+    driver_jar: a file; by default the driver of Debian's package, if installed. Raises ConfigError
+    if the file does not exist.
+    """
+    kind = kind_of(where)
+    jar = Path(driver_jar) if driver_jar else JARS / kind.jar
+    if jar.is_file():
+        return {"spark.jars": str(jar.resolve())}
+    if driver_jar:
+        raise ConfigError(f"driver file {jar} does not exist")
+    return {}  # spark-submit may provide the driver; connecting fails if not
+
+
+_LOG_FIELDS = [field for field in LOG_SCHEMA.fields if field.name != "day"]
+
+LOG_COLUMNS = tuple(field.name for field in _LOG_FIELDS)
+"""Columns of the table `message_log`, without `day`, which the database computes."""
+
+MESSAGE_COLUMNS = (*MESSAGES_SCHEMA.names, "bizkey", "subtopic", "readable")
+"""Columns of the table `messages`, including those that only its views need."""
+
+JSON_COLUMNS = ("headers", "groups")
+
+_GROUP_FIELDS = GROUP_SCHEMA.fields
+_GROUPS_IN_MS = ArrayType(
+    StructType(
+        [
+            StructField(one.name, LongType() if one.dataType == TimestampType() else one.dataType)
+            for one in _GROUP_FIELDS
+        ]
+    )
+)
+
+
+def names(columns: Iterable[str]) -> str:
+    """A list of quoted column names for SQL."""
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+def to_log_rows(events: DataFrame) -> DataFrame:
+    """Rows of LOG_SCHEMA -> rows of the table `message_log`."""
+    special = {"shard": sf.coalesce("shard", sf.lit(""))}
+    return events.select(*_columns(_LOG_FIELDS, _stored, special))
+
+
+def from_log_rows(rows: DataFrame) -> DataFrame:
+    """Rows of the table `message_log` -> rows of LOG_SCHEMA."""
+    special = {"shard": sf.nullif(sf.col("shard"), sf.lit(""))}
+    days = sf.coalesce(sf.floor(sf.col("at") / 86_400_000).cast("int"), sf.lit(0))
+    day = sf.date_from_unix_date(days).alias("day")
+    return rows.select(*_columns(_LOG_FIELDS, _read, special), day).to(LOG_SCHEMA)
+
+
+def to_message_rows(messages: DataFrame) -> DataFrame:
+    """Rows of MESSAGES_SCHEMA -> rows of the table `messages`."""
+    groups = sf.transform(
+        "groups",
+        lambda one: sf.struct(
+            *(_in_ms(one[field.name], field.dataType).alias(field.name) for field in _GROUP_FIELDS)
+        ),
+    )
+    special = {
+        "token": sf.coalesce(_clean(sf.col("token")), sf.lit("")),
+        "headers": sf.to_json("headers"),
+        "groups": sf.to_json(groups),
+    }
+    headers = sf.col("headers")
+    text = sf.col("body").cast("string")
+    return messages.select(
+        *_columns(MESSAGES_SCHEMA.fields, _stored, special),
+        _clean(sf.coalesce(headers["bizkey"], headers["bizKey"])).alias("bizkey"),
+        _clean(headers["subtopic"]).alias("subtopic"),
+        (text.isNull() | (sf.is_valid_utf8(text) & ~sf.contains(text, sf.lit("\0")))).alias(
+            "readable"
+        ),
+    )
+
+
+def from_message_rows(rows: DataFrame) -> DataFrame:
+    """Rows of the table `messages` -> rows of MESSAGES_SCHEMA."""
+    groups = sf.transform(
+        sf.from_json("groups", _GROUPS_IN_MS),
+        lambda one: sf.struct(
+            *(_read(field, one[field.name]).alias(field.name) for field in _GROUP_FIELDS)
+        ),
+    )
+    special = {
+        "token": sf.nullif(sf.col("token"), sf.lit("")),
+        "headers": sf.from_json("headers", "map<string,string>"),
+        "groups": sf.coalesce(groups, sf.array()),
+    }
+    return rows.select(*_columns(MESSAGES_SCHEMA.fields, _read, special)).to(MESSAGES_SCHEMA)
+
+
+def _columns(
+    fields: Iterable[StructField],
+    convert: Callable[[StructField], Column],
+    special: Mapping[str, Column],
+) -> list[Column]:
+    """The columns of some fields: the special ones as given, the others converted."""
+    return [
+        (special[field.name] if field.name in special else convert(field)).alias(field.name)
+        for field in fields
+    ]
+
+
+def _stored(field: StructField) -> Column:
+    column = sf.col(field.name)
+    return _clean(column) if field.dataType == StringType() else _in_ms(column, field.dataType)
+
+
+def _read(field: StructField, column: Column | None = None) -> Column:
+    column = sf.col(field.name) if column is None else column
+    # A driver may return a boolean as a bit or a number.
+    stored = LongType() if field.dataType == TimestampType() else field.dataType
+    column = column.cast(stored)
+    if not field.nullable:  # Spark treats all columns read through JDBC as nullable
+        column = sf.coalesce(column, sf.lit("" if stored == StringType() else 0).cast(stored))
+    return sf.timestamp_millis(column) if field.dataType == TimestampType() else column
+
+
+def _in_ms(column: Column, kind: DataType) -> Column:
+    return sf.unix_millis(column) if kind == TimestampType() else column
+
+
+def _clean(text: Column) -> Column:
+    return sf.translate(text, "\0", "\ufffd")

@@ -1,50 +1,65 @@
-"""Writes an archive in files, each batch of the journal exactly once (see `table`)."""
+"""Writes an archive in files, each batch of the journal exactly once (see `table`).
+
+Deletes from it, too, by rewriting files. If the process is killed, the archive remains readable,
+and a repetition does the rest. Another process that writes meanwhile is refused at its next commit.
+"""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import topics_of
-from lisa.pipeline.archive.base import PresentTopics
+from lisa.core.model.sharding import MARK, topics_of
+from lisa.pipeline.archive.base import KEEP, ArchiveGap, PresentTopics, Removed, TopicRecord
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
-from lisa.pipeline.archive.fold_files import write_fold
+from lisa.pipeline.archive.fold import LIFE_SCHEMA_FIELDS, fold_lives, lives, of_lives, with_gone
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old
 from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
     FileArchive,
-    Tables,
-    with_log_columns,
-)
-from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
-from lisa.pipeline.archive.schemas import LOG_SCHEMA
-from lisa.pipeline.archive.shared_path import check_shared
-from lisa.pipeline.archive.state import (
     FoldState,
+    Tables,
     age_s,
+    day_of,
     live_folder,
     new_number,
     path,
     save,
     staging,
     sweep,
+    with_log_columns,
 )
-from lisa.pipeline.archive.table import STATE, another_writer
-from lisa.pipeline.archive.writing_files import StagedFile, WrittenFile, place_files, write_files
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.table import (
+    NO_DAY,
+    STATE,
+    StagedFile,
+    WrittenFile,
+    another_writer,
+    place_files,
+    write_files,
+)
 from lisa.pipeline.paths import literal
+from lisa.pipeline.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KEEP = timedelta(hours=1)
+    from lisa.pipeline.archive.table import ArchiveTable
+
 FOLD_EVENTS, FOLD_EVENTS_BEHIND = 500_000, 20_000_000
 FOLD_EVERY_S = 60.0
 FOLD_SHARE = 20
@@ -251,6 +266,104 @@ class FileWriter:
         used = {path(tables.state.number), path(tables.fold.number), tables.fold.live}
         sweep(self._folder, used, 0 if forget else self._keep.total_seconds())
 
+    def retain(self, cutoff: datetime) -> Removed:
+        """Delete messages all of whose lives ended before `cutoff`, with their events.
+
+        Rewrites files with deleted rows. Replaced files remain for an hour for running readers.
+        """
+        self.fold()
+        ended = sf.when(sf.col("settled"), sf.col("settled_at"))
+        lives = self.tables.messages.rows().groupBy("topic", "id")
+        ends = lives.agg(sf.max(ended).alias("end"), sf.bool_and("settled").alias("settled"))
+        old = ends.where(sf.col("settled") & (sf.col("end") < sf.lit(cutoff)))
+        removed = self._remove(old.select("topic", "id"))
+        self.delete_old()
+        return removed
+
+    def erase(self, ids: Collection[str], topics: Collection[str] | None) -> Removed:
+        """Delete messages with these ids, and every trace of them in replaced files and commits.
+
+        topics: only in these; None means all. Readers that opened the archive before may fail.
+        """
+        self.fold()
+        named = self.tables.spark.createDataFrame([(one,) for one in sorted(ids)], "id string")
+        if topics is not None:
+            owners = [(one,) for one in sorted(topics)]
+            named = named.crossJoin(self.tables.spark.createDataFrame(owners, "topic string"))
+        removed = self._remove(named)
+        self.delete_old(forget=True)
+        return removed
+
+    def _remove(self, doomed: DataFrame) -> Removed:
+        """Delete rows whose columns equal those of a row in `doomed`: `id`, or `topic` and `id`.
+
+        The log is committed first. It counts as folded between the commits, too, because its
+        events are the folded ones without the deleted ones, and the offsets are unchanged.
+        """
+        tables = self.tables
+        doomed = doomed.persist(StorageLevel.DISK_ONLY)
+        try:
+            number = new_number()
+            files, olds, events = self._rewritten(tables.log, doomed, number)
+            if olds:
+                state = msgspec.structs.replace(
+                    tables.state,
+                    number=number,
+                    fold=tables.fold.number,
+                    unfolded_events=0,
+                    unfolded_from_ms=int(time.time() * 1000),
+                )
+                save(self._folder, state)
+                tables.log.commit(files, {STATE: number}, remove=olds)
+                tables.state = state
+            return Removed(self._remove_messages(doomed), events)
+        finally:
+            doomed.unpersist()
+
+    def _remove_messages(self, doomed: DataFrame) -> int:
+        tables, number = self.tables, new_number()
+        files, olds, messages = self._rewritten(tables.messages, doomed, number)
+        live = tables.live_events()
+        is_live = bool(live.join(doomed, doomed.columns, "left_semi").take(1))
+        if not olds and not is_live and tables.fold.log == tables.state.number:
+            return 0
+        fold = msgspec.structs.replace(tables.fold, number=number, log=tables.state.number)
+        if is_live:
+            kept = live.join(doomed, doomed.columns, "left_anti").select(*EVENT_SCHEMA.names)
+            folder = live_folder(number)
+            written = write_live(tables, kept, folder)
+            fold = msgspec.structs.replace(
+                fold, live=folder, live_events=sum(one.rows for one in written)
+            )
+        save(self._folder, fold)
+        tables.messages.commit(files, {STATE: number}, remove=olds)
+        tables.fold = fold
+        return messages
+
+    def _rewritten(
+        self, table: ArchiveTable, doomed: DataFrame, number: int
+    ) -> tuple[list[WrittenFile], Sequence[str], int]:
+        """Copies of the affected files without the rows; these files; the number of such rows."""
+        paths = {tuple(one["path"].rsplit("/", 2)[-2:]): one for one in table.files()}
+        if not paths:
+            return [], (), 0
+        rows = table.rows().select(*doomed.columns, "_metadata.file_path")
+        found = rows.join(doomed, doomed.columns, "left_semi").select("file_path").distinct()
+        olds = [paths[tuple(row.file_path.rsplit("/", 2)[-2:])] for row in found.collect()]
+        if not olds:
+            return [], (), 0
+        before = table.rows(only={one["path"] for one in olds})
+        kept = before.join(doomed, doomed.columns, "left_anti").select(*before.columns)
+        order = ("day", "topic", "at", "seq") if table.name == LOG else ("day", "topic", "id")
+        root = staging(number)
+        # Few large files: otherwise each task would write a small one for each day.
+        kept = kept.hint("rebalance", sf.col("day"))
+        staged = write_files(kept.sortWithinPartitions(*order), self._folder, root, by_day=True)
+        count = sum(one["num_records"] for one in olds) - sum(one.rows for one in staged)
+        files = place_files(self._folder, staged, root, table.name, number)
+        self._folder.delete(root)
+        return files, [one["path"] for one in olds], count
+
     def _stage(self, rows: DataFrame, number: int) -> list[StagedFile]:
         return write_files(rows, self._folder, staging(number), by_day=True)
 
@@ -263,3 +376,122 @@ class FileWriter:
                 record.options or known.options, record.groups or known.groups
             )
         return found
+
+
+FEW_LIVE = 200_000
+"""Maximum number of live messages whose keys are sent to all executors."""
+
+
+def write_fold(
+    tables: Tables, staging: str, live: str
+) -> tuple[list[StagedFile], list[StagedFile]]:
+    """Write the messages of unsettled events to `staging`, and the events of live ones to `live`.
+
+    Both are paths below the archive; returns the files of each.
+    """
+    if any(MARK in journal for journal in tables.state.offsets):
+        return _of_shards(tables, staging, live)
+    events = tables.unsettled()
+    rows = fold_lives(lives(events, sharded=False))
+    messages = _write_messages(tables, rows.withColumn("gone", sf.col("settled")), staging)
+    undated = f"{staging}/day={NO_DAY}"
+    count = sum(one.rows for one in messages if one.path.startswith(f"{undated}/"))
+    if not count:
+        return messages, []
+    known = tables.spark.read.schema(MESSAGES_SCHEMA).parquet(literal(tables.folder.url(undated)))
+    keys = known.select("topic", "id", sf.col("token").alias("life"))
+    kept = of_lives(events, sf.broadcast(keys) if count <= FEW_LIVE else keys)
+    return messages, write_live(tables, kept, live)
+
+
+def _of_shards(
+    tables: Tables, staging: str, live: str
+) -> tuple[list[StagedFile], list[StagedFile]]:
+    """The same; events of a settled life may still be needed, because its journals are several."""
+    tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
+    try:
+        messages = _write_messages(tables, fold_lives(tagged, "gone"), staging)
+        kept = tagged.where("not gone").drop("gone")
+        return messages, write_live(tables, kept, live)
+    finally:
+        tagged.unpersist()
+
+
+def _write_messages(tables: Tables, rows: DataFrame, path: str) -> list[StagedFile]:
+    if tables.state.gaps:
+        rows = _without_known_lives(tables, rows)
+    day = sf.when(sf.col("gone"), day_of(sf.col("settled_at")))
+    rows = rows.withColumn("day", day).drop("gone")
+    rows = rows.sortWithinPartitions("day", "topic", "settled_at", "id")
+    return write_files(rows, tables.folder, path, by_day=True)
+
+
+def write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]:
+    """Write the events of live messages to a new directory, durably."""
+    # The number is not needed here, but all files must have the same columns.
+    events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
+    written = write_files(events, tables.folder, path)
+    for one in written:
+        tables.folder.sync(one.path)
+    return written
+
+
+def _without_known_lives(tables: Tables, rows: DataFrame) -> DataFrame:
+    """Drop ended lives without a known beginning whose id has already ended before.
+
+    After a gap, the server may have an older state in which ended messages are live again.
+    """
+    known = tables.messages.rows(dated=True).select("topic", "id")
+    is_unknown = sf.col("gone") & sf.col("token").isNull()
+    return rows.where(~is_unknown).unionByName(
+        rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
+    )
+
+
+_TASKS_PER_CORE = 4
+
+
+def check_shared(spark: SparkSession, folder: Folder) -> None:
+    """Raises ConfigError if executors on other machines do not see the driver's directory.
+
+    Checks only local paths with a cluster: each task reads back a token that the driver wrote.
+    Executors that start later are not covered; the number of rows of each batch is, see
+    `writing_files`.
+    """
+    if is_local(spark) or not folder.where.startswith("file:"):
+        return
+    token, name = str(new_number()), staging(new_number())
+    folder.write(name, token)
+    try:
+        blind = hosts_without(spark, folder.url(name).removeprefix("file:"), token)
+    finally:
+        folder.delete(name)
+    if blind:
+        raise ConfigError(
+            f"the archive {folder.where} is a local path, and Spark's executors on "
+            f"{', '.join(blind)} do not see the driver's files there; use a path that all machines "
+            "share, such as an object store or a network file system"
+        )
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether Spark's tasks run in the driver's own process."""
+    master = spark.conf.get("spark.master", "") or ""
+    return master == "local" or master.startswith("local[")
+
+
+def hosts_without(spark: SparkSession, path: str, token: str) -> list[str]:
+    """The hosts whose executors do not find `token` in the file, sorted."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            try:
+                found = Path(path).read_text("utf-8")
+            except OSError:
+                found = ""
+            if found != token:
+                yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()]})
+
+    tasks = parallelism(spark) * _TASKS_PER_CORE
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string")
+    return sorted({row["host"] for row in rows.collect()})

@@ -16,19 +16,15 @@ from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS, archive_records
-from lisa.pipeline.archive import open_archive
+from lisa.pipeline.archive import open_archive, open_writer
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
 from lisa.pipeline.jobs.message_history import topics_in
 from lisa.pipeline.server import Server, check_layout
-from lisa.pipeline.source.following import journals
-from lisa.pipeline.source.journal_range import read_pages
+from lisa.pipeline.source.following import journals, read_pages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from lisa.pipeline.archive.jdbc import JdbcWriter
-    from lisa.pipeline.archive.removal import FileRemover
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,9 @@ def retain(
         cutoff = datetime.now(UTC) - keep
     except OverflowError:
         raise ConfigError("keep reaches back before the year 1; use a shorter time") from None
-    with closing(_remover(spark, where, properties)) as remover:
-        removed = remover.retain(cutoff)
+    open_archive(spark, where, properties)  # the writer would create it
+    with closing(open_writer(spark, where, properties)) as writer:
+        removed = writer.retain(cutoff)
     return ArchiveDeletion(*removed, seconds=time.monotonic() - began)
 
 
@@ -99,26 +96,13 @@ def erase(
         with server.open() as store:
             store.drive(check_layout(store))
             _check_not_live(store, owners, list(ids))
-    with closing(_remover(spark, where, properties)) as remover:
-        removed = remover.erase(ids, topics)
+    with closing(open_writer(spark, where, properties)) as writer:
+        removed = writer.erase(ids, topics)
     deleted = unread = 0
     if server is not None and owners:
         with server.open() as store:
             deleted, unread = _erase_from_journals(store, owners, set(ids), offsets)
     return ArchiveDeletion(*removed, deleted, unread, time.monotonic() - began)
-
-
-def _remover(
-    spark: SparkSession, where: str, properties: Mapping[str, str] | None
-) -> FileRemover | JdbcWriter:
-    if where.startswith("jdbc:"):
-        from lisa.pipeline.archive.jdbc import JdbcWriter
-
-        open_archive(spark, where, properties)  # the writer would create the tables
-        return JdbcWriter(spark, where, properties or {})
-    from lisa.pipeline.archive.removal import FileRemover
-
-    return FileRemover(spark, where)
 
 
 def _check_not_live(store: SyncStore, topics: Iterable[str], ids: Sequence[str]) -> None:

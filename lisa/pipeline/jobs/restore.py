@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from lisa.admin.topics import counts as topic_counts
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import Topic, count_of
+from lisa.core.redis.flow import Flow
+from lisa.core.store import group_removal
+from lisa.core.store.replies import pairs
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import Store, SyncStore, grouped
+from lisa.core.transitions.base import text
+from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.topic import Configure
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lists import OutputFolder
-from lisa.pipeline.jobs.restore_lists import RestoreLists
-from lisa.pipeline.jobs.restore_tasks import LIST_SCHEMA
-from lisa.pipeline.jobs.restore_topics import Survey, survey
+from lisa.pipeline.jobs.message_history import (
+    Remainder,
+    find_remainders,
+    fold_with_archive,
+    latest_lives,
+    merged,
+    read_remainders,
+    selected,
+    topics_in,
+)
+from lisa.pipeline.jobs.restore_tasks import (
+    LIST_SCHEMA,
+    PLAN_SCHEMA,
+    cancelling,
+    planning,
+    restoring,
+    reviving,
+)
 from lisa.pipeline.jobs.windows import Window, gap_windows
 from lisa.pipeline.paths import literal
-from lisa.pipeline.server import Server
+from lisa.pipeline.server import Server, check_layout, started_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from lisa.pipeline.archive import Archive
 
@@ -156,3 +182,251 @@ def _result(
     del summary["first"]
     folder.write_summary(summary)
     return result
+
+
+PLANNED = "missing"
+"""Outcome used only in the plan: the message must be restored."""
+
+
+class RestoreLists:
+    """Compares the archive with the server; the plan and intermediate rows are kept in files.
+
+    Raises LisaError if the journal was trimmed since the survey.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: Archive,
+        server: Server,
+        folder: OutputFolder,
+        survey: Survey,
+        *,
+        ids: Sequence[str] | None,
+    ) -> None:
+        self._spark, self._server, self._folder = spark, server, folder
+        self._survey, self._ids = survey, ids
+        self._topics = sorted(survey.groups)
+        # The events that are not archived yet are copied, because the journal may be trimmed.
+        self._rest = read_remainders(spark, server, survey.remainders)
+        self._fresh: DataFrame | None = None
+        if self._rest is not None:
+            self._rest = folder.work_copy(self._rest, "rest")
+            self._fresh = folder.work_copy(fold_with_archive(archive, self._rest), "fresh")
+        self._lives = selected(merged(archive, self._fresh), self._topics, ids)
+
+    def plan(self, *, expire: bool) -> None:
+        """Plan each unsettled message; written to files, because computing it is expensive."""
+        survey = self._survey
+        judging = planning(
+            self._server,
+            survey.groups,
+            shard_counts(survey.remainders),
+            survey.now,
+            expire=expire,
+        )
+        rows = _unsettled(self._lives).mapInArrow(judging, PLAN_SCHEMA)
+        self._plan = self._folder.work_copy(rows, "plan")
+
+    def parts(
+        self, reopen: Callable[[], Archive], *, settle_revived: bool, dry_run: bool
+    ) -> list[DataFrame]:
+        """The lists, rows of LIST_SCHEMA. Unless `dry_run`, writing them restores the messages.
+
+        reopen: opens the present version of the archive.
+        settle_revived: cancel messages that are live although they had ended.
+        """
+        missing = self._plan.where(sf.col("outcome") == PLANNED)
+        parts = []
+        ended = None if self._survey.is_empty else self._ended(reopen, missing)
+        if ended is not None:
+            same = [missing[name].eqNullSafe(ended[name]) for name in ("topic", "id", "token")]
+            settled = missing.join(ended, same, "left_semi")
+            parts.append(_listed(settled, "settled", sf.lit("settled while the job ran")))
+            missing = missing.join(ended, same, "left_anti")
+        parts.append(_listing(self._plan.where(sf.col("outcome") != PLANNED)))
+        if dry_run:
+            parts.append(_listing(missing.withColumn("outcome", sf.lit("restored"))))
+        else:
+            with self._server.open() as store:
+                begun = store.drive(store.server_time_ms())
+            parts.append(missing.mapInArrow(restoring(self._server, begun), LIST_SCHEMA))
+        if self._fresh is not None and self._rest is not None:
+            parts.append(_settled_since(selected(self._fresh, self._topics, self._ids), self._rest))
+        if not self._survey.is_empty:
+            parts.append(self._revived(settle=settle_revived and not dry_run))
+        return parts
+
+    def _ended(self, reopen: Callable[[], Archive], missing: DataFrame) -> DataFrame | None:
+        """The lives unknown to the server that ended since the journal was read.
+
+        Planning may take longer than tombstones are kept: a message may have been handled, and its
+        tombstone may have expired, before the server was asked. The journal, read again, shows its
+        end.
+        """
+        known = latest_lives(self._spark, reopen, self._server, missing.select("topic", "id"))
+        if known is None:
+            return None
+        ended = known.where("settled").select("topic", "id", "token")
+        return self._folder.work_copy(ended, "ended")
+
+    def _revived(self, *, settle: bool) -> DataFrame:
+        """Messages that are live on the server although their life has ended."""
+        live = self._spark.read.format("lisa").options(**self._server.as_options())
+        live = live.option("topic", ",".join(self._topics))
+        here = live.schema("topic string, id string").load().distinct()
+        ended = self._lives.where("settled").select(
+            "topic", "id", "token", "state", "attempts", sf.unix_millis("due").alias("due_ms")
+        )
+        found = ended.join(here, ["topic", "id"], "left_semi")
+        revived = found.mapInArrow(reviving(self._server), LIST_SCHEMA)
+        return revived.mapInArrow(cancelling(self._server), LIST_SCHEMA) if settle else revived
+
+
+def _unsettled(lives: DataFrame) -> DataFrame:
+    """The input of the plan."""
+    groups = sf.transform(
+        "groups",
+        lambda one: sf.struct(
+            one["group"].alias("group"),
+            one["state"].alias("state"),
+            one["attempts"].alias("attempts"),
+            one["reason"].alias("reason"),
+            sf.unix_millis(one["due"]).alias("due_ms"),
+            sf.unix_millis(one["at"]).alias("at_ms"),
+        ),
+    )
+    return lives.where(~sf.col("settled")).select(
+        "topic",
+        "id",
+        "token",
+        "state",
+        "policy",
+        "attempts",
+        "kind",
+        "headers",
+        "body",
+        sf.unix_millis("due").alias("due_ms"),
+        sf.unix_millis("expires").alias("expires_ms"),
+        groups.alias("groups"),
+    )
+
+
+def _settled_since(fresh: DataFrame, rest: DataFrame) -> DataFrame:
+    """The messages settled by an event that is not archived yet; fresh: their folded rows."""
+    ends = rest.where("settled").select("topic", "id", sf.col("at").alias("settled_at"))
+    ended = fresh.where("settled").join(ends, ["topic", "id", "settled_at"], "left_semi")
+    ended = ended.withColumn("due_ms", sf.unix_millis("due"))
+    return _listed(ended, "settled", sf.concat(sf.lit("journal: "), "state"))
+
+
+def _listed(rows: DataFrame, outcome: str, reason: Column) -> DataFrame:
+    return _listing(rows.withColumn("outcome", sf.lit(outcome)).withColumn("reason", reason))
+
+
+def _listing(rows: DataFrame) -> DataFrame:
+    return rows.select(*LIST_SCHEMA.names)
+
+
+class Survey(NamedTuple):
+    """The state of the server before a restore.
+
+    now, started: the server's clock, and when its process started, in epoch ms.
+    is_empty: whether none of the archive's topics has live messages.
+    remainders: of all journals. groups: topic -> its groups, including restored ones.
+    """
+
+    now: int
+    started: int
+    is_empty: bool
+    remainders: Sequence[Remainder]
+    groups: Mapping[str, tuple[str, ...]]
+
+
+def survey(
+    server: Server, archive: Archive, topics: Sequence[str] | None, *, dry_run: bool
+) -> Survey:
+    """Read the state of the server; unless `dry_run`, prepare its topics."""
+    with server.open() as store:
+        store.drive(check_layout(store) if dry_run else store.check_schema())
+        now = store.drive(store.server_time_ms())
+        started = store.drive(started_ms(store))
+        journals = {*archive.topics(), *archive.offsets()}
+        is_empty = not any(store.drive(_has_live_messages(store, journal)) for journal in journals)
+        return Survey(now, started, is_empty, *prepare(store, archive, topics, dry_run=dry_run))
+
+
+def prepare(
+    store: SyncStore, archive: Archive, topics: Sequence[str] | None, *, dry_run: bool
+) -> tuple[list[Remainder], dict[str, tuple[str, ...]]]:
+    """The remainders of all journals, and topic -> its groups, including restored ones.
+
+    Restores missing groups and options of a topic that came back empty or older, or that has lost
+    its shard layout.
+    """
+    records = archive.topics()
+    names = topics_in(archive, topics)
+    remainders, groups = store.drive(find_remainders(store, archive, names)), {}
+    journals = grouped((one.topic, one) for one in remainders)
+    for topic in names:
+        seen = journals[topic]
+        layout = store.drive(store.layout(Topic(topic)))
+        for one in seen:
+            if one.whole and one.journal in layout.active(Topic(topic)):
+                store.drive(_check_journal(store, one))
+        here = store.drive(store.groups(topic))
+        scattered = not layout.number and any(one.shard for one in seen)
+        is_whole = all(one.whole for one in seen) and not scattered
+        lost = None if is_whole else records.get(topic)
+        wanted = lost.groups if lost else ()
+        if not dry_run:
+            lacking = [name for name in wanted if name not in here]
+            store.drive(rebuild(store, topic, lacking, lost.options if lost else {}))
+        groups[topic] = tuple(sorted({*here, *wanted}))
+    return remainders, groups
+
+
+def _has_live_messages(store: Store, topic: str) -> Flow[bool]:
+    """Whether a topic, or one of its shards, has live messages."""
+    (counts,) = yield from topic_counts(store, [topic])
+    return counts.waiting > 0 or any(
+        group.ready or group.in_flight or group.retry or group.garbage for group in counts.groups
+    )
+
+
+def _check_journal(store: Store, remainder: Remainder) -> Flow[None]:
+    """Raises ConfigError if a topic was not lost, but its journal has been turned off."""
+    keeps = yield from store.command("HGET", store.keys.topic(remainder.journal).options, "journal")
+    if keeps != b"1":
+        raise ConfigError(
+            f"topic {remainder.topic!r} was not lost, but its journal is off: messages settled "
+            "since then are unknown and would be delivered again; select other topics with --topic"
+        )
+
+
+def rebuild(
+    store: Store, topic: str, groups: Iterable[str], options: Mapping[str, str]
+) -> Flow[None]:
+    """Register a topic, and restore its missing options and groups on all shards.
+
+    Does not restore a pause, or the marker of a pending group removal, which old archives contain.
+    """
+    yield from store.register([topic])
+    reply = yield from store.command("HGETALL", store.keys.topic(topic).options)
+    there = {text(name) for name in pairs(reply)}
+    lacking = {
+        name: value
+        for name, value in options.items()
+        if name != "paused" and not group_removal.is_mark(name) and name not in there
+    }
+    if lacking:
+        yield from store.run(Configure(topic, lacking))
+    for group in groups:
+        yield from store.run(Declare(topic, group, unlimited=True))
+    yield from spread(store, Topic(topic))
+
+
+def shard_counts(remainders: Sequence[Remainder]) -> dict[str, list[int]]:
+    """Topic -> the shard counts that it is known to have had."""
+    counts = grouped((one.topic, count_of(one.journal)) for one in remainders if one.shard)
+    return {topic: sorted(set(own)) for topic, own in counts.items()}

@@ -19,7 +19,7 @@ from lisa.core.model.stream import entry_fields
 from lisa.pipeline.source.read_columns import timestamps, to_batch
 
 if TYPE_CHECKING:
-    from lisa.pipeline.source.marks import JournalGap
+    from lisa.pipeline.source.following import JournalGap
 
 Item = Sequence[Any]
 """An entry as XRANGE returns it: its id, and a list of alternating names and values."""

@@ -6,22 +6,29 @@ See `journal_options` for the options and `journal_offsets` for the offsets.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from lisa.core.model.errors import LisaError
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import check_topic
 from lisa.core.model.sharding import topic_of, topics_of
+from lisa.pipeline.server import Server
+from lisa.pipeline.source import options
 from lisa.pipeline.source.events import Events, gap_batch
 from lisa.pipeline.source.following import (
+    ADVICE,
+    START,
+    JournalGap,
+    Mark,
     Unread,
+    add_range,
     archived,
     earliest,
     find_unread,
@@ -30,19 +37,8 @@ from lisa.pipeline.source.following import (
     mark_at,
     raise_last_id,
     record_archived,
+    shares,
 )
-from lisa.pipeline.source.journal_offsets import (
-    TASK_EVENTS,
-    JournalBundle,
-    JournalRange,
-    Offset,
-    bundled,
-    range_of,
-    stored_offset,
-)
-from lisa.pipeline.source.journal_options import JournalOptions
-from lisa.pipeline.source.journal_range import add_range
-from lisa.pipeline.source.marks import ADVICE, START, JournalGap, Mark, shares
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 
 if TYPE_CHECKING:
@@ -293,3 +289,126 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         beside = [one for one in self._known_journals() if topic_of(one) == topic_of(journal)]
         return any(self._store.drive(archived(self._store, beside, self._options.archive)))
+
+
+_NAMES = options.SERVER | {
+    "topic",
+    "starting",
+    "max_events_per_batch",
+    "partitions",
+    "fail_on_gap",
+    "archive",
+    "report_progress",
+}
+_MAX_EVENTS = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """The parsed options of a stream.
+
+    topics: one or several, separated by commas; default: all topics with a journal, including new
+        ones.
+    from_earliest: start at the first event (`starting` = earliest) or after the last (latest).
+    partitions: maximum number of tasks of a batch; None to derive it from the number of events.
+    archive: the name under which this reader reports its progress to the journal.
+    report_progress: whether it reports each batch that Spark has committed; the job `archive`
+        reports what the archive contains instead.
+    """
+
+    server: Server
+    topics: tuple[str, ...]
+    from_earliest: bool
+    max_events: int
+    partitions: int | None
+    fail_on_gap: bool
+    archive: str | None
+    report_progress: bool
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Raises ConfigError for an invalid or unknown option."""
+        options.refuse_unknown(given, _NAMES, "readStream")
+        starting = options.choice(given, "starting", ("earliest", "latest"), "earliest")
+        return cls(
+            server=Server.of(given.get("url"), given.get("prefix")),
+            topics=tuple(map(check_topic, options.listed(given.get("topic", "")))),
+            from_earliest=starting == "earliest",
+            max_events=options.whole_number(given, "max_events_per_batch") or _MAX_EVENTS,
+            partitions=options.whole_number(given, "partitions"),
+            fail_on_gap=options.flag(given, "fail_on_gap", default=True),
+            archive=_archive_name(given),
+            report_progress=options.flag(given, "report_progress", default=True),
+        )
+
+
+def _archive_name(given: Mapping[str, str]) -> str | None:
+    name = given.get("archive", "").strip()
+    if not name:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        raise ConfigError(
+            f"archive {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+        )
+    return name
+
+
+Offset = dict[str, dict[str, Any]]
+
+TASK_EVENTS = 5_000
+"""Minimum number of events of a task; a task costs some 10 ms."""
+
+JOURNAL_EVENTS = 50
+"""Events that take as long to read as the round trip that each range needs."""
+
+
+@dataclass(frozen=True)
+class JournalRange(InputPartition):
+    """The events of one journal after `begin` up to `end`; or, if these are equal, a gap."""
+
+    journal: str
+    begin: Mark
+    end: Mark
+    gap: JournalGap | None = None
+
+
+@dataclass(frozen=True)
+class JournalBundle(InputPartition):
+    """Ranges of any journals that one task reads one after the other."""
+
+    ranges: tuple[JournalRange, ...]
+
+
+def bundled(ranges: Sequence[JournalRange], most: int) -> list[JournalBundle]:
+    """Distribute ranges over at most `most` tasks of similar size.
+
+    There are fewer tasks if some of them would not be worth starting.
+    """
+    weights = [JOURNAL_EVENTS + max(0, one.end.number - one.begin.number) for one in ranges]
+    count = min(most, len(ranges), max(1, sum(weights) // TASK_EVENTS))
+    loads = [(0, number) for number in range(count)]
+    bundles: list[list[JournalRange]] = [[] for _ in range(count)]
+    by_weight = sorted(zip(weights, ranges, strict=True), key=lambda pair: -pair[0])
+    for weight, one in by_weight:
+        load, number = heappop(loads)
+        bundles[number].append(one)
+        heappush(loads, (load + weight, number))
+    return [JournalBundle(tuple(one)) for one in bundles if one]
+
+
+def range_of(journal: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> JournalRange:
+    """One journal's part of a batch, derived from its offsets alone."""
+    begins = end.get("from") or start
+    begin = Mark.of(begins) if begins else Mark.of(end)
+    gap = end.get("gap")
+    return JournalRange(journal, begin, Mark.of(end), JournalGap(journal, *gap) if gap else None)
+
+
+def stored_offset(start: Mapping[str, Any] | None, ahead: Unread, end: Mark) -> dict[str, Any]:
+    """One journal's part of an offset, in its stored form."""
+    stored = end.stored()
+    if start is None or Mark.of(start) != ahead.begin:
+        stored["from"] = ahead.begin.stored()
+    if ahead.gap is not None:
+        stored["gap"] = list(ahead.gap[1:])
+    return stored

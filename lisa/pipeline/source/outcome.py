@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from lisa.core.model.errors import LisaError
 from lisa.pipeline.source import files
+from lisa.pipeline.source.columns import CORRUPT
 
 REASONS = 10
 """Maximum number of reasons of refused rows in a report."""
@@ -100,3 +105,74 @@ def write_unwritten(results: Iterable[TaskResult]) -> None:
 def write_report(target: str, document: dict[str, Any]) -> None:
     """Write a report to a path or URL, atomically. Raises ConfigError if that fails."""
     files.write(target, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+RETURNED_BYTES = 4 << 20
+"""Maximum size of the refused rows that one task returns to the driver."""
+
+
+def corrupt_rows(batch: pa.RecordBatch) -> dict[int, str]:
+    """Row number -> reason, for the rows that Spark could not read."""
+    if CORRUPT not in batch.schema.names:
+        return {}
+    texts = enumerate(batch.column(CORRUPT).to_pylist())
+    return {number: f"cannot be read: {text[:200]}" for number, text in texts if text is not None}
+
+
+class Refused:
+    """Writes the refused rows of one task to a file of JSON lines `{topic, id, reason, row}`.
+
+    The file name contains run and partition, so a repeated attempt of the task replaces the file.
+    Without a directory, only the first reasons are kept, in the result. If the directory is a path
+    on the driver's machine, and the task runs on another one, the rows are returned to the driver.
+
+    machine: the driver's, as from `files.machine`; None if it does not matter.
+    """
+
+    def __init__(
+        self, directory: str | None, name: str, result: TaskResult, *, machine: str | None = None
+    ) -> None:
+        self._path = files.join(directory, f"{name}.jsonl") if directory else None
+        self._is_elsewhere = bool(
+            directory and machine and files.is_local(directory) and files.machine() != machine
+        )
+        self._result = result
+        self._stream: Any = None
+
+    def add(
+        self,
+        batch: pa.RecordBatch | None,
+        number: int,
+        topic: str,
+        message_id: str | None,
+        reason: str,
+    ) -> None:
+        """Add one row of an Arrow batch; batch is None if the row itself is not available."""
+        self._result.counts(topic).refused += 1
+        if len(self._result.reasons) < REASONS:
+            named = f"{topic} {message_id}".strip() if message_id else topic
+            self._result.reasons.append(f"{named}: {reason}" if named else reason)
+        if self._path is None:
+            return
+        if self._stream is None:
+            self._stream = BytesIO() if self._is_elsewhere else files.open_new(self._path)
+            self._result.files.append(self._path)
+        row = None
+        if batch is not None:
+            row = batch.slice(number, 1).to_pylist(maps_as_pydicts="lossy")[0]
+        line = {"topic": topic, "id": message_id, "reason": reason, "row": row}
+        self._stream.write(msgspec.json.encode(line, enc_hook=str) + b"\n")
+        if self._is_elsewhere and self._stream.tell() > RETURNED_BYTES:
+            raise LisaError(
+                f"option 'refused': a task on {socket.gethostname()} refused more rows than it can "
+                f"return to the driver's directory {self._path}; name a directory that all "
+                "machines share, as in s3a://bucket/refused, and run the job again"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is None:
+            return
+        if self._is_elsewhere and self._path is not None:
+            self._result.unwritten[self._path] = self._stream.getvalue()
+        self._stream.close()

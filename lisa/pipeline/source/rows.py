@@ -10,8 +10,10 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -24,13 +26,13 @@ from lisa.core.model.clock import (
     duration_ms,
     parse_duration,
 )
-from lisa.core.model.envelope import encode_tail
+from lisa.core.model.envelope import encode_headers, encode_tail
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import MAX_ID_BYTES, check_id, check_topic
+from lisa.core.model.keys import MAX_ID_BYTES, WINDOW_HEADER, check_id, check_topic
 from lisa.core.model.late import message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
-from lisa.pipeline.source.placing import CALENDAR_COLUMNS, REFUSED, Placing, row_headers
-from lisa.pipeline.source.refused import corrupt_rows
+from lisa.core.model.windows.placing import check_window, clock_ms, place
+from lisa.pipeline.source.outcome import corrupt_rows
 
 T = TypeVar("T")
 
@@ -377,3 +379,79 @@ _CHECKED: Mapping[str, Callable[[bytes | None], bytes]] = {
 
 def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
     return encode_tail(_not_null(body), headers)
+
+
+CALENDAR_COLUMNS = ("at_local", "window")
+"""The columns that need this module; `tz` belongs to both."""
+
+
+class CalendarRow(NamedTuple):
+    """What places one row. due: as for a script, None for a row with a wall time."""
+
+    due: str | None
+    at_local: datetime | str | None
+    tz: str | None
+    window: str | None
+    headers: Mapping[str, str]
+
+
+class PlacedRow(NamedTuple):
+    """Due time for a script, the same before its move into a window, and encoded headers."""
+
+    due: str
+    asked: str
+    headers: bytes
+
+
+def row_headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
+    """The encoded headers of a row that this module does not place. Raises InvalidMessage."""
+    if not pairs:
+        return b"0000"
+    headers = dict(sorted(pairs, key=itemgetter(0)))
+    if WINDOW_HEADER in headers:
+        check_window(headers[WINDOW_HEADER])
+    return encode_headers(headers)
+
+
+REFUSED = PlacedRow("0", "0", b"0000")
+"""Stands for a row that cannot be placed."""
+
+
+class Placing:
+    """Places the rows of one batch; equal rows without headers are placed once."""
+
+    def __init__(self, *, is_local: bool) -> None:
+        self._is_local = is_local
+        self._now_ms = clock_ms()
+        self._known: dict[CalendarRow, PlacedRow] = {}
+
+    def rows(
+        self,
+        dues: Sequence[str | None],
+        columns: Mapping[str, Sequence[Any]],
+        headers: Sequence[Sequence[tuple[str, str]] | None],
+    ) -> list[CalendarRow]:
+        """The rows to place, from their columns; a missing column is null in every row."""
+        nothing: list[None] = [None] * len(dues)
+        named = (columns.get(name, nothing) for name in ("at_local", "tz", "window"))
+        given = [dict(sorted(pairs)) if pairs else {} for pairs in headers] or [{}] * len(dues)
+        return [CalendarRow(*one) for one in zip(dues, *named, given, strict=True)]
+
+    def place(self, row: CalendarRow) -> PlacedRow:
+        """Choose a row's due time. Raises InvalidMessage."""
+        if row.headers:
+            return self._placed(row)
+        key = row._replace(headers=None)  # type: ignore[arg-type]  # a key only
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._placed(row)
+        return found
+
+    def _placed(self, row: CalendarRow) -> PlacedRow:
+        if self._is_local and row.at_local is None:
+            raise InvalidMessage("value is null")
+        options = {"at_local": row.at_local, "window": row.window, "headers": row.headers}
+        made = place(options, row.due, row.tz, self._now_ms)
+        # A wall time is in the headers. Its instant depends on the machine's time zone data.
+        asked = row.due if row.due is not None else ""
+        return PlacedRow(made.due, asked, encode_headers(made.headers))

@@ -11,13 +11,15 @@ state was read before) not at all. Within one group, a message appears at most o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualTo,
@@ -31,23 +33,25 @@ from pyspark.sql.datasource import (
 )
 
 from lisa.admin.messages import LiveState
-from lisa.admin.reading import Position, positions_in
+from lisa.admin.reading import Position, pending_entries, positions_in, sorted_page, unread_entries
 from lisa.core.model.clock import EPOCH
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
-from lisa.core.model.sharding import Layout, Topic, topic_of
+from lisa.core.model.sharding import Layout, Topic, shard_suffix, topic_of
+from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import readable
+from lisa.core.store.store import Store, chunks, portions
+from lisa.core.transitions.inspect import Inspect, parted
 from lisa.pipeline.server import Server
 from lisa.pipeline.source import options
-from lisa.pipeline.source.live_messages import ABOVE, ReadPart, read_part
-from lisa.pipeline.source.live_rows import RowCollector
-from lisa.pipeline.source.read_columns import arrow_schema, checked
+from lisa.pipeline.source.events import opened
+from lisa.pipeline.source.read_columns import arrow_schema, checked, timestamps, to_batch
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from lisa.core.store.store import Store
+    from lisa.core.store.store import SyncStore
 
 _OPTIONS = options.SERVER | {"topic", "state", "partitions"}
 _STATES = tuple(state.value for state in LiveState)
@@ -216,3 +220,273 @@ def _narrowed(wanted: Selection, one: Filter) -> Selection | None:
 def _both(known: frozenset[str] | None, values: Collection[Any]) -> frozenset[str]:
     asked = frozenset(value for value in values if isinstance(value, str))
     return asked if known is None else known & asked
+
+
+ABOVE = b"\xff" * 257
+"""Greater than any member of a sorted set."""
+
+PAGE = 400
+
+
+@dataclass(frozen=True)
+class ReadPart(InputPartition):
+    """The messages that one task reads: some states and groups of a topic, or some ids.
+
+    topic: the topic, or one shard of a sharded topic.
+    after, until: bounds of the range of a sorted set; `until` is inclusive.
+    """
+
+    topic: str
+    states: Collection[str]
+    groups: tuple[str, ...] = ()
+    after: Position | None = None
+    until: Position | None = None
+    ids: tuple[str, ...] | None = None
+
+
+def read_part(store: SyncStore, part: ReadPart, rows: RowCollector) -> Iterator[pa.RecordBatch]:
+    """The messages of a part as record batches.
+
+    The states of a group are read in the order in which messages pass through them: a message that
+    moves during the read is found twice and deduplicated, rather than missed.
+    """
+    for pages in _pages(store, part):
+        for found in pages:
+            store.drive(rows.add(store, found))
+            if rows.full:
+                yield rows.take()
+    if len(rows):
+        yield rows.take()
+
+
+def _pages(store: SyncStore, part: ReadPart) -> Iterator[Iterator[LiveMessages]]:
+    if part.ids is not None:
+        yield _by_id(store, part)
+        return
+    keys = store.keys.topic(part.topic)
+    if "waiting" in part.states:
+        yield _sorted(store, part, keys.waiting, "waiting", None)
+    for name in part.groups:
+        own = keys.group(name)
+        if "ready" in part.states:
+            yield _stream(store, part.topic, name, "ready", _ready)
+        if "in_flight" in part.states:
+            yield _stream(store, part.topic, name, "in_flight", _in_flight)
+        for state, key in (("retry", own.retry), ("garbage", own.garbage)):
+            if state in part.states:
+                yield _sorted(store, part, key, state, name)
+
+
+def _sorted(
+    store: SyncStore, part: ReadPart, key: str, state: str, group: str | None
+) -> Iterator[LiveMessages]:
+    after = part.after
+    while True:
+        page = store.drive(sorted_page(store, key, after, PAGE))
+        inside = page
+        if part.until is not None:
+            inside = [one for one in page if one <= part.until]
+        ids, dues = [], []
+        for score, member in inside:
+            for name in readable([member])[0]:
+                ids.append(name)
+                dues.append(score)
+        found = LiveMessages(state, group, ids, dues)
+        if group is not None and ids:
+            store.drive(_failures(store, part.topic, group, found))
+        yield found
+        if len(inside) < PAGE:
+            return
+        after = inside[-1]
+
+
+def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow[None]:
+    """Set the number of failed attempts and the last reason."""
+    own = store.keys.topic(topic).group(group)
+    attempts, reasons = yield from store.commands(
+        [
+            ("HMGET", own.attempts, *found.ids),
+            ("HMGET", own.reasons, *found.ids),
+        ]
+    )
+    found.attempts = [int(one or 0) for one in attempts]
+    found.reasons = [None if one is None else parted(one).reason for one in reasons]
+
+
+_Page = Callable[[Store, str, str, str], Flow[tuple[list[tuple[Any, str | None]], str | None]]]
+
+
+def _stream(
+    store: SyncStore, topic: str, group: str, state: str, read: _Page
+) -> Iterator[LiveMessages]:
+    """Messages in a group's stream, if the group's index refers to their entry."""
+    own = store.keys.topic(topic).group(group)
+    position: str | None = ""
+    while position is not None:
+        items, position = store.drive(read(store, own.ready, group, position))
+        entries = [(parse_entry(item), consumer) for item, consumer in items]
+        named = [one for one in entries if one[0].id and readable([one[0].id.encode()])[0]]
+        if not named:
+            continue
+        indexed = store.ask("HMGET", own.entries, *(entry.id for entry, _ in named))
+        held = [
+            one
+            for one, index in zip(named, indexed, strict=True)
+            if index is not None and index.decode() == one[0].entry
+        ]
+        if not held:
+            continue
+        found = LiveMessages(
+            state, group, [entry.id for entry, _ in held], [entry.due_ms for entry, _ in held]
+        )
+        store.drive(_failures(store, topic, group, found))
+        found.consumers = [consumer for _, consumer in held]
+        yield found
+
+
+def _ready(
+    store: Store, key: str, group: str, position: str
+) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
+    items = yield from unread_entries(store, key, group, position, PAGE)
+    behind = items[-1][0].decode() if len(items) == PAGE else None
+    return [(item, None) for item in items], behind
+
+
+def _in_flight(
+    store: Store, key: str, group: str, position: str
+) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
+    start = f"({position}" if position else "-"
+    held = yield from pending_entries(store, key, group, start, PAGE)
+    items = [(item, row[1].decode("utf-8", "replace")) for row, item in held if item]
+    return items, held[-1][0][0].decode() if len(held) == PAGE else None
+
+
+def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:
+    """Look up ids in all states of the part."""
+    ids, _ = readable([one.encode("utf-8", "replace") for one in part.ids or ()])
+    for some in chunks(ids, store.batch_size(part.topic, Inspect)):
+        seen = store.call(Inspect(part.topic, some, bodies=False))
+        for one, inspection in zip(some, seen, strict=True):
+            if inspection.waiting_due_ms is not None and "waiting" in part.states:
+                yield LiveMessages("waiting", None, [one], [inspection.waiting_due_ms])
+            for held in inspection.group_states:
+                if held.group in part.groups and held.state in part.states:
+                    found = LiveMessages(held.state, held.group, [one], [])
+                    found.dues = [held.due_ms]
+                    found.attempts = [held.failed_attempts]
+                    found.reasons, found.consumers = [held.reason], [held.consumer]
+                    yield found
+
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 16 << 20
+
+
+class LiveMessages:
+    """Messages in the same state and group, as columns."""
+
+    def __init__(self, state: str, group: str | None, ids: list[str], dues: list[int]) -> None:
+        self.state = state
+        self.group = group
+        self.ids = ids
+        self.dues: Sequence[int | None] = dues
+        self.attempts: Sequence[int] = [0] * len(ids)
+        self.reasons: Sequence[str | None] = [None] * len(ids)
+        self.consumers: Sequence[str | None] = [None] * len(ids)
+
+
+class RowCollector:
+    """Collects rows, each id once per group, and returns them as record batches of a schema."""
+
+    def __init__(self, topic: str, schema: pa.Schema) -> None:
+        self._topic = topic
+        self._schema = schema
+        self._seen: set[tuple[str | None, str]] = set()
+        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        names = set(schema.names)
+        self._with_bodies = bool(names & {"body", "headers", "kind", "envelope"})
+        self._with_expiry = "expires" in names
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether there are enough rows for a record batch."""
+        return len(self._columns["id"]) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+
+    def take(self) -> pa.RecordBatch:
+        """The rows added since the last batch."""
+        columns: dict[str, Any] = dict(self._columns)
+        self._columns = {name: [] for name in _COLUMNS}
+        rows, self._bytes = len(columns["id"]), 0
+        for name in ("due", "expires"):
+            columns[name] = timestamps(pa.array(columns[name], pa.int64()))
+        columns["topic"] = pa.repeat(pa.scalar(topic_of(self._topic)), rows)
+        columns["shard"] = pa.repeat(pa.scalar(shard_suffix(self._topic), pa.string()), rows)
+        envelopes = columns.pop("envelopes")
+        if self._with_bodies:
+            columns.update(opened(envelopes), envelope=envelopes)
+        return to_batch(self._schema, columns, rows)
+
+    def __len__(self) -> int:
+        return len(self._columns["id"])
+
+    def add(self, store: Store, found: LiveMessages) -> Flow[None]:
+        """Add messages with their other columns; messages that no longer exist are skipped."""
+        fresh = [i for i, one in enumerate(found.ids) if (found.group, one) not in self._seen]
+        ids = [found.ids[i] for i in fresh]
+        if not ids:
+            return
+        self._seen.update((found.group, one) for one in ids)
+        bodies: list[bytes | None] = [b""] * len(ids)
+        if self._with_bodies:
+            bodies = yield from _bodies(store, self._topic, ids)
+        ends = (yield from self._ends(store, ids)) if self._with_expiry else [None] * len(ids)
+        columns = self._columns
+        for index, i in enumerate(fresh):
+            body = bodies[index]
+            if body is None:
+                continue
+            self._bytes += len(body)
+            values = (
+                ids[index],
+                found.group,
+                found.state,
+                found.dues[i],
+                found.attempts[i],
+                found.reasons[i],
+                found.consumers[i],
+                ends[index],
+                body,
+            )
+            for name, value in zip(_COLUMNS, values, strict=True):
+                columns[name].append(value)
+
+    def _ends(self, store: Store, ids: Sequence[str]) -> Flow[list[int | None]]:
+        key = store.keys.topic(self._topic).expiry
+        if not (yield from store.command("EXISTS", key)):
+            return [None] * len(ids)
+        scores = yield from store.commands([("ZSCORE", key, one) for one in ids])
+        return [None if score is None else int(float(score)) for score in scores]
+
+
+_COLUMNS = (
+    "id",
+    "group",
+    "state",
+    "due",
+    "attempts",
+    "reason",
+    "consumer",
+    "expires",
+    "envelopes",
+)
+
+
+def _bodies(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[bytes | None]]:
+    """The envelopes of ids, None for messages that no longer exist."""
+    keys = [store.keys.topic(topic).body(one) for one in ids]
+    lengths = yield from store.commands([("STRLEN", key) for key in keys])
+    bodies: list[bytes | None] = []
+    for some in portions(zip(keys, lengths, strict=True), len(keys), itemgetter(1)):
+        bodies += yield from store.command("MGET", *(key for key, _ in some))
+    return bodies

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import check_topic
 from lisa.core.model.options import PRODUCER_RETRY_TIME
-from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.pipeline.server import Server
-from lisa.pipeline.source import duplicate_rows, files
+from lisa.pipeline.source import files
 from lisa.pipeline.source.columns import check_columns
+from lisa.pipeline.source.identity import Identity, digest_of, send_missing
 from lisa.pipeline.source.options import (
     SERVER,
     choice,
@@ -29,12 +34,18 @@ from lisa.pipeline.source.options import (
     refuse_unknown,
     whole_number,
 )
-from lisa.pipeline.source.outcome import TaskResult, added, report_of, write_report, write_unwritten
-from lisa.pipeline.source.sending import WriteOptions
-from lisa.pipeline.source.task import Task
+from lisa.pipeline.source.outcome import (
+    DuplicateRow,
+    TaskResult,
+    added,
+    report_of,
+    write_report,
+    write_unwritten,
+)
+from lisa.pipeline.source.rows import MessageColumns, read_rows
+from lisa.pipeline.source.sending import Sender, SendPart, WriteOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
@@ -125,14 +136,17 @@ def finish(
     try:
         if options.job is not None and not options.together:
             with options.server.open() as store:
-                duplicate_rows.send_missing(options, store, run, results, whole)
+                send_missing(options, store, run, results, whole)
     finally:
         document = report_of(whole, run=run, **about)
         if report:
             write_report(report, document)
-        if document["refused"]:
-            _log.warning("rows refused: %d: %s", document["refused"], "; ".join(whole.reasons))
     return document
+
+
+def _warn_of_refused(document: Mapping[str, Any]) -> None:
+    if document["refused"]:
+        _log.warning("rows refused: %d: %s", document["refused"], "; ".join(document["reasons"]))
 
 
 class LisaWriter(DataSourceArrowWriter):
@@ -176,9 +190,10 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Complete a batch after all of its tasks have finished."""
         report = files.join(self.report, f"batch-{batchId}.json") if self.report else None
-        finish(
+        document = finish(
             self.options, f"batch-{batchId}", messages, report, job=self.options.job, batch=batchId
         )
+        _warn_of_refused(document)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Keep what was sent: Spark repeats the batch."""
@@ -186,3 +201,76 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
     def _job(self, run: str) -> str | None:
         """The name from which ids are derived; equal rows of two batches are different messages."""
         return None if self.options.job is None else f"{self.options.job}\0{run}"
+
+
+DUPLICATE_BYTES = 4 << 20
+"""Maximum size of the duplicate rows that one task returns to the driver."""
+
+
+class Task:
+    """Sends the rows of one partition."""
+
+    def __init__(
+        self, options: WriteOptions, store: SyncStore, *, run: str, partition: int, job: str | None
+    ) -> None:
+        self._options = options
+        self._result = TaskResult()
+        self._sender = Sender(options, store, run, partition, self._result)
+        self._identity = Identity(job) if job is not None else None
+        self._digests = bytearray()
+        self._duplicate_bytes = 0
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
+        """Send all rows. Raises LisaError if the server does not answer."""
+        with closing(self._sender):
+            for batch in batches:
+                self._sender.batch = batch
+                self._send(read_rows(batch, json_text=self._options.json_text))
+        self._result.digests = bytes(self._digests)
+        return self._result
+
+    def _send(self, rows: MessageColumns) -> None:
+        for row, reason in sorted(rows.refused.items()):
+            topic = self._options.topic or (rows.topics or ())[row]
+            self._sender.refuse(topic, row, rows.ids[row] if rows.ids else None, reason)
+        numbers, rows = rows.good()
+        ids = (rows.ids or ()) if self._identity is None else self._identity.ids(rows)
+        whole = SendPart(numbers, ids, rows.dues, rows.tails, rows.ttls_ms, rows.policies)
+        for topic, part in self._by_topic(rows.topics, whole):
+            for sent, outcomes in self._sender.send(topic, part):
+                if self._identity is not None and not self._options.together:
+                    self._remember(topic, sent, outcomes)
+
+    def _by_topic(
+        self, topics: Sequence[str] | None, whole: SendPart
+    ) -> Iterator[tuple[str, SendPart]]:
+        if topics is None:
+            yield self._options.topic or "", whole
+            return
+        positions: dict[str, list[int]] = defaultdict(list)
+        for index, topic in enumerate(topics):
+            positions[topic].append(index)
+        for topic, some in positions.items():
+            yield topic, whole.picked(some)
+
+    def _remember(self, topic: str, part: SendPart, outcomes: Sequence[Sent]) -> None:
+        """Keep the digests of all rows, and the rows that were answered as duplicates.
+
+        If another task has equal rows, the duplicates are sent again with other ordinals.
+        """
+        self._digests += b"".join(map(digest_of, part.ids))
+        if outcomes.count(Sent.ACCEPTED) == len(outcomes):
+            return
+        for index, outcome in enumerate(outcomes):
+            if outcome is Sent.ACCEPTED:
+                continue
+            self._duplicate_bytes += len(part.tails[index]) + 100
+            if self._duplicate_bytes > DUPLICATE_BYTES:
+                return
+            self._result.duplicates[digest_of(part.ids[index])] = DuplicateRow(
+                topic,
+                part.dues[index],
+                part.tails[index],
+                part.ttls_ms[index],
+                part.policies[index],
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
 from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render

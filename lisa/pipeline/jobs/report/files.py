@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 from lisa.pipeline.source import files

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.forecast import DAYS
 from lisa.pipeline.jobs.report.formatting import (
