@@ -149,7 +149,6 @@ def spark_session(
     """
     from pyspark.sql import SparkSession
 
-    from lisa.pipeline.session import check_executors
     from lisa.pipeline.source import register
 
     is_running = SparkSession.getActiveSession() is not None
@@ -175,8 +174,6 @@ def spark_session(
 
 def _prepare(master: str) -> None:
     """Set the environment for a new session, and check that its master answers."""
-    from lisa.pipeline.session import check_master
-
     check_master(master)
     if is_connect(master):
         return

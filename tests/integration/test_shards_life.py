@@ -25,8 +25,8 @@ from lisa.core.transitions.base import text
 from lisa.core.transitions.topic import Configure
 from lisa.manager.sampler import Sampler
 from lisa.manager.sharder import Sharder
-from lisa.pipeline.source.events import number_of
-from lisa.pipeline.source.following import Mark, find_unread, record_archived
+from lisa.pipeline.source.events import Mark, number_of
+from lisa.pipeline.source.following import find_unread, record_archived
 from lisa.producer import Outgoing
 from tests.servers import wait_until
 from tests.shards import ORDERS, Split, run_steps

@@ -18,7 +18,8 @@ from lisa.pipeline.jobs.restore import restore
 from lisa.pipeline.jobs.schedule import schedule
 from lisa.pipeline.jobs.search import Query, search
 from lisa.pipeline.server import Server
-from lisa.pipeline.source.following import Mark, find_unread, raise_last_id
+from lisa.pipeline.source.events import Mark
+from lisa.pipeline.source.following import find_unread, raise_last_id
 from lisa.pipeline.source.sending import SharedRate
 from tests.acl_stage import Stage
 

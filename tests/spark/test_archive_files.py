@@ -35,11 +35,11 @@ from lisa.pipeline.archive.fold import (
     with_gone,
 )
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.old_layout import OldArchive, convert
+from lisa.pipeline.archive.old_layout import OldArchive
 from lisa.pipeline.archive.reading import RANDOM_BITS, day_of, new_number, with_log_columns
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.table import ArchiveTable
-from lisa.pipeline.archive.writing import FileWriter, hosts_without
+from lisa.pipeline.archive.writing import FileWriter, convert, hosts_without
 from lisa.pipeline.jobs.archive import check_checkpoint
 from tests.servers import least
 from tests.spark.jobs import Jobs
@@ -561,7 +561,7 @@ def test_an_old_archive_is_read_and_converted(jobs: Jobs, monkeypatch: pytest.Mo
     (where / "_lisa" / "checkpoint").mkdir()
     for step in ("FileWriter.fold", "remove"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"lisa.pipeline.archive.old_layout.{step}", dies)
+            patched.setattr(f"lisa.pipeline.archive.writing.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
                 convert(jobs.spark, jobs.where)
         jobs.check(first + later)

@@ -31,7 +31,8 @@ from lisa.pipeline.jobs.lookup import inspected, known
 from lisa.pipeline.jobs.message_history import find_remainders
 from lisa.pipeline.jobs.restore import prepare
 from lisa.pipeline.jobs.search import Query, search
-from lisa.pipeline.source.following import Mark, record_archived
+from lisa.pipeline.source.events import Mark
+from lisa.pipeline.source.following import record_archived
 from lisa.pipeline.source.journal import JournalBundle, JournalReader
 from tests.shards import ORDERS, Split
 from tests.spark.jobs import KEYS, Jobs

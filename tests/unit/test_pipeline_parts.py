@@ -11,7 +11,7 @@ import pyarrow as pa
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import WINDOW_HEADER
 from lisa.pipeline.source import files, outcome, rows
-from lisa.pipeline.source.following import START, Mark
+from lisa.pipeline.source.events import START, Mark
 from lisa.pipeline.source.journal import JournalRange, bundled
 from lisa.pipeline.source.outcome import Refused, TaskResult, write_unwritten
 

@@ -22,7 +22,7 @@ def convert(shared: JobOptions, where: str) -> None:
     if where.startswith("jdbc:"):
         raise click.UsageError("an archive in a database needs no conversion")
     with shared.session("convert", ArchiveSource(where)) as spark:
-        from lisa.pipeline.archive.old_layout import convert as run_job
+        from lisa.pipeline.archive.writing import convert as run_job
 
         events = run_job(spark, where)
     if shared.json:

@@ -17,9 +17,8 @@ import msgspec
 from lisa.pipeline.archive.base import Archive, ArchiveGap, TopicRecord
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.reading import DATED_MESSAGES, HIDDEN, FileArchive, Tables
+from lisa.pipeline.archive.reading import DATED_MESSAGES, HIDDEN
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
-from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
@@ -130,25 +129,3 @@ def remove(folder: Folder, old: OldArchive) -> None:
     for name in folder.names(HIDDEN):
         if name.endswith(".json"):
             folder.delete(f"{HIDDEN}/{name}")
-
-
-def convert(spark: SparkSession, where: str) -> int:
-    """Convert an archive; returns its number of events, 0 if it was converted already.
-
-    Copies the log, commits the copy, computes the messages from it, and deletes the old files.
-    Until the commit, the old archive is unchanged; after a kill, run it again. The directory needs
-    space for a second copy of the log. The job `archive` must not run meanwhile.
-
-    Raises ConfigError if there is no archive.
-    """
-    folder = Folder(spark, where)
-    if not is_old(folder):
-        FileArchive(Tables(spark, folder))  # raises ConfigError if there is none
-        return 0
-    old = OldArchive(spark, folder)
-    writer = FileWriter(spark, where, converting=True)
-    count = writer.copy(old)
-    writer.fold()
-    writer.compact()
-    remove(folder, old)
-    return count

@@ -25,7 +25,7 @@ from lisa.pipeline.archive.base import KEEP, ArchiveGap, PresentTopics, Removed,
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.fold import LIFE_SCHEMA_FIELDS, fold_lives, lives, of_lives, with_gone
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old
+from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old, remove
 from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
@@ -495,3 +495,25 @@ def hosts_without(spark: SparkSession, path: str, token: str) -> list[str]:
     tasks = parallelism(spark) * _TASKS_PER_CORE
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string")
     return sorted({row["host"] for row in rows.collect()})
+
+
+def convert(spark: SparkSession, where: str) -> int:
+    """Convert an archive; returns its number of events, 0 if it was converted already.
+
+    Copies the log, commits the copy, computes the messages from it, and deletes the old files.
+    Until the commit, the old archive is unchanged; after a kill, run it again. The directory needs
+    space for a second copy of the log. The job `archive` must not run meanwhile.
+
+    Raises ConfigError if there is no archive.
+    """
+    folder = Folder(spark, where)
+    if not is_old(folder):
+        FileArchive(Tables(spark, folder))  # raises ConfigError if there is none
+        return 0
+    old = OldArchive(spark, folder)
+    writer = FileWriter(spark, where, converting=True)
+    count = writer.copy(old)
+    writer.fold()
+    writer.compact()
+    remove(folder, old)
+    return count

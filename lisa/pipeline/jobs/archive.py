@@ -26,7 +26,8 @@ from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import parallelism
 from lisa.pipeline.source import register
-from lisa.pipeline.source.following import ADVICE, ARCHIVE_ADVICE, Mark, journals, record_archived
+from lisa.pipeline.source.events import ADVICE, ARCHIVE_ADVICE, Mark
+from lisa.pipeline.source.following import journals, record_archived
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

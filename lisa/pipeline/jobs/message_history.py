@@ -15,17 +15,8 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, SyncStore, grouped
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.session import parallelism
-from lisa.pipeline.source.events import number_of
-from lisa.pipeline.source.following import (
-    START,
-    TRIMMED,
-    JournalGap,
-    Mark,
-    before,
-    journaled,
-    journals,
-    read_range,
-)
+from lisa.pipeline.source.events import START, JournalGap, Mark, before, number_of
+from lisa.pipeline.source.following import TRIMMED, journaled, journals, read_range
 from lisa.pipeline.source.read_columns import arrow_schema
 
 if TYPE_CHECKING:

@@ -21,12 +21,8 @@ from lisa.core.model.keys import check_topic
 from lisa.core.model.sharding import topic_of, topics_of
 from lisa.pipeline.server import Server
 from lisa.pipeline.source import options
-from lisa.pipeline.source.events import Events, gap_batch
+from lisa.pipeline.source.events import ADVICE, START, Events, JournalGap, Mark, gap_batch, shares
 from lisa.pipeline.source.following import (
-    ADVICE,
-    START,
-    JournalGap,
-    Mark,
     Unread,
     add_range,
     archived,
@@ -37,7 +33,6 @@ from lisa.pipeline.source.following import (
     mark_at,
     raise_last_id,
     record_archived,
-    shares,
 )
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 
