@@ -24,11 +24,9 @@ from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.report import Report, report
-from lisa.pipeline.jobs.report.figures import Range, gather
-from lisa.pipeline.jobs.report.forecast import DAYS, Crossing, Demand, crossing
+from lisa.pipeline.jobs.report.counts import ERROR, full_hour_shift, span_of
+from lisa.pipeline.jobs.report.figures import DAYS, Crossing, Demand, Range, crossing, gather
 from lisa.pipeline.jobs.report.formatting import change, count, kept, length
-from lisa.pipeline.jobs.report.slots import full_hour_shift, span_of
-from lisa.pipeline.jobs.report.tables import ERROR
 from lisa.pipeline.paths import without_password
 from tests.spark.worlds import ArchiveSnapshot
 

@@ -1,7 +1,5 @@
 """The report's page in a browser, on a phone and on paper."""
 
-import base64
-import hashlib
 import re
 import shutil
 import subprocess
@@ -53,14 +51,11 @@ def test_the_page_has_every_section_and_is_self_contained(page: Path) -> None:
     fetching = (
         r'<(?:script|link|iframe|object|embed)|\b(?:href|src|srcset|data|action|poster)="[^#]'
     )
-    for forbidden in (fetching, r"https?:|url\((?!#)|@import", r"<[^>]* style="):
+    for forbidden in (fetching, r"https?:|url\((?!#)|@import", r"<[^>]* on[a-z]+="):
         assert not re.findall(forbidden, text)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    css = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     assert policy is not None
-    assert css is not None
-    digest = base64.b64encode(hashlib.sha256(css[1].encode()).digest()).decode()
-    assert policy[1].startswith(f"default-src 'none'; style-src 'sha256-{digest}'")
+    assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline';")
 
 
 TITLES = {

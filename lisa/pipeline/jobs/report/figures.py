@@ -1,28 +1,148 @@
-"""Computes all figures of a report once; plots, page and files only present them."""
+"""Computes all figures of a report once; plots, page and files only present them.
+
+The forecast compares the messages that fall due with the most a topic ever handled in an hour. Its
+hours are counted from the newest event of the archive. It has a resolution of one hour, because the
+capacity is only known per hour.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import EPOCH, datetime_ms
-from lisa.pipeline.jobs.report import tables
-from lisa.pipeline.jobs.report.cells import log_cells, message_cells
-from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
-from lisa.pipeline.jobs.report.slots import HOUR_S, Span, full_hour_shift, span_of
-from lisa.pipeline.jobs.report.tables import Percentiles
-from lisa.pipeline.jobs.report.weeks import Weeks, weeks_of
+from lisa.pipeline.jobs.report.counts import (
+    HOUR_S,
+    EventTally,
+    Percentiles,
+    Span,
+    Weeks,
+    cached,
+    full_hour_shift,
+    histogram,
+    log_cells,
+    message_cells,
+    percentiles,
+    reasons,
+    span_of,
+    tally,
+    weeks_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lisa.pipeline.jobs.windows import Window
+
+MINUTES = 60
+HOURS = 48
+DAYS = 30
+"""Range of the forecast: minutes, hours and days shown by the three plots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The unsettled messages of one topic by due time, counted from the newest event.
+
+    overdue: messages due before that event. minutes, hours: number of the minute or hour ->
+    messages due in it; `hours` covers DAYS. later: messages due after DAYS.
+    """
+
+    overdue: int = 0
+    later: int = 0
+    minutes: Mapping[int, int] = field(default_factory=dict)
+    hours: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The number of all unsettled messages."""
+        return self.overdue + self.later + sum(self.hours.values())
+
+    def within(self, hours: int) -> int:
+        """The number of messages due in the next hours, without overdue ones."""
+        return sum(n for hour, n in self.hours.items() if hour < hours)
+
+    def days(self) -> dict[int, int]:
+        """Number of the day (of 24 hours) -> messages due in it."""
+        found: dict[int, int] = {}
+        for hour, n in self.hours.items():
+            found[hour // 24] = found.get(hour // 24, 0) + n
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A period in which more messages of a topic fall due than it ever handled.
+
+    Hours are counted from now. capacity: messages per hour.
+    hour, load: the first hour above capacity, and its messages, including the backlog.
+    peak, peak_hour: the largest backlog, and the hour at whose end it is reached.
+    drained: hours until the backlog is gone, None if not within DAYS.
+    """
+
+    topic: str
+    capacity: int
+    hour: int
+    load: int
+    peak: int
+    peak_hour: int
+    drained: float | None
+
+
+def demands(cells: DataFrame, now_s: int) -> dict[str, Demand]:
+    """Topic -> demand, from the cells of `message_cells`. now_s: epoch seconds."""
+    ahead = sf.col("minute") - now_s // 60
+    due = cells.where("what = 'due'").withColumn("ahead", ahead)
+    period = sf.when(ahead < 0, "overdue").when(ahead >= DAYS * 24 * 60, "later").otherwise("hours")
+    number = sf.when((ahead >= 0) & (ahead < DAYS * 24 * 60), sf.floor(ahead / 60))
+    by_hour = due.groupBy("topic", period.alias("period"), number.alias("number"))
+    minutes = due.where((ahead >= 0) & (ahead < MINUTES))
+    by_minute = minutes.groupBy("topic", sf.lit("minutes").alias("period"), ahead.alias("number"))
+    rows = by_hour.agg(sf.sum("n").alias("n")).unionByName(by_minute.agg(sf.sum("n").alias("n")))
+    counts: dict[str, dict[str, dict[int, int]]] = {}
+    for topic, where, index, n in rows.collect():
+        counts.setdefault(topic, {}).setdefault(where, {})[index or 0] = n
+    return {
+        topic: Demand(
+            overdue=found.get("overdue", {}).get(0, 0),
+            later=found.get("later", {}).get(0, 0),
+            minutes=found.get("minutes", {}),
+            hours=found.get("hours", {}),
+        )
+        for topic, found in sorted(counts.items())
+    }
+
+
+def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
+    """Simulate the backlog hour by hour. Returns the period with the largest backlog, or None.
+
+    capacity: messages per hour, above 0.
+    """
+    found: list[Crossing] = []
+    hour = load = peak = peak_hour = 0
+    left = demand.overdue
+    behind = False
+    for now in range(DAYS * 24):
+        todo = left + demand.hours.get(now, 0)
+        left = max(todo - capacity, 0)
+        if left and not behind:
+            behind, hour, load, peak = True, now, todo, 0
+        if left > peak:
+            peak, peak_hour = left, now
+        if behind and not left:
+            behind = False
+            drained = now + todo / capacity
+            found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, drained))
+    if behind:
+        found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, None))
+    return max(found, key=lambda one: one.peak, default=None)
+
 
 REASONS = 200
 """Number of pairs of topic and reason that are counted separately; all others are combined."""
@@ -70,7 +190,7 @@ class Figures:
     hours: (topic, epoch seconds of the hour, counts by COUNTED). parts: the same for parts of an
         hour, if the report is short.
     weeks: the last seven days and the seven days before; None if the events span less time.
-    lateness, handling: percentiles by part, see tables.percentiles.
+    lateness, handling: percentiles by part, see counts.percentiles.
     capacities: topic -> messages in its best hour, 95th percentile of busy hours, their number.
     unknown: topics with unsettled messages but without a known capacity.
     """
@@ -101,6 +221,11 @@ class Figures:
     def empty(self) -> bool:
         """Whether there are neither events nor unsettled messages."""
         return self.events == 0 and not self.demands
+
+    @property
+    def step(self) -> str:
+        """The name of a step of the time axis."""
+        return self.span.step if self.span else "hour"
 
     def ahead(self, hours: float | None) -> datetime | None:
         """The time that many hours after the newest change; None without either."""
@@ -148,32 +273,14 @@ def gather(
     A report of less than 36 hours has steps below an hour, for which it reads the log again.
     """
     slo_us = slo // timedelta(microseconds=1)
-    near = asked.start or asked.end or datetime.now(UTC)
-    shift_s = full_hour_shift(zone, int(near.timestamp()))
     with ExitStack() as kept:
-
-        def counted(part_s: int) -> tuple[DataFrame, tables.EventTally]:
-            rows = log_cells(asked.of_log(log), shift_s, slo_us, part_s)
-            cells = kept.enter_context(tables.cached(rows))
-            return cells, tables.tally(cells)
-
-        cells, found = counted(HOUR_S)
+        cells, found, span = _counted(asked.of_log(log), asked, zone, slo_us, kept)
         rows = message_cells(asked.of_topics(messages), _micros(asked.start), _micros(asked.end))
-        lives = kept.enter_context(tables.cached(rows))
+        lives = kept.enter_context(cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
         newest_us = max(changed_us or 0, found.last_us or 0)
-        span = weeks = None
-        if found.first_us is not None and found.last_us is not None:
-            first_s, last_s = found.first_us // 1_000_000, found.last_us // 1_000_000
-            span = span_of(first_s, last_s, zone, shift_s)
-            if span.part_s < HOUR_S:
-                cells, found = counted(span.part_s)
-            weeks = weeks_of(cells, found.hours, first_s, last_s)
         sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
         wanted = demands(lives, newest_us // 1_000_000)
-        garbage: dict[str, int] = {}
-        for topic, _, counts in found.hours:
-            garbage[topic] = garbage.get(topic, 0) + counts["garbage"]
         return Figures(
             asked=asked,
             zone=zone,
@@ -185,12 +292,12 @@ def gather(
             span=span,
             hours=found.hours,
             parts=found.parts,
-            weeks=weeks,
-            lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
-            histogram=tables.histogram(cells),
-            handling=tables.percentiles(lives, "handling", [("topic",), ()]),
+            weeks=weeks_of(cells, found),
+            lateness={} if span is None else percentiles(cells, "late", sets, span),
+            histogram=histogram(cells),
+            handling=percentiles(lives, "handling", [("topic",), ()]),
             attempts=found.attempts,
-            reasons=tables.reasons(cells, REASONS, garbage) if any(garbage.values()) else [],
+            reasons=reasons(cells, REASONS, found),
             capacities=found.capacities,
             demands=wanted,
             crossings=_crossings(wanted, found.capacities),
@@ -201,6 +308,23 @@ def gather(
             ],
             gaps=gaps,
         )
+
+
+def _counted(
+    log: DataFrame, asked: Range, zone: tzinfo, slo_us: int, kept: ExitStack
+) -> tuple[DataFrame, EventTally, Span | None]:
+    """The cells of the log, what they count, and the steps of the time axis."""
+    near = asked.start or asked.end or datetime.now(UTC)
+    shift_s, part_s = full_hour_shift(zone, int(near.timestamp())), HOUR_S
+    while True:
+        cells = kept.enter_context(cached(log_cells(log, shift_s, slo_us, part_s)))
+        found = tally(cells)
+        if found.first_us is None or found.last_us is None:
+            return cells, found, None
+        span = span_of(found.first_us // 1_000_000, found.last_us // 1_000_000, zone, shift_s)
+        if span.part_s >= part_s:
+            return cells, found, span
+        part_s = span.part_s
 
 
 def _crossings(

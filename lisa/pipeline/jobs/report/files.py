@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from lisa.pipeline.archive.base import ArchiveGap
+from lisa.pipeline.jobs.report.counts import COUNTED, Percentiles
 from lisa.pipeline.jobs.report.figures import Figures
-from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 from lisa.pipeline.source import files
 
 _LATE = ("hand_overs", "early", "within_slo", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
