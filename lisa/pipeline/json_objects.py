@@ -163,24 +163,24 @@ class _Rows:
             rows = [row for content in batch.column(0).to_pylist() for row in self._rows(content)]
             for at in range(0, len(rows), _BATCH):
                 columns = zip(*rows[at : at + _BATCH], strict=True)
-                yield pa.record_batch([pa.array(one, pa.string()) for one in columns], schema)
+                yield pa.record_batch([pa.array(column, pa.string()) for column in columns], schema)
 
     def _rows(self, content: bytes) -> Iterator[tuple[str | None, ...]]:
         found, problem = _read(content, self.encoding)
-        for one in found:
+        for item in found:
             try:
-                texts = (_text(part, one.get(name)) for name, part in self.parts.items())
-                yield (*texts, *self._body(one), None)
+                texts = (_text(part, item.get(name)) for name, part in self.parts.items())
+                yield (*texts, *self._body(item), None)
             except ValueError as error:  # a list as an id, a lone surrogate
-                problem = f"{str(one)[:_SHOWN]}: {error}".encode(errors="replace").decode()
+                problem = f"{str(item)[:_SHOWN]}: {error}".encode(errors="replace").decode()
                 yield (*(None for _ in self.parts), None, None, problem)
         if problem is not None and not found:
             yield (*(None for _ in self.parts), None, None, problem)
 
-    def _body(self, one: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    def _body(self, item: Mapping[str, Any]) -> tuple[str | None, str | None]:
         if self.body is None:
-            return _encoded({name: one[name] for name in one if name not in self.without}), "j"
-        value = one.get(self.body)
+            return _encoded({name: item[name] for name in item if name not in self.without}), "j"
+        value = item.get(self.body)
         return (value, None) if value is None or isinstance(value, str) else (_encoded(value), "j")
 
 
@@ -254,8 +254,8 @@ class _Names:
         for batch in batches:
             for row in batch.to_pylist():
                 content, file = row["value"], row["file"]
-                for one in _read(content, self.encoding)[0]:
-                    names.update(one)
+                for item in _read(content, self.encoding)[0]:
+                    names.update(item)
                 if row["is_start"] and file not in begun and content.strip():
                     begun.add(file)
                     if problem := _first_problem(content, self.encoding):

@@ -104,7 +104,7 @@ def read(
     if schema is not None and kind not in ("csv", "json"):
         raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
     declared = None if schema is None else _parsed(schema)
-    types = () if declared is None else tuple(one.dataType for one in declared.fields)
+    types = () if declared is None else tuple(field.dataType for field in declared.fields)
     _check_options(source, kind, options, types)
     if kind == "table":
         return Rows(spark.table(source))
@@ -131,7 +131,7 @@ def _check_parquet(source: str) -> None:
     path = Path(source)
     files = [path]
     if path.is_dir():
-        files = sorted(one for one in path.iterdir() if not one.name.startswith(("_", ".")))
+        files = sorted(file for file in path.iterdir() if not file.name.startswith(("_", ".")))
     if not files or not files[0].is_file():
         return
     with files[0].open("rb") as stream:
@@ -198,7 +198,7 @@ def _check_options(
 
 
 def _declared_json(rows: JsonRows, schema: StructType, options: Mapping[str, str]) -> Rows:
-    declared = {one.name: one.dataType for one in schema.fields}
+    declared = {field.name: field.dataType for field in schema.fields}
     table = rows.table(dict.fromkeys(declared, ""), None, rows.names)
     given = {name.lower(): value for name, value in options.items()}
     return Rows(_typed(table.select(*map(col, declared), CORRUPT), declared, given))
@@ -226,10 +226,10 @@ def _read_csv(
     table = load("csv", options)
     fields = [
         # Spark would take 09:00 for today.
-        StructField(one.name, StringType())
-        if isinstance(one.dataType, TimestampType) and "timestampformat" not in given
-        else one
-        for one in table.schema.fields
+        StructField(field.name, StringType())
+        if isinstance(field.dataType, TimestampType) and "timestampformat" not in given
+        else field
+        for field in table.schema.fields
     ]
     # With pruning, Spark does not see that a line has more or fewer values than the header.
     options |= {"columnPruning": "false", "columnNameOfCorruptRecord": CORRUPT}
@@ -238,7 +238,7 @@ def _read_csv(
         table = _without_undecoded(table)
     if schema is None:
         return Rows(table, are_texts=given.get("inferschema", "").lower() != "true")
-    return Rows(_typed(table, {one.name: one.dataType for one in schema.fields}, given))
+    return Rows(_typed(table, {field.name: field.dataType for field in schema.fields}, given))
 
 
 _TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?"

@@ -124,7 +124,7 @@ def _query(
         states=states or None,
         due_after=aware("--due-after", due_after),
         due_before=aware("--due-before", due_before),
-        fields=[FieldTest.parse(one) for one in fields],
+        fields=[FieldTest.parse(field) for field in fields],
         where=condition,
     )
 

@@ -315,8 +315,8 @@ class ProgressLines:
             return 0, 0
         tracker = self.spark.sparkContext.statusTracker()
         stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-        infos = [one for one in stages if one is not None]
-        return sum(one.numCompletedTasks for one in infos), sum(one.numTasks for one in infos)
+        infos = [stage for stage in stages if stage is not None]
+        return sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)
 
 
 @contextmanager
@@ -367,8 +367,13 @@ def print_windows(columns: Sequence[str], windows: Sequence[Window], title: str 
     """Print windows of time: topic or shard, begin, end and reason; nothing without windows."""
     if windows:
         rows = [
-            (shard_named(one.topic, one.shard), iso(one.after_ms), iso(one.until_ms), one.reason)
-            for one in windows
+            (
+                shard_named(window.topic, window.shard),
+                iso(window.after_ms),
+                iso(window.until_ms),
+                window.reason,
+            )
+            for window in windows
         ]
         print_table(columns, rows, title)
 
@@ -376,5 +381,6 @@ def print_windows(columns: Sequence[str], windows: Sequence[Window], title: str 
 def with_times(windows: Sequence[Window]) -> list[dict[str, Any]]:
     """Windows for JSON, with their times also in ISO 8601."""
     return [
-        asdict(one) | {"after": iso(one.after_ms), "until": iso(one.until_ms)} for one in windows
+        asdict(window) | {"after": iso(window.after_ms), "until": iso(window.until_ms)}
+        for window in windows
     ]

@@ -70,7 +70,7 @@ class Database:
         text = _library(self.kind.name)[name]
         for part, value in {"p": self.prefix, **parts}.items():
             text = text.replace(f"{{{part}}}", value)
-        return [one.strip() for one in text.split(";\n") if one.strip()]
+        return [part.strip() for part in text.split(";\n") if part.strip()]
 
     def read(self, spark: SparkSession, *queries: str) -> DataFrame:
         """The union of the queries' rows; each query is read by its own task."""

@@ -146,7 +146,7 @@ class Folder:
         if not self.exists(path):
             return []
         found = self._fs.listStatus(self._path(path))
-        return sorted(one.getPath().getName() for one in found)
+        return sorted(status.getPath().getName() for status in found)
 
     def files(self, path: str) -> list[Stored]:
         """All files below a directory, sorted; without Spark's markers (names with `_` or `.`)."""

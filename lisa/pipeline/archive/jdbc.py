@@ -140,10 +140,10 @@ class JdbcWriter:
         """Delete messages with these ids; topics: only in these, None means all."""
         connection, messages, events = self._connection, 0, 0
         with self._database.translated_errors(), connection.transaction():
-            for one in ids:
+            for message_id in ids:
                 for topic in (None,) if topics is None else topics:
-                    events += connection.put("erase_events", one, topic, topic)
-                    messages += connection.put("erase_messages", one, topic, topic)
+                    events += connection.put("erase_events", message_id, topic, topic)
+                    messages += connection.put("erase_messages", message_id, topic, topic)
         return Removed(messages, events)
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class ArchiveTable:
 
     def row_count(self) -> int:
         """Number of rows, from the log of the table."""
-        return sum(one["num_records"] for one in self.files())
+        return sum(file["num_records"] for file in self.files())
 
     def rows(self, *, dated: bool | None = None, only: Collection[str] | None = None) -> DataFrame:
         """The rows of all files.
@@ -138,10 +138,10 @@ class ArchiveTable:
         dated: only of files with a day, or only of those without. only: only of these files.
         """
         paths = [
-            self._folder.url(f"{self.name}/{one['path']}")
-            for one in self.files()
-            if (dated is None or (one[DAY] is not None) == dated)
-            and (only is None or one["path"] in only)
+            self._folder.url(f"{self.name}/{file['path']}")
+            for file in self.files()
+            if (dated is None or (file[DAY] is not None) == dated)
+            and (only is None or file["path"] in only)
         ]
         if not paths:
             return self._spark.createDataFrame([], self.schema)
@@ -171,8 +171,8 @@ class ArchiveTable:
         before = self.transaction(STATE)
         now = int(time.time() * 1000)
         for left in reversed(range(_TRIES)):
-            actions: list[AddAction | RemoveAction] = [one.action(now) for one in files]
-            present = {one["path"]: one[DAY] for one in self.files()}
+            actions: list[AddAction | RemoveAction] = [file.action(now) for file in files]
+            present = {file["path"]: file[DAY] for file in self.files()}
             if not present.keys() >= set(remove):  # another program has compacted the table
                 raise ConfigError(another_writer(self._folder.where))
             olds = [path for path, day in present.items() if replace_undated and day is None]
@@ -185,7 +185,7 @@ class ArchiveTable:
                     [DAY],
                     commit_properties=CommitProperties(
                         max_commit_retries=0,
-                        app_transactions=[Transaction(*one) for one in transactions.items()],
+                        app_transactions=[Transaction(*item) for item in transactions.items()],
                     ),
                 )
             except CommitFailedError:
@@ -208,9 +208,9 @@ class ArchiveTable:
         today: the current day; its files are merged only if there are many, or for `everything`.
         """
         small = Counter(
-            one[DAY].isoformat()
-            for one in self.files()
-            if one[DAY] is not None and one["size_bytes"] < FULL_BYTES // 2
+            file[DAY].isoformat()
+            for file in self.files()
+            if file[DAY] is not None and file["size_bytes"] < FULL_BYTES // 2
         )
         merged = 0
         for day, count in sorted(small.items()):
@@ -326,8 +326,8 @@ def write_files(
     counted = Observation()
     writer = rows.observe(counted, sf.count(sf.lit(1)).alias("rows")).write.options(**_OPTIONS)
     (writer.partitionBy("day") if by_day else writer).parquet(folder.url(path))
-    files = [_staged(folder, one) for one in folder.files(path)]
-    seen = sum(one.rows for one in files)
+    files = [_staged(folder, file) for file in folder.files(path)]
+    seen = sum(file.rows for file in files)
     if seen != counted.get["rows"]:
         raise LisaError(
             f"Spark's executors wrote {counted.get['rows']:,} rows to {folder.where}, and the "
@@ -368,16 +368,16 @@ def _statistics(footer: pq.FileMetaData) -> dict[str, Any]:
     nulls: dict[str, int] = {}
     for number in range(footer.num_columns):
         name = footer.schema.column(number).path
-        groups = [footer.row_group(one) for one in range(footer.num_row_groups)]
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         found = [group.column(number).statistics for group in groups]
-        if "." in name or any(one is None or not one.has_null_count for one in found):
+        if "." in name or any(column is None or not column.has_null_count for column in found):
             continue  # a part of a list or a map
-        nulls[name] = sum(one.null_count for one in found)
-        known = [one for one in found if one.has_min_max]
-        whole = all(one.has_min_max or one.num_values == 0 for one in found)
+        nulls[name] = sum(column.null_count for column in found)
+        known = [column for column in found if column.has_min_max]
+        whole = all(column.has_min_max or column.num_values == 0 for column in found)
         if known and whole and not isinstance(known[0].min, bytes | bool):
-            least[name] = _as_json(min(one.min for one in known))
-            most[name] = _as_json(max(one.max for one in known))
+            least[name] = _as_json(min(column.min for column in known))
+            most[name] = _as_json(max(column.max for column in known))
     return {
         "numRecords": footer.num_rows,
         "minValues": least,

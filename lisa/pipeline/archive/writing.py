@@ -166,7 +166,7 @@ class FileWriter:
         if tables.state.number:
             return tables.log.row_count()
         staged = self._stage(old.log().sortWithinPartitions("day", "topic", "at", "seq"), number)
-        count = sum(one.rows for one in staged)
+        count = sum(file.rows for file in staged)
         files = place_files(self._folder, staged, staging(number), LOG, number)
         tables.state = msgspec.structs.replace(tables.state, topics=known.topics)
         found = BatchSummary((), count, known.offsets, known.gaps)
@@ -236,7 +236,7 @@ class FileWriter:
             log=tables.state.number,
             offsets=tables.state.offsets,
             live=folder,
-            live_events=sum(one.rows for one in live),
+            live_events=sum(file.rows for file in live),
             seconds=time.monotonic() - began,
         )
         save(self._folder, fold)
@@ -286,9 +286,11 @@ class FileWriter:
         topics: only in these; None means all. Readers that opened the archive before may fail.
         """
         self.fold()
-        named = self.tables.spark.createDataFrame([(one,) for one in sorted(ids)], "id string")
+        named = self.tables.spark.createDataFrame(
+            [(message_id,) for message_id in sorted(ids)], "id string"
+        )
         if topics is not None:
-            owners = [(one,) for one in sorted(topics)]
+            owners = [(topic,) for topic in sorted(topics)]
             named = named.crossJoin(self.tables.spark.createDataFrame(owners, "topic string"))
         removed = self._remove(named)
         self.delete_old(forget=True)
@@ -333,7 +335,7 @@ class FileWriter:
             folder = live_folder(number)
             written = write_live(tables, kept, folder)
             fold = msgspec.structs.replace(
-                fold, live=folder, live_events=sum(one.rows for one in written)
+                fold, live=folder, live_events=sum(file.rows for file in written)
             )
         save(self._folder, fold)
         tables.messages.commit(files, {STATE: number}, remove=olds)
@@ -344,7 +346,7 @@ class FileWriter:
         self, table: ArchiveTable, doomed: DataFrame, number: int
     ) -> tuple[list[WrittenFile], Sequence[str], int]:
         """Copies of the affected files without the rows; these files; the number of such rows."""
-        paths = {tuple(one["path"].rsplit("/", 2)[-2:]): one for one in table.files()}
+        paths = {tuple(file["path"].rsplit("/", 2)[-2:]): file for file in table.files()}
         if not paths:
             return [], (), 0
         rows = table.rows().select(*doomed.columns, "_metadata.file_path")
@@ -352,17 +354,17 @@ class FileWriter:
         olds = [paths[tuple(row.file_path.rsplit("/", 2)[-2:])] for row in found.collect()]
         if not olds:
             return [], (), 0
-        before = table.rows(only={one["path"] for one in olds})
+        before = table.rows(only={file["path"] for file in olds})
         kept = before.join(doomed, doomed.columns, "left_anti").select(*before.columns)
         order = ("day", "topic", "at", "seq") if table.name == LOG else ("day", "topic", "id")
         root = staging(number)
         # Few large files: otherwise each task would write a small one for each day.
         kept = kept.hint("rebalance", sf.col("day"))
         staged = write_files(kept.sortWithinPartitions(*order), self._folder, root, by_day=True)
-        count = sum(one["num_records"] for one in olds) - sum(one.rows for one in staged)
+        count = sum(file["num_records"] for file in olds) - sum(file.rows for file in staged)
         files = place_files(self._folder, staged, root, table.name, number)
         self._folder.delete(root)
-        return files, [one["path"] for one in olds], count
+        return files, [old["path"] for old in olds], count
 
     def _stage(self, rows: DataFrame, number: int) -> list[StagedFile]:
         return write_files(rows, self._folder, staging(number), by_day=True)
@@ -395,7 +397,7 @@ def write_fold(
     rows = fold_lives(lives(events, sharded=False))
     messages = _write_messages(tables, rows.withColumn("gone", sf.col("settled")), staging)
     undated = f"{staging}/day={NO_DAY}"
-    count = sum(one.rows for one in messages if one.path.startswith(f"{undated}/"))
+    count = sum(message.rows for message in messages if message.path.startswith(f"{undated}/"))
     if not count:
         return messages, []
     known = tables.spark.read.schema(MESSAGES_SCHEMA).parquet(literal(tables.folder.url(undated)))
@@ -431,8 +433,8 @@ def write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]
     # The number is not needed here, but all files must have the same columns.
     events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
     written = write_files(events, tables.folder, path)
-    for one in written:
-        tables.folder.sync(one.path)
+    for file in written:
+        tables.folder.sync(file.path)
     return written
 
 

@@ -189,9 +189,9 @@ def _counted(rows: DataFrame, folder: OutputFolder | None) -> Audit:
 def _gaps(archive: Archive, scope: AuditScope) -> list[Window]:
     """The archive's gaps that overlap the range."""
     return [
-        one
-        for one in gap_windows(archive.gaps(), archive.log)
-        if scope.reaches(one.topic, one.after_ms or 0, one.until_ms)
+        window
+        for window in gap_windows(archive.gaps(), archive.log)
+        if scope.reaches(window.topic, window.after_ms or 0, window.until_ms)
     ]
 
 
@@ -204,19 +204,23 @@ def _gaps_behind(
         now = store.drive(store.server_time_ms())
         topics = topics_of(archive.offsets())
         torn = {
-            one.journal
-            for one in store.drive(find_remainders(store, archive, topics))
-            if not one.whole
+            remainder.journal
+            for remainder in store.drive(find_remainders(store, archive, topics))
+            if not remainder.whole
         }
         # Check again: the archive may have advanced, and the journal with it.
         again = topics_of(torn)
         seen = store.drive(find_remainders(store, reopen(), again)) if again else []
-        for one in seen:
-            after, until = one.archived_ms or 0, one.first_ms or now
-            lost = one.journal in torn and not one.whole
-            if lost and scope.reaches(one.topic, after, until):
+        for remainder in seen:
+            after, until = remainder.archived_ms or 0, remainder.first_ms or now
+            lost = remainder.journal in torn and not remainder.whole
+            if lost and scope.reaches(remainder.topic, after, until):
                 reason = "not archived and lost: the server came back empty or older, or trimmed"
-                found.append(Window(one.topic, after or None, max(after, until), reason, one.shard))
+                found.append(
+                    Window(
+                        remainder.topic, after or None, max(after, until), reason, remainder.shard
+                    )
+                )
     return found
 
 
@@ -301,7 +305,11 @@ def judging_by_server(server: Server, late_ms: int) -> Mapped:
 def _judged_by_server(row: Row, seen: Inspection, late_ms: int) -> Row:
     token = row["token"]  # None if the send was not archived: then any token matches
     if seen.envelope and token in (None, fence_of(seen.envelope)[:8]):
-        states = {one.state: one.due_ms for one in seen.group_states if one.state != "garbage"}
+        states = {
+            group_state.state: group_state.due_ms
+            for group_state in seen.group_states
+            if group_state.state != "garbage"
+        }
         if seen.waiting_due_ms is not None:
             states = {"waiting": seen.waiting_due_ms}
         dues = [due for due in states.values() if due is not None]

@@ -124,7 +124,7 @@ def _erase_from_journals(
 
     For an archive that has not read an entry yet, a deleted entry would be a gap.
     """
-    wanted = {one.encode() for one in ids}
+    wanted = {message_id.encode() for message_id in ids}
     deleted = unread = 0
     for journal in store.drive(journals(store, topics)):
         end, doomed = _read_by_all(store, journal, offsets), []
@@ -148,7 +148,7 @@ def _read_by_all(
     end = entry_number(offsets[journal][0]) if journal in offsets else (0, 0)
     since_ms = store.drive(store.server_time_ms()) - ARCHIVE_HOLDS_MS
     archived = store.ask("HGETALL", store.keys.topic(journal).archived)
-    for one in archive_records(pairs(archived)).values():
-        if one.reported_ms > since_ms:
-            end = min(end, entry_number(one.entry))
+    for record in archive_records(pairs(archived)).values():
+        if record.reported_ms > since_ms:
+            end = min(end, entry_number(record.entry))
     return end

@@ -86,7 +86,9 @@ def _in_shards(
 ) -> Flow[dict[str, Inspection]]:
     """The ids that a shard knows if the topic has `count` shards; ignores the stored layout."""
     found: dict[str, Inspection] = {}
-    shards = grouped((PLAIN.shard_for(Topic(topic), one, count), one) for one in ids)
+    shards = grouped(
+        (PLAIN.shard_for(Topic(topic), message_id, count), message_id) for message_id in ids
+    )
     for shard, own in shards.items():
         for some in chunks(own, store.batch_size(shard, Inspect)):
             found |= _there(some, (yield from store.run(Inspect(shard, some, bodies=False))))

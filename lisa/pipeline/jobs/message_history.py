@@ -185,7 +185,7 @@ def find_remainders(store: Store, archive: Archive, topics: Iterable[str]) -> Fl
     }
     there = yield from journals(store, topics)
     layouts = yield from store.layouts(list(map(Topic, topics)))
-    names = grouped((topic_of(one), one) for one in sorted({*there, *offsets}))
+    names = grouped((topic_of(journal), journal) for journal in sorted({*there, *offsets}))
     for topic, layout in zip(topics, layouts, strict=True):
         current, own, gone = layout.current(Topic(topic)), list[Remainder](), list[Remainder]()
         for journal in names.get(Topic(topic), [topic]):
@@ -204,13 +204,13 @@ def read_remainders(
     Actions on the rows raise LisaError if events were trimmed since the remainders were found.
     """
     spans = []
-    for one in remainders:
-        if one.first is None:
+    for remainder in remainders:
+        if remainder.first is None:
             continue
-        begin = Mark(one.after, one.after_number)
-        if one.first_number is not None:  # callers report events missing before the first one
-            begin = Mark(before(one.first), one.first_number - 1)
-        spans.append((one.journal, *begin, one.last, one.last_number))
+        begin = Mark(remainder.after, remainder.after_number)
+        if remainder.first_number is not None:  # callers report events missing before it
+            begin = Mark(before(remainder.first), remainder.first_number - 1)
+        spans.append((remainder.journal, *begin, remainder.last, remainder.last_number))
     if not spans:
         return None
     columns = "journal string, after string, after_number bigint, last string, last_number bigint"

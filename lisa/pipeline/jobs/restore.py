@@ -137,16 +137,18 @@ def restore(
 def _windows(archive: Archive, survey: Survey) -> list[Window]:
     """The windows in which messages may have been lost."""
     found = []
-    for one in survey.remainders:
-        after = one.archived_ms
-        if not one.whole:
-            ends = [survey.now if one.first_ms is None else one.first_ms]
+    for remainder in survey.remainders:
+        after = remainder.archived_ms
+        if not remainder.whole:
+            ends = [survey.now if remainder.first_ms is None else remainder.first_ms]
             ends += [survey.started] if survey.started > (after or 0) else []
             reason = "between the last archived event and the server's return"
             until = max(min(ends), after or 0)
-            found.append(Window(one.topic, after, until, reason, one.shard))
-    names = {one.topic for one in survey.remainders}
-    return found + [one for one in gap_windows(archive.gaps(), archive.log) if one.topic in names]
+            found.append(Window(remainder.topic, after, until, reason, remainder.shard))
+    names = {remainder.topic for remainder in survey.remainders}
+    return found + [
+        window for window in gap_windows(archive.gaps(), archive.log) if window.topic in names
+    ]
 
 
 def _result(
@@ -367,16 +369,16 @@ def prepare(
     records = archive.topics()
     names = topics_in(archive, topics)
     remainders, groups = store.drive(find_remainders(store, archive, names)), {}
-    journals = grouped((one.topic, one) for one in remainders)
+    journals = grouped((remainder.topic, remainder) for remainder in remainders)
     for topic in names:
         seen = journals[topic]
         layout = store.drive(store.layout(Topic(topic)))
-        for one in seen:
-            if one.whole and one.journal in layout.active(Topic(topic)):
-                store.drive(_check_journal(store, one))
+        for remainder in seen:
+            if remainder.whole and remainder.journal in layout.active(Topic(topic)):
+                store.drive(_check_journal(store, remainder))
         here = store.drive(store.groups(topic))
-        scattered = not layout.number and any(one.shard for one in seen)
-        is_whole = all(one.whole for one in seen) and not scattered
+        scattered = not layout.number and any(remainder.shard for remainder in seen)
+        is_whole = all(remainder.whole for remainder in seen) and not scattered
         lost = None if is_whole else records.get(topic)
         wanted = lost.groups if lost else ()
         if not dry_run:
@@ -428,5 +430,9 @@ def rebuild(
 
 def shard_counts(remainders: Sequence[Remainder]) -> dict[str, list[int]]:
     """Topic -> the shard counts that it is known to have had."""
-    counts = grouped((one.topic, count_of(one.journal)) for one in remainders if one.shard)
+    counts = grouped(
+        (remainder.topic, count_of(remainder.journal))
+        for remainder in remainders
+        if remainder.shard
+    )
     return {topic: sorted(set(own)) for topic, own in counts.items()}

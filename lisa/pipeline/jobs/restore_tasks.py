@@ -173,7 +173,7 @@ def _restored(store: SyncStore, topic: str, rows: list[Row]) -> list[Row]:
         if len(rows) == 1:
             return [_listed(rows[0], "unrestorable", str(error))]
         # A group of some of these messages was removed meanwhile: restore them one by one.
-        return [one for row in rows for one in _restored(store, topic, [row])]
+        return [outcome for row in rows for outcome in _restored(store, topic, [row])]
     live = [row for row, answer in zip(rows, said, strict=True) if answer is Restored.LIVE]
     seen = store.drive(inspected(store, topic, [row["id"] for row in live]))
     standing = {row["id"]: one for row, one in zip(live, seen, strict=True)}
@@ -281,7 +281,7 @@ def judge(
     except InvalidMessage as error:
         return RestoreVerdict("unrestorable", str(error))
     found = row["groups"] or ()
-    through = {one["group"] for one in found if one["state"] in THROUGH}
+    through = {group["group"] for group in found if group["state"] in THROUGH}
     due_ms = row["due_ms"]
     if due_ms is None:
         due_ms = now_ms
@@ -289,7 +289,7 @@ def judge(
     if states is None:
         return RestoreVerdict("unrestorable", "the groups that have not settled it no longer exist")
     # The ttl does not apply to garbage, which is kept for inspection.
-    dead = bool(states) and all(one.kind == "garbage" for one in states)
+    dead = bool(states) and all(state.kind == "garbage" for state in states)
     expires_ms = None if dead else row["expires_ms"]
     if expires_ms is not None and expires_ms <= now_ms:
         if not expire:
@@ -299,7 +299,7 @@ def judge(
         envelope = _envelope(row, "+" if through else "-")
     except InvalidMessage as error:
         return RestoreVerdict("unrestorable", str(error))
-    why = next((one["reason"] for one in found if one["reason"] and _has_failed(one)), None)
+    why = next((group["reason"] for group in found if group["reason"] and _has_failed(group)), None)
     return RestoreVerdict(
         "missing",
         "",
@@ -327,7 +327,7 @@ def _group_states(
     due_ms: int,
 ) -> tuple[RestoreState, ...] | None:
     """The state in each group; () means waiting, None that no owing group is declared."""
-    failed = {one["group"]: one["attempts"] for one in found if one["attempts"]}
+    failed = {group["group"]: group["attempts"] for group in found if group["attempts"]}
     if row["state"] == "waiting":
         if not failed:
             return ()
@@ -335,15 +335,17 @@ def _group_states(
         owing = [name for name in declared if name not in through]
         return tuple(RestoreState(name, "retry", due_ms, failed.get(name, 0)) for name in owing)
     states = []
-    owed = [one for one in found if one["group"] not in through]
-    for one in owed:
-        if one["group"] not in declared:
+    owed = [group for group in found if group["group"] not in through]
+    for group in owed:
+        if group["group"] not in declared:
             continue
-        if one["state"] == "garbage":
-            states.append(RestoreState(one["group"], "garbage", one["at_ms"], one["attempts"]))
+        if group["state"] == "garbage":
+            states.append(
+                RestoreState(group["group"], "garbage", group["at_ms"], group["attempts"])
+            )
         else:
-            due = one["due_ms"] if one["due_ms"] is not None else due_ms
-            states.append(RestoreState(one["group"], "retry", due, one["attempts"]))
+            due = group["due_ms"] if group["due_ms"] is not None else due_ms
+            states.append(RestoreState(group["group"], "retry", due, group["attempts"]))
     if states:
         return tuple(states)
     if owed:

@@ -164,7 +164,7 @@ def _equal_rows_together(df: DataFrame) -> DataFrame:
 
     The partition key may use fewer columns than the row's identity, but never more.
     """
-    keys = [_partition_key(one.name, one.dataType) for one in df.schema.fields]
+    keys = [_partition_key(field.name, field.dataType) for field in df.schema.fields]
     columns = [column for column in keys if column is not None]
     return df.repartition(*columns) if columns else df
 
@@ -211,7 +211,10 @@ def _reporting(spark: SparkSession, what: str, progress: Progress | None) -> Ite
         done: bool,  # noqa: ARG001, FBT001
     ) -> None:
         known = list(stages or ())
-        progress(sum(one.num_completed_tasks for one in known), sum(one.num_tasks for one in known))
+        progress(
+            sum(stage.num_completed_tasks for stage in known),
+            sum(stage.num_tasks for stage in known),
+        )
 
     spark.registerProgressHandler(handler)  # type: ignore[arg-type]  # any callable will do
     try:
@@ -251,7 +254,7 @@ def _watch(context: SparkContext, group: str, progress: Progress, ended: threadi
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
         stages = {stage for job in jobs if job is not None for stage in job.stageIds}
         infos = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
-        now = (sum(one.numCompletedTasks for one in infos), sum(one.numTasks for one in infos))
+        now = (sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos))
         if now != last:
             progress(*now)
             last = now

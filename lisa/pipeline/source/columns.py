@@ -36,7 +36,7 @@ _PLAIN = (
 def _is_json(kind: DataType) -> bool:
     if isinstance(kind, spark.StructType):
         return len(set(kind.names)) == len(kind.names) and all(
-            _is_json(one.dataType) for one in kind.fields
+            _is_json(field.dataType) for field in kind.fields
         )
     if isinstance(kind, spark.MapType):
         return isinstance(kind.keyType, (spark.StringType, *_INTEGERS)) and _is_json(kind.valueType)
@@ -115,7 +115,7 @@ def check_columns(schema: StructType, *, topic: str | None, job: str | None) -> 
 
     topic, job: the options of these names, which may replace the columns `topic` and `id`.
     """
-    kinds = {one.name: one.dataType for one in schema.fields}
+    kinds = {field.name: field.dataType for field in schema.fields}
     if len(kinds) < len(schema.fields):
         raise ConfigError("two columns have the same name; select the columns to write")
     for name, kind in kinds.items():

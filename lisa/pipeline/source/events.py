@@ -220,7 +220,7 @@ class Events:
         except ValueError:  # a foreign entry has the fields of an event, but no valid number
             del entries[first:], heads[first:]
             for name, values in extras.items():
-                extras[name] = [one for one in values if one[0] < first]
+                extras[name] = [value for value in values if value[0] < first]
             return self.add([item for item in items if number_of(item) is not None])
         self.size += total + _ENTRY_BYTES * len(items)
         return numbers
@@ -232,12 +232,12 @@ class Events:
         stamps = b"-".join(self._entries).split(b"-")
         columns: dict[str, Any] = {
             **self._names(rows),
-            "group": _texts([one or None for one in groups]),
-            "id": _texts([one or None for one in ids]),
+            "group": _texts([group or None for group in groups]),
+            "id": _texts([message_id or None for message_id in ids]),
             "state": _texts(states),
             "at": _times(stamps[0::2]),
             "attempt": _numbers(attempts, missing=0).cast(pa.int32()),
-            "actor": _texts([one or None for one in actors]),
+            "actor": _texts([actor or None for actor in actors]),
             "seq": _numbers(stamps[1::2], missing=0),
             "number": _numbers(numbers, missing=0),
         }
@@ -248,7 +248,7 @@ class Events:
         for name in _TEXT:
             columns[name] = _texts(self._sparse(name.encode(), rows))
         columns["late_us"] = _numbers(self._sparse(b"late", rows))
-        columns["settled"] = pa.array([one == b"1" for one in self._sparse(b"end", rows)])
+        columns["settled"] = pa.array([end == b"1" for end in self._sparse(b"end", rows)])
         if "body" in self._schema.names or "headers" in self._schema.names:
             columns.update(opened(envelopes))
         self._clear()

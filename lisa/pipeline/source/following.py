@@ -219,7 +219,7 @@ def journals(store: Store, named: Sequence[str]) -> Flow[list[str]]:
     if not topics:
         return []
     layouts = yield from store.layouts(list(topics))
-    names = {one for one in listed if topic_of(one) in topics}
+    names = {shard for shard in listed if topic_of(shard) in topics}
     for topic, layout in zip(topics, layouts, strict=True):
         names.update(layout.counted(Topic(topic)))
     asked = sorted(names)

@@ -194,15 +194,15 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for journal, ends in end.items()
             if ends != start.get(journal)
         ]
-        total = sum(max(0, one.end.number - one.begin.number) for one in batch)
+        total = sum(max(0, span.end.number - span.begin.number) for span in batch)
         most = self._options.partitions or max(2, total // _EVENTS_PER_TASK)
         pieces: list[JournalRange] = []
-        for one in batch:
-            if one.gap is not None:
-                pieces.append(JournalRange(one.journal, one.begin, one.begin, one.gap))
-            count = one.end.number - one.begin.number
+        for span in batch:
+            if span.gap is not None:
+                pieces.append(JournalRange(span.journal, span.begin, span.begin, span.gap))
+            count = span.end.number - span.begin.number
             tasks = min(most * count // max(total, 1), count // TASK_EVENTS)
-            pieces += self._split(one, max(1, tasks))
+            pieces += self._split(span, max(1, tasks))
         return bundled(pieces, most)
 
     def _split(self, whole: JournalRange, tasks: int) -> list[JournalRange]:
@@ -229,11 +229,11 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _pieces(self, store: SyncStore, bundle: JournalBundle) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self._schema)
         events = Events(bundle.ranges[0].journal, schema)
-        for one in bundle.ranges:
-            if one.gap is not None:
-                yield gap_batch(one.gap, schema)
+        for span in bundle.ranges:
+            if span.gap is not None:
+                yield gap_batch(span.gap, schema)
                 continue
-            for piece in add_range(store, one.journal, one.begin, one.end, events):
+            for piece in add_range(store, span.journal, span.begin, span.end, events):
                 if isinstance(piece, JournalGap):
                     self._handle_gap(piece)
                     yield gap_batch(piece, schema)
@@ -282,7 +282,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether this reader's archive has reported progress for any journal of the same topic."""
         if self._options.archive is None:
             return False
-        beside = [one for one in self._known_journals() if topic_of(one) == topic_of(journal)]
+        beside = [other for other in self._known_journals() if topic_of(other) == topic_of(journal)]
         return any(self._store.drive(archived(self._store, beside, self._options.archive)))
 
 
@@ -379,7 +379,7 @@ def bundled(ranges: Sequence[JournalRange], most: int) -> list[JournalBundle]:
 
     There are fewer tasks if some of them would not be worth starting.
     """
-    weights = [JOURNAL_EVENTS + max(0, one.end.number - one.begin.number) for one in ranges]
+    weights = [JOURNAL_EVENTS + max(0, span.end.number - span.begin.number) for span in ranges]
     count = min(most, len(ranges), max(1, sum(weights) // TASK_EVENTS))
     loads = [(0, number) for number in range(count)]
     bundles: list[list[JournalRange]] = [[] for _ in range(count)]
@@ -388,7 +388,7 @@ def bundled(ranges: Sequence[JournalRange], most: int) -> list[JournalBundle]:
         load, number = heappop(loads)
         bundles[number].append(one)
         heappush(loads, (load + weight, number))
-    return [JournalBundle(tuple(one)) for one in bundles if one]
+    return [JournalBundle(tuple(bundle)) for bundle in bundles if bundle]
 
 
 def range_of(journal: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> JournalRange:

@@ -100,7 +100,7 @@ def whole_number(given: Mapping[str, str], name: str) -> int | None:
 
 def listed(text: str) -> list[str]:
     """The parts of a text with commas, without spaces around them and without empty ones."""
-    return [one.strip() for one in text.split(",") if one.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -73,11 +73,11 @@ class TaskResult(WriterCommitMessage):
 def added(results: Iterable[TaskResult]) -> TaskResult:
     """The sum of all tasks' counts, and their reasons and files."""
     whole = TaskResult()
-    for one in results:
-        for topic, counts in one.topics.items():
+    for result in results:
+        for topic, counts in result.topics.items():
             whole.counts(topic).add(counts)
-        whole.reasons += one.reasons[: REASONS - len(whole.reasons)]
-        whole.files += one.files
+        whole.reasons += result.reasons[: REASONS - len(whole.reasons)]
+        whole.files += result.files
     return whole
 
 
@@ -97,8 +97,8 @@ def report_of(result: TaskResult, **about: Any) -> dict[str, Any]:
 
 def write_unwritten(results: Iterable[TaskResult]) -> None:
     """Write the files that tasks on other machines could not write. Called on the driver."""
-    for one in results:
-        for path, content in one.unwritten.items():
+    for result in results:
+        for path, content in result.unwritten.items():
             files.write(path, content)
 
 

@@ -86,7 +86,7 @@ class MessageColumns:
         if not self.refused:
             return numbers, self
         numbers = [number for number in numbers if number not in self.refused]
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
         del columns["refused"]
         picked: dict[str, Any] = {
             name: None if column is None else [column[number] for number in numbers]
@@ -284,7 +284,7 @@ def _tails(
             encoded = conversion.each("body", _json if json_text else _not_null, b"", encoded)
         if not headers:
             start = letter + b"0000"
-            return [start + one for one in encoded]
+            return [start + body for body in encoded]
         return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
     bodies = column.to_pylist()
     if _has(kind, pa.types.is_map, pa.types.is_decimal, pa.types.is_float32):
@@ -299,7 +299,7 @@ def _tails(
 def _has(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
     """Whether a type, or a type within it, fulfils one of the tests."""
     children = (kind.field(index).type for index in range(kind.num_fields))
-    return any(test(kind) for test in tests) or any(_has(one, *tests) for one in children)
+    return any(test(kind) for test in tests) or any(_has(child, *tests) for child in children)
 
 
 def _plain(kind: pa.DataType, value: Any) -> Any:
@@ -312,9 +312,9 @@ def _plain(kind: pa.DataType, value: Any) -> Any:
             raise InvalidMessage("a map has the same key twice")
         return made
     if pa.types.is_struct(kind):
-        return {one.name: _plain(one.type, value[one.name]) for one in kind}
+        return {field.name: _plain(field.type, value[field.name]) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(kind.value_type, one) for one in value]
+        return [_plain(kind.value_type, item) for item in value]
     if pa.types.is_decimal(kind) and not kind.scale and int(value) in _INTEGERS:
         return int(value)
     return _printed(value) if pa.types.is_float32(kind) else value
@@ -435,7 +435,7 @@ class Placing:
         nothing: list[None] = [None] * len(dues)
         named = (columns.get(name, nothing) for name in ("at_local", "tz", "window"))
         given = [dict(sorted(pairs)) if pairs else {} for pairs in headers] or [{}] * len(dues)
-        return [CalendarRow(*one) for one in zip(dues, *named, given, strict=True)]
+        return [CalendarRow(*row) for row in zip(dues, *named, given, strict=True)]
 
     def place(self, row: CalendarRow) -> PlacedRow:
         """Choose a row's due time. Raises InvalidMessage."""

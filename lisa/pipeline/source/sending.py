@@ -75,7 +75,7 @@ class SendPart:
         return self._of_each(lambda column: [column[index] for index in positions])
 
     def _of_each(self, select: Callable[[Sequence[Any]], Sequence[Any]]) -> SendPart:
-        return SendPart(*(select(getattr(self, one.name)) for one in fields(self)))
+        return SendPart(*(select(getattr(self, field.name)) for field in fields(self)))
 
 
 class Sender:

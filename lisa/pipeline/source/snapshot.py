@@ -93,12 +93,12 @@ class SnapshotReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         """Restrict the selection; yields the filters that Spark must evaluate itself."""
-        for one in filters:
-            narrowed = _narrowed(self._wanted, one)
+        for condition in filters:
+            narrowed = _narrowed(self._wanted, condition)
             if narrowed is not None:
                 self._wanted = narrowed
-            if narrowed is None or one.attribute == ("due",):  # type: ignore[attr-defined]
-                yield one
+            if narrowed is None or condition.attribute == ("due",):  # type: ignore[attr-defined]
+                yield condition
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts to read: ranges of large sets, and one part per group for the rest."""
@@ -125,7 +125,7 @@ class SnapshotReader(DataSourceReader):
         if wanted.ids is not None:
             states = wanted.states if waits else wanted.states - {"waiting"}
             shards_of_id = partial(layout.shards_of_id, topic_of(topic))
-            mine = [one for one in wanted.ids if topic in shards_of_id(one)]
+            mine = [message_id for message_id in wanted.ids if topic in shards_of_id(message_id)]
             return [ReadPart(topic, states, groups=groups, ids=tuple(sorted(mine)))]
         parts: list[InputPartition] = []
         if waits:
@@ -285,7 +285,7 @@ def _sorted(
         page = store.drive(sorted_page(store, key, after, PAGE))
         inside = page
         if part.until is not None:
-            inside = [one for one in page if one <= part.until]
+            inside = [member for member in page if member <= part.until]
         ids, dues = [], []
         for score, member in inside:
             for name in readable([member])[0]:
@@ -309,8 +309,8 @@ def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow
             ("HMGET", own.reasons, *found.ids),
         ]
     )
-    found.attempts = [int(one or 0) for one in attempts]
-    found.reasons = [None if one is None else parted(one).reason for one in reasons]
+    found.attempts = [int(attempt or 0) for attempt in attempts]
+    found.reasons = [None if reason is None else parted(reason).reason for reason in reasons]
 
 
 _Page = Callable[[Store, str, str, str], Flow[tuple[list[tuple[Any, str | None]], str | None]]]
@@ -325,7 +325,7 @@ def _stream(
     while position is not None:
         items, position = store.drive(read(store, own.ready, group, position))
         entries = [(parse_entry(item), consumer) for item, consumer in items]
-        named = [one for one in entries if one[0].id and readable([one[0].id.encode()])[0]]
+        named = [entry for entry in entries if entry[0].id and readable([entry[0].id.encode()])[0]]
         if not named:
             continue
         indexed = store.ask("HMGET", own.entries, *(entry.id for entry, _ in named))
@@ -363,7 +363,7 @@ def _in_flight(
 
 def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:
     """Look up ids in all states of the part."""
-    ids, _ = readable([one.encode("utf-8", "replace") for one in part.ids or ()])
+    ids, _ = readable([message_id.encode("utf-8", "replace") for message_id in part.ids or ()])
     for some in chunks(ids, store.batch_size(part.topic, Inspect)):
         seen = store.call(Inspect(part.topic, some, bodies=False))
         for one, inspection in zip(some, seen, strict=True):
@@ -436,7 +436,7 @@ class RowCollector:
         ids = [found.ids[i] for i in fresh]
         if not ids:
             return
-        self._seen.update((found.group, one) for one in ids)
+        self._seen.update((found.group, message_id) for message_id in ids)
         bodies: list[bytes | None] = [b""] * len(ids)
         if self._with_bodies:
             bodies = yield from _bodies(store, self._topic, ids)
@@ -465,7 +465,7 @@ class RowCollector:
         key = store.keys.topic(self._topic).expiry
         if not (yield from store.command("EXISTS", key)):
             return [None] * len(ids)
-        scores = yield from store.commands([("ZSCORE", key, one) for one in ids])
+        scores = yield from store.commands([("ZSCORE", key, message_id) for message_id in ids])
         return [None if score is None else int(float(score)) for score in scores]
 
 
@@ -484,7 +484,7 @@ _COLUMNS = (
 
 def _bodies(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[bytes | None]]:
     """The envelopes of ids, None for messages that no longer exist."""
-    keys = [store.keys.topic(topic).body(one) for one in ids]
+    keys = [store.keys.topic(topic).body(message_id) for message_id in ids]
     lengths = yield from store.commands([("STRLEN", key) for key in keys])
     bodies: list[bytes | None] = []
     for some in portions(zip(keys, lengths, strict=True), len(keys), itemgetter(1)):

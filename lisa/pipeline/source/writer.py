@@ -132,7 +132,7 @@ def finish(
     **about: Any,
 ) -> dict[str, Any]:
     """After all tasks, on the driver: send missing duplicate rows; write and return the report."""
-    results = [one for one in messages if isinstance(one, TaskResult)]
+    results = [message for message in messages if isinstance(message, TaskResult)]
     whole = added(results)
     write_unwritten(results)
     try:
@@ -285,7 +285,7 @@ COMPLETING = -1
 
 def shared_digests(results: Sequence[TaskResult]) -> dict[bytes, tuple[int, int]]:
     """Digest of rows found in several tasks -> highest ordinal sent, and highest ordinal needed."""
-    met = [one.digests for one in results if one.digests]
+    met = [result.digests for result in results if result.digests]
     if len(met) < 2:
         return {}
     tables = []
@@ -325,8 +325,8 @@ def send_missing(
     if not missing:
         return
     duplicates: dict[bytes, DuplicateRow] = {}
-    for one in results:
-        duplicates.update(one.duplicates)
+    for result in results:
+        duplicates.update(result.duplicates)
     unknown = [
         id_of(digest, ordinal)
         for digest, (reached, end) in missing.items()

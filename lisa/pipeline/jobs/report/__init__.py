@@ -138,6 +138,6 @@ def _summary(figures: Figures, page: str, tables: tuple[str, ...]) -> Report:
         p99_us=late.p99 if late else None,
         to_come=sum(demand.total for demand in figures.demands.values()),
         overdue=sum(demand.overdue for demand in figures.demands.values()),
-        falling_behind=tuple(one.topic for one in figures.crossings),
+        falling_behind=tuple(crossing.topic for crossing in figures.crossings),
         gaps=len(figures.gaps),
     )

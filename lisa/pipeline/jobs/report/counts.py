@@ -388,12 +388,12 @@ def percentiles(
     `(("topic", "hour"), "orders", 1700000000)`. `(("slot",), 3)` is step 3 of the span, and
     `((),)` is the total.
     """
-    names = sorted({name for one in sets for name in one})
+    names = sorted({name for columns in sets for name in columns})
     hist = cells.where(sf.col("what") == what)
     if span is not None:
         hist = hist.withColumn("slot", span.column(sf.col("part")))
     parts = hist.groupingSets(
-        [[hist[name] for name in (*one, "number")] for one in sets],
+        [[hist[name] for name in (*columns, "number")] for columns in sets],
         *(hist[name] for name in (*names, "number")),
     )
     union = parts.agg(

@@ -126,10 +126,18 @@ def _due(figures: Figures) -> Iterator[Row]:
 
 
 def _falling_behind(figures: Figures) -> Iterator[Row]:
-    for one in figures.crossings:
-        begins, peaks = figures.ahead(one.hour), figures.ahead(one.peak_hour + 1)
-        drained = figures.ahead(one.drained)
-        yield (one.topic, begins, one.load, one.capacity, one.peak, peaks, drained)
+    for crossing in figures.crossings:
+        begins, peaks = figures.ahead(crossing.hour), figures.ahead(crossing.peak_hour + 1)
+        drained = figures.ahead(crossing.drained)
+        yield (
+            crossing.topic,
+            begins,
+            crossing.load,
+            crossing.capacity,
+            crossing.peak,
+            peaks,
+            drained,
+        )
 
 
 _ROWS: dict[str, Callable[[Figures], Iterable[Row]]] = {

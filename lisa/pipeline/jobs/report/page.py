@@ -184,8 +184,8 @@ def _weeks(figures: Figures) -> Table:
         late = [weeks.late(week, topic) for week in (1, 0)]
         cells += [
             weeks.count("garbage", 1, topic),
-            *(length(one.p99) if one else "" for one in late),
-            *(kept(one.within, one.count) if one else "" for one in late),
+            *(length(week.p99) if week else "" for week in late),
+            *(kept(week.within, week.count) if week else "" for week in late),
         ]
         rows.append(cells)
     begin, end = (
@@ -283,14 +283,14 @@ def _crossings(figures: Figures) -> Table:
     ]
     rows: list[Row] = [
         (
-            one.topic,
-            instant(figures.ahead(one.hour), figures.zone),
-            one.load,
-            one.capacity,
-            Cell(count(one.peak), "flag"),
-            instant(figures.ahead(one.drained), figures.zone) or f"not within {DAYS} days",
+            crossing.topic,
+            instant(figures.ahead(crossing.hour), figures.zone),
+            crossing.load,
+            crossing.capacity,
+            Cell(count(crossing.peak), "flag"),
+            instant(figures.ahead(crossing.drained), figures.zone) or f"not within {DAYS} days",
         )
-        for one in figures.crossings[:MOST_TOPICS]
+        for crossing in figures.crossings[:MOST_TOPICS]
     ]
     return Table(
         f"Topics that fall behind{_first(rows, figures.crossings)}: more messages fall due in an "

@@ -84,7 +84,7 @@ def draw_plots(figures: Figures) -> dict[str, Any]:
 
     forecast = drawn(
         *(_due(figures, unit) for unit in ("minute", "hour", "day")),
-        *(_crossing(figures, one) for one in figures.crossings[:WARNED]),
+        *(_crossing(figures, crossing) for crossing in figures.crossings[:WARNED]),
     )
     if figures.span is None:  # no events, only messages to come
         return {"forecast": forecast}
