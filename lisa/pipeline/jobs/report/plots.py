@@ -43,7 +43,7 @@ _LINES: Mapping[str, Any] = {"max": (0, (1, 1.5)), "p99": "-", "p90": _DASHED, "
 """Percentile -> its line style; drawn in this order."""
 
 
-class Size(NamedTuple):
+class PlotSize(NamedTuple):
     """The pixels of a plot and of its font; `name` is the class of its <svg> element."""
 
     name: str
@@ -57,7 +57,7 @@ class Size(NamedTuple):
         return self.name == "narrow"
 
 
-SIZES = (Size("wide", 540, 290, 12), Size("narrow", 350, 280, 10.5))
+SIZES = (PlotSize("wide", 540, 290, 12), PlotSize("narrow", 350, 280, 10.5))
 
 
 class Plot(NamedTuple):
@@ -65,7 +65,7 @@ class Plot(NamedTuple):
 
     title: str
     alt: str
-    draw: Callable[[Axes, Size], None]
+    draw: Callable[[Axes, PlotSize], None]
     height: float = 1
 
 
@@ -114,7 +114,7 @@ def draw_plots(figures: Figures) -> dict[str, Any]:
 def _throughput(figures: Figures, topic: str | None = None) -> Plot:
     sent, handled = figures.steps("sent", topic), figures.steps("handled", topic)
 
-    def draw(ax: Axes, size: Size) -> None:
+    def draw(ax: Axes, size: PlotSize) -> None:
         edges, green = _edges(figures), colour("handled")
         ax.stairs(handled, edges, fill=True, color=green, alpha=0.35)
         ax.stairs(handled, edges, color=green, linewidth=1.6, label="handled")
@@ -134,7 +134,7 @@ def _other_outcomes(figures: Figures) -> Plot:
     values = {name: figures.steps(name) for name in OTHER_OUTCOMES}
     shown = [name for name in OTHER_OUTCOMES if any(values[name])] or ["retried", "garbage"]
 
-    def draw(ax: Axes, size: Size) -> None:
+    def draw(ax: Axes, size: PlotSize) -> None:
         below = [0] * len(values[shown[0]])
         for name in shown:
             above = [low + n for low, n in zip(below, values[name], strict=True)]
@@ -155,7 +155,7 @@ def _lateness(figures: Figures, topic: str | None = None) -> Plot:
     found = ((at, figures.lateness.get((*key, step))) for step, at in enumerate(middles))
     known = [(at, one) for at, one in found if one is not None]
 
-    def draw(ax: Axes, size: Size) -> None:
+    def draw(ax: Axes, size: PlotSize) -> None:
         ax.set_yscale("log")
         for name, style in _LINES.items():
             ax.plot(
@@ -190,7 +190,7 @@ def _distribution(figures: Figures) -> Plot:
     octaves = range(min(counts, default=7), max(counts, default=7) + 1)
     whole = figures.late()
 
-    def draw(ax: Axes, size: Size) -> None:  # noqa: ARG001
+    def draw(ax: Axes, size: PlotSize) -> None:  # noqa: ARG001
         ax.set_xscale("log")
         values = [counts.get(octave, 0) for octave in octaves]
         edges = [2**octave / 1e6 for octave in (*octaves, octaves[-1] + 1)]
@@ -220,7 +220,7 @@ def _attempts(figures: Figures) -> Plot:
     names = [f"{n}" if n < 12 else "12+" for n in range(1, max(sums, default=1) + 1)]
     values = [sums.get(number, 0) for number in range(1, len(names) + 1)]
 
-    def draw(ax: Axes, size: Size) -> None:
+    def draw(ax: Axes, size: PlotSize) -> None:
         bars = ax.bar(names, values, color=colour("handled"), label="handled", width=0.7)
         shares = [f"{100 * n / sum(values):.3g} %" if n else "" for n in values]
         font = 9 if size.is_narrow and len(names) > 5 else None
@@ -263,7 +263,7 @@ def _bars(
     *,
     scale: float = 1,
 ) -> Plot:
-    def draw(ax: Axes, size: Size) -> None:
+    def draw(ax: Axes, size: PlotSize) -> None:
         # By index, not by name: clipped names may be equal.
         places, values = range(len(bars)), [value * scale for _, value in bars]
         drawn = ax.barh(places, values, color=colour(hue), label=unit, height=0.62)
@@ -324,14 +324,14 @@ def _crossing(figures: Figures, found: Crossing) -> Plot:
 
 def _ahead(
     figures: Figures, due: Sequence[int], unit: str, capacity: float, waiting: Sequence[int] = ()
-) -> Callable[[Axes, Size], None]:
+) -> Callable[[Axes, PlotSize], None]:
     most = max(*due, *waiting, 1)
     # Drawn to scale, a high capacity would flatten the data.
     is_above = capacity > FAR * most
     pace = {"minute": "best hour / 60", "hour": "best hour", "day": "24 best hours"}[unit]
     said = f"capacity ({pace}): {count(round(capacity), short=True)}"
 
-    def draw(ax: Axes, size: Size) -> None:  # noqa: ARG001
+    def draw(ax: Axes, size: PlotSize) -> None:  # noqa: ARG001
         edges = range(len(due) + 1)
         ax.stairs(due, edges, fill=True, color=colour("due"), label=f"due each {unit}")
         if waiting:
@@ -373,14 +373,14 @@ def _edges(figures: Figures) -> list[float]:
     return [float(number_of(datetime.fromtimestamp(edge, UTC))) for edge in edges]
 
 
-def _counts_over_time(ax: Axes, size: Size, figures: Figures) -> None:
+def _counts_over_time(ax: Axes, size: PlotSize, figures: Figures) -> None:
     _time_axis(ax, size, figures)
     ax.set_ylabel(f"messages each {figures.step}")
     ax.set_ylim(bottom=0)
     _whole_numbers(ax.yaxis)
 
 
-def _time_axis(ax: Axes, size: Size, figures: Figures) -> None:
+def _time_axis(ax: Axes, size: PlotSize, figures: Figures) -> None:
     from matplotlib import dates
 
     untyped: Any = dates  # its type annotations are incomplete
@@ -448,7 +448,7 @@ def _html(plot: Plot, number: int) -> str:
     return f'<figure class="plot">{drawn}</figure>'
 
 
-def _svg(plot: Plot, size: Size, salt: str) -> str:
+def _svg(plot: Plot, size: PlotSize, salt: str) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
