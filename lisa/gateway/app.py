@@ -77,9 +77,7 @@ def _health(gateway: GatewayContext) -> Callable[[Request], Awaitable[Response]]
         content: dict[str, object] = {"status": "ok", "name": gateway.name, "pulls": pulls}
         try:
             await gateway.store.drive(gateway.store.command("PING"))
-            refusal = await gateway.store.drive(
-                write_refusal(gateway.store, gateway.store.keys.managers)
-            )
+            refusal = await gateway.ask(write_refusal, gateway.store.keys.managers)
             if refusal is not None:
                 # A full server can be drained; nothing works on one that takes no write.
                 state, name = ("ok", "warning") if refusal == FULL else ("failing", "fault")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -20,6 +20,7 @@ from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import check_topic
 from lisa.core.redis.address import SHORTEST_REPLY_S, Address
 from lisa.core.redis.connection import AsyncConnection
+from lisa.core.redis.flow import Flow
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import presence
 from lisa.core.store.batcher import Batcher
@@ -114,6 +115,7 @@ Tasks that a request starts inherit the variable, and may outlive the request.
 """
 
 Service = Callable[[], Coroutine[Any, Any, None]]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -199,6 +201,12 @@ class GatewayContext:
             return None
         patience_s = self.settings.gateway_server.patience.total_seconds()
         return max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S
+
+    async def ask(
+        self, flow: Callable[Concatenate[Any, P], Flow[T]], *args: P.args, **options: P.kwargs
+    ) -> T:
+        """Run a flow on the gateway's store. Raises LisaError."""
+        return await self.store.drive(flow(self.store, *args, **options))
 
     async def open(self) -> None:
         """Check that this version supports the server's schema, unless the server is unavailable.

@@ -436,7 +436,7 @@ class _Handlers:
             )
         began, store = time.monotonic(), self._gateway.store
         topics = [topic for topic in await store.drive(store.topics()) if token.sees(topic)]
-        total = await store.drive(clear(store, topics))
+        total = await self._gateway.ask(clear, topics)
         record_change(self._gateway, request, "mykit.clearAll", done=total)
         return _response(success(_report(began, "删除", total)))
 

@@ -239,7 +239,7 @@ def _is_held(seen: Inspection) -> bool:
 async def _jobs(
     gateway: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    known = await gateway.store.drive(_topics_with(gateway.store, topics, message_id))
+    known = await gateway.ask(_topics_with, topics, message_id)
     found = []
     for topic in topics:
         if topic not in known:

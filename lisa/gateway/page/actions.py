@@ -138,10 +138,10 @@ async def _how_many(action: FormAction) -> int:
         return len(action.picked)
     if not action.verb.endswith("_all"):
         return 1
-    store, selection = action.visit.gateway.store, await _selection(action)
+    selection = await _selection(action)
     if selection.reason is None and selection.kind is None:
-        return await store.drive(garbage_flows.matching(store, selection))
-    counts, _ = await store.drive(by_reason(store, selection, most=MOST_COUNTED))
+        return await action.visit.gateway.ask(garbage_flows.matching, selection)
+    counts, _ = await action.visit.gateway.ask(by_reason, selection, most=MOST_COUNTED)
     return sum(reason.messages for reason in counts)
 
 
@@ -151,19 +151,19 @@ async def _about_messages(action: FormAction) -> tuple[str, int]:
 
 
 async def _switch(action: FormAction) -> Done:
-    store, flow = action.visit.gateway.store, _SWITCHES[action.verb]
-    await store.drive(flow(store, action.topic))
+    flow = _SWITCHES[action.verb]
+    await action.visit.gateway.ask(flow, action.topic)
     return Done(f"{action.verb}d")
 
 
 async def _some(action: FormAction) -> Done:
-    store, flow = action.visit.gateway.store, _FLOWS[action.verb]
+    flow = _FLOWS[action.verb]
     by_group: dict[str, list[str]] = {}
     for group, message_id in action.picked:
         by_group.setdefault(group, []).append(message_id)
     done = 0
     for group, ids in by_group.items():
-        done += sum(await store.drive(flow(store, action.topic, group, ids)))
+        done += sum(await action.visit.gateway.ask(flow, action.topic, group, ids))
     return Done(f"{action.verb}d", done, len(action.picked))
 
 

@@ -264,13 +264,13 @@ async def stop_run(gateway: GatewayContext, topic: str) -> int:
 
     Returns how many messages it had affected. Raises LisaError.
     """
-    store, ends = gateway.store, time.monotonic() + PATIENCE_S
-    record = await store.drive(read_run(store, topic))
+    ends = time.monotonic() + PATIENCE_S
+    record = await gateway.ask(read_run, topic)
     if record is None:
         return 0
-    await store.drive(ask_to_stop(store, topic, record.run))
+    await gateway.ask(ask_to_stop, topic, record.run)
     while True:
-        has_ended, done = await store.drive(run_progress(store, topic, record))
+        has_ended, done = await gateway.ask(run_progress, topic, record)
         if has_ended or time.monotonic() > ends:
             return done
         record = msgspec.structs.replace(record, done=done)
@@ -316,13 +316,15 @@ async def show(visit: PageRequest) -> Response:
     store, snapshot = visit.gateway.store, await visit.snapshot()
     fields = {name: visit.query.get(name, "").strip() for name in FIELDS}
     selection = selection_of(topic, **fields, now_ms=snapshot.at_ms)
-    found = await store.drive(
-        garbage_flows.newest(
-            store, selection, cursor=visit.query.get("cursor"), limit=PER_PAGE, most=MOST_EXAMINED
-        )
+    found = await visit.gateway.ask(
+        garbage_flows.newest,
+        selection,
+        cursor=visit.query.get("cursor"),
+        limit=PER_PAGE,
+        most=MOST_EXAMINED,
     )
     ids = [row.id for row in found.rows]
-    previews = await store.drive(story.previews(store, topic, ids, PREVIEW_BYTES))
+    previews = await visit.gateway.ask(story.previews, topic, ids, PREVIEW_BYTES)
     dead = []
     for row, preview in zip(found.rows, previews, strict=True):
         body = None
@@ -347,6 +349,6 @@ async def show(visit: PageRequest) -> Response:
         line=line,
         reasons=reasons[:MOST_REASONS],
         examined=examined,
-        run=await store.drive(read_run(store, topic)),
+        run=await visit.gateway.ask(read_run, topic),
         is_filtered=any(fields.values()),
     )

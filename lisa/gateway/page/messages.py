@@ -69,7 +69,7 @@ async def stored(gateway: GatewayContext, topic: str, message_id: str) -> Stored
         raise ErrorResponse(
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
-    retry, late = split_policy(await gateway.store.drive(_policy(gateway.store, topic, message_id)))
+    retry, late = split_policy(await gateway.ask(_policy, topic, message_id))
     return StoredMessage(
         seen,
         decode_envelope(seen.envelope),
@@ -157,20 +157,18 @@ async def show_list(visit: PageRequest) -> Response:
     """The message list page."""
     line = await require_topic(visit)
     topic = line.topic
-    store, snapshot = visit.gateway.store, await visit.snapshot()
+    snapshot = await visit.snapshot()
     state = next(
         (state for state in LiveState if state == visit.query.get("state")), LiveState.WAITING
     )
     group = visit.query.get("group") or None
-    page = await store.drive(
-        list_messages(
-            store,
-            topic,
-            state,
-            group=None if state is LiveState.WAITING else group,
-            cursor=visit.query.get("cursor"),
-            limit=PER_PAGE,
-        )
+    page = await visit.gateway.ask(
+        list_messages,
+        topic,
+        state,
+        group=None if state is LiveState.WAITING else group,
+        cursor=visit.query.get("cursor"),
+        limit=PER_PAGE,
     )
     return visit.page(
         "messages.html",

@@ -25,8 +25,7 @@ async def consumers(visit: PageRequest) -> Response:
             for consumer in seen
             if (consumer.record.topic, consumer.record.name) == (topic, name)
         )
-        store = visit.gateway.store
-        held = await store.drive(roles.held(store, topic, name, limit=MOST_HELD))
+        held = await visit.gateway.ask(roles.held, topic, name, limit=MOST_HELD)
         return visit.page(
             "consumer.html",
             topic=topic,

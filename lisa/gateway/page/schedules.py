@@ -140,7 +140,7 @@ async def show(visit: PageRequest) -> Response:
             ("schedule", topic, name), READ_S, lambda: _one(store, topic, name)
         )
     else:
-        one = await store.drive(_one(store, topic, name))
+        one = await visit.gateway.ask(_one, topic, name)
     record, now_ms = known(one.record, topic, name), one.now_ms
     upcoming = [] if record.is_paused else schedule_reads.upcoming(record, now_ms, TICKS)
     return visit.page(
@@ -197,8 +197,7 @@ async def show_form(visit: PageRequest) -> Response:
     name = visit.query.get("name", "")
     if not name:
         return form_page(visit, topic, {"version": "0", **fields_of(ScheduleDefinition())})
-    store = visit.gateway.store
-    record = known(await store.drive(schedule_reads.get_record(store, topic, name)), topic, name)
+    record = known(await visit.gateway.ask(schedule_reads.get_record, topic, name), topic, name)
     fields = {"schedule": name, "version": str(record.version), **fields_of(record.definition)}
     return form_page(visit, topic, fields)
 
@@ -341,8 +340,8 @@ def _name(action: FormAction) -> str:
 
 async def _record(action: FormAction) -> Record:
     """The schedule of a form. Raises ErrorResponse 404."""
-    store, name = action.visit.gateway.store, _name(action)
-    found = await store.drive(schedule_reads.get_record(store, action.topic, name))
+    name = _name(action)
+    found = await action.visit.gateway.ask(schedule_reads.get_record, action.topic, name)
     return known(found, action.topic, name)
 
 

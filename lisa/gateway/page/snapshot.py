@@ -238,11 +238,11 @@ class SnapshotCache:
     async def _take(self) -> Snapshot:
         store = self._gateway.store
         managers = await self.flow("managers", ROLES_S, lambda: roles.managers(store))
-        look = self._remember(await store.drive(live.look(store)))
+        look = self._remember(await self._gateway.ask(live.look))
         names = tuple(look.topics)
         consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
         server = await self.flow("server", SERVER_S, self._server)
-        refusals = await store.drive(_refusals(store, names))
+        refusals = await self._gateway.ask(_refusals, names)
         refusal = next(iter(refusals.values()), None)
         server = replace(server, problems=tuple(with_refusal(server.problems, refusal)))
         # Start over after a gap, or when the server's clock was set back.
@@ -259,9 +259,9 @@ class SnapshotCache:
                 for group in consumer.record.groups
             )
         )
-        ready = _by_topic(await store.drive(topics.next_ready(store, look.topics.values())))
+        ready = _by_topic(await self._gateway.ask(topics.next_ready, look.topics.values()))
         at_ms = look.at_us // 1000
-        due = await store.drive(topics.due_waiting(store, look.topics.values(), at_ms))
+        due = await self._gateway.ask(topics.due_waiting, look.topics.values(), at_ms)
         dead = await self._garbage_before(look)
         late_ticks = await self.flow("ticks", ROLES_S, lambda: _late_ticks(store, at_ms))
         lines = {
@@ -321,9 +321,7 @@ class SnapshotCache:
             return
         minute_ms = (look.at_us // 60_000_000 - 1) * 60_000
         names = list(look.topics)
-        found = await self._gateway.store.drive(
-            history.counters_at(self._gateway.store, names, minute_ms)
-        )
+        found = await self._gateway.ask(history.counters_at, names, minute_ms)
         then = {name: replace(look.topics[name], stats=stats) for name, stats in found.items()}
         if then:
             self._looks.append(TopicsSnapshot(minute_ms * 1000, then))

@@ -95,9 +95,7 @@ class PushSupervisor:
             await self._stop()
 
     async def _load(self, asked: set[str]) -> None:
-        found = await self._gateway.store.drive(
-            targets_of_topics(self._gateway.store, sorted(asked))
-        )
+        found = await self._gateway.ask(targets_of_topics, sorted(asked))
         self._hinted -= asked
         current = {(target.topic, target.group): target for target in found}
         for key in [key for key in self._pushers if key[0] in asked and key not in current]:
@@ -118,8 +116,7 @@ class PushSupervisor:
 
     async def _topics(self) -> set[str]:
         """The topics whose targets to load in this round."""
-        store = self._gateway.store
-        self._cursor, some = await store.drive(some_topics(store, self._cursor, TOPICS_PER_LOOK))
+        self._cursor, some = await self._gateway.ask(some_topics, self._cursor, TOPICS_PER_LOOK)
         return {*some, *self._hinted, *(topic for topic, _ in self._pushers)}
 
     def _stop_pusher(self, pusher: Pusher) -> None:

@@ -237,9 +237,7 @@ class Pusher:
     async def _take(self, most: int) -> list[HandedOut]:
         """Pull deliveries; empty if the target or its free capacity changed meanwhile."""
         target = self.target
-        current = await self._gateway.store.drive(
-            find(self._gateway.store, target.topic, target.group)
-        )
+        current = await self._gateway.ask(find, target.topic, target.group)
         if current != target:
             # A pull would declare a group that was just removed, or push to the old URL.
             self._reload()

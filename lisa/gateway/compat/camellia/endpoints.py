@@ -360,7 +360,7 @@ class Endpoints:
         return self._gateway.require(request, Scope.READ, compat=True)
 
     async def _infos(self, topics: Sequence[str]) -> list[TopicInfo]:
-        return await self._gateway.store.drive(topic_infos(self._gateway.store, topics))
+        return await self._gateway.ask(topic_infos, topics)
 
     async def _all_infos(self, request: Request) -> list[TopicInfo]:
         token = self._reader(request)
