@@ -25,7 +25,6 @@ from lisa.gateway.api.operations import (
     Operations,
     Problems,
     Reply,
-    answer,
 )
 from lisa.gateway.api.types import (
     ACK_TIMEOUT,
@@ -357,39 +356,39 @@ def _on_one(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerT
 
 
 @_on_one("ackMessage", "ack", "Settled.")
-async def ack(call: Call[NoFields, ReceiptRequest]) -> Reply[AckAnswer]:
+async def ack(call: Call[NoFields, ReceiptRequest]) -> AckAnswer:
     """Ack a delivery."""
-    return answer(await settle_ack(call.gateway, call.topic, call.body, _receipt(call)))
+    return await settle_ack(call.gateway, call.topic, call.body, _receipt(call))
 
 
 @_on_one("retryMessage", "retry", "The message will be retried, or is in garbage.")
-async def retry(call: Call[NoFields, RetryRequest]) -> Reply[RetryAnswer]:
+async def retry(call: Call[NoFields, RetryRequest]) -> RetryAnswer:
     """Retry or discard a failed delivery."""
-    return answer(await settle_retry(call.gateway, call.topic, call.body, _receipt(call)))
+    return await settle_retry(call.gateway, call.topic, call.body, _receipt(call))
 
 
 @_on_one("deferMessage", "defer", "Deferred.")
-async def defer(call: Call[NoFields, DeferRequest]) -> Reply[DeferAnswer]:
+async def defer(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
     """Defer a delivery that cannot be handled now.
 
     The message is redelivered after the delay, without counting an attempt.
     """
-    return answer(await settle_defer(call.gateway, call.topic, call.body, _receipt(call)))
+    return await settle_defer(call.gateway, call.topic, call.body, _receipt(call))
 
 
 @_on_one("extendMessage", "extend", "The ack timeout restarts.")
-async def extend(call: Call[NoFields, ExtendRequest]) -> Reply[HeldAnswer]:
+async def extend(call: Call[NoFields, ExtendRequest]) -> HeldAnswer:
     """Extend a delivery's ack timeout."""
-    return answer(await settle_extend(call.gateway, call.topic, call.body, _receipt(call)))
+    return await settle_extend(call.gateway, call.topic, call.body, _receipt(call))
 
 
 @_on_one("releaseMessage", "release", "Released.")
-async def release(call: Call[NoFields, ReceiptRequest]) -> Reply[HeldAnswer]:
+async def release(call: Call[NoFields, ReceiptRequest]) -> HeldAnswer:
     """Release a delivery.
 
     The message is redelivered immediately, without counting an attempt.
     """
-    return answer(await settle_release(call.gateway, call.topic, call.body, _receipt(call)))
+    return await settle_release(call.gateway, call.topic, call.body, _receipt(call))
 
 
 def _receipt(call: Call[NoFields, Any]) -> Receipt:
@@ -411,7 +410,7 @@ def _on_many(name: str, verb: str) -> Callable[[HandlerType], HandlerType]:
 
 
 @_on_many("ackMessages", "ack")
-async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
+async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Ack many deliveries.
 
     Each delivery has its own result, in request order: the fields of a single response, or a
@@ -421,25 +420,25 @@ async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
 
 
 @_on_many("retryMessages", "retry")
-async def retry_batch(call: Call[NoFields, RetryBatch]) -> Reply[SettledBatch]:
+async def retry_batch(call: Call[NoFields, RetryBatch]) -> SettledBatch:
     """Retry or discard many failed deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_retry)
 
 
 @_on_many("deferMessages", "defer")
-async def defer_batch(call: Call[NoFields, DeferBatch]) -> Reply[SettledBatch]:
+async def defer_batch(call: Call[NoFields, DeferBatch]) -> SettledBatch:
     """Defer many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_defer)
 
 
 @_on_many("extendMessages", "extend")
-async def extend_batch(call: Call[NoFields, ExtendBatch]) -> Reply[SettledBatch]:
+async def extend_batch(call: Call[NoFields, ExtendBatch]) -> SettledBatch:
     """Extend the ack timeouts of many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_extend)
 
 
 @_on_many("releaseMessages", "release")
-async def release_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
+async def release_batch(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Release many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_release)
 
@@ -448,7 +447,7 @@ async def _settle_each(
     call: Call[NoFields, Any],
     requests: Sequence[S],
     settle: Callable[[GatewayContext, str, S, Receipt], Awaitable[Answer]],
-) -> Reply[SettledBatch]:
+) -> SettledBatch:
     async def one(request: S) -> Answer:
         return await settle(
             call.gateway,
@@ -467,6 +466,4 @@ async def _settle_each(
         else SettledDelivery(**msgspec.structs.asdict(result))
         for result in found
     ]
-    return answer(
-        SettledBatch(results=results, succeeded=len(found) - len(failed), failed=len(failed))
-    )
+    return SettledBatch(results=results, succeeded=len(found) - len(failed), failed=len(failed))

@@ -93,10 +93,9 @@ class _Feed:
     async def _run(self) -> None:
         before: live.TopicsSnapshot | None = None
         shown: dict[str, Any] = {}
-        store = self.gateway.store
         while not self.gateway.broker.is_closing:
             with suppress(LisaError):  # an unreachable server is tried again
-                now = await store.drive(live.look(store, [self.topic]))
+                now = await self.gateway.ask(live.look, [self.topic])
                 fields = _fields(before or now, now)
                 before = now
                 if fields != shown:

@@ -11,7 +11,7 @@ from lisa.admin.garbage import GarbageSelection
 from lisa.core.model.keys import check_id
 from lisa.gateway.access import Scope
 from lisa.gateway.api.messages import MessagesAnswer, listed
-from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
     MOST_ITEMS,
@@ -76,22 +76,20 @@ operations = Operations("Garbage")
     answers={200: "A page, oldest first."},
     problems=NO_GROUP,
 )
-async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
+async def list_(call: Call[GarbageQuery, None]) -> MessagesAnswer:
     """List dead messages."""
-    query, store = call.query, call.gateway.store
-    found = await store.drive(
-        garbage.listed(
-            store,
-            _selection(call.topic, query),
-            cursor=decode_cursor(query.cursor),
-            limit=query.limit,
-            most=MOST_EXAMINED,
-        )
+    query = call.query
+    found = await call.gateway.ask(
+        garbage.listed,
+        _selection(call.topic, query),
+        cursor=decode_cursor(query.cursor),
+        limit=query.limit,
+        most=MOST_EXAMINED,
     )
     rows = [listed(row) for row in found.rows]
     if not rows and query.cursor is None:
         await require_topic(call.gateway, call.topic)
-    return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor)))
+    return MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor))
 
 
 @operations.add(
@@ -102,7 +100,7 @@ async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
     answers={200: "The messages are due now."},
     problems=NO_GROUP,
 )
-async def requeue(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
+async def requeue(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
     """Requeue dead messages."""
     return await _act(call, garbage.requeue)
 
@@ -115,7 +113,7 @@ async def requeue(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
     answers={200: "The messages are deleted."},
     problems=NO_GROUP,
 )
-async def purge(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
+async def purge(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
     """Purge dead messages."""
     return await _act(call, garbage.purge)
 
@@ -129,21 +127,19 @@ def _selection(topic: str, given: GarbageQuery | GarbageRequest) -> GarbageSelec
     )
 
 
-async def _act(
-    call: Call[NoFields, GarbageRequest], action: garbage.Action
-) -> Reply[GarbageAnswer]:
-    wanted, store = call.body, call.gateway.store
+async def _act(call: Call[NoFields, GarbageRequest], action: garbage.Action) -> GarbageAnswer:
+    wanted = call.body
     if (wanted.ids is None) is not wanted.all:
         raise invalid("give either ids or all: true")
     if wanted.ids is not None and (wanted.reason or wanted.died_before_ms) is not None:
         raise invalid("reason and died_before_ms can only be combined with all: true, not with ids")
     selection, missing = _selection(call.topic, wanted), list[str]()
     if wanted.ids is None:
-        done = await store.drive(garbage.act(store, selection, action))
+        done = await call.gateway.ask(garbage.act, selection, action)
     else:
         for message_id in wanted.ids:
             check_id(message_id)
-        done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
+        done, missing = await call.gateway.ask(garbage.act_on, selection, wanted.ids, action)
     if not done:
         await require_topic(call.gateway, call.topic)
-    return answer(GarbageAnswer(done=done, missing=missing))
+    return GarbageAnswer(done=done, missing=missing)

@@ -22,8 +22,6 @@ from lisa.gateway.api.operations import (
     HandlerType,
     Operations,
     Problems,
-    Reply,
-    answer,
 )
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
@@ -166,27 +164,25 @@ async def unknown(gateway: GatewayContext, topic: str, message_id: str) -> Error
 
 
 @operations.add("listMessages", "GET", MESSAGES, answers={200: "A page."}, problems=NO_GROUP)
-async def list_(call: Call[ListQuery, None]) -> Reply[MessagesAnswer]:
+async def list_(call: Call[ListQuery, None]) -> MessagesAnswer:
     """List messages in one state.
 
     Sorted by due time; ready and in-flight messages by order of delivery.
     """
-    query, store = call.query, call.gateway.store
-    page = await store.drive(
-        list_messages(
-            store,
-            call.topic,
-            query.state,
-            group=query.group,
-            due_before_ms=query.due_before_ms,
-            cursor=decode_cursor(query.cursor, is_stream=query.state in _IN_STREAM),
-            limit=query.limit,
-        )
+    query = call.query
+    page = await call.gateway.ask(
+        list_messages,
+        call.topic,
+        query.state,
+        group=query.group,
+        due_before_ms=query.due_before_ms,
+        cursor=decode_cursor(query.cursor, is_stream=query.state in _IN_STREAM),
+        limit=query.limit,
     )
     rows = [listed(row) for row in page.rows]
     if not rows and query.cursor is None:
         await require_topic(call.gateway, call.topic)
-    return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor)))
+    return MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor))
 
 
 _IN_STREAM = (LiveState.READY, LiveState.IN_FLIGHT)
@@ -204,7 +200,7 @@ def listed(row: Row) -> ListedMessage:
     answers={200: "The current state of the message."},
     problems=NO_MESSAGE,
 )
-async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
+async def get(call: Call[NoFields, None]) -> MessageAnswer:
     """Get a message.
 
     A settled message remains visible for the topic's `retention`.
@@ -212,7 +208,7 @@ async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
     found = await call.gateway.sender.get(call.topic, call.id)
     if found is None:
         raise await unknown(call.gateway, call.topic, call.id)
-    return answer(_message(found))
+    return _message(found)
 
 
 def _message(found: FoundMessage) -> MessageAnswer:
@@ -256,16 +252,16 @@ def _change(name: str, method: str, path: str, done: str) -> Callable[[HandlerTy
 
 
 @_change("cancelMessage", "DELETE", MESSAGE, "The message will not be delivered.")
-async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
+async def cancel(call: Call[NoFields, None]) -> CancelAnswer:
     """Cancel a message."""
     outcome = await call.gateway.sender.cancel(call.topic, call.id)
     if outcome is not Cancelled.CANCELLED:
         raise await _refused(call, "cancelled", outcome)
-    return answer(CancelAnswer(id=call.id, outcome=outcome))
+    return CancelAnswer(id=call.id, outcome=outcome)
 
 
 @_change("rescheduleMessage", "PATCH", MESSAGE, "The message has the new due time.")
-async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[RescheduleAnswer]:
+async def reschedule(call: Call[NoFields, RescheduleRequest]) -> RescheduleAnswer:
     """Reschedule a message."""
     due = given_options(call.body, DueOptions)
     if not due.keys() & {"delay", "at_ms", "at_local"}:
@@ -275,17 +271,17 @@ async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[Reschedul
 
 
 @_change("fireMessage", "POST", f"{MESSAGE}/fire", "The message is due.")
-async def fire(call: Call[NoFields, None]) -> Reply[RescheduleAnswer]:
+async def fire(call: Call[NoFields, None]) -> RescheduleAnswer:
     """Make a message due now."""
     return await _rescheduled(call, await call.gateway.sender.fire_now(call.topic, call.id))
 
 
 async def _rescheduled(
     call: Call[NoFields, RescheduleRequest | None], outcome: Rescheduled
-) -> Reply[RescheduleAnswer]:
+) -> RescheduleAnswer:
     if outcome is not Rescheduled.RESCHEDULED:
         raise await _refused(call, "rescheduled", outcome)
-    return answer(RescheduleAnswer(id=call.id, outcome=outcome))
+    return RescheduleAnswer(id=call.id, outcome=outcome)
 
 
 _WHY = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import getdoc
 from types import NoneType
-from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -77,10 +77,10 @@ class Call(Generic[Q_co, B_co]):
 
 
 class Reply(Response, Generic[T]):
-    """A response whose content is a T, so that a handler's annotation states its response type."""
+    """A response whose content is a T: with another status than 200, with headers, or a stream."""
 
 
-Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[msgspec.Struct | Response]]
 HandlerType = TypeVar("HandlerType", bound=Handler)
 Problems: TypeAlias = Mapping[int, str]
 
@@ -92,8 +92,9 @@ NO_GROUP: Problems = {404: "The topic is unknown, or has no such group."}
 class Operation:
     """One method of one path, with the function that handles it.
 
-    The handler takes a `Call` of the query type and the body type, and returns a `Reply` of the
-    response type. The first paragraph of its docstring is the summary, the rest the description.
+    The handler takes a `Call` of the query type and the body type, and returns the response's body,
+    or a `Reply` with a body of this type. The first paragraph of its docstring is the summary, the
+    rest the description.
 
     scope: the scope that the token needs; None if no token is needed.
     is_audited: whether the audit log records it.
@@ -135,7 +136,8 @@ class Operation:
     @cached_property
     def reply(self) -> Any:
         """The type of the response body."""
-        return get_args(self._annotations[1])[0]
+        found = self._annotations[1]
+        return get_args(found)[0] if get_origin(found) is Reply else found
 
     @property
     def _annotations(self) -> list[Any]:
@@ -188,15 +190,16 @@ class Operation:
         return msgspec.json.Decoder(self.body or NoFields)
 
     async def perform(self, call: Call[Any, Any]) -> Response:
-        """Call the handler, and record what the audit log has to show."""
-        if not self.is_audited:
-            return await self.handler(call)
+        """The handler's response; records what the audit log has to show."""
         try:
-            response = await self.handler(call)
+            result = await self.handler(call)
         except BaseException as error:  # also of a client that disconnects
-            if not is_refusal(error):
+            if self.is_audited and not is_refusal(error):
                 self._record(call, {"result": "failed"})
             raise
+        response = result if isinstance(result, Response) else answer(result)
+        if not self.is_audited:
+            return response
         results = msgspec.json.decode(response.body or b"{}", type=dict[str, Any])
         self._record(call, {name: results[name] for name in _RESULTS if name in results})
         return response

@@ -79,14 +79,13 @@ class PushQuery(Request):
     answers={200: "The push target of each group that has one."},
     problems=NO_TOPIC,
 )
-async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
+async def _show(call: Call[NoFields, None]) -> PushTargets:
     """List a topic's push targets."""
-    store = call.gateway.store
-    found = await store.drive(admin.targets(store, call.topic))
+    found = await call.gateway.ask(admin.targets, call.topic)
     if not found:
         await require_topic(call.gateway, call.topic)
-    return answer(
-        PushTargets(targets=[convert(target, PushTarget, from_attributes=True) for target in found])
+    return PushTargets(
+        targets=[convert(target, PushTarget, from_attributes=True) for target in found]
     )
 
 
@@ -103,20 +102,18 @@ async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
     Each delivery is sent as a POST, signed according to Standard Webhooks. Without `group`, uses
     the topic's only group and declares it if there is none.
     """
-    store, wanted = call.gateway.store, call.body
+    wanted = call.body
     _check_host(call, wanted.url)
     timeout_ms = wanted.timeout_ms
-    stored = await store.drive(
-        admin.set_target(
-            store,
-            call.topic,
-            wanted.url,
-            group=wanted.group,
-            concurrency=wanted.concurrency,
-            timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
-            secret=wanted.secret,
-            renew_secret=wanted.renew_secret,
-        )
+    stored = await call.gateway.ask(
+        admin.set_target,
+        call.topic,
+        wanted.url,
+        group=wanted.group,
+        concurrency=wanted.concurrency,
+        timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
+        secret=wanted.secret,
+        renew_secret=wanted.renew_secret,
     )
     await reload_targets(call.gateway, call.topic)
     shown = convert(stored.target, PushAnswer, from_attributes=True)
@@ -143,15 +140,15 @@ def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
     answers={200: "Pushes in progress finish; other messages wait for consumers."},
     problems={404: "The topic is unknown, or no push target is set."},
 )
-async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
+async def _delete(call: Call[PushQuery, None]) -> PushRemoved:
     """Remove a push target."""
-    store, group = call.gateway.store, call.query.group
+    group = call.query.group
     if group is not None:
         check_group(group)
-    removed = await store.drive(admin.remove(store, call.topic, group))
+    removed = await call.gateway.ask(admin.remove, call.topic, group)
     await reload_targets(call.gateway, call.topic)
     if not removed:
         await require_topic(call.gateway, call.topic)
         of = f"group {group!r} of topic" if group else "topic"
         raise ErrorResponse(404, "unknown-push", f"{of} {call.topic!r} has no push target")
-    return answer(PushRemoved(removed=removed))
+    return PushRemoved(removed=removed)

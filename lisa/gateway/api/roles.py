@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from lisa.admin import roles
 from lisa.admin.roles import RolePresence
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.gateway.api.operations import NO_TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.api.operations import NO_TOPIC, Call, Operations
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import Answer, Name, NoFields, Request
 
@@ -99,7 +99,7 @@ operations = Operations("Roles")
     answers={200: "The consumers of the allowed topics."},
     problems=NO_TOPIC,
 )
-async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
+async def consumers(call: Call[RolesQuery, None]) -> ConsumersAnswer:
     """List consumers."""
     store, topic = call.gateway.store, call.query.topic
     if topic is not None:
@@ -107,8 +107,8 @@ async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
         await require_topic(call.gateway, topic)
     else:
         seen = [name for name in await store.drive(store.topics()) if call.token.sees(name)]
-    found = await store.drive(roles.consumers(store, seen)) if seen else []
-    return answer(ConsumersAnswer(consumers=[_consumer(role) for role in found]))
+    found = await call.gateway.ask(roles.consumers, seen) if seen else []
+    return ConsumersAnswer(consumers=[_consumer(role) for role in found])
 
 
 def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
@@ -120,11 +120,10 @@ def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
 
 
 @operations.add("listManagers", "GET", "/v1/managers", answers={200: "All managers."})
-async def managers(call: Call[NoFields, None]) -> Reply[ManagersAnswer]:
+async def managers(call: Call[NoFields, None]) -> ManagersAnswer:
     """List managers."""
-    store = call.gateway.store
-    found = await store.drive(roles.managers(store))
-    return answer(ManagersAnswer(managers=[_manager(role) for role in found]))
+    found = await call.gateway.ask(roles.managers)
+    return ManagersAnswer(managers=[_manager(role) for role in found])
 
 
 def _manager(one: RolePresence[ManagerPresence]) -> ManagerAnswer:

@@ -36,8 +36,6 @@ from lisa.gateway.api.operations import (
     HandlerType,
     Operations,
     Problems,
-    Reply,
-    answer,
     in_turns,
 )
 from lisa.gateway.api.topics import require_topic
@@ -255,48 +253,48 @@ operations = Operations("Schedules")
 
 
 @operations.add("listSchedules", "GET", SCHEDULES, answers={200: "A page."}, problems=NO_TOPIC)
-async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
+async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     """List a topic's schedules.
 
     In no particular order. A page may be short or empty; continue until `cursor` is null.
     """
-    store, cursor = call.gateway.store, call.query.cursor
+    cursor = call.query.cursor
     if cursor is not None and not schedule_reads.is_cursor(cursor):
         raise unknown_cursor(cursor)
-    page = await store.drive(schedule_reads.page(store, call.topic, cursor))
+    page = await call.gateway.ask(schedule_reads.page, call.topic, cursor)
     if not page.schedules and cursor is None:
         await require_topic(call.gateway, call.topic)
     shown = [_schedule(schedule) for schedule in page.schedules]
-    return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
+    return SchedulesAnswer(schedules=shown, cursor=page.cursor)
 
 
 @operations.add("listAllSchedules", "GET", "/v1/schedules", answers={200: "A page."})
-async def list_all(call: Call[AllSchedulesQuery, None]) -> Reply[SchedulesAnswer]:
+async def list_all(call: Call[AllSchedulesQuery, None]) -> SchedulesAnswer:
     """List the schedules of all allowed topics.
 
     In the order of the topics. A page may be short or empty; continue until `cursor` is null.
     """
-    store, cursor = call.gateway.store, call.query.cursor
+    cursor = call.query.cursor
     if cursor is not None and not schedule_reads.is_cursor(cursor.partition("@")[0]):
         raise unknown_cursor(cursor)
-    topics = await store.drive(schedule_reads.scheduled_topics(store))
+    topics = await call.gateway.ask(schedule_reads.scheduled_topics)
     seen = [topic for topic in topics if call.token.sees(topic)]
-    page = await store.drive(schedule_reads.page_of_topics(store, seen, cursor))
+    page = await call.gateway.ask(schedule_reads.page_of_topics, seen, cursor)
     shown = [
         _schedule(ScheduleInfo.of(topic, name, record))
         for topic, records in page.records.items()
         for name, record in records.items()
     ]
-    return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
+    return SchedulesAnswer(schedules=shown, cursor=page.cursor)
 
 
 @operations.add(
     "getSchedule", "GET", SCHEDULE, answers={200: "The schedule."}, problems=NO_SCHEDULE
 )
-async def get(call: Call[NoFields, None]) -> Reply[ScheduleAnswer]:
+async def get(call: Call[NoFields, None]) -> ScheduleAnswer:
     """Get a schedule."""
     found = await _known(call)
-    return answer(_schedule(ScheduleInfo.of(call.topic, call.path["name"], found)))
+    return _schedule(ScheduleInfo.of(call.topic, call.path["name"], found))
 
 
 def _on_one(
@@ -325,7 +323,7 @@ def _on_one(
     "The schedule has this definition.",
     {409: "The schedule has another version than `if_version`."},
 )
-async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAnswer]:
+async def put(call: Call[NoFields, ScheduleRequest]) -> ScheduleChangedAnswer:
     """Create or change a schedule.
 
     Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
@@ -339,7 +337,7 @@ async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAns
             body=read_body(wanted.body, wanted.body_base64),
             **_options(wanted),
         )
-    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
 @contextmanager
@@ -363,45 +361,45 @@ def _options(request: ScheduleRequest) -> dict[str, Any]:
 
 
 @_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
-async def remove(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+async def remove(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Remove a schedule."""
     with suppress(InvalidMessage):  # a record that cannot be read is removed, too
         await _known(call)
     changed = await call.gateway.sender.remove_schedule(call.topic, call.path["name"])
-    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
 @_on_one("pauseSchedule", "POST", "/pause", "The schedule is paused.")
-async def pause(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+async def pause(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Pause a schedule.
 
     Removes the waiting occurrence.
     """
     await _known(call)
     changed = await call.gateway.sender.pause_schedule(call.topic, call.path["name"])
-    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
 @_on_one("resumeSchedule", "POST", "/resume", "The schedule runs.")
-async def resume(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+async def resume(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Resume a schedule.
 
     Continues with the next tick; ticks during the pause are not caught up.
     """
     await _known(call)
     changed = await call.gateway.sender.resume_schedule(call.topic, call.path["name"])
-    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
 @_on_one("runSchedule", "POST", "/run", "The occurrence is due now.", {**NO_SCHEDULE, **FULL})
-async def run(call: Call[NoFields, None]) -> Reply[RunAnswer]:
+async def run(call: Call[NoFields, None]) -> RunAnswer:
     """Run a schedule now.
 
     Creates an occurrence besides those of the ticks.
     """
     await _known(call)
     made = await call.gateway.sender.run_schedule(call.topic, call.path["name"])
-    return answer(RunAnswer(name=call.path["name"], id=made))
+    return RunAnswer(name=call.path["name"], id=made)
 
 
 @_on_one(
@@ -411,7 +409,7 @@ async def run(call: Call[NoFields, None]) -> Reply[RunAnswer]:
     "The occurrences are due now.",
     {**NO_SCHEDULE, **FULL},
 )
-async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswer]:
+async def backfill(call: Call[NoFields, BackfillRequest]) -> BackfillAnswer:
     """Create the occurrences of past ticks.
 
     The range may contain at most 10,000 past ticks. Occurrences that exist, or existed within the
@@ -423,7 +421,7 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswe
     created, known = await call.gateway.sender.backfill_schedule(
         call.topic, call.path["name"], start, end
     )
-    return answer(BackfillAnswer(name=call.path["name"], created=created, known=known))
+    return BackfillAnswer(name=call.path["name"], created=created, known=known)
 
 
 @operations.add(
@@ -433,18 +431,18 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswe
     answers={200: "The ticks; fewer than asked for if the schedule ends before."},
     problems=NO_SCHEDULE,
 )
-async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
+async def next_(call: Call[NextQuery, None]) -> NextTicksAnswer:
     """List the next ticks of a schedule."""
     record, store = await _known(call), call.gateway.store
     now_ms = await store.drive(store.server_time_ms(store.keys.topic(call.topic).schedules))
     ticks = schedule_reads.upcoming(record, now_ms, call.query.count)
     shown = [tick async for tick in in_turns(ticks)]
-    return answer(NextTicksAnswer(name=call.path["name"], ticks_ms=shown))
+    return NextTicksAnswer(name=call.path["name"], ticks_ms=shown)
 
 
 async def _known(call: Call[Any, Any]) -> Record:
-    name, store = call.path["name"], call.gateway.store
-    found = await store.drive(schedule_reads.get_record(store, call.topic, name))
+    name = call.path["name"]
+    found = await call.gateway.ask(schedule_reads.get_record, call.topic, name)
     if found is None:
         await require_topic(call.gateway, call.topic)
         raise ErrorResponse(

@@ -246,7 +246,7 @@ async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
     scope=Scope.PRODUCE,
     answers={200: "The result of each message, even if some failed."},
 )
-async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
+async def send_batch(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
     """Send many messages.
 
     Sends at most 1,000 messages. Each has its own result, in request order: an invalid message gets
@@ -287,7 +287,7 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     results = [found[index] for index in sorted(found)]
     if outage and all(isinstance(result, ServerUnavailable) for result in results):
         raise _whole(outage, results)
-    return answer(_batch_answer(results))
+    return _batch_answer(results)
 
 
 def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:

@@ -235,7 +235,7 @@ operations = Operations("Topics")
 @operations.add(
     "listTopics", "GET", "/v1/topics", answers={200: "A page of the topics that the token allows."}
 )
-async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
+async def list_(call: Call[TopicsQuery, None]) -> TopicsAnswer:
     """List topics."""
     query, store = call.query, call.gateway.store
     names = [
@@ -244,11 +244,9 @@ async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
         if call.token.sees(name) and name > (query.cursor or "")
     ]
     shown = names[: query.limit]
-    found = await store.drive(admin_topics.counts(store, shown))
+    found = await call.gateway.ask(admin_topics.counts, shown)
     topics = [TopicCounts(**counts_fields(counts)) for counts in found]
-    return answer(
-        TopicsAnswer(topics=topics, cursor=shown[-1] if len(names) > len(shown) else None)
-    )
+    return TopicsAnswer(topics=topics, cursor=shown[-1] if len(names) > len(shown) else None)
 
 
 def counts_fields(counts: Counts) -> dict[str, Any]:
@@ -263,14 +261,13 @@ def _group(one: GroupCounts) -> GroupAnswer:
 
 async def require_topic(gateway: GatewayContext, topic: str) -> None:
     """Raise ErrorResponse (404) for an unknown topic. Operations that find nothing call this."""
-    if not await gateway.store.drive(admin_topics.exists(gateway.store, topic)):
+    if not await gateway.ask(admin_topics.exists, topic):
         raise ErrorResponse(404, "unknown-topic", f"topic {topic!r} is unknown")
 
 
 async def _known(call: Call[Any, Any]) -> Counts:
-    store = call.gateway.store
     await require_topic(call.gateway, call.topic)
-    return (await store.drive(admin_topics.counts(store, [call.topic])))[0]
+    return (await call.gateway.ask(admin_topics.counts, [call.topic]))[0]
 
 
 @operations.add(
@@ -280,14 +277,12 @@ async def _known(call: Call[Any, Any]) -> Counts:
     answers={200: "The topic's counts, counters and options."},
     problems=NO_TOPIC,
 )
-async def get(call: Call[NoFields, None]) -> Reply[TopicAnswer]:
+async def get(call: Call[NoFields, None]) -> TopicAnswer:
     """Get a topic."""
     counts = await _known(call)
     options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
     counters = {name: counts.total(name) for name in COUNTERS}
-    return answer(
-        TopicAnswer(**counts_fields(counts), counters=counters, options=_options(options))
-    )
+    return TopicAnswer(**counts_fields(counts), counters=counters, options=_options(options))
 
 
 @operations.add(
@@ -302,23 +297,23 @@ async def get(call: Call[NoFields, None]) -> Reply[TopicAnswer]:
         "messages meanwhile. Messages and groups may be gone already; repeat the request.",
     },
 )
-async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
+async def delete(call: Call[DeleteQuery, None]) -> DeletedAnswer:
     """Delete a topic.
 
     Deletes its messages, groups, options, counters and journal. Stop its producers and consumers
     first. A topic in a manager's configuration comes back without messages. Topic lists show the
     topic for about a minute.
     """
-    counts, store = await _known(call), call.gateway.store
+    counts = await _known(call)
     if call.query.confirm != call.topic:
         held = counts.waiting + counts.ready + counts.in_flight + counts.retry + counts.garbage
         raise invalid(
             f"to delete topic {call.topic!r} with {held} messages, repeat the request with "
             f"confirm={call.topic}"
         )
-    done = await store.drive(admin_groups.delete(store, call.topic))
+    done = await call.gateway.ask(admin_groups.delete, call.topic)
     await reload_targets(call.gateway, call.topic)
-    return answer(DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged))
+    return DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged)
 
 
 @operations.add(
@@ -328,7 +323,7 @@ async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
     answers={200: "All options, including defaults."},
     problems=NO_TOPIC,
 )
-async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
+async def get_options(call: Call[NoFields, None]) -> OptionsAnswer:
     """Get a topic's options."""
     await require_topic(call.gateway, call.topic)
     return await _answer_options(call)
@@ -343,25 +338,24 @@ async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
 )
 async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
     """Set a topic's options."""
-    store = call.gateway.store
     given = call.body.values()
     values = {name: value for name, value in given.items() if value is not None}
     # Set first, since this rejects invalid values before any change.
     if values:
-        await store.drive(admin_topics.set_options(store, call.topic, values))
+        await call.gateway.ask(admin_topics.set_options, call.topic, values)
     notice = warning(call.topic, encode(values))
     if len(values) < len(given):
         unset = given.keys() - values.keys()
-        await store.drive(admin_topics.unset_options(store, call.topic, unset))
-    response = await _answer_options(call)
+        await call.gateway.ask(admin_topics.unset_options, call.topic, unset)
+    response = answer(await _answer_options(call))
     if notice is not None:
         log.warning(notice)
         response.headers["Warning"] = f'299 lisa "{notice}"'
     return response
 
 
-async def _answer_options(call: Call[NoFields, Any]) -> Reply[OptionsAnswer]:
-    return answer(_options(await call.gateway.store.drive(call.gateway.store.options(call.topic))))
+async def _answer_options(call: Call[NoFields, Any]) -> OptionsAnswer:
+    return _options(await call.gateway.store.drive(call.gateway.store.options(call.topic)))
 
 
 def _options(options: TopicOptions) -> OptionsAnswer:
@@ -377,14 +371,14 @@ def _options(options: TopicOptions) -> OptionsAnswer:
     answers={200: "The topic is paused."},
     problems=NO_TOPIC,
 )
-async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
+async def pause(call: Call[NoFields, None]) -> PausedAnswer:
     """Pause a topic.
 
     Stops promotion and delivery. Messages in flight can still be settled.
     """
     await require_topic(call.gateway, call.topic)
-    changed = await call.gateway.store.drive(admin_topics.pause(call.gateway.store, call.topic))
-    return answer(PausedAnswer(paused=True, changed=changed))
+    changed = await call.gateway.ask(admin_topics.pause, call.topic)
+    return PausedAnswer(paused=True, changed=changed)
 
 
 @operations.add(
@@ -395,11 +389,11 @@ async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     answers={200: "The topic is not paused."},
     problems=NO_TOPIC,
 )
-async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
+async def resume(call: Call[NoFields, None]) -> PausedAnswer:
     """Resume a topic."""
     await require_topic(call.gateway, call.topic)
-    changed = await call.gateway.store.drive(admin_topics.resume(call.gateway.store, call.topic))
-    return answer(PausedAnswer(paused=False, changed=changed))
+    changed = await call.gateway.ask(admin_topics.resume, call.topic)
+    return PausedAnswer(paused=False, changed=changed)
 
 
 @operations.add(
@@ -409,10 +403,10 @@ async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     answers={200: "The groups and their counts."},
     problems=NO_TOPIC,
 )
-async def list_groups(call: Call[NoFields, None]) -> Reply[GroupsAnswer]:
+async def list_groups(call: Call[NoFields, None]) -> GroupsAnswer:
     """List a topic's groups."""
     counts = await _known(call)
-    return answer(GroupsAnswer(groups=[_group(group) for group in counts.groups]))
+    return GroupsAnswer(groups=[_group(group) for group in counts.groups])
 
 
 @operations.add(
@@ -428,9 +422,7 @@ async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]
     The group receives messages promoted from now on.
     """
     group = call.body.group
-    is_new = await call.gateway.store.drive(
-        admin_groups.add(call.gateway.store, call.topic, check_group(group))
-    )
+    is_new = await call.gateway.ask(admin_groups.add, call.topic, check_group(group))
     return answer(DeclaredAnswer(group=group, new=is_new), 201 if is_new else 200)
 
 
@@ -442,16 +434,14 @@ async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]
     answers={200: "The group is removed."},
     problems=NO_GROUP,
 )
-async def remove_group(call: Call[NoFields, None]) -> Reply[RemovedAnswer]:
+async def remove_group(call: Call[NoFields, None]) -> RemovedAnswer:
     """Remove a group.
 
     Settles the group's outstanding messages; other groups are unaffected.
     """
     group = check_group(call.path["group"])
-    settled = await call.gateway.store.drive(
-        admin_groups.remove(call.gateway.store, call.topic, group)
-    )
+    settled = await call.gateway.ask(admin_groups.remove, call.topic, group)
     if settled is None:
         await require_topic(call.gateway, call.topic)
         raise GroupRemoved(f"group {group!r} is not declared on topic {call.topic!r}")
-    return answer(RemovedAnswer(group=group, settled=settled))
+    return RemovedAnswer(group=group, settled=settled)
