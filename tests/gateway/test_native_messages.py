@@ -158,3 +158,13 @@ def test_unknown_paths_and_methods_are_rejected(client: httpx.Client) -> None:
     # Operations without a body accept an empty object.
     for answer in (client.post(f"{path}/pause"), client.post(f"{path}/pause", json={})):
         assert answer.status_code == 200
+
+
+def test_words_of_a_path_may_be_percent_encoded(client: httpx.Client) -> None:
+    path = f"/v1/topics/{declared_topic(client)}"
+    batch = client.post(f"{path}/messages%3Abatch", json={"messages": [{"body": 1, "id": "a/b"}]})
+    assert batch.json()["accepted"] == 1
+    assert client.get(f"{path.replace('topics', '%74opics')}/messages/a%2Fb").json()["id"] == "a/b"
+    assert client.get(f"{path}/messages/a/b").status_code == 404
+    answer = client.get("/v1/topics/%FF")
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
