@@ -121,10 +121,10 @@ class Releaser:
 
     async def _release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
         ends = time.monotonic() + RELEASE_WITHIN_S
-        for some in chunks(held, self._store.batch_size(topic, Release)):
+        for part in chunks(held, self._store.batch_size(topic, Release)):
             while True:
                 try:
-                    await self._store.call_by_id(Release(topic, group, some))
+                    await self._store.call_by_id(Release(topic, group, part))
                 except ServerUnavailable as error:
                     if time.monotonic() < ends and not self._is_closing:
                         await asyncio.sleep(LOOK_AGAIN_S)
@@ -133,14 +133,14 @@ class Releaser:
                         "topic %s: %d deliveries were not released; they are redelivered after "
                         "their ack timeout: %s",
                         topic,
-                        len(some),
+                        len(part),
                         error,
                     )
                 except LisaError as error:
                     log.warning(
                         "topic %s: %d deliveries were not released; their group was removed: %s",
                         topic,
-                        len(some),
+                        len(part),
                         error,
                     )
                 break
@@ -337,13 +337,13 @@ class PullQueue:
                 if not mine:
                     break
                 alike.setdefault((waiter.timeout_ms, waiter.caller), []).append((waiter, mine))
-            for (timeout_ms, name), some in alike.items():
-                dealt = [entry for _, mine in some for entry in mine]
+            for (timeout_ms, name), shares in alike.items():
+                dealt = [entry for _, mine in shares for entry in mine]
                 caller.set(name)
                 opened = await self._open(taken, dealt, timeout_ms, room)
                 room -= sum(delivery.size for delivery in opened if delivery is not None)
                 both = zip(dealt, opened, strict=False)  # unopened entries are released
-                for waiter, mine in some:
+                for waiter, mine in shares:
                     for entry, delivery in list(islice(both, len(mine))):
                         if delivery is not None and waiter.is_open():
                             waiter.found.append(delivery)

@@ -66,8 +66,8 @@ class Receipt(NamedTuple):
 
 def encode_receipt(receipt: Receipt) -> str:
     """A receipt as URL-safe text; its form is that of 0.1.0, so gateways of both can read it."""
-    one = receipt.settlement._replace(lateness=former(receipt.settlement.lateness))
-    written = _Written(receipt.group, receipt.consumer, *one[:-1], receipt.ack_timeout_ms)
+    settlement = receipt.settlement._replace(lateness=former(receipt.settlement.lateness))
+    written = _Written(receipt.group, receipt.consumer, *settlement[:-1], receipt.ack_timeout_ms)
     return urlsafe_b64encode(_encoder.encode(written)).rstrip(b"=").decode("ascii")
 
 
@@ -78,23 +78,34 @@ def decode_receipt(text: str, now_us: int) -> Receipt:
     """
     try:
         data = text.encode("ascii")
-        one = _decoder.decode(urlsafe_b64decode(data + b"=" * (-len(data) % 4)))
-        check_group(one.group)
-        check_id(one.id)
-        milliseconds, dash, sequence = one.entry.partition("-")
-        whole = dash and milliseconds.isdigit() and sequence.isdigit() and one.entry.isascii()
-        if not (whole and len(one.entry) <= 41 and len(one.fence) == 9 and one.fence.isascii()):
+        written = _decoder.decode(urlsafe_b64decode(data + b"=" * (-len(data) % 4)))
+        check_group(written.group)
+        check_id(written.id)
+        milliseconds, dash, sequence = written.entry.partition("-")
+        whole = dash and milliseconds.isdigit() and sequence.isdigit() and written.entry.isascii()
+        if not (
+            whole
+            and len(written.entry) <= 41
+            and len(written.fence) == 9
+            and written.fence.isascii()
+        ):
             raise InvalidMessage("invalid entry or fence")
-        if "," in one.fence or one.lateness not in _LATENESS or not 0 < one.attempt < 1 << 31:
+        if (
+            "," in written.fence
+            or written.lateness not in _LATENESS
+            or not 0 < written.attempt < 1 << 31
+        ):
             raise InvalidMessage("invalid attempt or lateness")
-        if not 0 <= one.due_ms < 1 << 53 or not 0 <= (one.ack_timeout_ms or 0) < 1 << 53:
+        if not 0 <= written.due_ms < 1 << 53 or not 0 <= (written.ack_timeout_ms or 0) < 1 << 53:
             raise InvalidMessage("invalid times")
-        check_group(one.consumer)
+        check_group(written.consumer)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         raise InvalidMessage("the receipt is not valid; send it as the pull returned it") from None
-    late = narrowed(one.lateness, now_us - one.due_ms * 1_000)
-    settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, *late)
-    return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)
+    late = narrowed(written.lateness, now_us - written.due_ms * 1_000)
+    settlement = Settlement(
+        written.id, written.entry, written.fence, written.due_ms, written.attempt, *late
+    )
+    return Receipt(written.group, written.consumer, settlement, written.ack_timeout_ms)
 
 
 class _Batch(NamedTuple):

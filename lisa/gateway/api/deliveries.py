@@ -331,11 +331,11 @@ def _written(deliveries: Sequence[HandedOut]) -> bytes:
     return _encoder.encode(PullAnswer(deliveries=[_delivery(delivery) for delivery in deliveries]))
 
 
-def _delivery(one: HandedOut) -> DeliveryAnswer:
-    message = one.message
+def _delivery(handed_out: HandedOut) -> DeliveryAnswer:
+    message = handed_out.message
     return DeliveryAnswer(
         id=message.id,
-        receipt=one.receipt_text,
+        receipt=handed_out.receipt_text,
         attempt=message.attempt,
         due_ms=message.due_ms,
         headers=message.headers,

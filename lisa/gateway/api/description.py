@@ -127,32 +127,32 @@ def _examples() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _operation(one: Operation) -> dict[str, Any]:
-    example = _examples()[one.name]
-    scope = f"Requires the scope `{one.scope}`."
+def _operation(operation: Operation) -> dict[str, Any]:
+    example = _examples()[operation.name]
+    scope = f"Requires the scope `{operation.scope}`."
     found: dict[str, Any] = {
-        "operationId": one.name,
-        "tags": [one.group],
-        "summary": one.summary,
-        "description": "\n\n".join(filter(None, (one.description, scope))),
+        "operationId": operation.name,
+        "tags": [operation.group],
+        "summary": operation.summary,
+        "description": "\n\n".join(filter(None, (operation.description, scope))),
         "parameters": [
-            *_path_parameters(one, example["path"]),
-            *_query_parameters(one.query, example["query"]),
+            *_path_parameters(operation, example["path"]),
+            *_query_parameters(operation.query, example["query"]),
         ],
         "responses": {
-            **{str(status): _answered(one, status, example) for status in one.answers},
+            **{str(status): _answered(operation, status, example) for status in operation.answers},
             **{
                 str(status): _problem(when, status)
-                for status, when in sorted({**COMMON, **one.problems}.items())
+                for status, when in sorted({**COMMON, **operation.problems}.items())
             },
         },
     }
-    if one.body:
+    if operation.body:
         found["requestBody"] = {
-            "required": not one.is_body_optional,
+            "required": not operation.is_body_optional,
             "content": {
                 "application/json": {
-                    "schema": _ref(one.body),
+                    "schema": _ref(operation.body),
                     **({"example": example["body"]} if "body" in example else {}),
                 }
             },
@@ -167,20 +167,22 @@ def _ref(kind: Any) -> dict[str, str]:
     return {"$ref": REF.format(name=kind.__name__)}
 
 
-def _answered(one: Operation, status: int, example: Mapping[str, Any]) -> dict[str, Any]:
+def _answered(operation: Operation, status: int, example: Mapping[str, Any]) -> dict[str, Any]:
     # OpenAPI 3.1 cannot describe a stream's items: the body is text, x-event-data the item type.
-    is_json = one.media_type == "application/json"
-    item = _ref(one.reply)
+    is_json = operation.media_type == "application/json"
+    item = _ref(operation.reply)
     schema = item if is_json else {"type": "string", "x-event-data": item}
     content: dict[str, Any] = {"schema": schema}
     if status == example["status"] and "response" in example:
         content["example"] = example["response"]
     found: dict[str, Any] = {
-        "description": one.answers[status],
-        "content": {one.media_type: content},
+        "description": operation.answers[status],
+        "content": {operation.media_type: content},
     }
-    if one.leads_to:
-        found["links"] = {name: {"operationId": name, "parameters": _LINK} for name in one.leads_to}
+    if operation.leads_to:
+        found["links"] = {
+            name: {"operationId": name, "parameters": _LINK} for name in operation.leads_to
+        }
     return found
 
 
@@ -196,7 +198,7 @@ def _problem(when: str, status: int) -> dict[str, Any]:
     return found
 
 
-def _path_parameters(one: Operation, example: Mapping[str, str]) -> list[dict[str, Any]]:
+def _path_parameters(operation: Operation, example: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -205,7 +207,7 @@ def _path_parameters(one: Operation, example: Mapping[str, str]) -> list[dict[st
             "schema": dict(_PATH[name]),
             "example": example[name],
         }
-        for name in one.parameters
+        for name in operation.parameters
     ]
 
 
@@ -216,19 +218,24 @@ def _query_parameters(
     found = []
     for name, schema in components[query.__name__]["properties"].items():
         # Query parameters are present or absent, never null.
-        one = {key: value for key, value in schema.items() if key != "default" or value is not None}
-        kinds = [kind for kind in one.pop("anyOf", []) if kind.get("type") != "null"]
+        described = {
+            key: value for key, value in schema.items() if key != "default" or value is not None
+        }
+        kinds = [kind for kind in described.pop("anyOf", []) if kind.get("type") != "null"]
         for kind in kinds:
-            one |= kind
-        reference = one.get("$ref", "").rpartition("/")[2]
+            described |= kind
+        reference = described.get("$ref", "").rpartition("/")[2]
         if reference:
-            one = {**components[reference], **{k: v for k, v in one.items() if k != "$ref"}}
-        about = one.pop("description", "")
-        parameter = {"name": name, "in": "query", "required": False, "schema": one}
+            described = {
+                **components[reference],
+                **{k: v for k, v in described.items() if k != "$ref"},
+            }
+        about = described.pop("description", "")
+        parameter = {"name": name, "in": "query", "required": False, "schema": described}
         parameter["description"] = about
         if name in example:
             value = example[name]
-            parameter["example"] = int(value) if one.get("type") == "integer" else value
+            parameter["example"] = int(value) if described.get("type") == "integer" else value
         found.append(parameter)
     return found
 

@@ -111,15 +111,15 @@ class _Feed:
 
 
 def _fields(before: live.TopicsSnapshot, now: live.TopicsSnapshot) -> dict[str, Any]:
-    (one,) = live.activity(before, now)
+    (topic,) = live.activity(before, now)
     return {
-        **counts_fields(one.counts),
-        "in_per_s": round(one.in_per_s, 1),
-        "out_per_s": round(one.out_per_s, 1),
-        "retried_per_s": round(one.retried_per_s, 1),
-        "garbage_per_s": round(one.garbage_per_s, 1),
-        "lateness_p50_ms": one.p50_ms,
-        "lateness_p99_ms": one.p99_ms,
+        **counts_fields(topic.counts),
+        "in_per_s": round(topic.in_per_s, 1),
+        "out_per_s": round(topic.out_per_s, 1),
+        "retried_per_s": round(topic.retried_per_s, 1),
+        "garbage_per_s": round(topic.garbage_per_s, 1),
+        "lateness_p50_ms": topic.p50_ms,
+        "lateness_p99_ms": topic.p99_ms,
     }
 
 

@@ -111,11 +111,11 @@ async def consumers(call: Call[RolesQuery, None]) -> ConsumersAnswer:
     return ConsumersAnswer(consumers=[_consumer(role) for role in found])
 
 
-def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
-    pushes = [PushState(**asdict(push)) for push in one.record.pushes]
-    fields = asdict(one.record) | {"group": one.record.group or None, "pushes": pushes}
+def _consumer(role: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
+    pushes = [PushState(**asdict(push)) for push in role.record.pushes]
+    fields = asdict(role.record) | {"group": role.record.group or None, "pushes": pushes}
     return ConsumerAnswer(
-        **fields, silent_ms=one.silent_ms, alive=one.alive, unknown=one.is_unknown
+        **fields, silent_ms=role.silent_ms, alive=role.alive, unknown=role.is_unknown
     )
 
 
@@ -126,7 +126,7 @@ async def managers(call: Call[NoFields, None]) -> ManagersAnswer:
     return ManagersAnswer(managers=[_manager(role) for role in found])
 
 
-def _manager(one: RolePresence[ManagerPresence]) -> ManagerAnswer:
+def _manager(role: RolePresence[ManagerPresence]) -> ManagerAnswer:
     return ManagerAnswer(
-        **asdict(one.record), silent_ms=one.silent_ms, alive=one.alive, unknown=one.is_unknown
+        **asdict(role.record), silent_ms=role.silent_ms, alive=role.alive, unknown=role.is_unknown
     )

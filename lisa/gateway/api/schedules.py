@@ -451,8 +451,8 @@ async def _known(call: Call[Any, Any]) -> Record:
     return found
 
 
-def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
-    defined = one.definition
+def _schedule(schedule: ScheduleInfo) -> ScheduleAnswer:
+    defined = schedule.definition
     shared = ScheduleAnswer.__struct_fields__
     fields = {
         name: value for name, value in msgspec.structs.asdict(defined).items() if name in shared
@@ -460,13 +460,13 @@ def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
     return ScheduleAnswer(
         **{
             **fields,
-            "topic": one.topic,
-            "name": one.name,
-            "version": one.version,
-            "paused": one.is_paused,
-            "next_ms": one.next_ms,
-            "last_ms": one.last_ms,
-            "created": one.made,
+            "topic": schedule.topic,
+            "name": schedule.name,
+            "version": schedule.version,
+            "paused": schedule.is_paused,
+            "next_ms": schedule.next_ms,
+            "last_ms": schedule.last_ms,
+            "created": schedule.made,
             "cron": defined.cron or None,
             "every_ms": defined.every_ms or None,
             "count": defined.most,

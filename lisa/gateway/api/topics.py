@@ -255,8 +255,8 @@ def counts_fields(counts: Counts) -> dict[str, Any]:
     return {**fields, "groups": [_group(group) for group in counts.groups]}
 
 
-def _group(one: GroupCounts) -> GroupAnswer:
-    return msgspec.convert(one, GroupAnswer, from_attributes=True)
+def _group(group: GroupCounts) -> GroupAnswer:
+    return msgspec.convert(group, GroupAnswer, from_attributes=True)
 
 
 async def require_topic(gateway: GatewayContext, topic: str) -> None:

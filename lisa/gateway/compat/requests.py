@@ -206,8 +206,8 @@ async def _search(
     settled: FoundJob | None = None
     others: list[FoundJob] = []
     tried: set[str] = set()
-    for some in topics:
-        fresh = sorted(set(some) - tried)
+    for group in topics:
+        fresh = sorted(set(group) - tried)
         tried.update(fresh)
         jobs = [
             job

@@ -48,8 +48,8 @@ async def act(visit: PageRequest) -> Response:
     if visit.is_new or not sessions.is_form_key(visit.token, visit.cookie, fields.get("key", "")):
         raise Forbidden("the form is not from this session: go back, reload the page and try again")
     topic = visit.topic()
-    verb, _, one = fields.get("do", "").partition(" ")
-    picks = [one] if one else [value for name, value in pairs if name == "pick"]
+    verb, _, pick = fields.get("do", "").partition(" ")
+    picks = [pick] if pick else [value for name, value in pairs if name == "pick"]
     action = FormAction(visit, topic, verb, _picked(picks), fields)
     known = VERBS.get(verb)
     if known is None:

@@ -75,7 +75,7 @@ def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
     found = [*_managers(snapshot, lines), *_server(snapshot), *_consumers(snapshot, lines)]
     for line in lines:
         found += _of_topic(snapshot, line)
-    return sorted(found, key=lambda one: (one.rank, -one.weight, one.where))
+    return sorted(found, key=lambda item: (item.rank, -item.weight, item.where))
 
 
 def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
@@ -86,7 +86,7 @@ def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
         *_of_topic(snapshot, line),
         *_consumers(snapshot, [line]),
     ]
-    return sorted(found, key=lambda one: one.rank)
+    return sorted(found, key=lambda item: item.rank)
 
 
 def of_managers(snapshot: Snapshot) -> list[AttentionItem]:

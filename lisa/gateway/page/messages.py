@@ -99,14 +99,14 @@ async def send_copy(
 
     The form chooses `new_id`, so a form that is sent twice sends one message.
     """
-    one = await stored(gateway, topic, message_id)
+    message = await stored(gateway, topic, message_id)
     outgoing = Outgoing(
-        _body(one.envelope),
+        _body(message.envelope),
         id=check_id(new_id),
         delay=delay or None,
-        headers=one.envelope.headers,
-        retry=one.retry,
-        late=one.late,
+        headers=message.envelope.headers,
+        retry=message.retry,
+        late=message.late,
     )
     outcome = await gateway.sender.offer(topic, outgoing)
     return outcome.id, str(outcome.outcome)
@@ -118,16 +118,16 @@ async def send_edited(gateway: GatewayContext, topic: str, message_id: str, body
     Id, headers and policies stay the same. Nothing changes if the message has left the garbage
     or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
     """
-    one = await stored(gateway, topic, message_id)
-    states = {held.state for held in one.seen.group_states}
+    message = await stored(gateway, topic, message_id)
+    states = {held.state for held in message.seen.group_states}
     if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
         return "duplicate"
     outgoing = Outgoing(
-        edited_body(one.envelope.kind, body),
+        edited_body(message.envelope.kind, body),
         id=message_id,
-        headers=one.envelope.headers,
-        retry=one.retry,
-        late=one.late,
+        headers=message.envelope.headers,
+        retry=message.retry,
+        late=message.late,
     )
     outcome = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return str(outcome.outcome)

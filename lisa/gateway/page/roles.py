@@ -34,7 +34,14 @@ async def consumers(visit: PageRequest) -> Response:
             held=held,
             most=MOST_HELD,
         )
-    seen.sort(key=lambda one: (one.alive, one.is_unknown, one.record.topic, one.record.name))
+    seen.sort(
+        key=lambda consumer: (
+            consumer.alive,
+            consumer.is_unknown,
+            consumer.record.topic,
+            consumer.record.name,
+        )
+    )
     return visit.page(
         "consumers.html",
         roles=seen[:MOST],

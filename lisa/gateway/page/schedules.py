@@ -136,12 +136,12 @@ async def show(visit: PageRequest) -> Response:
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
     store = visit.gateway.store
     if "hx-request" in visit.request.headers:  # refreshes of open pages share a read
-        one = await visit.snapshots.flow(
+        found = await visit.snapshots.flow(
             ("schedule", topic, name), READ_S, lambda: _one(store, topic, name)
         )
     else:
-        one = await visit.gateway.ask(_one, topic, name)
-    record, now_ms = known(one.record, topic, name), one.now_ms
+        found = await visit.gateway.ask(_one, topic, name)
+    record, now_ms = known(found.record, topic, name), found.now_ms
     upcoming = [] if record.is_paused else schedule_reads.upcoming(record, now_ms, TICKS)
     return visit.page(
         "schedule.html",
@@ -150,7 +150,7 @@ async def show(visit: PageRequest) -> Response:
         record=record,
         defined=record.definition,
         upcoming=[(tick, in_zone(tick, record.definition)) for tick in upcoming],
-        latest=one.latest,
+        latest=found.latest,
         body=shown_body(record.definition),
         now_ms=now_ms,
         is_late=is_late(record, now_ms),

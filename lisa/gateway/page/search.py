@@ -232,8 +232,8 @@ def _matches(query: ArchiveQuery) -> list[str]:
     for text in (names, values, "TRY_CAST(body AS VARCHAR)"):
         folded = f"lower(regexp_replace({text}, {_text(BESIDE)}, '\\1', 'g'))"
         found += [f"contains({folded}, lower({_text(form)}))" for form in _forms(query.wanted)]
-    for some in WantedText(query.wanted).binary:
-        found.append(f"(kind = 'b' AND contains(encode(body, 'hex'), {_text(some.hex())}))")
+    for bytes_ in WantedText(query.wanted).binary:
+        found.append(f"(kind = 'b' AND contains(encode(body, 'hex'), {_text(bytes_.hex())}))")
     return [f"({' OR '.join(found)})"]
 
 
@@ -243,7 +243,9 @@ def _forms(wanted: str) -> list[str]:
     quoted = [json.dumps(plain, ensure_ascii=escaped)[1:-1] for escaped in (True, False)]
     unquoted = re.sub(r"(?:\\u[0-9a-fA-F]{4})+", lambda match: unescaped(match[0]), wanted)
     cases = (wanted, wanted.lower(), wanted.upper())  # their escapes differ
-    ascii_only = [_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], each) for each in cases]
+    ascii_only = [
+        _NOT_ASCII.sub(lambda character: json.dumps(character[0])[1:-1], each) for each in cases
+    ]
     found = [wanted, unquoted, plain, *quoted, *ascii_only]
     return list(dict.fromkeys(re.sub(BESIDE, r"\1", form).strip() for form in found))
 
@@ -334,11 +336,11 @@ async def _in_archive(visit: PageRequest, archive: str, query: ArchiveQuery) -> 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
     """The topics that have a message with this id. Raises LisaError."""
     store, hits = visit.gateway.store, []
-    for some in chunks(topics, TOPICS_PER_STEP):
-        layouts = await store.drive(store.layouts(list(map(Topic, some))))
+    for names in chunks(topics, TOPICS_PER_STEP):
+        layouts = await store.drive(store.layouts(list(map(Topic, names))))
         looks = [
             Inspect(shard, [message_id], bodies=False)
-            for topic, layout in zip(some, layouts, strict=True)
+            for topic, layout in zip(names, layouts, strict=True)
             for shard in layout.shards_of_id(Topic(topic), message_id)
         ]
         answers = await store.drive(store.run_many(looks))

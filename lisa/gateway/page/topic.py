@@ -149,7 +149,7 @@ def _chosen(outlooks: list[Outlook], group: str | None) -> Outlook:
     for outlook in outlooks:
         if outlook.group == group:
             return outlook
-    return max(outlooks, key=lambda one: (one.most, one.backlog))
+    return max(outlooks, key=lambda outlook: (outlook.most, outlook.backlog))
 
 
 def _is_near(outlook: Outlook) -> bool:

@@ -116,8 +116,8 @@ class PushSupervisor:
 
     async def _topics(self) -> set[str]:
         """The topics whose targets to load in this round."""
-        self._cursor, some = await self._gateway.ask(some_topics, self._cursor, TOPICS_PER_LOOK)
-        return {*some, *self._hinted, *(topic for topic, _ in self._pushers)}
+        self._cursor, listed = await self._gateway.ask(some_topics, self._cursor, TOPICS_PER_LOOK)
+        return {*listed, *self._hinted, *(topic for topic, _ in self._pushers)}
 
     def _stop_pusher(self, pusher: Pusher) -> None:
         grace_s = self._gateway.settings.gateway_server.grace.total_seconds()

@@ -196,8 +196,8 @@ class _Stream:
                 continue
             self._credit -= len(found)
             self._held |= {delivery.receipt_text: delivery for delivery in found}
-            for some in _portions(found):
-                await self._write(lisa_pb2.ConsumeAnswer(deliveries=map(_delivery, some)))
+            for portion in _portions(found):
+                await self._write(lisa_pb2.ConsumeAnswer(deliveries=map(_delivery, portion)))
             if not found and self._gateway.broker.is_closing:
                 return
 
@@ -205,10 +205,10 @@ class _Stream:
         while self._settlements or not self._is_read:
             await self._has_settlements.wait()
             self._has_settlements.clear()
-            some, self._settlements = self._settlements, []
+            settlements, self._settlements = self._settlements, []
             self._has_settled.set()
-            if some:
-                settled = await asyncio.gather(*map(self._settle_one, some))
+            if settlements:
+                settled = await asyncio.gather(*map(self._settle_one, settlements))
                 await self._report(settled)
 
     async def _report(self, settled: list[lisa_pb2.Settled]) -> None:
@@ -220,22 +220,22 @@ class _Stream:
                 self._failure = error
                 self._reading.cancel()
 
-    async def _settle_one(self, one: lisa_pb2.Settlement) -> lisa_pb2.Settled:
+    async def _settle_one(self, settlement: lisa_pb2.Settlement) -> lisa_pb2.Settled:
         arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
         try:
-            outcome, due_ms = await self._act(one)
+            outcome, due_ms = await self._act(settlement)
         except Exception as error:  # noqa: BLE001  answered as a problem
             found = problem(problem_of(error).content)
-            return lisa_pb2.Settled(receipt=one.receipt, outcome="failed", problem=found)
-        return lisa_pb2.Settled(receipt=one.receipt, outcome=outcome, due_ms=due_ms)
+            return lisa_pb2.Settled(receipt=settlement.receipt, outcome="failed", problem=found)
+        return lisa_pb2.Settled(receipt=settlement.receipt, outcome=outcome, due_ms=due_ms)
 
-    async def _act(self, one: lisa_pb2.Settlement) -> tuple[str, int | None]:
+    async def _act(self, settlement: lisa_pb2.Settlement) -> tuple[str, int | None]:
         """Carry out a settlement. Returns its outcome, and when the next attempt is due."""
-        action = one.WhichOneof("action")
+        action = settlement.WhichOneof("action")
         if action is None:
             raise invalid("the settlement of a receipt contains no action")
         settle, kind, done = _ACTIONS[action]
-        fields = {"receipt": one.receipt, **request_fields(getattr(one, action))}
+        fields = {"receipt": settlement.receipt, **request_fields(getattr(settlement, action))}
         try:
             body = msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
@@ -244,7 +244,7 @@ class _Stream:
             self._gateway,
             self._call.topic,
             body,
-            decode_receipt(one.receipt, self._gateway.clock.about_us()),
+            decode_receipt(settlement.receipt, self._gateway.clock.about_us()),
         )
         return done or answer.outcome, getattr(answer, "due_ms", None)
 
@@ -268,24 +268,24 @@ def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 def _portions(found: Sequence[HandedOut]) -> Iterable[list[HandedOut]]:
     """Divide deliveries among messages of limited size."""
-    some: list[HandedOut] = []
+    portion: list[HandedOut] = []
     size = 0
     for delivery in found:
-        if some and size + delivery.size > ANSWER_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(delivery)
+        if portion and size + delivery.size > ANSWER_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(delivery)
         size += delivery.size
-    if some:
-        yield some
+    if portion:
+        yield portion
 
 
-def _delivery(one: HandedOut) -> lisa_pb2.DeliveryAnswer:
-    message = one.message
+def _delivery(handed_out: HandedOut) -> lisa_pb2.DeliveryAnswer:
+    message = handed_out.message
     is_binary = isinstance(message.body, bytes)
     return lisa_pb2.DeliveryAnswer(
         id=message.id,
-        receipt=one.receipt_text,
+        receipt=handed_out.receipt_text,
         attempt=message.attempt,
         due_ms=message.due_ms,
         headers=message.headers,

@@ -120,8 +120,8 @@ class Monitor:
         def shown(by_topic: dict[str, _S]) -> list[_S]:
             return [by_topic[topic] for topic in sorted(by_topic) if sees(topic)]
 
-        one = self._last
-        return MonitorData(shown(one.requests), shown(one.pulls), shown(one.readies))
+        interval = self._last
+        return MonitorData(shown(interval.requests), shown(interval.pulls), shown(interval.readies))
 
     async def run(self) -> None:
         """Start a new interval every `interval_s` seconds, until cancelled."""
@@ -160,8 +160,8 @@ class Monitor:
 def _counters(store: Store) -> Flow[Counters]:
     found: Counters = {}
     topics = yield from store.topics()
-    for some in chunks(topics, TOPICS_PER_STEP):
-        shards = yield from counted_pairs(store, some)
+    for part in chunks(topics, TOPICS_PER_STEP):
+        shards = yield from counted_pairs(store, part)
         commands = [("HGETALL", store.keys.topic(shard).stats) for _, shard in shards]
         replies = yield from ask_all(store, commands)
         by_topic: dict[str, dict[str, int]] = {}

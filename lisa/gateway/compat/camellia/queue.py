@@ -117,8 +117,8 @@ def _ensure(store: Store, topic: str, options: Mapping[str, str]) -> Flow[None]:
 def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
     """The counts of each topic, in the given order."""
     infos: list[TopicInfo] = []
-    for some in chunks(topics, TOPICS_PER_STEP):
-        infos += yield from _infos(store, some)
+    for part in chunks(topics, TOPICS_PER_STEP):
+        infos += yield from _infos(store, part)
     return infos
 
 

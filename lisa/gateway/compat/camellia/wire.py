@@ -215,32 +215,32 @@ def as_pulled(message: Message) -> DelayMsg:
 
 def as_found(topic: str, message_id: str, seen: Inspection, now_ms: int) -> DelayMsg | None:
     """A message that was looked up; None if it is unknown."""
-    one = found(topic, message_id, seen)
-    if one is None:
+    message = found(topic, message_id, seen)
+    if message is None:
         return None
-    is_live = one.state in (*_ALIVE, State.GARBAGE)
-    retry = one.attempts
-    if one.state is State.EXPIRED and one.due_ms is not None:
+    is_live = message.state in (*_ALIVE, State.GARBAGE)
+    retry = message.attempts
+    if message.state is State.EXPIRED and message.due_ms is not None:
         retry = max(0, retry - 1)  # expired at its delivery, which does not count
     # For a later attempt or a dead message, due_ms is no longer the original due time.
-    before = 0 if is_live and one.state is not State.IN_FLIGHT else 1
-    is_first = one.attempts <= before and one.state is not State.GARBAGE
+    before = 0 if is_live and message.state is not State.IN_FLIGHT else 1
+    is_first = message.attempts <= before and message.state is not State.GARBAGE
     return _with_origin(
-        Origin.of(one.headers),
-        one.due_ms if is_first else None,
+        Origin.of(message.headers),
+        message.due_ms if is_first else None,
         seen.expires_ms,
         topic=topic,
         msg_id=message_id,
-        msg=text_of(one.body) if is_live else None,
+        msg=text_of(message.body) if is_live else None,
         retry=retry,
-        status=_status(one, retry, seen.expires_ms, now_ms),
+        status=_status(message, retry, seen.expires_ms, now_ms),
     )
 
 
 def is_alive(topic: str, message_id: str, seen: Inspection) -> bool:
     """Whether the message may still be delivered, or is in flight."""
-    one = found(topic, message_id, seen)
-    return one is not None and one.state in _ALIVE
+    message = found(topic, message_id, seen)
+    return message is not None and message.state in _ALIVE
 
 
 def _with_origin(
@@ -260,11 +260,11 @@ def _with_origin(
     )
 
 
-def _status(one: FoundMessage, retry: int, expires_ms: int | None, now_ms: int) -> int:
+def _status(message: FoundMessage, retry: int, expires_ms: int | None, now_ms: int) -> int:
     # A message past its ttl is not delivered, even before a manager has expired it.
     is_past = expires_ms is not None and expires_ms <= now_ms
-    if one.state is State.EXPIRED or (is_past and one.state is not State.IN_FLIGHT):
+    if message.state is State.EXPIRED or (is_past and message.state is not State.IN_FLIGHT):
         return EXHAUSTED if retry else EXPIRED
-    if one.state in (State.WAITING, State.RETRY):
-        return READY if one.due_ms is not None and one.due_ms <= now_ms else WAITING
-    return _STATUS[one.state]
+    if message.state in (State.WAITING, State.RETRY):
+        return READY if message.due_ms is not None and message.due_ms <= now_ms else WAITING
+    return _STATUS[message.state]
