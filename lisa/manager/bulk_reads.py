@@ -49,7 +49,7 @@ def topics_with_keys(store: SyncStore, keys: Mapping[str, Sequence[str]]) -> lis
     One EXISTS covers a page of topics; only if it finds a key, each topic gets its own EXISTS. On
     a cluster, where the keys are on several nodes, each topic gets its own EXISTS from the start.
     """
-    pages = list(chunks([one for one in keys if keys[one]], PAGE))
+    pages = list(chunks([topic for topic in keys if keys[topic]], PAGE))
     if not store.has_nodes:
         counts = ask_all(
             store, [("EXISTS", *[key for topic in page for key in keys[topic]]) for page in pages]

@@ -37,20 +37,22 @@ def newer_occurrences(
     Empty if no policy of these messages is `collapse`. Lets the schedules create first what they
     owe, so that the newest occurrence exists. Raises LisaError.
     """
-    found = {one: match for one in ids if (match := _OCCURRENCE.fullmatch(one))}
+    found = {
+        message_id: match for message_id in ids if (match := _OCCURRENCE.fullmatch(message_id))
+    }
     collapsing = _collapsing(store, shard, list(found)) if found else ()
     if not collapsing:
         return ()
     ticks: dict[str, dict[str, int]] = {}
-    for one in collapsing:
-        ticks.setdefault(found[one][1], {})[one] = int(found[one][2])
+    for message_id in collapsing:
+        ticks.setdefault(found[message_id][1], {})[message_id] = int(found[message_id][2])
     newer: dict[str, Sequence[str] | None] = {}
     key = store.keys.topic(shard).waiting
     now_ms = store.drive(store.server_time_ms(key))
     records = _records(store, topic_of(shard), list(ticks), now_ms)
     for name, own in ticks.items():
         newer |= _of_schedule(store, shard, name, own, record=records.get(name), now_ms=now_ms)
-    return [newer.get(one, ()) for one in ids]
+    return [newer.get(message_id, ()) for message_id in ids]
 
 
 def _collapsing(store: SyncStore, shard: str, ids: Sequence[str]) -> Sequence[str]:
@@ -204,11 +206,11 @@ def _split(ids: Sequence[str]) -> tuple[list[str], list[bytes]]:
     """Ids of messages, and members of other programs that are not UTF-8."""
     own: list[str] = []
     foreign: list[bytes] = []
-    for one in ids:
+    for message_id in ids:
         try:
-            one.encode()
+            message_id.encode()
         except UnicodeEncodeError:
-            foreign.append(one.encode("utf-8", "surrogateescape"))
+            foreign.append(message_id.encode("utf-8", "surrogateescape"))
         else:
-            own.append(one)
+            own.append(message_id)
     return own, foreign

@@ -124,7 +124,9 @@ class IdleTopics:
         known = [shard for shard in checked if store.known_groups(shard) is not None][:AT_ONCE]
         keys: dict[str, list[str]] = {}
         for shard in known:
-            groups = [store.keys.topic(shard).group(one) for one in store.known_groups(shard) or ()]
+            groups = [
+                store.keys.topic(shard).group(name) for name in store.known_groups(shard) or ()
+            ]
             keys[shard] = [key for group in groups for key in (group.entries, group.retry)]
         used = {*topics_with_keys(store, keys)}
         for shard in known:

@@ -79,8 +79,8 @@ class Plan:
         for topic in [*given, *groups]:
             plans[check_topic(topic)] = _topic_plan(given.get(topic), groups.get(topic, ()))
         default_group = check_group(default_group)
-        for one in recurring:
-            _add_schedule(plans, one)
+        for schedule in recurring:
+            _add_schedule(plans, schedule)
         return cls(topics=plans, default_group=default_group, schedules=schedules)
 
     @classmethod
@@ -96,9 +96,9 @@ class Plan:
             )
             for topic, groups in settings.topics().items()
         }
-        for one in settings.schedules:
-            topics[one.topic] = topics.get(one.topic, TopicPlan()).scheduling(
-                one.name, one.definition()
+        for schedule in settings.schedules:
+            topics[schedule.topic] = topics.get(schedule.topic, TopicPlan()).scheduling(
+                schedule.name, schedule.definition()
             )
         return cls(
             topics=topics,
@@ -169,7 +169,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
         if topic not in old.topics:
             changes.append(f"topic {topic}: new")
         found = _topic_differences(old.topics.get(topic, TopicPlan()), new.topics[topic])
-        changes += [f"topic {topic}: {one}" for one in found]
+        changes += [f"topic {topic}: {difference}" for difference in found]
     return changes
 
 

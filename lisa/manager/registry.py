@@ -410,7 +410,7 @@ class GroupDeclarer:
         keys = self._store.keys.topic(topic)
         now_ms = self._store.drive(self._store.server_time_ms(keys.consumers))
         records = self._store.drive(presence.consumers(self._store, topic))
-        waiting = [one.name for one in presence.alive(records, now_ms) if not one.group]
+        waiting = [record.name for record in presence.alive(records, now_ms) if not record.group]
         if not waiting:
             return
         whole = topic_of(topic)

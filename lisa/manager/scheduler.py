@@ -51,7 +51,7 @@ class Scheduler:
 
         A safety net in case an announcement was lost. Each call covers the next page of topics.
         """
-        later = [one for one in topics if one > self._polled_up_to]
+        later = [topic for topic in topics if topic > self._polled_up_to]
         some = (later or topics)[:PAGE]
         self._polled_up_to = some[-1] if some else ""
         keys = [self._store.keys.topic(topic).ticks for topic in some]

@@ -154,7 +154,7 @@ class Sharder:
             self._store.call(Configure(topic, {mark: str(now_ms)}))
             since = str(now_ms)
         retention = duration_ms(TopicOptions.from_hash(own.options).retention)
-        lasting = [int(one.options.get("lasting", 0)) for one in seen]
+        lasting = [int(state.options.get("lasting", 0)) for state in seen]
         if now_ms < max(int(since) + retention, *lasting):
             return
         self._store.call(SetLayout(topic, "forget", layout.number, (count,)))
@@ -239,7 +239,7 @@ class Sharder:
         if not self._store.ask("XLEN", keys.events):
             return True
         records = archive_records(pairs(self._store.ask("HGETALL", keys.archived)))
-        return bool(records) and min(one.number for one in records.values()) >= last
+        return bool(records) and min(record.number for record in records.values()) >= last
 
     def _merge_history(self, topic: Topic, shards: Sequence[Shard]) -> str:
         """Write the merged history of a topic and some shards to a new key; returns the key."""
@@ -274,7 +274,7 @@ class Sharder:
             Clear(shard, layout.number, tuple(one.all_groups))
             for shard, one in zip(shards, seen, strict=True)
         ]
-        return [self._store.call(one) for one in calls] == [True] * len(calls)
+        return [self._store.call(call) for call in calls] == [True] * len(calls)
 
 
 def _together(streams: Sequence[Iterator[Sample]]) -> Iterator[tuple[int, Mapping[str, int]]]:

@@ -78,10 +78,13 @@ class SignalQueue:
         if not listening:
             return
         for some in chunks(moved, self._store.batch_size(topic, Inspect)):
-            found = self._store.call(Inspect(topic, [one.id for one in some]))
+            found = self._store.call(Inspect(topic, [message.id for message in some]))
             for (message_id, due_ms, retried), inspection in zip(some, found, strict=True):
                 dead = retried.outcome is Failed.DEAD
-                state = next((one for one in inspection.group_states if one.group == group), None)
+                state = next(
+                    (held for held in inspection.group_states if held.group == group),
+                    None,
+                )
                 message = Message(
                     id=message_id,
                     topic=topic,
@@ -98,7 +101,7 @@ class SignalQueue:
     def listens_to_ends(self, topic: str) -> bool:
         """Whether `message_expired` or `message_dead` has receivers for the topic."""
         signals = (everywhere.expired, everywhere.dead)
-        return any(one.has_receivers_for(topic_of(topic)) for one in signals)
+        return any(signal.has_receivers_for(topic_of(topic)) for signal in signals)
 
     def ended(self, topic: str, message_id: str, before: Inspection, how: Expired) -> None:
         """Queue the signal for a message past its ttl, or one that a late policy ended.

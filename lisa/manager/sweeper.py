@@ -123,8 +123,8 @@ class Sweeper:
         now_ms = self._now_ms(topic)
         self.expire(topic, now_ms)
         records = self._store.drive(presence.consumers(self._store, topic))
-        alive = {one.name for one in self._running(topic, records, now_ms)}
-        gone = [one for one in records if one.name not in alive]
+        alive = {record.name for record in self._running(topic, records, now_ms)}
+        gone = [record for record in records if record.name not in alive]
         self._finish_removals(topic)
         groups = self._store.drive(self._store.groups(topic))
         for group in groups:
@@ -152,7 +152,7 @@ class Sweeper:
             outcomes = self._expirer.end(topic, [exact_text(message_id) for message_id in found])
             # Skip the messages that stay in the list; those that ended were removed from it.
             stays = (Expired.IN_FLIGHT, Expired.NOT_DUE, Expired.KEPT)
-            passed += sum(one in stays for one in outcomes)
+            passed += sum(outcome in stays for outcome in outcomes)
             ended += outcomes.count(Expired.EXPIRED)
         if ended:
             TopicLog(log, topic).info("ended %d messages past their ttl", ended)
@@ -207,7 +207,7 @@ class Sweeper:
         ready = self._store.keys.topic(topic).group(group).ready
         known = self._store.ask("XINFO", "CONSUMERS", ready, group)
         names = {text(pairs(info)[b"name"]) for info in known}
-        names |= {one.name for one in gone if one.group == group}
+        names |= {record.name for record in gone if record.group == group}
         for some in chunks(sorted(names - alive), PAGE):
             forgotten = self._store.call(Forget(topic, group, some, presence.GONE_AFTER_MS))
             if forgotten:

@@ -106,7 +106,7 @@ class ZoneData:
         if not self._version:
             return
         self._done.intersection_update(topics)
-        left = [one for one in topics if one not in self._done]
+        left = [topic for topic in topics if topic not in self._done]
         if self._failed.issuperset(left):
             self._failed.clear()
         for topic in left:
@@ -158,7 +158,7 @@ class ZoneData:
         Each call covers the next page of topics. Returns the topics whose lists that emptied, so
         that they can be unlisted.
         """
-        later = [one for one in topics if one > self._cleaned_up_to]
+        later = [topic for topic in topics if topic > self._cleaned_up_to]
         left = (later or topics)[:PAGE]
         self._cleaned_up_to = left[-1] if left else ""
         cleaned, removed = dict[str, None](), 0
@@ -175,7 +175,8 @@ class ZoneData:
         """Up to `IDS` past ids of each topic that has any."""
         past_ms, found = self._clock.now_ms() - PAST_MS, list[tuple[str, list[bytes]]]()
         reads = [
-            ("ZRANGEBYSCORE", self._list(one), "-inf", past_ms, "LIMIT", 0, IDS) for one in topics
+            ("ZRANGEBYSCORE", self._list(topic), "-inf", past_ms, "LIMIT", 0, IDS)
+            for topic in topics
         ]
         for topic, reply in zip(topics, ask_all(self._store, reads), strict=True):
             if isinstance(reply, Exception):

@@ -233,6 +233,7 @@ def test_a_poison_message_costs_only_itself_its_attempts(
         wait_until(lambda: are_settled(TOPIC, 299))
         bench.send("mails", [*range(30, 40), "venom", *range(40, 60)])
         wait_until(lambda: are_settled("mails", 60))
+    consumers[-1].wait_for("topic mails: reading")  # it may have started a moment ago
     assert consumers[-1].stop() == 0
     handled = Counter(daemons.ledger())
     mortal = {name: times for name, times in handled.items() if name[0] in "pv"}

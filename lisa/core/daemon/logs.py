@@ -201,7 +201,7 @@ class _Plain:
                 for k, v in islice(value.items(), self._left + 1)
             }
         if isinstance(value, list | tuple | set | frozenset):
-            return [self.value(one, levels - 1) for one in islice(value, self._left + 1)]
+            return [self.value(item, levels - 1) for item in islice(value, self._left + 1)]
         if isinstance(value, datetime):
             return value.isoformat()
         return self._text(value)

@@ -139,9 +139,9 @@ class Mailbox(Generic[T]):
         The signals may be blocked before, so that none is lost.
         """
         fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        before = {one: handler_of(one) for one in numbers}
-        for one in numbers:
-            signal.signal(one, lambda number, _: handle(number))
+        before = {number: handler_of(number) for number in numbers}
+        for number in numbers:
+            signal.signal(number, lambda number, _: handle(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         try:
             with not_inherited(before):

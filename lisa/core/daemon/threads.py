@@ -160,4 +160,4 @@ def grow(threads: list[ServiceThread], thread: ServiceThread) -> None:
 
 def stalled(threads: Iterable[ServiceThread]) -> list[str]:
     """The faults of unhealthy threads, as text."""
-    return [fault for one in threads if (fault := one.fault) is not None]
+    return [fault for thread in threads if (fault := thread.fault) is not None]

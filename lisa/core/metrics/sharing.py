@@ -61,7 +61,9 @@ class Shared:
             found = [self._load(path) for path in [*self._paths(), self._ended]]
         since = time.monotonic() - GONE_AFTER_S
         return merge(
-            one.numbers if one.at > since else lasting(one.numbers) for one in found if one
+            share.numbers if share.at > since else lasting(share.numbers)
+            for share in found
+            if share
         )
 
     def tidy(self) -> None:
@@ -70,7 +72,9 @@ class Shared:
             dead = [path for path in self._paths() if not is_running(int(path.stem))]
             found = [self._load(path) for path in [*dead, self._ended]]
             if dead:
-                self._replace(self._ended, merge(lasting(one.numbers) for one in found if one))
+                self._replace(
+                    self._ended, merge(lasting(share.numbers) for share in found if share)
+                )
             for path in dead:
                 path.unlink()
 

@@ -197,14 +197,14 @@ class TopicNumbers:
         alive = presence.alive(records, self._now_ms)
         self._processes.update(map(presence.process_of, alive))
         for name in self._groups:
-            mine = [one for one in alive if name in one.groups]
-            degraded = {one.name for one in mine if one.state == "degraded"}
+            mine = [consumer for consumer in alive if name in consumer.groups]
+            degraded = {consumer.name for consumer in mine if consumer.state == "degraded"}
             self._add_new("lisa_topic_consumers_alive", name, set(map(presence.process_of, mine)))
             self._add_new("lisa_topic_consumers_degraded", name, degraded)
 
     def _add_new(self, metric: str, group: str, members: set[str]) -> None:
         """Add the number of members that no other shard of the topic has."""
-        new = {(metric, self._label, group, one) for one in members}
+        new = {(metric, self._label, group, member) for member in members}
         if self._is_named:
             new -= self._counted
             self._counted.update(new)
@@ -264,7 +264,7 @@ def read(store: Store) -> Flow[Numbers]:
     now_ms = now_us // 1000
     infos = (yield from store.on_each_node("INFO", "memory")).values()
     # No number for a user who may not run INFO.
-    _add_memory(numbers, [one for one in infos if not isinstance(one, LisaError)])
+    _add_memory(numbers, [info for info in infos if not isinstance(info, LisaError)])
     asked_managers = ("HGETALL", store.keys.managers)
     replies = yield from store.commands_once([asked_managers, *presence.write_trials(store)])
     (managers,) = _readable(store, replies[:1])
@@ -304,18 +304,18 @@ def _read_topics(store: Store, topics: Sequence[Topic], reading: TopicReading) -
         for shard in layout.counted(topic)
     }
     for some in chunks(list(whole), TOPICS_PER_STEP):
-        yield from _read_groups(store, {one: whole[one] for one in some}, reading)
+        yield from _read_groups(store, {shard: whole[shard] for shard in some}, reading)
 
 
 def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) -> Flow[None]:
     """Read the numbers of some shards, each mapped to its topic."""
     now_ms = reading.now_ms
-    asked = [one for topic in whole for one in _head(store, topic, now_ms)]
+    asked = [command for topic in whole for command in _head(store, topic, now_ms)]
     flat = yield from _ask(store, asked)
     size = len(TopicReplies._fields)
     heads = {topic: TopicReplies(*flat[size * i : size * (i + 1)]) for i, topic in enumerate(whole)}
     lines = [(topic, text(name)) for topic in whole for name in sorted(heads[topic].groups or ())]
-    asked = [one for topic, name in lines for one in _group(store, topic, name, now_ms)]
+    asked = [command for topic, name in lines for command in _group(store, topic, name, now_ms)]
     flat = yield from _ask(store, asked)
     size = len(GroupReplies._fields)
     counts = {line: GroupReplies(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}

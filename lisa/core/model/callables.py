@@ -20,8 +20,8 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def check_runs(function: Callable[..., Any]) -> None:
     """Raise ConfigError if a call of a function does not run its code, as that of a generator."""
-    for one in (function, getattr(function, "__call__", None)):  # noqa: B004  an object's own code
-        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+    for code in (function, getattr(function, "__call__", None)):  # noqa: B004  an object's own code
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
             raise ConfigError(
                 f"{function_name(function)} contains yield: a call would return a generator and "
                 "not run its code; remove the yield"

@@ -307,7 +307,7 @@ def encode_tails(bodies: Sequence[object], headers: bytes) -> list[bytes]:
             is_sure = not whole or not (b"null" in whole or _may_lose_keys(bodies, bodies, whole))
             if max(map(len, encoded)) <= LARGEST_BODY_BYTES and is_sure:
                 start = kind + headers
-                return [start + one for one in encoded]
+                return [start + part for part in encoded]
     # Encode one by one to find the body that is refused, or that may contain NaN or lose a key.
     return [encode_tail(body, headers) for body in bodies]
 

@@ -155,7 +155,7 @@ class TopicKeys:
 
     def bodies_and_tombstones(self, ids: Iterable[str]) -> list[str]:
         """The keys of several messages: body and tombstone of the first, then of the next."""
-        return [head + one for one in ids for head in (self._body, self._done)]
+        return [head + message_id for message_id in ids for head in (self._body, self._done)]
 
     def reply(self, call_id: str) -> str:
         """The key of the stored answer to a call, which repeated calls read."""

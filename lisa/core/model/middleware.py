@@ -36,16 +36,16 @@ def passes_on(method: F) -> F:
 def checked(middleware: Iterable[BaseMiddleware]) -> tuple[BaseMiddleware, ...]:
     """The middleware. Raises ConfigError for other objects and for wrong (`async`) methods."""
     found: tuple[Any, ...] = tuple(middleware)
-    for one in found:
-        if isinstance(one, type):
-            raise ConfigError(f"the middleware {_name(one)} is a class; give an object of it")
-        if not isinstance(one, BaseMiddleware):
-            raise ConfigError(f"{one!r} is not middleware; subclass lisa.Middleware")
+    for layer in found:
+        if isinstance(layer, type):
+            raise ConfigError(f"the middleware {_name(layer)} is a class; give an object of it")
+        if not isinstance(layer, BaseMiddleware):
+            raise ConfigError(f"{layer!r} is not middleware; subclass lisa.Middleware")
         for method in (*SEND, *HANDLE):
             needs_async = method.endswith("_async")
-            if inspect.iscoroutinefunction(getattr(one, method)) != needs_async:
+            if inspect.iscoroutinefunction(getattr(layer, method)) != needs_async:
                 verb = "must be" if needs_async else "must not be"
-                raise ConfigError(f"{method} of the middleware {_name(one)} {verb} `async def`")
+                raise ConfigError(f"{method} of the middleware {_name(layer)} {verb} `async def`")
     return found
 
 
@@ -75,14 +75,14 @@ def methods(
     Raises ConfigError if one has only other forms. `user` says in the error what needs the method.
     """
     found = []
-    for one in middleware:
-        own = [form for form in forms if _is_own(one, form)]
+    for layer in middleware:
+        own = [form for form in forms if _is_own(layer, form)]
         if wanted in own:
-            found.append(getattr(one, wanted))
+            found.append(getattr(layer, wanted))
         elif own:
             raise ConfigError(
-                f"{user} needs the method {wanted} of the middleware {_name(one)}, which has only "
-                f"{', '.join(own)}"
+                f"{user} needs the method {wanted} of the middleware {_name(layer)}, which has "
+                f"only {', '.join(own)}"
             )
     return found
 

@@ -431,7 +431,9 @@ class TopicOptions:
         return cls(**values)
 
 
-OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(TopicOptions)}
+OPTIONS: dict[str, Option] = {
+    option.name: option.metadata["option"] for option in fields(TopicOptions)
+}
 """All topic options by name, in the order of the reference."""
 
 

@@ -82,8 +82,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
-    for one in error.exceptions:
-        yield from leaves_of(one)
+    for inner in error.exceptions:
+        yield from leaves_of(inner)
 
 
 def reason_of(error: BaseException) -> str:

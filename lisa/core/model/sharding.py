@@ -142,7 +142,7 @@ PLAIN = Layout()
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in text.split(",") if one)
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 def _shard_names(topic: Topic, counts: Iterable[int]) -> list[Shard]:

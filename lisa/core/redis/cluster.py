@@ -247,8 +247,8 @@ class _Nodes:
                 found = self._pools.get(node)
                 if found is None:
                     members = {*self.topology.members, node}
-                    gone = [one for one in self._pools if one not in members]
-                    self._left += [self._pools.pop(one) for one in gone]
+                    gone = [member for member in self._pools if member not in members]
+                    self._left += [self._pools.pop(member) for member in gone]
                     found = self._pools[node] = self._connect(node)
         return found
 

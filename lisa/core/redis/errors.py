@@ -167,7 +167,7 @@ def _lacking(reason: str) -> str:
     if found := re.search(r"'([a-z|_.-]+)' command", reason):
         return f"the permission +{found[1]}"
     if found := re.search(r"\b[0-9a-f]{40}\b", reason):  # before Redis 7.2: only the script's hash
-        script = next((one for one in loader.names() if loader.load(one).sha == found[0]), "?")
+        script = next((name for name in loader.names() if loader.load(name).sha == found[0]), "?")
         return f"a permission that the script {script!r} needs"
     if "channel" in reason:
         return "the wake channel"

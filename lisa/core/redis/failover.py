@@ -83,7 +83,9 @@ class AsyncSentinels(_LatestEpoch, AsyncSentinel):
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary's address. Raises MasterNotFoundError."""
-        waiting = {asyncio.ensure_future(one.sentinel_masters()) for one in self.sentinels}
+        waiting = {
+            asyncio.ensure_future(sentinel.sentinel_masters()) for sentinel in self.sentinels
+        }
         done: set[asyncio.Future[Any]] = set()
         within_s: float | None = None  # each request has its own timeout
         try:
@@ -94,12 +96,14 @@ class AsyncSentinels(_LatestEpoch, AsyncSentinel):
                 done |= some
                 if not some:
                     break
-                if any(one.exception() is None for one in some):
+                if any(answer.exception() is None for answer in some):
                     within_s = OTHERS_S
         finally:
-            for one in waiting:
-                one.cancel()
-        return self._chosen(service_name, [one.exception() or one.result() for one in done])
+            for answer in waiting:
+                answer.cancel()
+        return self._chosen(
+            service_name, [answer.exception() or answer.result() for answer in done]
+        )
 
 
 class _Watch:
@@ -148,7 +152,9 @@ class _Watch:
     def _step(self) -> bool:
         """Poll once and close stale connections. Returns False if the watch can end."""
         with self._lock:
-            connections = [one for one in self._connections if one.is_connected]
+            connections = [
+                connection for connection in self._connections if connection.is_connected
+            ]
             if connections:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_S:
@@ -167,11 +173,11 @@ class _Watch:
             return True
         self._logged = ""
         self._seen |= primaries
-        left = [one for one in connections if self._is_left(one, primaries)]
-        for one in left:
-            self._shut(one)
+        left = [connection for connection in connections if self._is_left(connection, primaries)]
+        for connection in left:
+            self._shut(connection)
             with self._lock:
-                self._connections.discard(one)  # added again when it reconnects
+                self._connections.discard(connection)  # added again when it reconnects
         if left:
             log.info("%s: closed %d connections to a former primary", self._shown, len(left))
         return True
@@ -212,7 +218,7 @@ def watch_threads() -> list[ServiceThread]:
     """The running failover threads, for health checks."""
     with _watches_lock:
         watches = list(_watches.values())
-    return [thread for one in watches if (thread := one.thread) is not None]
+    return [thread for watch in watches if (thread := watch.thread) is not None]
 
 
 def _forget(key: Hashable, watch: _Watch) -> None:

@@ -197,7 +197,9 @@ def start_task(coroutine: Coroutine[Any, Any, T], name: str | None = None) -> as
 
 def any_runs(aside: set[Any]) -> bool:
     """Whether a thread or task of `Aside` runs. A forked child has no threads of its parent."""
-    return any(not isinstance(one, threading.Thread) or one.is_alive() for one in list(aside))
+    return any(
+        not isinstance(runner, threading.Thread) or runner.is_alive() for runner in list(aside)
+    )
 
 
 def drive(flow: Flow[T], link: Any) -> T:
@@ -310,9 +312,9 @@ def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Fl
     if reply[0] != b"OK":
         return reply  # refused or out of date: nothing was written
     marked, waited = rest
-    for one in (marked, waited):
-        if isinstance(one, Exception):
-            raise one
+    for answer in (marked, waited):
+        if isinstance(answer, Exception):
+            raise answer
     count = waited[1] if wanted.fsync else waited
     if count < wanted.count:
         raise TooFewReplicas(count)

@@ -82,7 +82,7 @@ def _newest(views: Sequence[View]) -> View | None:
     """The view with the latest epoch; on a tie, the one that most nodes report."""
     return max(
         views,
-        key=lambda view: (view.epoch or 0, sum(view.ranges == one.ranges for one in views)),
+        key=lambda view: (view.epoch or 0, sum(view.ranges == other.ranges for other in views)),
         default=None,
     )
 
@@ -147,7 +147,11 @@ class Topology:
     def ranges(self) -> list[tuple[int, int, NodeAddress]]:
         """First slot, last slot and primary of each range, sorted; empty if unknown."""
         view = self._view
-        return [] if view is None else sorted((one[0], one[1], one[2][0]) for one in view.ranges)
+        return (
+            []
+            if view is None
+            else sorted((found[0], found[1], found[2][0]) for found in view.ranges)
+        )
 
     @property
     def members(self) -> list[NodeAddress]:
@@ -226,8 +230,8 @@ class Topology:
         with self._lock:
             self._view, self._owners = view, owners
             self._failed = {one: at for one, at in self._failed.items() if one in view.members}
-            gone = [one for one in self._probes if one not in view.members]
-            probes = [self._probes.pop(one) for one in gone]
+            gone = [node for node in self._probes if node not in view.members]
+            probes = [self._probes.pop(node) for node in gone]
         for probe in probes:
             probe.close()
 
@@ -245,10 +249,12 @@ class Topology:
             is_up = fields.get("cluster_state") == "ok"
             epoch = int(fields.get("cluster_current_epoch", 0))
         ranges = tuple(
-            (int(row[0]), int(row[1]), tuple(self._node(one, node) for one in row[2:]))
+            (int(row[0]), int(row[1]), tuple(self._node(member, node) for member in row[2:]))
             for row in slots
         )
-        ids = frozenset(one[2].decode() for row in slots for one in row[2:] if len(one) > 2)
+        ids = frozenset(
+            member[2].decode() for row in slots for member in row[2:] if len(member) > 2
+        )
         return View(is_up, epoch, ranges, ids)
 
     def _node(self, reported: Sequence[Any], asked: NodeAddress) -> NodeAddress:
@@ -273,12 +279,12 @@ def ask_together(asked: Iterable[A], ask: Callable[[A], T]) -> list[T | Exceptio
             replies.put(error)
 
     count = 0
-    for one in asked:
+    for node in asked:
         count += 1
         try:
-            threading.Thread(target=work, args=(one,), name="lisa-ask", daemon=True).start()
+            threading.Thread(target=work, args=(node,), name="lisa-ask", daemon=True).start()
         except RuntimeError:  # the thread limit is reached, or the process is exiting
-            work(one)
+            work(node)
     found: list[T | Exception] = []
     ends = time.monotonic() + 2 * SENTINEL_TIMEOUT_S  # one for connecting, one for the reply
     with suppress(Empty):

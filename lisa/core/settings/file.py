@@ -78,7 +78,7 @@ def _with_texts(node: Any, done: dict[int, Any]) -> Any:
         node.tag, [], node.start_mark, node.end_mark, node.flow_style
     )
     if isinstance(node, yaml.SequenceNode):
-        made.value += [_with_texts(one, done) for one in node.value]
+        made.value += [_with_texts(child, done) for child in node.value]
         return made
     for key, value in node.value:
         name = snake(key.value) if isinstance(key, yaml.ScalarNode) else ""

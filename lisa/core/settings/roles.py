@@ -197,12 +197,13 @@ class ManagerSettings(DaemonSettings):
     @model_validator(mode="after")
     def _schedules_differ(self) -> Self:
         seen: set[tuple[str, str]] = set()
-        for one in self.schedules:
-            if (one.topic, one.name) in seen:
+        for schedule in self.schedules:
+            if (schedule.topic, schedule.name) in seen:
                 raise ValueError(
-                    f"schedule {one.name!r} of topic {one.topic!r} is listed twice; remove one"
+                    f"schedule {schedule.name!r} of topic {schedule.topic!r} is listed twice; "
+                    "remove one"
                 )
-            seen.add((one.topic, one.name))
+            seen.add((schedule.topic, schedule.name))
         return self
 
     def _shared_options(self) -> Mapping[str, object]:

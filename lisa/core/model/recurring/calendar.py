@@ -102,7 +102,7 @@ class _Field:
 
     def values(self, text: str) -> list[int]:
         """The values of a comma list of `*`, `a` and `a-b`, each with an optional step."""
-        return sorted({one for item in text.split(",") for one in self._of_item(item, text)})
+        return sorted({value for item in text.split(",") for value in self._of_item(item, text)})
 
     def _of_item(self, item: str, whole: str) -> range:
         body, slash, step_text = item.partition("/")

@@ -87,7 +87,7 @@ def _substituted(value: Any, values: dict[str, Any]) -> Any:
             return values[value[2:-1]]
         return _text(value, values)
     if isinstance(value, list):
-        return [_substituted(one, values) for one in value]
+        return [_substituted(item, values) for item in value]
     if isinstance(value, dict):
         return {key: _substituted(one, values) for key, one in value.items()}
     return value

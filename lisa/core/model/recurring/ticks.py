@@ -186,7 +186,7 @@ def _advance_made(
     """The occurrence of the tick exists: create those that were missed since, and the next one."""
     tick = record.tick or 0
     missed = _wanted(record, [tick, now_ms])
-    late = [one for one in missed if one < now_ms - ON_TIME_MS]
+    late = [tick for tick in missed if tick < now_ms - ON_TIME_MS]
     is_one = record.definition.catch_up is CatchUp.ONE
     drops: list[int] = []
     if may_swap and late and (is_one or len(late) >= record.definition.max_caught_up):
