@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from lisa.core.model.extras import requires
+
 if TYPE_CHECKING:
     from lisa.pipeline.archive import Archive, open_archive
     from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
@@ -62,7 +64,8 @@ def __getattr__(name: str) -> object:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    with requires("pipeline"):
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return value
 
 

@@ -81,7 +81,8 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
 def test_a_missing_extra_is_named_wherever_an_import_needs_it() -> None:
     program = """
 import sys
-sys.modules["pydantic"] = sys.modules["apscheduler"] = sys.modules["opentelemetry"] = None
+for package in ("pydantic", "apscheduler", "opentelemetry", "pyspark"):
+    sys.modules[package] = None
 import lisa
 for needs in (
     "from lisa import Manager",
@@ -90,6 +91,7 @@ for needs in (
     "lisa.Producer.from_config()",
     "lisa.Consumer.from_config()",
     "import lisa.otel",
+    "from lisa.pipeline import LOG_SCHEMA",
 ):
     try:
         exec(needs)
@@ -103,6 +105,7 @@ for needs in (
         f"apscheduler {install}[test]'",
         *[f"pydantic {install}[standard]'"] * 2,
         f"opentelemetry {install}[otel]'",
+        f"pyspark {install}[pipeline]'",
     ]
 
 
