@@ -111,7 +111,9 @@ def test_settings_from_the_environment_or_a_file(
 
     path, pauses = tmp_path / "lisa.yml", list[float]()
     path.write_text("lisa-delay-queue: {durability: replicas(1), patience: 0s}\n")
-    monkeypatch.setattr("lisa.core.redis.flow.time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(
+        "lisa.core.redis.flow.time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    )
     lisa("send", "orders", "41", "--id", "a", "--delay", "1h")
     away = f"redis://127.0.0.1:{free_port()}/0"
     for environment in (
