@@ -3,26 +3,40 @@
 -- reclaimed) still settles the message in any state, if the send token matches.
 -- The body is deleted with the last group that owes it. A repeated call returns r: tombstones and
 -- marks outlast the time in which callers repeat a call.
+-- Features: strays (deliveries that the group no longer holds, or that are given twice), groups,
+-- journal.
 -- KEYS  the prelude's, then by columns for each delivery: body, done
 -- ARGV  own group's number; the final state (acked, or expired for one opened past its ttl);
---       1 if all entries differ, else 0; lateness letters and the highest lateness to keep; n;
+--       lateness letters and the highest lateness to keep; n;
 --       n each of id, entry, tombstone without its last field (guard, state, due, attempt)
 -- Returns {'OK', letters}: a settled, l settled late, s stale, r settled by an earlier call;
---       {'GROUPS', ...}
+--       {'GROUPS', ...}; {'FEATURES', ...}
+local own, state, buckets = tonumber(ARGV[ARGS + 1]), ARGV[ARGS + 2], ARGV[ARGS + 3]
+local n = tonumber(ARGV[ARGS + 4])
+local ID, ENTRY, STONE = ARGS + 4, ARGS + 4 + n, ARGS + 4 + 2 * n
+local BODY, DONE = ID_KEYS, ID_KEYS + n
+
 local changed = changed_groups()
 if changed then return changed end
 
-local own = tonumber(ARGV[ARGS + 1])
-local group, state, distinct = groups[own], ARGV[ARGS + 2], ARGV[ARGS + 3] == '1'
-local buckets, n = ARGV[ARGS + 4], tonumber(ARGV[ARGS + 5])
-local ID, ENTRY, STONE = ARGS + 5, ARGS + 5 + n, ARGS + 5 + 2 * n
-local BODY, DONE = ID_KEYS, ID_KEYS + n
+local group = groups[own]
 local _, now = clock()
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
-begin_freeing()
+if not USES.journal then
+  if is_journaled() then return {'FEATURES', 'journal'} end
+end
+if not USES.strays then
+  for i = 1, n do
+    if indexed[i] ~= ARGV[ENTRY + i] then return {'FEATURES', 'strays'} end
+  end
+end
 
--- Ids already settled by this call, which may contain an older delivery of the same message.
-local seen = {}
+local outcomes, lateness, late, stale = string.rep('a', n), string.sub(buckets, 1, n), 0, 0
+local highest = string.sub(buckets, n + 1)
+
+-- Ids already settled by this call, which may contain an older delivery of the same message; and those
+-- that are settled late.
+local seen, is_late
 
 -- A late success: removes the message from the group, if it is the same message. A message that only
 -- exceeded its ttl is kept, because it may have a new due time and a new ttl.
@@ -48,80 +62,87 @@ local function settle_late(i)
   return same and string.match(stone, '^.........(%a+)') == state and 'r' or 's'
 end
 
-local all_match = distinct
-for i = 1, n do all_match = all_match and indexed[i] == ARGV[ENTRY + i] end
+-- Leaves the deliveries of these numbers in the columns.
+local function keep(numbers)
+  for k, i in ipairs(numbers) do
+    ARGV[ID + k], ARGV[STONE + k], KEYS[BODY + k], KEYS[DONE + k] =
+      ARGV[ID + i], ARGV[STONE + i], KEYS[BODY + i], KEYS[DONE + i]
+  end
+  n = #numbers
+end
 
-local outcomes, lateness, gone, late, stale = nil, string.sub(buckets, 1, n), {}, 0, 0
-if all_match then
-  for i = 1, n do gone[i] = i end
-  outcomes = string.rep('a', n)
-  drop_entries(group, {unpack(ARGV, ID + 1, ID + n)}, indexed)
-  forget_failures(group, {unpack(ARGV, ID + 1, ID + n)})
-else
-  local letters, ids, entries, counted = {}, {}, {}, {}
+if USES.strays then
+  begin_freeing()
+  local letters, held, held_entries, gone = {}, {}, {}, {}
+  seen, is_late, lateness = {}, {}, ''
   for i = 1, n do
     local id = ARGV[ID + i]
-    if indexed[i] == ARGV[ENTRY + i] then
-      letters[i] = seen[id] and 'r' or 'a'
-    else
+    if indexed[i] ~= ARGV[ENTRY + i] then
       letters[i] = settle_late(i)
+    else
+      letters[i] = seen[id] and 'r' or 'a'
     end
-    if letters[i] == 'a' or letters[i] == 'l' then seen[id] = true end
     if letters[i] == 'a' then
-      ids[#ids + 1], entries[#entries + 1] = id, indexed[i]
-      counted[#counted + 1] = string.sub(buckets, i, i)
-      gone[#gone + 1] = i
-    elseif letters[i] == 'l' then
-      late = late + 1
-      gone[#gone + 1] = i
-    elseif letters[i] == 's' then
-      stale = stale + 1
+      held[#held + 1], held_entries[#held_entries + 1] = id, indexed[i]
+      lateness = lateness .. string.sub(buckets, i, i)
     end
+    if letters[i] == 'l' then late, is_late[id] = late + 1, true end
+    if letters[i] == 's' then stale = stale + 1 end
+    if letters[i] == 'a' or letters[i] == 'l' then seen[id], gone[#gone + 1] = true, i end
   end
-  if #ids > 0 then
-    drop_entries(group, ids, entries)
-    forget_failures(group, ids)
-  end
-  outcomes, lateness = table.concat(letters), table.concat(counted)
+  if #held > 0 then drop_entries(group, held, held_entries) end
+  outcomes, highest = table.concat(letters), lateness ~= '' and highest or ''
+  keep(gone)
+else
+  drop_entries(group, {unpack(ARGV, ID + 1, ID + n)}, indexed)
 end
 
-local ids, bodies, dones, stones, ending = {}, {}, {}, {}, int(now)
-local events, journaled = {}, #gone > 0 and is_journaled()
-local function tell(i, ends)
-  local due, attempt = string.match(ARGV[STONE + i], '^.........[^,]*,([^,]*),([^,]*)')
-  local event = {ARGV[ID + i], state, group.name, attempt, 'due', due}
-  if ends then event[7], event[8] = 'end', 1 end
-  if string.sub(outcomes, i, i) == 'l' then
-    event[#event + 1], event[#event + 2] = 'reason', 'after its lease had ended'
+-- What is stored about few messages.
+local has_more = n > 0
+  and call('EXISTS', POLICY, EXPIRY, group.attempts, group.reasons, group.leases) > 0
+if has_more then forget_failures(group, {unpack(ARGV, ID + 1, ID + n)}) end
+
+local settled, still_owed = n, nil
+if USES.groups then
+  still_owed = owed_among({unpack(ARGV, ID + 1, ID + n)})
+end
+if USES.journal then
+  local events = {}
+  for i = 1, is_journaled() and n or 0 do
+    local id = ARGV[ID + i]
+    local due, attempt = string.match(ARGV[STONE + i], '^.........[^,]*,([^,]*),([^,]*)')
+    local event = {id, state, group.name, attempt, 'due', due}
+    if not (still_owed and still_owed[id]) then event[7], event[8] = 'end', 1 end
+    if is_late and is_late[id] then
+      event[#event + 1], event[#event + 2] = 'reason', 'after its lease had ended'
+    end
+    events[i] = event
   end
-  events[#events + 1] = event
+  journal(events)
 end
-local owed = {}
-if GROUP_COUNT > 1 then
-  local settled = {}
-  for k, i in ipairs(gone) do settled[k] = ARGV[ID + i] end
-  owed = owed_among(settled)
-end
-for _, i in ipairs(gone) do
-  local body, still_owed = KEYS[BODY + i], owed[ARGV[ID + i]]
-  if journaled then tell(i, not still_owed) end
-  if still_owed then
-    mark_partly_settled(body)
-  else
-    local k = #ids + 1
-    ids[k], bodies[k], dones[k] = ARGV[ID + i], body, KEYS[DONE + i]
-    stones[k] = ARGV[STONE + i] .. ending
+if USES.groups then
+  local ended = {}
+  for i = 1, n do
+    if still_owed[ARGV[ID + i]] then mark_partly_settled(KEYS[BODY + i]) else ended[#ended + 1] = i end
   end
+  keep(ended)
 end
-finish(ids, bodies, dones, stones)
+if n > 0 then
+  call('UNLINK', unpack(KEYS, BODY + 1, BODY + n))
+  if has_more then forget_policies({unpack(ARGV, ID + 1, ID + n)}) end
+  local stones, settled_at = sized(2 * n + 2), int(now)
+  for i = 1, n do
+    stones[2 * i - 1], stones[2 * i] = KEYS[DONE + i], ARGV[STONE + i] .. settled_at
+  end
+  keep_tombstones(stones, 2 * n)
+end
 if state == 'acked' then
-  count('acked', #gone, group)
+  count('acked', settled, group)
   count_lateness(group, lateness)
-  if lateness ~= '' then keep_highest(group.name, string.sub(buckets, n + 1)) end
+  keep_highest(group.name, highest)
 else
-  count(state, #ids)
+  count(state, n)
 end
-journal(events)
 count('acked_late', late, group)
 count('stale', stale, group)
 return {'OK', outcomes}

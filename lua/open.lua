@@ -130,7 +130,7 @@ if paused and #kept > 0 then
     suspects[back[k]] = fields and field(fields, 'suspect')
     found[i] = false
   end
-  add_ready(group, back, dues, failed_attempts(group, back), suspects)
+  add_ready(group, paired(back, dues), failed_attempts(group, back), suspects)
   drop_entries(group, {}, old)
   call('ZREM', group.leases, unpack(back))
 elseif own_timeout ~= '' then

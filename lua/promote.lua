@@ -5,38 +5,83 @@
 -- Late policies decide here, before a message is first promoted; retries have none. Of messages more
 -- than RAMP_LATE_MS late, a topic with a ramp promotes only as many as the ramp allows since the last
 -- call of any manager, and at most a tenth of a second's at once.
--- An entry may carry the ack timeout and the envelope of its message, so that a consumer that waits
--- for the entry need not ask for them: only in a topic with one group and few messages in its
--- stream, without ttls and journal, on a first attempt, and for a short body that the caller expected.
--- KEYS  the prelude's, then the bodies of messages that the caller expects to be due
+-- Features: retries, ttl, late, ramp, journal.
+-- KEYS  the prelude's
 -- ARGV  maximum messages to move in this call
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
---       messages promoted from waiting so far (0 if paused), {the ids to expect next, half as many
---       again as moved, at most 24}, id to end, ...}; {'GROUPS', ...}.
---       With several groups, the overdue retries of a full group affect neither the next due time
---       nor the cut-short flag: they wait for room. Ids past their ttl, or too late for a late
---       policy, are not moved: only a script that has their bodies' keys may end them (expire).
+--       messages promoted from waiting so far (0 if paused), id to end, ...}; {'GROUPS', ...};
+--       {'FEATURES', ...}. With several groups, the overdue retries of a full group affect neither the
+--       next due time nor the cut-short flag: they wait for room. Ids past their ttl, or too late for a
+--       late policy, are not moved: only a script that has their bodies' keys may end them (expire).
+local most = tonumber(ARGV[ARGS + 1])
+
 local changed = changed_groups()
 if changed then return changed end
 
 local now_us, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval', 'ack_timeout')
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
-local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
-if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval, 0, {}} end
-if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval, 0, {}} end
+local interval = tonumber(settings[3] or DEFAULT.promote_interval) + 0
+local paused = settings[1] == '1' and 1 or 0
+if paused == 1 or GROUP_COUNT == 0 then return {'OK', 0, '', '', now, paused, 0, interval, 0} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
-local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
+local limit = math.max(1, math.floor(math.min(most, 250) / GROUP_COUNT))
 
--- Due ids of a sorted set as {ids, dues}; ids past their ttl, and of waiting those that are too late,
--- are collected separately.
-local has_ttls = call('EXISTS', EXPIRY) == 1
-local expired, is_expired, cut = {}, {}, 0
+local found = call('ZRANGEBYSCORE', WAITING, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+local lateness = found[2] and now - tonumber(found[2]) or 0
+local cut = #found == 2 * limit and 1 or 0
+
+if not USES.journal then
+  if settings[4] == '1' then return {'FEATURES', 'journal'} end
+end
+if not USES.ttl or not USES.retries then
+  local retry, attempts = groups[1].retry, groups[1].attempts
+  if call('EXISTS', EXPIRY, retry, attempts) > 0 then
+    if not USES.ttl then
+      if call('EXISTS', EXPIRY) == 1 then return {'FEATURES', 'ttl'} end
+    end
+    if not USES.retries then
+      if call('EXISTS', retry, attempts) > 0 then return {'FEATURES', 'retries'} end
+    end
+  end
+end
+if not USES.late or not USES.ramp then
+  if lateness >= MIN_LATE_MS then
+    local set = call('HMGET', OPTIONS, 'late', 'own_late', 'ramp')
+    if not USES.late then
+      if set[1] or set[2] then return {'FEATURES', 'late'} end
+    end
+    if not USES.ramp then
+      if set[3] then return {'FEATURES', 'ramp'} end
+    end
+  end
+end
+
+-- The ids that are past their ttl, or too late; the ids in waiting that a ramp lets through.
+local ending, is_ending, ramped
+
+local has_ttls = USES.ttl and call('EXISTS', EXPIRY) == 1
+local topics_late, may_be_own
+if USES.late then
+  if lateness >= MIN_LATE_MS then topics_late, may_be_own = late_policies() end
+end
+
+-- Whether a message is past its ttl, or, in waiting, too late.
+local function is_over(id, due, waits)
+  local ends = has_ttls and call('ZSCORE', EXPIRY, id)
+  if ends and tonumber(ends) <= now then return true end
+  if USES.late then
+    if waits and (topics_late or may_be_own) then
+      local own = may_be_own and call('HGET', POLICY, id)
+      if late_action(id, tonumber(due), now, topics_late, own) then return true end
+    end
+  end
+  return false
+end
 
 -- The ramp of a topic with a backlog: the pause between two of its messages and the instant up to
 -- which the ramp is used, in us; nil without any. The instant is at most a tenth of a second old.
-local ramp
 local function read_ramp()
   local set = call('HMGET', OPTIONS, 'ramp', 'ramped')
   local many, per, order = string.match(set[1] or '', '^(%d+),(%d+),(%a+)$')
@@ -44,86 +89,68 @@ local function read_ramp()
   local pause = tonumber(per) * 1000 / tonumber(many)
   local used = math.max(tonumber(set[2] or 0), now_us - math.max(pause, 100000))
   if used > now_us then used = now_us end -- the clock was set back
-  return {pause = pause, used = used, is_newest_first = order == 'newest', taken = {}}
+  return {pause = pause, used = used, is_newest_first = order == 'newest'}
 end
 
 -- The due messages that are on time, and those of the backlog up to the ramp's budget, in order of
 -- due time. Those that end need no budget.
-local function due_on_ramp(is_over, may_end)
+local function due_on_ramp(ramp)
   local from = int(now - RAMP_LATE_MS)
-  local found = call('ZRANGEBYSCORE', WAITING, '(' .. from, int(now), 'WITHSCORES', 'LIMIT', 0, limit)
-  if #found == 2 * limit then cut = 1 end
+  local on_time = call('ZRANGEBYSCORE', WAITING, '(' .. from, int(now), 'WITHSCORES', 'LIMIT', 0, limit)
+  cut = #on_time == 2 * limit and 1 or 0
   -- Half a microsecond more, because a pause with a fraction loses some of it in the difference.
-  local budget = math.min(math.floor((now_us - ramp.used + 0.5) / ramp.pause), limit - #found / 2)
-  local most = may_end and limit or budget
+  local budget = math.min(math.floor((now_us - ramp.used + 0.5) / ramp.pause), limit - #on_time / 2)
+  local may_end = has_ttls or topics_late or may_be_own
+  local read = may_end and limit or budget
   local late = ramp.is_newest_first
-    and call('ZRANGE', WAITING, from, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most, 'WITHSCORES')
-    or call('ZRANGEBYSCORE', WAITING, '-inf', from, 'WITHSCORES', 'LIMIT', 0, most)
+    and call('ZRANGE', WAITING, from, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, read, 'WITHSCORES')
+    or call('ZRANGEBYSCORE', WAITING, '-inf', from, 'WITHSCORES', 'LIMIT', 0, read)
   local all, taken = {}, 0
   for i = 1, #late, 2 do
-    local is_ending = is_over(late[i], late[i + 1])
-    if is_ending or taken < budget then
-      if not is_ending then ramp.taken[late[i]], taken = true, taken + 1 end
+    local ends = is_over(late[i], late[i + 1], true)
+    if ends or taken < budget then
+      if not ends then ramped[late[i]], taken = true, taken + 1 end
       local at = ramp.is_newest_first and 1 or #all + 1
       table.insert(all, at, late[i])
       table.insert(all, at + 1, late[i + 1])
     end
   end
-  for i = 1, #found do all[#all + 1] = found[i] end
+  for i = 1, #on_time do all[#all + 1] = on_time[i] end
   return all
 end
 
-local function due_of(zset, waits_for_room)
-  local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
-  local late, own_late, lateness = nil, nil, 0
-  if zset == WAITING and found[2] then lateness = now - tonumber(found[2]) end
-  if lateness >= MIN_LATE_MS then late, own_late = late_policies() end
-  if lateness >= RAMP_LATE_MS then ramp = read_ramp() end
-
-  -- Whether a message is past its ttl, or too late.
-  local function is_over(id, due)
-    local ends = has_ttls and call('ZSCORE', EXPIRY, id)
-    if ends and tonumber(ends) <= now then return true end
-    if not (late or own_late) then return false end
-    return late_action(id, tonumber(due), now, late, own_late and call('HGET', POLICY, id))
-  end
-
-  if ramp and zset == WAITING then
-    found = due_on_ramp(is_over, has_ttls or late or own_late)
-  elseif #found == 2 * limit and not waits_for_room then
-    cut = 1
-  end
-  local ids, dues, n = {}, {}, 0
-  for i = 1, #found, 2 do
-    local id = found[i]
-    if is_over(id, found[i + 1]) then
-      if not is_expired[id] then expired[#expired + 1] = id end
-      is_expired[id] = true
-    else
-      n = n + 1
-      ids[n], dues[n] = id, found[i + 1]
-    end
-  end
-  return {ids = ids, dues = dues}
+local ramp
+if USES.ramp then
+  ramp, ramped = lateness >= RAMP_LATE_MS and read_ramp(), {}
+  if ramp then found = due_on_ramp(ramp) end
 end
 
--- Merges two lists ordered by due time; `from` records the list that each id came from.
-local function merge(a, b)
-  local ids, dues, from, i, j = {}, {}, {}, 1, 1
-  while a.ids[i] or b.ids[j] do
-    local left = a.ids[i] and (not b.ids[j] or tonumber(a.dues[i]) <= tonumber(b.dues[j]))
-    local k = #ids + 1
-    if left then
-      ids[k], dues[k], from[k], i = a.ids[i], a.dues[i], 'waiting', i + 1
-    else
-      ids[k], dues[k], from[k], j = b.ids[j], b.dues[j], 'retry', j + 1
+-- Those of some pairs of an id and its due time that do not end.
+local function without_ending(pairs, waits)
+  local kept = {}
+  for k = 1, #pairs, 2 do
+    local id, due = pairs[k], pairs[k + 1]
+    if not is_over(id, due, waits) then
+      kept[#kept + 1], kept[#kept + 2] = id, due
+    elseif not is_ending[id] then
+      ending[#ending + 1], is_ending[id] = id, true
     end
   end
-  return ids, dues, from
+  return kept
 end
 
-local waiting = due_of(WAITING)
-local full, is_full, moved, leaving = {}, {}, 0, {}
+if USES.ttl or USES.late then
+  ending, is_ending = {}, {}
+  if has_ttls or topics_late or may_be_own then found = without_ending(found, true) end
+end
+
+-- The names of the groups without room, and these groups.
+local full, is_full = '', nil
+
+local function note_full(group)
+  full = full == '' and group.name or full .. ',' .. group.name
+  if is_full then is_full[group] = true end
+end
 
 local function is_due(score) return score and score <= now end
 
@@ -132,119 +159,140 @@ local function is_due(score) return score and score <= now end
 -- find those past their ttl.
 local function wanted_by(group)
   local free = GROUP_COUNT > 1 and room(group, max_ready, limit)
-  if free and free <= 0 then
-    local overdue = is_due(head(group.retry)) and 1 or 0
-    if overdue == 1 and has_ttls then overdue = #due_of(group.retry, true).ids end
-    return {ids = {}, dues = {}}, overdue, free
-  end
-  local again = due_of(group.retry)
-  local wanted = #waiting.ids + #again.ids
-  return again, #again.ids, free or wanted > 0 and room(group, max_ready, wanted) or 0
+  local is_blocked = free and free <= 0
+  if is_blocked and not is_due(head(group.retry)) then return {}, 0, free end
+  if is_blocked and not has_ttls then return {}, 1, free end
+  local again = call('ZRANGEBYSCORE', group.retry, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  if not is_blocked and #again == 2 * limit then cut = 1 end
+  if has_ttls then again = without_ending(again, false) end
+  if is_blocked then return {}, #again / 2, free end
+  local wanted = (#found + #again) / 2
+  return again, #again / 2, free or wanted > 0 and room(group, max_ready, wanted) or 0
 end
 
--- The messages that one group takes: `retried` leave its retry; `held`, without room, move to its
--- retry. With one group, `leaving` collects the ids that leave the topic's waiting.
-local function plan_for(group)
+-- The messages that one group takes, of waiting and of its retry, in order of due time: `retried` leave
+-- its retry; `held`, without room, move to its retry. With one group, `leaving` collects the ids that
+-- leave waiting.
+local function plan_with_retries(group, leaving)
   local again, retries, free = wanted_by(group)
-  local wanted = #waiting.ids + retries
-  if wanted > 0 and free < math.min(wanted, limit) then
-    full[#full + 1], is_full[group] = group.name, true
-  end
-  if retries == 0 and wanted <= math.min(free, limit) then
-    if GROUP_COUNT == 1 then leaving = waiting.ids end
-    return {ids = waiting.ids, dues = waiting.dues, retried = {}, held = {}}
-  end
-  local plan = {ids = {}, dues = {}, retried = {}, held = {}}
-  local ids, dues, from = merge(waiting, again)
-  for k, id in ipairs(ids) do
-    if k <= free and k <= limit then
-      plan.ids[k], plan.dues[k] = id, dues[k]
-      if from[k] == 'retry' then
-        plan.retried[#plan.retried + 1] = id
-      elseif GROUP_COUNT == 1 then
-        leaving[#leaving + 1] = id
-      end
-    elseif GROUP_COUNT > 1 and from[k] == 'waiting' then
-      plan.held[#plan.held + 1] = dues[k]
-      plan.held[#plan.held + 1] = id
+  local wanted = #found / 2 + retries
+  if wanted > 0 and free < math.min(wanted, limit) then note_full(group) end
+  local plan, taken, i, j = {pairs = {}, retried = {}, held = {}}, 0, 1, 1
+  while found[i] or again[j] do
+    local is_first = found[i] and (not again[j] or tonumber(found[i + 1]) <= tonumber(again[j + 1]))
+    local id, due
+    if is_first then
+      id, due, i = found[i], found[i + 1], i + 2
+    else
+      id, due, j = again[j], again[j + 1], j + 2
+    end
+    if taken < free and taken < limit then
+      taken = taken + 1
+      plan.pairs[2 * taken - 1], plan.pairs[2 * taken] = id, due
+      local left = is_first and leaving or plan.retried
+      if not is_first or GROUP_COUNT == 1 then left[#left + 1] = id end
+    elseif is_first and GROUP_COUNT > 1 then
+      plan.held[#plan.held + 1], plan.held[#plan.held + 2] = due, id
     end
   end
   return plan
 end
 
-local plans = {}
-for g, group in ipairs(groups) do
-  plans[g] = plan_for(group)
-  moved = moved + #plans[g].ids
-end
-if GROUP_COUNT > 1 then leaving = waiting.ids end
-
-local events = {}
-local function tell(group, plan, failed)
-  for k, id in ipairs(plan.ids) do
-    local attempt = failed and tonumber(failed[k] or 0) + 1 or 1
-    events[#events + 1] = {id, 'ready', group.name, attempt, 'due', plan.dues[k]}
+-- What each group takes, and the ids that leave waiting. Without retries the only group takes what is
+-- due, as far as it has room.
+local plans, leaving, moved = nil, nil, 0
+if USES.retries then
+  plans, leaving, is_full = {}, {}, {}
+  for g, group in ipairs(groups) do
+    plans[g] = plan_with_retries(group, leaving)
+    moved = moved + #plans[g].pairs / 2
   end
-  for k = 2, #plan.held, 2 do
-    local id = plan.held[k]
+  if GROUP_COUNT > 1 then
+    for k = 1, #found, 2 do leaving[#leaving + 1] = found[k] end
+  end
+else
+  moved = #found / 2
+  local free = moved > 0 and math.max(0, room(groups[1], max_ready, moved)) or 0
+  if free < moved then
+    note_full(groups[1])
+    for k = 2 * free + 1, 2 * moved do found[k] = nil end
+    moved = free
+  end
+  leaving = sized(moved)
+  for k = 1, moved do leaving[k] = found[2 * k - 1] end
+end
+
+local events
+
+local function tell(group, pairs, failed, held)
+  for k = 1, #pairs, 2 do
+    local attempt = failed and tonumber(failed[(k + 1) / 2] or 0) + 1 or 1
+    events[#events + 1] = {pairs[k], 'ready', group.name, attempt, 'due', pairs[k + 1]}
+  end
+  for k = 2, #held, 2 do
+    local id = held[k]
     events[#events + 1] = {id, 'retry', group.name, call('HGET', group.attempts, id) or 0,
-      'due', plan.held[k - 1], 'reason', 'group is full'}
+      'due', held[k - 1], 'reason', 'group is full'}
   end
 end
 
--- The envelopes that entries carry, by id.
-local carried = {}
-local carries = GROUP_COUNT == 1 and not has_ttls and settings[3] ~= '1'
-if carries and #KEYS > ID_KEYS and call('XLEN', groups[1].ready) < BODIES_IN_ENTRIES then
-  local leaves = {}
-  for _, id in ipairs(leaving) do leaves[id] = true end
-  for k = ID_KEYS + 1, #KEYS do
-    local id = string.sub(KEYS[k], #WAITING - 1)
-    local body = leaves[id] and call('GETRANGE', KEYS[k], 0, BYTES_IN_ENTRY) or ''
-    if body ~= '' and #body <= BYTES_IN_ENTRY then carried[id] = body end
-  end
+if USES.journal then
+  events = {}
 end
-
-if moved > 0 or #leaving > 0 then begin_freeing() end
+if #leaving > 0 or moved > 0 then begin_freeing() end
 for g, group in ipairs(groups) do
-  local plan = plans[g]
-  local failed = failed_attempts(group, plan.ids)
-  local suspects = failed and suspects_among(group, plan.retried)
-  add_ready(group, plan.ids, plan.dues, failed, suspects, carried, settings[5] or DEFAULT.ack_timeout)
-  if settings[3] == '1' then tell(group, plan, failed) end
-  if #plan.held > 0 then call('ZADD', group.retry, unpack(plan.held)) end
-  if #plan.retried > 0 then call('ZREM', group.retry, unpack(plan.retried)) end
-end
-if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
-count('promoted', #leaving)
-journal(events)
-if ramp and #leaving > 0 then
-  for _, id in ipairs(leaving) do
-    if ramp.taken[id] then ramp.used = ramp.used + ramp.pause end
+  local pairs, failed, suspects, held = found, nil, nil, nil
+  if USES.retries then
+    local plan, ids = plans[g], {}
+    pairs, held = plan.pairs, plan.held
+    for k = 1, #pairs, 2 do ids[#ids + 1] = pairs[k] end
+    failed = failed_attempts(group, ids)
+    suspects = failed and suspects_among(group, plan.retried)
   end
-  call('HSET', OPTIONS, 'ramped', int(ramp.used))
+  if USES.journal then
+    if settings[4] == '1' then tell(group, pairs, failed, held or {}) end
+  end
+  add_ready(group, pairs, failed, suspects)
+  if USES.retries then
+    local retried = plans[g].retried
+    if #held > 0 then call('ZADD', group.retry, unpack(held)) end
+    if #retried > 0 then call('ZREM', group.retry, unpack(retried)) end
+  end
+end
+local total
+if #leaving > 0 then
+  call('ZREM', WAITING, unpack(leaving))
+  total = call('HINCRBY', STATS, 'promoted', #leaving)
+end
+if USES.journal then
+  journal(events)
+end
+if USES.ramp then
+  if ramp and #leaving > 0 then
+    for _, id in ipairs(leaving) do
+      if ramped[id] then ramp.used = ramp.used + ramp.pause end
+    end
+    call('HSET', OPTIONS, 'ramped', int(ramp.used))
+  end
 end
 
-local next_ids, next_due = {}, nil
-local next_count = carries and math.max(1, math.min(math.floor(1.5 * moved), 24)) or 1
-local first = call('ZRANGE', WAITING, 0, next_count - 1, 'WITHSCORES')
-if first[1] then next_due = tonumber(first[2]) end
--- What the ramp holds back is due for the next call once its budget allows for a message, and not
--- before 20 ms have passed, or calls for single messages would cost more than they move.
-if ramp and next_due and next_due <= now - RAMP_LATE_MS then
-  first = {}
-  local on_time = call('ZRANGEBYSCORE', WAITING, '(' .. int(now - RAMP_LATE_MS), '+inf', 'WITHSCORES',
-    'LIMIT', 0, 1)
-  next_due = math.max(now + 20, math.ceil((ramp.used + ramp.pause) / 1000))
-  if on_time[1] then next_due = math.min(next_due, tonumber(on_time[2])) end
+local next_due = head(WAITING)
+if USES.ramp then
+  -- What the ramp holds back is due for the next call once its budget allows for a message, and not
+  -- before 20 ms have passed, or calls for single messages would cost more than they move.
+  if ramp and next_due and next_due <= now - RAMP_LATE_MS then
+    local on_time = call('ZRANGEBYSCORE', WAITING, '(' .. int(now - RAMP_LATE_MS), '+inf', 'WITHSCORES',
+      'LIMIT', 0, 1)
+    next_due = math.max(now + 20, math.ceil((ramp.used + ramp.pause) / 1000))
+    if on_time[1] then next_due = math.min(next_due, tonumber(on_time[2])) end
+  end
 end
-if carries then
-  for k = 1, #first, 2 do next_ids[#next_ids + 1] = first[k] end
+if USES.retries then
+  for _, group in ipairs(groups) do
+    local due = head(group.retry)
+    local waits_for_room = GROUP_COUNT > 1 and is_full[group] and is_due(due)
+    if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
+  end
 end
-for _, group in ipairs(groups) do
-  local due = head(group.retry)
-  local waits_for_room = GROUP_COUNT > 1 and is_full[group] and is_due(due)
-  if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
-end
-return {'OK', moved, table.concat(full, ','), next_due and int(next_due) or '', int(now), 0, cut, interval,
-  tonumber(call('HGET', STATS, 'promoted') or 0), next_ids, unpack(expired)}
+return {'OK', moved, full, next_due and int(next_due) or '', now, 0, cut, interval,
+  total or tonumber(call('HGET', STATS, 'promoted') or 0), unpack(ending or {})}

@@ -121,7 +121,7 @@ if #cleared > 0 then drop_entries(group, {}, cleared) end
 
 if #back > 0 then
   local failed = failed_attempts(group, back)
-  add_ready(group, back, dues_back, failed, suspects)
+  add_ready(group, paired(back, dues_back), failed, suspects)
   drop_entries(group, {}, old)
   count('released', #back, group)
   if is_journaled() then

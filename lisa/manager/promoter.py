@@ -262,7 +262,6 @@ class Promoter:
         self._last: dict[str, float] = {}
         self._paces = defaultdict[str, _Pace](_Pace)
         self._polled_up_to = ""
-        self._expected: dict[str, Sequence[str]] = {}
         self._unreadable: set[str] = set()
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
@@ -270,7 +269,7 @@ class Promoter:
         full = self._backpressure.full
         outcomes: dict[str, Outcome] = {**self._backpressure.postponed(topics)} if full else {}
         calls = [
-            Promote(topic, self._batches.get(topic, LARGEST_BATCH), self._expected.pop(topic, ()))
+            Promote(topic, self._batches.get(topic, LARGEST_BATCH))
             for topic in topics
             if topic not in outcomes
         ]
@@ -358,7 +357,6 @@ class Promoter:
         self._expirer.forget(topic)
         self._last.pop(topic, None)
         self._paces.pop(topic, None)
-        self._expected.pop(topic, None)
         self._unreadable.discard(topic)
 
     def _settle(self, topic: str, result: Promoted, sent: float, received: float) -> Outcome:
@@ -372,8 +370,6 @@ class Promoter:
             self._idle.check(topic)
         self._last[topic] = received
         self._clock.observe(result.now_ms, sent, received)
-        if result.next_ids and not self._store.has_nodes:  # readers of a cluster do not use them
-            self._expected[topic] = result.next_ids
         if result.paused:
             return None  # resuming the topic announces it
         if result.moved or result.next_due_ms is not None:

@@ -41,6 +41,9 @@ local function changed_groups()
   return {'GROUPS', unpack(declared)}
 end
 
+-- A table for n values that are all to be written: one that grows costs more than some commands.
+local function sized(n) return {unpack(ARGV, 1, n)} end
+
 -- A caller that lost the reply repeats the call and receives the first answer, from the call's record:
 -- the parts of the reply, each preceded by its length. Only a call that changed something writes a
 -- record; others can simply run again.

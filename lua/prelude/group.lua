@@ -7,26 +7,30 @@ local function room(group, max_ready, wanted)
   return free + call('XPENDING', group.ready, group.name)[1]
 end
 
--- Adds ids, with due times and any failed attempts, to the group's stream and index. The entry of a
--- suspect, which is in `suspects`, says so; that of a first attempt carries the ack timeout and its
--- envelope in `carried`, if it has one.
-local function add_ready(group, ids, dues, failed, suspects, carried, timeout)
-  local ready, index = group.ready, {}
-  for i, id in ipairs(ids) do
-    local before = failed and tonumber(failed[i] or 0) or 0
-    index[2 * i - 1] = id
+-- Two lists as pairs of their items.
+local function paired(a, b)
+  local pairs = {}
+  for k, item in ipairs(a) do pairs[2 * k - 1], pairs[2 * k] = item, b[k] end
+  return pairs
+end
+
+-- Adds messages, given as pairs {id, due time, id, due time, ...} with any failed attempts, to the group's
+-- stream and index. The entry of a suspect, which is in `suspects`, says so. With one group, the pairs
+-- become those of the index.
+local function add_ready(group, pairs, failed, suspects)
+  local ready, index = group.ready, GROUP_COUNT == 1 and pairs or {unpack(pairs)}
+  for k = 1, #pairs, 2 do
+    local id, due, before = pairs[k], pairs[k + 1], failed and tonumber(failed[(k + 1) / 2] or 0) or 0
     if suspects and suspects[id] then
-      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1,
+      index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due, 'attempt', before + 1,
         'suspect', suspects[id])
     elseif before > 0 then
-      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
-    elseif carried and carried[id] then
-      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'ack', timeout, 'body', carried[id])
+      index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due, 'attempt', before + 1)
     else
-      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i])
+      index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due)
     end
   end
-  if #ids > 0 then call('HSET', group.entries, unpack(index)) end
+  if #index > 0 then call('HSET', group.entries, unpack(index)) end
 end
 
 local function failed_attempts(group, ids)
@@ -148,7 +152,7 @@ end
 -- entries. Returns the events.
 local function put_back(group, ids, entries, dues, reasons)
   local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
-  local events, again, back, ready_dues, counts, suspects, notes = {}, {}, {}, {}, {}, {}, {}
+  local events, again, back, counts, suspects, notes = {}, {}, {}, {}, {}, {}
   local noted, found = notes_of(group, ids), read_entries(group, entries)
   for i, id in ipairs(ids) do
     local before, due = tonumber(failed[i] or 0) or 0, dues[i]
@@ -161,11 +165,11 @@ local function put_back(group, ids, entries, dues, reasons)
       notes[#notes + 1] = reason .. ending(history(noted[i]) + 1, entries[i], first)
       events[i] = {id, 'deferred', group.name, before, 'due', int(due), 'reason', reason}
     else
-      local fields, k = found[i], #back + 1
-      back[k], counts[k] = id, before
-      ready_dues[k] = fields and field(fields, 'due') or int(select(2, clock()))
+      local fields = found[i]
+      local at = fields and field(fields, 'due') or int(select(2, clock()))
+      back[#back + 1], back[#back + 2], counts[#counts + 1] = id, at, before
       suspects[id] = fields and field(fields, 'suspect')
-      events[i] = {id, 'ready', group.name, before + 1, 'due', ready_dues[k], 'reason', 'released'}
+      events[i] = {id, 'ready', group.name, before + 1, 'due', at, 'reason', 'released'}
     end
   end
   drop_entries(group, ids, entries)
@@ -173,10 +177,10 @@ local function put_back(group, ids, entries, dues, reasons)
     call('ZADD', group.retry, unpack(again))
     call('HSET', group.reasons, unpack(notes))
   end
-  add_ready(group, back, ready_dues, counts, suspects)
+  add_ready(group, back, counts, suspects)
   call('ZREM', group.leases, unpack(ids))
   count('deferred', #again / 2, group)
-  count('released', #back, group)
+  count('released', #counts, group)
   if earliest and (not retry_head or earliest < retry_head) then wake() end
   return events
 end

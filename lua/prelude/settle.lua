@@ -34,47 +34,54 @@ end
 local HAS_MSETEX = (redis.VALKEY_VERSION_NUM or 0) >= 0x090100
   or not redis.VALKEY_VERSION_NUM and (redis.REDIS_VERSION_NUM or 0) >= 0x080400
 
--- Sets keys, given as {key, value, key, value, ...}, until a point in time: for a duration the server
--- would compute one per key. Falls back to SET if the user may not run MSETEX: an incomplete
+-- Sets keys, given as {key, value, key, value, ...} up to `size`, until a point in time: for a duration
+-- the server would compute one per key. Falls back to SET if the user may not run MSETEX: an incomplete
 -- settlement would lose the tombstones.
-local function set_all(set, expire_at)
-  local size = #set
+local function set_all(set, size, expire_at)
   if HAS_MSETEX then
     set[size + 1], set[size + 2] = 'PXAT', expire_at
-    if type(redis.pcall('MSETEX', size / 2, unpack(set))) ~= 'table' then return end
+    if type(redis.pcall('MSETEX', size / 2, unpack(set, 1, size + 2))) ~= 'table' then return end
   end
   for k = 1, size, 2 do call('SET', set[k], set[k + 1], 'PXAT', expire_at) end
 end
 
--- Tombstones last for the topic's retention, or for `dedupe_for` if the send token begins with '~'
--- (a job that may run again much later).
-local function keep_tombstones(dones, tombstones)
-  local settings = settling_options()
+-- Writes tombstones, given as {key, tombstone, ...} up to `size`. They last for the topic's retention, or
+-- for `dedupe_for` if the send token begins with '~' (a job that may run again much later).
+local function keep_tombstones(set, size)
+  local settings, _, now = settling_options(), clock()
   local retention = tonumber(settings[2] or DEFAULT.retention)
-  local stones, lasting = {}, {}
-  for i, stone in ipairs(tombstones) do
-    local kept = string.byte(stone) == 126 and lasting or stones
-    kept[#kept + 1] = dones[i]
-    kept[#kept + 1] = stone
+  local lasting, kept = nil, 0
+  for k = 2, size, 2 do
+    if string.byte(set[k]) == 126 then
+      lasting = lasting or {}
+      lasting[#lasting + 1], lasting[#lasting + 2] = set[k - 1], set[k]
+    else
+      set[kept + 1], set[kept + 2] = set[k - 1], set[k]
+      kept = kept + 2
+    end
   end
-  local _, now = clock()
-  if #stones > 0 and retention > 0 then set_all(stones, int(now + retention)) end
-  if #lasting > 0 then
+  if kept > 0 and retention > 0 then set_all(set, kept, int(now + retention)) end
+  if lasting then
     local span = math.max(retention, tonumber(settings[3] or DEFAULT.dedupe_for))
-    set_all(lasting, int(now + span))
+    set_all(lasting, #lasting, int(now + span))
     call('HSET', OPTIONS, 'lasting', int(now + span)) -- a draining shard is kept until then
   end
+end
+
+-- Forgets the policies and ttls of messages.
+local function forget_policies(ids)
+  call('HDEL', POLICY, unpack(ids))
+  call('ZREM', EXPIRY, unpack(ids))
 end
 
 -- Settles messages for good: deletes bodies and writes tombstones.
 local function finish(ids, bodies, dones, tombstones)
   if #ids == 0 then return end
   call('UNLINK', unpack(bodies))
-  if call('EXISTS', POLICY, EXPIRY) > 0 then
-    call('HDEL', POLICY, unpack(ids))
-    call('ZREM', EXPIRY, unpack(ids))
-  end
-  keep_tombstones(dones, tombstones)
+  if call('EXISTS', POLICY, EXPIRY) > 0 then forget_policies(ids) end
+  local set = {}
+  for i, stone in ipairs(tombstones) do set[2 * i - 1], set[2 * i] = dones[i], stone end
+  keep_tombstones(set, #set)
 end
 
 -- Whether a live message that is not in waiting may still be taken back: nil if so, else 'f' (in

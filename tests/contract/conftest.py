@@ -1,7 +1,6 @@
 """Runs every script on three servers: embedded Valkey, redis-server, and fakeredis if possible."""
 
 from collections.abc import Iterator
-from functools import cache
 
 import fakeredis
 import pytest
@@ -24,38 +23,40 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "not_on_fakeredis(reason): what fakeredis lacks for it")
 
 
-@cache
-def without_usual(name: str) -> loader.Script:
-    """A script without its usual case, which must change no result."""
-    return loader.compose(name, with_usual=False)
+load = loader.load
+
+
+def load_whole(name: str, _features: loader.Features = loader.NONE) -> loader.Script:
+    """A script with the code of all features, which must change no result."""
+    return load(name, loader.features_of(name))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on each server, and with the usual cases if the module calls a script that has one."""
+    """Run on each server, and plain if the module calls a script with code for features."""
     asked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "bench" not in metafunc.fixturenames or "bench" in asked:
         return
     calls = {getattr(value, "script", "") for value in vars(metafunc.module).values()}
-    usual = {path.stem for path in (loader.directory() / loader.USUAL).glob("*.lua")}
-    is_usual = calls & usual or {"item", "CASES"} & set(vars(metafunc.module))
+    in_parts = {name for name in loader.names() if loader.features_of(name)}
+    is_in_parts = calls & in_parts or {"item", "CASES"} & set(vars(metafunc.module))
     others = ["redis", "fake"]
     if metafunc.definition.get_closest_marker("not_on_fakeredis"):
         others.remove("fake")
     full = [pytest.param(name, marks=pytest.mark.full) for name in others]
-    metafunc.parametrize(
-        "bench", ["valkey", *(["usual"] if is_usual else []), *full], indirect=True
-    )
+    plain = ["plain"] if is_in_parts else []
+    metafunc.parametrize("bench", ["valkey", *plain, *full], indirect=True)
 
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """An empty topic on the embedded Valkey, on redis-server, or on fakeredis.
 
-    "usual" is the embedded Valkey, too: there and on redis-server scripts have their usual cases,
-    as in production. `test_every_script` runs every script on all of these at each level.
+    "plain" is the embedded Valkey, too: there and on redis-server scripts have only the code of the
+    features in use, as in production; elsewhere that of all features. `test_every_script` runs
+    every script on all of these at each level.
     """
     if request.param in ("valkey", "fake"):
-        monkeypatch.setattr(loader, "load", without_usual)
+        monkeypatch.setattr(loader, "load", load_whole)
     if request.param == "fake":
         fake = fakeredis.FakeRedis(server_type="redis", version=(7,), protocol=2)
         connection = Connection(Address())

@@ -447,8 +447,8 @@ CASES: dict[str, Case] = {
         {"body": {"a": "B-"}, "lisa": HELD},
         sends(OnDuplicate.REPLACE),
         lambda now: [
-            ("n", "replaced", "", 0, {"due": 7, "envelope": "A-two"}),
             ("a", "replaced", "", 0, {"due": now, "envelope": "A-one", "expires": now + 60_000}),
+            ("n", "replaced", "", 0, {"due": 7, "envelope": "A-two"}),
             M_SENT,
             ("n", "ready", "lisa", 1, {"due": 7}),
             ("a", "ready", "lisa", 1, {"due": now}),

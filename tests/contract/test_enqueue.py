@@ -136,7 +136,6 @@ def test_an_id_twice_in_one_call(bench: Bench, mode: OnDuplicate, second: Sent) 
 @pytest.mark.parametrize("settled", ["", "a", "b", "c", "ac", "abc"])
 @pytest.mark.parametrize("due", ["+0", "+60000"])
 def test_a_repeat_with_new_ids_is_detected_by_any_id(bench: Bench, due: str, settled: str) -> None:
-    """A single new message would take the usual case."""
     bench.put(lisa=G())
     for ids in ("abc", "a"):
         batch = [item(one, due) for one in ids]
@@ -155,14 +154,15 @@ def test_a_repeat_with_new_ids_ignores_capacity(bench: Bench) -> None:
         bench.send(item("c", FAR, sender="B"), are_ids_new=True)
 
 
+@pytest.mark.parametrize("bench", ["plain"], indirect=True)
 def test_only_calls_that_concern_groups_check_them(bench: Bench) -> None:
     bench.put(lisa=G())
     now, later = item("now", "+0"), item("later", "+60000")
 
-    def answer(*items: Item, are_ids_new: bool = True) -> bytes:
+    def answer(*items: Item, are_ids_new: bool = True, further: str = "") -> bytes:
         call = enqueue(TOPIC, "A" * 8, items, are_ids_new=are_ids_new)
         keys, arguments = call.build(bench.keys, ("removed",), "test@here:1")
-        script = loader.load("enqueue")
+        script = loader.load("enqueue", call.features | {further})
         bench.store.ask("SCRIPT", "LOAD", script.source)
         reply: list[bytes] = bench.store.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
         return reply[0]
@@ -173,7 +173,8 @@ def test_only_calls_that_concern_groups_check_them(bench: Bench) -> None:
     assert answer(later) == b"OK"
     bench.check_change(waiting={"later": bench.now + 60_000}, body=["later"], stats={"sent": 1})
     bench.store.ask("HSET", bench.keys.options, "capacity", "9")
-    assert answer(later) == b"GROUPS"
+    assert answer(later) == b"FEATURES"
+    assert answer(later, further="capacity") == b"GROUPS"
 
 
 def test_new_ids_have_ttls_policies_and_due_times_of_their_own(bench: Bench) -> None:
@@ -248,7 +249,6 @@ def test_the_latest_due_time_keeps_all_its_digits(bench: Bench) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_call_must_know_the_topics_window(bench: Bench, n: int) -> None:
-    """A single new message would take the usual case."""
     items = [item(f"m{i}", FAR) for i in range(n)]
 
     def send(known: str | None) -> list[Sent]:

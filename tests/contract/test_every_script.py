@@ -15,7 +15,7 @@ from tests.contract.samples import CASES, LIVE, SAMPLES, comparable
 from tests.contract.state import LONG, G, Row, envelope
 
 JOURNAL = pytest.mark.parametrize("journal", ["", "1"], ids=["plain", "journaled"])
-EVERYWHERE = pytest.mark.parametrize("bench", ["valkey", "usual", "redis", "fake"], indirect=True)
+EVERYWHERE = pytest.mark.parametrize("bench", ["valkey", "plain", "redis", "fake"], indirect=True)
 NO_LIMIT = pytest.mark.not_on_fakeredis("it has no maxmemory")
 
 

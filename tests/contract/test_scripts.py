@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,17 @@ def code(name: str) -> str:
     return uncommented(loader.prelude() if name == "prelude" else path.read_text("utf-8"))
 
 
-def composed(name: str) -> str:
+def composed(name: str, features: loader.Features = loader.NONE) -> str:
     """A script as the server gets it, without its comments."""
-    return uncommented(loader.load(name).source)
+    return uncommented(loader.load(name, features).source)
+
+
+def variants() -> Iterator[tuple[str, str]]:
+    """The scripts' names and code: plain, with each feature alone, and with all features."""
+    for name in loader.names():
+        features = loader.features_of(name)
+        for some in {loader.NONE, features, *map(frozenset, zip(features))}:
+            yield name, composed(name, some)
 
 
 def uncommented(source: str) -> str:
@@ -73,8 +82,7 @@ def test_a_default_is_written_into_a_script() -> None:
 def test_a_script_includes_only_the_prelude_functions_it_uses() -> None:
     functions = re.findall(r"^local function (\w+)", code("prelude"), re.MULTILINE)
     used = set()
-    for name in loader.names():
-        source = composed(name)
+    for name, source in variants():
         given = {one for one in functions if f"local function {one}(" in source}
         assert given == {one for one in functions if re.search(rf"\b{one}\(", source)}, name
         used |= given
@@ -108,7 +116,7 @@ def header(name: str) -> dict[str, str]:
         if not line.startswith("--"):
             break
         said = line[2:].strip()
-        for word in ("Guarantee:", "KEYS", "ARGV", "Returns"):
+        for word in ("Guarantee:", "Features:", "KEYS", "ARGV", "Returns"):
             if said.startswith(word):
                 part, said = word, said.removeprefix(word)
         parts[part] = f"{parts.get(part, '')} {said}".strip()
@@ -142,6 +150,15 @@ def own_arguments(name: str, n: int) -> list[base.Argument]:
     return arguments[4 + len(groups) :]
 
 
+def test_code_for_features_is_left_out_of_other_scripts() -> None:
+    for name, source in variants():
+        assert "USES" not in source, name
+    assert "journal(" not in composed("promote")
+    assert "journal(events)" in composed("promote", frozenset({"journal"}))
+    with pytest.raises(ValueError, match="is not in list"):
+        loader._resolved(["if USES.ttl then", "  x()"], loader.NONE)
+
+
 def test_every_script_has_one_transition() -> None:
     """Beside those that ask a closed shard what it knows."""
     modules = pkgutil.iter_modules([str(Path(base.__file__).parent)])
@@ -159,7 +176,7 @@ def test_every_script_has_one_transition() -> None:
 def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
     call, parts = sample(name, 1), header(name)
     assert call.script == name
-    assert set(parts) == {"purpose", "Guarantee:", "KEYS", "ARGV", "Returns"}
+    assert set(parts) - {"Features:"} == {"purpose", "Guarantee:", "KEYS", "ARGV", "Returns"}
     assert parts["purpose"].startswith(f"{name}: ")
     assert parts["KEYS"].startswith("the prelude's")
     assert ("the call's record" in parts["KEYS"]) == bool(call.call_id)
@@ -167,8 +184,11 @@ def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
     assert [len(own_arguments(name, n)) for n in (1, 3)] == [fixed + each, fixed + 3 * each]
     assert parts["ARGV"].startswith("own group's number") == (call.own_group is not None)
     assert "{'OK'" in parts["Returns"]
-    knows_groups = "changed_groups()" in loader.load(name).source.rpartition("-- Returns")[2]
+    knows_groups = "changed_groups()" in code(name)
     assert ("{'GROUPS', ...}" in parts["Returns"]) == knows_groups
+    named = re.findall(r"[a-z]+", bare(parts.get("Features:", "")))
+    assert sorted(named) == sorted(loader.features_of(name))
+    assert ("{'FEATURES', ...}" in parts["Returns"]) == bool(named)
 
 
 @SCRIPT

@@ -180,7 +180,7 @@ def timed(bench: Bench) -> Timed:
 
 @pytest.mark.parametrize("journal", ["0", "1"], ids=["plain", "journal"])
 @pytest.mark.parametrize(
-    "bench", ["usual", pytest.param("redis", marks=pytest.mark.full)], indirect=True
+    "bench", ["plain", pytest.param("redis", marks=pytest.mark.full)], indirect=True
 )
 def test_a_full_batch_of_every_script_is_quick(bench: Bench, timed: Timed, journal: str) -> None:
     bench.call(Configure(TOPIC, {"journal": journal, "journal_max": "1"}))

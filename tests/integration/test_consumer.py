@@ -480,9 +480,9 @@ def test_the_pauses_of_a_handler_replace_those_of_the_topic(
 
 
 def promoted(bench: Bench, body: object) -> str:
-    """Send a message and promote it with its body."""
+    """Send a message and promote it."""
     (message_id,) = bench.send(TOPIC, [body], delay_ms=1)
-    wait_until(lambda: bench.store.call(Promote(TOPIC, expected=[message_id])).moved == 1)
+    wait_until(lambda: bench.store.call(Promote(TOPIC)).moved == 1)
     return message_id
 
 
@@ -493,21 +493,8 @@ def promoted_while_read(bench: Bench, body: object) -> str:
     return promoted(bench, body)
 
 
-def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Bench) -> None:
-    seen: list[Message] = []
-    consumer = bench.consumer(seen.append)
-    opened = []
-    with consumer:
-        for number in range(5):
-            wait_until(settled(bench, promoted_while_read(bench, number)))
-            opened.append(bench.calls_of("exec"))
-    assert [message.body for message in seen] == list(range(5))
-    assert opened == [opened[0]] * 5, "only the first one was opened by a call"
-    check_lateness(bench, 5)
-
-
 class HeldUp(NamedTuple):
-    """A consumer in a handler, while an entry with its body waits."""
+    """A consumer in a handler, while an entry waits."""
 
     consumer: Consumer
     handler: Blocking
@@ -531,7 +518,7 @@ def held_up(bench: Bench) -> Iterator[HeldUp]:
         yield HeldUp(consumer, handler, promoted(bench, "waits"))
 
 
-def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(
+def test_an_entry_that_waited_is_not_handed_out_during_a_pause(
     bench: Bench, held_up: HeldUp
 ) -> None:
     bench.configure(TOPIC, paused=True)
@@ -543,7 +530,7 @@ def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(
     wait_until(lambda: "waits" in held_up.handler.begun)
 
 
-def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(
+def test_entries_of_a_removed_group_are_not_handed_out(
     bench: Bench, held_up: HeldUp
 ) -> None:
     """Its stream remains until its messages are settled, page by page."""

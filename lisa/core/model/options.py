@@ -245,16 +245,6 @@ BYTES_PER_CALL = 256 * 1024
 Measured: a call of this size takes the server an additional 0.5 to 1 ms.
 """
 
-BYTES_IN_ENTRY = 2_500
-"""Maximum size of an envelope in the stream entry of its message.
-
-Even a read of all envelopes in a stream, `BODIES_IN_ENTRIES` and the 24 of the last call of
-promote, returns less than `BYTES_PER_CALL`.
-"""
-
-BODIES_IN_ENTRIES = 64
-"""A group's stream with this many entries gets no further envelopes: consumers are behind."""
-
 MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
 """No late policy or ramp applies to messages less late than this."""
 

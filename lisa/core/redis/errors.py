@@ -167,8 +167,7 @@ def _lacking(reason: str) -> str:
     if found := re.search(r"'([a-z|_.-]+)' command", reason):
         return f"the permission +{found[1]}"
     if found := re.search(r"\b[0-9a-f]{40}\b", reason):  # before Redis 7.2: only the script's hash
-        script = next((name for name in loader.names() if loader.load(name).sha == found[0]), "?")
-        return f"a permission that the script {script!r} needs"
+        return f"a permission that the script {loader.name_of(found[0]) or '?'!r} needs"
     if "channel" in reason:
         return "the wake channel"
     return "keys of this prefix" if "key" in reason else "a permission"

@@ -54,8 +54,16 @@ from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.replies import counters, microseconds, pairs
 from lisa.core.store.server_checks import check_for_roles, is_seen
 from lisa.core.transitions import loader
-from lisa.core.transitions.base import STEPS_PER_CALL, ById, Elsewhere, Transition, text
+from lisa.core.transitions.base import (
+    SEVERAL_GROUPS,
+    STEPS_PER_CALL,
+    ById,
+    Elsewhere,
+    Transition,
+    text,
+)
 from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.loader import NONE, Features, Script
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -79,6 +87,9 @@ Empty for calls of the process itself. Tasks inherit the variable from the task 
 """
 
 UNSPLIT = str(PLAIN.number)
+
+FEATURES_AGE_S = 600.0
+"""How long the features of topics are kept, so that topics soon pay for fewer if they use fewer."""
 
 LAYOUT_AGE_S = 1.0
 """Maximum age of a layout that callers follow without a write to tell them of a change."""
@@ -142,6 +153,8 @@ class Store:
         self._who = who
         self._host = socket.gethostname()
         self._groups: dict[str, tuple[str, ...]] = {}
+        self._features: dict[str, Features] = {}
+        self._features_since = 0.0
         self._layouts: dict[Topic, Layout] = {}
         self._layout_read: dict[Topic, float] = {}
         self.has_nodes: bool = connection.address.kind == "cluster"
@@ -186,6 +199,7 @@ class Store:
     def forget(self, shard: str) -> None:
         """Drop what is known of a shard, and of its topic if it is the topic's own."""
         self._groups.pop(shard, None)
+        self._features.pop(shard, None)
         if shard == own_shard(topic := topic_of(shard)):
             self._layouts.pop(topic, None)
             self._layout_read.pop(topic, None)
@@ -314,16 +328,16 @@ class Store:
             groups = transition.fixed_groups
             if groups is None:
                 groups = yield from self._groups_for(transition, keys, patience)
-            command = _call(transition, keys, groups, self.actor, layout)
+            script, command = self._call(transition, keys, groups, layout)
             try:
                 if durability is None:
                     reply = yield Execute(command)
                 else:
                     reply = yield from self._confirmed(
-                        command, transition.script, keys, groups, patience, wanted=durability
+                        command, script, keys, groups, patience, wanted=durability
                     )
             except errors.ClientError as error:
-                yield from self._recover(error, transition.script, keys, groups, patience)
+                yield from self._recover(error, script, keys, groups, patience)
                 continue
             if reply[0] == b"OK":
                 part = transition.parse(reply[1:])
@@ -334,6 +348,8 @@ class Store:
                 transition = rest
             elif reply[0] == b"GROUPS":
                 self.learn_groups(keys.topic, reply[1:])
+            elif reply[0] == b"FEATURES":
+                self._learn_features(keys.topic, reply[1:])
             elif reply[0] == b"SHARDS":
                 raise Misplaced(f"the shards of topic {keys.topic!r} are being changed; try again")
             else:
@@ -383,7 +399,7 @@ class Store:
         own = transition.own_group
         if own is not None and own not in groups:
             return ("TIME",)  # keeps the order of replies; every role may run TIME
-        return _call(transition, keys, groups, self.actor, layout)
+        return self._call(transition, keys, groups, layout)[1]
 
     def _rest(
         self, transition: Transition[T], reply: Sequence[Any], patience: Patience, layout: str
@@ -394,6 +410,37 @@ class Store:
         if rest is not None:
             part = part + (yield from self._run(rest, patience.again(), layout))
         return part  # type: ignore[no-any-return]  # a list, where there are parts
+
+    def _call(
+        self,
+        transition: Transition[Any],
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        layout: str = "",
+    ) -> tuple[Script, Command]:
+        """A transition's script, for the features that topic and call use, and the command."""
+        features = transition.features
+        if self._features:
+            features |= self._features_of(keys.topic)
+        if len(groups) != 1:
+            features |= SEVERAL_GROUPS
+        script = loader.load(transition.script, features)
+        all_keys, arguments = transition.build(keys, groups, self.actor, layout)
+        if transition.call_id:
+            all_keys.append(keys.reply(transition.call_id))
+            arguments.append(transition.kept_ms)
+        return script, ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
+
+    def _learn_features(self, topic: str, missing: Iterable[bytes]) -> None:
+        """Take note of features that a topic uses, from a script that lacks them."""
+        if not self._features:
+            self._features_since = time.monotonic()
+        self._features[topic] = self._features.get(topic, NONE) | frozenset(map(text, missing))
+
+    def _features_of(self, topic: str) -> Features:
+        if time.monotonic() - self._features_since > FEATURES_AGE_S:
+            self._features.clear()
+        return self._features.get(topic, NONE)
 
     def _groups_for(
         self, transition: Transition[Any], keys: TopicKeys, patience: Patience
@@ -413,7 +460,7 @@ class Store:
     def _confirmed(
         self,
         command: Command,
-        script: str,
+        script: Script,
         keys: TopicKeys,
         groups: tuple[str, ...],
         patience: Patience,
@@ -459,7 +506,7 @@ class Store:
     def _recover(
         self,
         error: BaseException,
-        name: str,
+        script: Script,
         keys: TopicKeys,
         groups: tuple[str, ...],
         patience: Patience,
@@ -468,13 +515,14 @@ class Store:
         try:
             if errors.is_missing_script(error):
                 patience.mend(error, self.where)
-                yield from _load(name, keys)
+                yield from _load(script, keys)
             elif errors.is_missing_group(error) and groups:
                 patience.mend(error, self.where)
                 for group in groups:
-                    yield from _load(Declare.script, keys)
                     mend = Declare(keys.topic, group, only_mend=True)
-                    yield Execute(_call(mend, keys, (group,), self.actor))
+                    declare, command = self._call(mend, keys, (group,))
+                    yield from _load(declare, keys)
+                    yield Execute(command)
             else:
                 yield from self._wait(error, patience)
         except errors.ClientError as another:
@@ -723,36 +771,21 @@ class AsyncStore(Store):
             await self.connection.close()
 
 
-def _load(script: str, keys: TopicKeys) -> Flow[None]:
+def _load(script: Script, keys: TopicKeys) -> Flow[None]:
     """Load a script on the node that lacks it, without depending on other nodes.
 
     Also that of readers, who may not load scripts.
     """
-    names = dict.fromkeys((script, READERS_SCRIPT))
-    calls = [("SCRIPT", "LOAD", loader.load(name).source) for name in names]
+    sources = dict.fromkeys((script.source, loader.load(READERS_SCRIPT).source))
+    calls = [("SCRIPT", "LOAD", source) for source in sources]
     reply, *_ = yield Chain(keys.waiting, calls)
     if isinstance(reply, Exception) and errors.is_refused(reply):
         raise ConfigError(
-            f"the server has lost the script {script!r}, as after a restart, and this user may not "
-            "load scripts: another role loads the script with its next call, such as a manager"
+            f"the server has lost the script {script.name!r}, as after a restart, and this user "
+            "may not load scripts: another role loads it with its next call, such as a manager"
         )
     if isinstance(reply, Exception):
         raise reply
-
-
-def _call(
-    transition: Transition[Any],
-    keys: TopicKeys,
-    groups: tuple[str, ...],
-    actor: str,
-    layout: str = "",
-) -> Command:
-    script = loader.load(transition.script)
-    all_keys, arguments = transition.build(keys, groups, actor, layout)
-    if transition.call_id:
-        all_keys.append(keys.reply(transition.call_id))
-        arguments.append(transition.kept_ms)
-    return ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
 
 
 class _Search(Generic[T]):

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, OfGroup
+from lisa.core.transitions.loader import NONE, Features
+
+STRAYS: Features = frozenset({"strays"})
 
 NO_LATENESS = " "
 """Placeholder for a delivery without a lateness value: any but the first attempt."""
@@ -79,7 +82,6 @@ class Ack(OfGroup, ById[Acked]):
         state = self.state
         return [
             state,
-            int(len(set(entries)) == len(entries)),
             lateness_argument(lateness, late_ms),
             len(ids),
             *ids,
@@ -89,6 +91,11 @@ class Ack(OfGroup, ById[Acked]):
                 for fence, due, attempt in zip(fences, dues, attempts, strict=True)
             ],
         ]
+
+    @property
+    def features(self) -> Features:
+        entries = {one.entry for one in self.settlements}
+        return NONE if len(entries) == len(self.settlements) else STRAYS
 
     def is_nowhere(self, result: Acked) -> bool:
         return result is Acked.STALE

@@ -12,9 +12,13 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from lisa.core.model.errors import GroupRemoved, LisaError
 from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.loader import NONE, Features
 
 T = TypeVar("T")
 Argument = str | bytes | int
+
+SEVERAL_GROUPS: Features = frozenset({"groups", "retries"})
+"""What every call of a topic with several groups, or with none, uses."""
 
 STEPS_PER_CALL = 500
 """Maximum number of steps (ids times groups) per script call, so that none blocks for 5 ms."""
@@ -53,6 +57,11 @@ class Transition(ABC, Generic[T]):
     def fixed_groups(self) -> tuple[str, ...] | None:
         """The groups to pass regardless of what is declared; None to pass the declared groups."""
         return None
+
+    @property
+    def features(self) -> Features:
+        """The features of its script that this call uses, beside those of its topic."""
+        return NONE
 
     @property
     def call_id(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, text
+from lisa.core.transitions.loader import Features
 
 
 class OnDuplicate(StrEnum):
@@ -105,6 +107,25 @@ class Enqueue(ById[Sent]):
         settled = ids[:1] if self.are_ids_new else ids
         return [*[body + one for one in ids], *[done + one for one in settled]]
 
+    @property
+    def features(self) -> Features:
+        found = []
+        if not self.are_ids_new:
+            found.append("ids")
+        if self.window is not None:
+            found.append("window")
+        if self.ttls_ms:
+            found.append("ttl")
+        if self.policies:
+            found.append("policy")
+        # As far as this machine's clock knows; other messages wait until promote moves them.
+        now_ms = time.time() * 1000
+        if self.on_duplicate is OnDuplicate.UPDATE or any(
+            due == "+0" or (due[0] != "+" and int(due) <= now_ms) for due in self.dues
+        ):
+            found.append("now")
+        return frozenset(found)
+
     def args(self) -> Sequence[Argument]:
         ids = self.ids
         kind = "new" if self.are_ids_new else "distinct" if len(set(ids)) == len(ids) else "any"
@@ -169,6 +190,10 @@ class Known(Transition[list[Sent | Elsewhere]]):
     checks_layout: ClassVar[bool] = True
     topic: str
     sends: Enqueue
+
+    @property
+    def features(self) -> Features:
+        return self.sends.features | {"ids"}
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return self.sends.id_keys(keys)

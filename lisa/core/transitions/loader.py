@@ -1,9 +1,15 @@
-"""Loads the Lua scripts by name, from package data or a checkout's `lua/` folder."""
+"""Puts the Lua scripts together, from package data or a checkout's `lua/` folder.
+
+A script is one source, and a topic pays only for what it uses of it. Blocks such as `if USES.ttl
+then` are left out for topics and calls without this feature. Of the prelude, and of a script's own
+functions, only those are kept that the rest of the script calls.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,16 +18,9 @@ from lisa.core.model import options
 from lisa.core.model.options import OPTIONS, encode
 
 PRELUDE = "prelude"
-USUAL = "usual"
-"""The folder with the usual cases of frequent scripts, in few commands and with few functions.
-
-A usual case either returns the script's reply, or changes nothing and lets the script run.
-"""
 _CONSTANTS = (
     "BEGUN",
     "BYTES_PER_CALL",
-    "BYTES_IN_ENTRY",
-    "BODIES_IN_ENTRIES",
     "HANDLER_SUFFIX",
     "MIN_LATE_MS",
     "RAMP_LATE_MS",
@@ -30,6 +29,13 @@ _CONSTANTS = (
 """Constants of `core.model.options` that scripts may name."""
 _PARTS = ("call", "topic", "late", "group", "settle", "fail")
 """The prelude's files, in order: a file uses only functions of files before it."""
+
+Features = frozenset[str]
+NONE: Features = frozenset()
+
+_FEATURE = re.compile(r"\bUSES\.(\w+)")
+_BLOCK = re.compile(r"( *)if ((?:not )?USES\.\w+(?: (?:and|or) (?:not )?USES\.\w+)*) then")
+_names_by_sha: dict[str, str] = {}
 
 
 class Script(NamedTuple):
@@ -41,11 +47,12 @@ class Script(NamedTuple):
 
 
 class _Paragraph(NamedTuple):
-    """A paragraph of the prelude: the names that it defines, and all words of its code."""
+    """A paragraph of code: the names that it defines, and all words of its code."""
 
     text: str
     names: frozenset[str]
     words: frozenset[str]
+    is_function: bool
 
 
 def directory() -> Path:
@@ -62,6 +69,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in directory().glob("*.lua"))
 
 
+@cache
 def prelude() -> str:
     """The code that scripts share."""
     folder = directory() / PRELUDE
@@ -69,45 +77,87 @@ def prelude() -> str:
 
 
 @cache
-def load(name: str) -> Script:
-    """Load one script for EVALSHA and SCRIPT LOAD."""
-    return compose(name)
+def features_of(name: str) -> Features:
+    """The features for which a script has code of its own."""
+    return frozenset(_FEATURE.findall((directory() / f"{name}.lua").read_text("utf-8")))
 
 
-def compose(name: str, *, with_usual: bool = True) -> Script:
-    """Put one script together, with or without its usual case, which changes no result."""
-    folder = directory()
-    own, usual = (folder / f"{name}.lua").read_text("utf-8"), ""
-    if with_usual and (folder / USUAL / f"{name}.lua").exists():
-        usual = (folder / USUAL / f"{name}.lua").read_text("utf-8").strip()
-    first = _used_by(usual)
-    rest = [paragraph for paragraph in _used_by(own) if paragraph not in first]
-    code = "\n\n".join([*first, usual, *rest, own])
-    source = _with_constants(code)
-    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+@cache
+def load(name: str, features: Features = NONE) -> Script:
+    """One script for EVALSHA and SCRIPT LOAD, with the code of the given features."""
+    known = features_of(name)
+    if not features <= known:
+        return load(name, features & known)
+    code = _with_features((directory() / f"{name}.lua").read_text("utf-8"), features)
+    source = _with_constants("\n\n".join(_needed(_paragraphs(prelude()), _paragraphs(code))))
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    _names_by_sha[sha] = name
+    return Script(name, source, sha)
 
 
-def _used_by(script: str) -> list[str]:
-    """The prelude's first paragraph, and the paragraphs that the script depends on.
+def name_of(sha: str) -> str | None:
+    """The name of a script that this process has loaded."""
+    return _names_by_sha.get(sha)
+
+
+def _with_features(code: str, features: Features) -> str:
+    """The code with the blocks of the given features, and without those of others."""
+    lines = _resolved(code.split("\n"), features)
+    return _FEATURE.sub(lambda found: str(found[1] in features).lower(), "\n".join(lines))
+
+
+def _resolved(lines: Sequence[str], features: Features) -> list[str]:
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        block = _BLOCK.fullmatch(lines[at])
+        if block is None:
+            kept.append(lines[at])
+            at += 1
+            continue
+        indent, condition = block.groups()
+        end = lines.index(f"{indent}end", at)
+        other = f"{indent}else"
+        middle = lines.index(other, at, end) if other in lines[at:end] else end
+        applies = _applies(condition, features)
+        inner = _resolved(lines[at + 1 : middle] if applies else lines[middle + 1 : end], features)
+        if inner:
+            kept += [f"{indent}do", *inner, f"{indent}end"]
+        at = end + 1
+    return kept
+
+
+def _applies(condition: str, features: Features) -> bool:
+    terms = re.split(" (?:and|or) ", condition)
+    each = [(term.split(".")[1] in features) != term.startswith("not ") for term in terms]
+    return any(each) if " or " in condition else all(each)
+
+
+def _needed(shared: Sequence[_Paragraph], own: Sequence[_Paragraph]) -> list[str]:
+    """The prelude's first paragraph, the script, and the functions on which these depend.
 
     A script creates its functions at every call, and creating every one would cost more than a
     small call. Paragraphs depend only on earlier ones.
     """
-    first, *others = _paragraphs(prelude())
     kept: list[str] = []
-    words = _words(script)
-    for paragraph in reversed(others):
-        if not words.isdisjoint(paragraph.names):
+    words: frozenset[str] = frozenset()
+    for paragraph in reversed([*shared[1:], *own]):
+        is_optional = paragraph.is_function if paragraph in own else True
+        if not is_optional or not words.isdisjoint(paragraph.names):
             kept.insert(0, paragraph.text)
             words |= paragraph.words
-    return [first.text, *kept]
+    return [shared[0].text, *kept]
 
 
-@cache  # for the text of all scripts, which every process puts together at its start
-def _paragraphs(prelude: str) -> list[_Paragraph]:
-    texts = re.split(r"\n\n(?=\S)", prelude)
+@cache  # for the prelude, which every script begins with
+def _paragraphs(code: str) -> list[_Paragraph]:
     defined = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
-    return [_Paragraph(one, frozenset(defined.findall(one)), _words(one)) for one in texts]
+    found = []
+    for text in re.split(r"\n\n(?=\S)", code):
+        bare = _without_comments(text).strip()
+        is_function = bare.startswith("local function ")
+        found.append(_Paragraph(text, frozenset(defined.findall(text)), _words(text), is_function))
+    return found
 
 
 def _words(lua: str) -> frozenset[str]:
@@ -121,7 +171,7 @@ def _without_comments(lua: str) -> str:
 
 def _with_constants(code: str) -> str:
     """The code, with the defaults of options and the other constants that it names."""
-    defaults = encode({name: one.default for name, one in OPTIONS.items()})
+    defaults = encode({name: option.default for name, option in OPTIONS.items()})
     code = re.sub(r"\bDEFAULT\.(\w+)", lambda found: f"'{defaults[found[1]]}'", code)
     read, words = _without_comments(code), _words(code)
     constants = {name: repr(getattr(options, name)) for name in _CONSTANTS if name in words}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.clock import score_ms
-from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import LARGEST_BATCH
 from lisa.core.transitions.base import Argument, Transition, exact_text, text
 
@@ -19,8 +18,8 @@ class Promoted(NamedTuple):
     ignores overdue retries of a full group. `full` names the groups without room for their due
     messages. `cut_short`: more messages may be due now. `interval_ms`: the topic's option.
     `total`: messages that all managers moved from waiting so far; 0 if the topic is paused.
-    `next_ids`: the earliest ids in waiting, which the next call should expect. `expired`: ids that
-    exceeded their ttl or are too late, which were not moved; may have lone surrogates.
+    `expired`: ids that exceeded their ttl or are too late, which were not moved; may have lone
+    surrogates.
     """
 
     moved: int
@@ -31,32 +30,22 @@ class Promoted(NamedTuple):
     cut_short: bool
     interval_ms: int
     total: int
-    next_ids: list[str]
     expired: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Promote(Transition[Promoted]):
-    """Promote up to `limit` messages that are due by Redis's clock.
-
-    expected: ids that may be due; the entries of these may carry their envelopes. A script must not
-        read the body of an id that it found itself, because callers must name all keys.
-    """
+    """Promote up to `limit` messages that are due by Redis's clock."""
 
     script: ClassVar[str] = "promote"
     topic: str
     limit: int = LARGEST_BATCH
-    expected: Sequence[str] = ()
-
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body = keys.body("")
-        return [body + message_id for message_id in self.expected]
 
     def args(self) -> Sequence[Argument]:
         return (self.limit,)
 
     def parse(self, reply: Sequence[Any]) -> Promoted:
-        moved, full, next_due, now, paused, cut, interval, total, next_ids, *expired = reply
+        moved, full, next_due, now, paused, cut, interval, total, *expired = reply
         return Promoted(
             moved,
             tuple(text(full).split(",")) if full else (),
@@ -66,6 +55,5 @@ class Promote(Transition[Promoted]):
             bool(cut),
             int(interval),
             total,
-            [text(message_id) for message_id in next_ids],
             [exact_text(message_id) for message_id in expired],
         )
