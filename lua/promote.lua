@@ -67,7 +67,7 @@ if USES.late then
   if lateness >= MIN_LATE_MS then topics_late, may_be_own = late_policies() end
 end
 
--- Whether a message is past its ttl, or, in waiting, too late.
+-- Whether a message is past its ttl, or too late while it waits.
 local function is_over(id, due, waits)
   local ends = has_ttls and call('ZSCORE', EXPIRY, id)
   if ends and tonumber(ends) <= now then return true end

@@ -135,6 +135,25 @@ def test_groups_changed_by_another_program_are_detected(bench: Bench) -> None:
 
 
 @pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
+@pytest.mark.parametrize("bench", ["plain"], indirect=True)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_topics_features_are_learned_and_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    store = bench.store
+    bench.put(options={"journal": "1"}, lisa=G(), expiry={"a": FAR}, waiting={"a": 1}, body="a")
+    if together:
+        (promoted,) = store.drive(store.run_many([Promote(TOPIC)]))
+        assert not isinstance(promoted, LisaError)
+        assert promoted.moved == 1
+    else:
+        assert bench.call(Promote(TOPIC)).moved == 1
+    assert [event[1] for event in bench.state()["events"]] == ["ready"]
+    assert store._features_of(TOPIC) == {"journal", "ttl"}
+    monkeypatch.setattr("lisa.core.store.store.FEATURES_AGE_S", 0)
+    assert store._features_of(TOPIC) == frozenset()
+
+
 def test_a_deleted_stream_is_declared_again(bench: Bench) -> None:
     bench.put(body="a", lisa=G(retry={"a": FAR}))
     transitions: list[Any] = [Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")]

@@ -530,9 +530,7 @@ def test_an_entry_that_waited_is_not_handed_out_during_a_pause(
     wait_until(lambda: "waits" in held_up.handler.begun)
 
 
-def test_entries_of_a_removed_group_are_not_handed_out(
-    bench: Bench, held_up: HeldUp
-) -> None:
+def test_entries_of_a_removed_group_are_not_handed_out(bench: Bench, held_up: HeldUp) -> None:
     """Its stream remains until its messages are settled, page by page."""
     bench.ask("HDEL", bench.store.keys.topic(TOPIC).groups, "lisa")  # the removal's first step
     held_up.handler.go_on.set()

@@ -379,6 +379,8 @@ class Store:
                 results.append(errors.translated(reply, self.where))
                 continue
             is_done = isinstance(reply, list) and reply[0] == b"OK"
+            if isinstance(reply, list) and reply[0] == b"FEATURES":
+                self._learn_features(transition.topic, reply[1:])
             try:
                 if is_done:
                     results.append((yield from self._rest(transition, reply, patience, layout)))
