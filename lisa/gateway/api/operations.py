@@ -308,7 +308,10 @@ class ApiRoute(Route):
             return Match.NONE, {}
         if _PATH not in scope:
             scope[_PATH] = _with_encoded_slashes(scope.get("raw_path") or scope["path"].encode())
-        return super().matches({**scope, "path": scope[_PATH]})
+        found = self.path_regex.match(scope[_PATH])
+        if found is None:
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": found.groupdict()}
 
     async def _answer(self, request: Request) -> Response:
         """Check, read and carry out a request. Raises ErrorResponse and others."""
