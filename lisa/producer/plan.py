@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, time, timedelta, tzinfo
+from inspect import Parameter, cleandoc, signature
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import msgspec
@@ -90,27 +90,25 @@ class SendOptions(DueOptions, total=False):
 
 def option_texts(options: type[Any]) -> dict[str, str]:
     """The description of each option, with its line breaks, from the docstrings above."""
-    written = f"{DueOptions.__doc__}{SendOptions.__doc__}"
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", written, re.MULTILINE)
-    return {name: text for name, text in entries if name in options.__annotations__}
+    entry = re.compile(r"^(\w+): (.+(?:\n {4}.+)*)", re.MULTILINE)
+    written = "\n".join(cleandoc(kind.__doc__ or "") for kind in (DueOptions, SendOptions))
+    known = options.__annotations__
+    return {name: text for name, text in entry.findall(written) if name in known}
 
 
 def showing(options: type[Any]) -> Callable[[F], F]:
     """Let `help()` and documentation list a method's options, in the place of `{options}`."""
 
     def decorate(method: F) -> F:
-        signature = inspect.signature(method)
-        parameters = list(signature.parameters.values())[:-1]
+        shown = signature(method)
+        parameters = list(shown.parameters.values())[:-1]
         parameters += [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__
-            )
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
             for name, kind in options.__annotations__.items()
         ]
-        method.__dict__["__signature__"] = signature.replace(parameters=parameters)
-        texts = "\n".join(f"    {name}: {text}" for name, text in option_texts(options).items())
-        listed = texts.replace("\n", "\n    ").strip()
-        method.__doc__ = (method.__doc__ or "").replace("{options}", listed)
+        method.__dict__["__signature__"] = shown.replace(parameters=parameters)
+        texts = "\n".join(f"{name}: {text}" for name, text in option_texts(options).items())
+        method.__doc__ = cleandoc(method.__doc__ or "").replace("{options}", texts)
         return method
 
     return decorate

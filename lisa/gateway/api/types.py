@@ -431,7 +431,11 @@ def option_fields(options: Any) -> list[tuple[str, Any, Any]]:
     """The fields of a request for the options of a producer's method."""
     texts = option_texts(options)
     return [
-        (form.name, Annotated[form.kind | None, Meta(description=_sentence(texts[name]))], None)
+        (
+            form.name,
+            Annotated[form.kind | None, Meta(description=_sentence(texts.get(name, "")))],
+            None,
+        )
         for name, form in _wire_forms(options).items()
     ]
 
