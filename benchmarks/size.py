@@ -17,14 +17,14 @@ from itertools import accumulate, count
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import click
 import msgspec
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from redis.crc import key_slot
 
-from lisa.cli.options import Duration
+from lisa.cli.options import duration
 from lisa.cli.output import print_json, print_table
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError, LisaError
@@ -533,23 +533,12 @@ def best_placement(topic: Topic, primaries: int) -> Placement:
     return min(found, key=lambda placement: (placement.share, placement.shards))
 
 
-if TYPE_CHECKING:
-    _BytesType = click.ParamType[int]
-else:  # not generic before click 8.4
-    _BytesType = click.ParamType
-
-
-class Bytes(_BytesType):
-    """A number of bytes with an optional unit: 800, 2kB, 1.5MB, 32GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the value, or fail with a usage error."""
-        try:
-            return TypeAdapter(ByteSize).validate_python(value)
-        except ValidationError:
-            self.fail(f"{value!r} is not a size; write 800, 2kB or 32GiB", param, ctx)
+def byte_size(value: Any) -> int:
+    """The value of an option: bytes with an optional unit, as in 800, 2kB, 1.5MB, 32GiB."""
+    try:
+        return TypeAdapter(ByteSize).validate_python(value)
+    except ValidationError:
+        raise click.BadParameter(f"{value!r} is not a size; write 800, 2kB or 32GiB") from None
 
 
 @click.command()
@@ -560,10 +549,17 @@ class Bytes(_BytesType):
     metavar="N",
     help="Messages per second at the peak, sent and due.",
 )
-@click.option("--body", type=Bytes(), default="1kB", show_default=True, help="Mean size of a body.")
+@click.option(
+    "--body",
+    type=byte_size,
+    metavar="SIZE",
+    default="1kB",
+    show_default=True,
+    help="Mean size of a body.",
+)
 @click.option(
     "--delay",
-    type=Duration(),
+    type=duration,
     default="30m",
     show_default=True,
     metavar="DURATION",
@@ -594,7 +590,7 @@ class Bytes(_BytesType):
 @click.option("--at-once", type=click.IntRange(1), metavar="N", help="Messages due at one instant.")
 @click.option(
     "--retention",
-    type=Duration(),
+    type=duration,
     default="1m",
     show_default=True,
     metavar="DURATION",
@@ -602,7 +598,7 @@ class Bytes(_BytesType):
 )
 @click.option(
     "--round-trip",
-    type=Duration(),
+    type=duration,
     default="0.5ms",
     show_default=True,
     metavar="DURATION",
@@ -616,7 +612,12 @@ class Bytes(_BytesType):
     help="Largest share of its core that a Redis or a consumer may use.",
 )
 @click.option(
-    "--memory", type=Bytes(), default="32GiB", show_default=True, help="Memory of a primary."
+    "--memory",
+    type=byte_size,
+    metavar="SIZE",
+    default="32GiB",
+    show_default=True,
+    help="Memory of a primary.",
 )
 @click.option(
     "--topic",

@@ -13,7 +13,7 @@ from lisa.admin.garbage import Action, GarbageSelection, act, act_on, listed, ma
 from lisa.admin.garbage import purge as purge_dead
 from lisa.admin.garbage import requeue as requeue_dead
 from lisa.cli.messages import ListedRows, page_options, row_fields, shown_body
-from lisa.cli.options import Chosen, Duration, common, together
+from lisa.cli.options import Chosen, common, duration, together
 from lisa.cli.output import (
     body_fields,
     confirm,
@@ -38,7 +38,7 @@ _filters = together(
     click.option("--group", help="Only this group. Default: all groups."),
     click.option(
         "--older-than",
-        type=Duration(),
+        type=duration,
         metavar="DURATION",
         help="Only messages that died longer ago than this.",
     ),

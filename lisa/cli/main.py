@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from lisa.cli.options import Chosen, common_options
+from lisa.cli.options import common_options
 from lisa.core.daemon.processes import exit_code
 from lisa.core.model.errors import LisaError, TooManyGroups
 from lisa.core.model.extras import requires
@@ -107,7 +107,6 @@ class LazyGroup(click.Group):
         if not standalone_mode:
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
         _prepare_streams()
-        extra.setdefault("obj", Chosen())
         try:
             code = run(args, prog_name or "lisa", complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:

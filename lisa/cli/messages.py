@@ -14,11 +14,11 @@ import msgspec
 from lisa.admin.messages import LiveState, MessagePage, Row, list_messages
 from lisa.cli.options import (
     Chosen,
-    Moment,
     check_zone,
     common,
     due_options,
     local_options,
+    moment,
     together,
 )
 from lisa.cli.output import (
@@ -202,7 +202,7 @@ page_options = together(
 @click.option("--group", help="Only this group. Default: all groups.")
 @click.option(
     "--due-before",
-    type=Moment(),
+    type=moment,
     metavar="ISO",
     help="Only messages due before this time (garbage: dead before it).",
 )

@@ -1,4 +1,4 @@
-"""The options shared by all commands, and parameter types for durations and times."""
+"""The options shared by all commands, and the values of options: durations, times, files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from lisa.core.store.store import SyncStore
     from lisa.producer import Producer
 
-    _DurationType = click.ParamType[timedelta]
-    _MomentType = click.ParamType[datetime]
-else:  # not generic before click 8.4
-    _DurationType = _MomentType = click.ParamType
-
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=3)
 """How long a command waits for an unresponsive server, by default."""
@@ -183,38 +179,26 @@ common = together(common_options, click.make_pass_decorator(Chosen, ensure=True)
 """Adds these options to a command and passes their values as its first argument."""
 
 
-class Duration(_DurationType):
-    """A duration with its unit: 500ms, 10s, 1h30m."""
+def duration(value: Any) -> timedelta:
+    """The value of an option: a duration with its unit, as in 500ms, 10s, 1h30m."""
+    from lisa.core.model.clock import parse_duration
 
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Parse the value, or fail with a usage error."""
-        from lisa.core.model.clock import parse_duration
-
-        try:
-            return parse_duration(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    return _converted(parse_duration, value)
 
 
-class Moment(_MomentType):
-    """An ISO 8601 date and time, with or without an offset."""
+def moment(value: Any) -> datetime:
+    """The value of an option: an ISO 8601 date and time, with or without an offset."""
+    from lisa.core.model.clock import parse_moment
 
-    name = "iso time"
+    return value if isinstance(value, datetime) else _converted(parse_moment, value)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        """Parse the value, or fail with a usage error."""
-        from lisa.core.model.clock import parse_moment
 
-        try:
-            return value if isinstance(value, datetime) else parse_moment(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _converted(parse: Callable[[Any], T], value: Any) -> T:
+    """The value of an option. Raises BadParameter with the parser's message, which click drops."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def read_text_file(path: Path) -> str:
@@ -236,8 +220,8 @@ def check_zone(chosen: Chosen, at: datetime | None, tz: str | None) -> None:
 
 
 due_options = together(
-    click.option("--delay", type=Duration(), metavar="DURATION", help="Due after this delay."),
-    click.option("--at", type=Moment(), metavar="ISO", help="Due at this time."),
+    click.option("--delay", type=duration, metavar="DURATION", help="Due after this delay."),
+    click.option("--at", type=moment, metavar="ISO", help="Due at this time."),
     click.option("--at-ms", type=int, metavar="MS", help="Due at this epoch millisecond."),
     click.option("--tz", metavar="ZONE", help="Time zone of local times: Europe/Vienna, +01:00."),
 )

@@ -9,7 +9,7 @@ import click
 
 from lisa.admin.schedules import late
 from lisa.cli.messages import shown_body
-from lisa.cli.options import Chosen, Duration, Moment, common, together
+from lisa.cli.options import Chosen, common, duration, moment, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
 from lisa.cli.send import parse_body, parse_headers
 from lisa.cli.topics import late_warning, require_topics
@@ -89,7 +89,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
 @_topic_and_name
 @click.argument("body", required=False)
 @click.option("--cron", metavar="PATTERN", help="Cron pattern: '0 9 * * 1-5', @daily.")
-@click.option("--every", type=Duration(), metavar="DURATION", help="Interval, at least 1s.")
+@click.option("--every", type=duration, metavar="DURATION", help="Interval, at least 1s.")
 @click.option("--tz", metavar="ZONE", help="Time zone: Europe/Berlin, +01:00. Default: UTC.")
 @click.option(
     "--dst",
@@ -98,10 +98,10 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     show_default=True,
     help="A time that a change of the clock skips fires right after it, or not at all.",
 )
-@click.option("--start", type=Moment(), metavar="ISO", help="No tick before this time.")
-@click.option("--until", type=Moment(), metavar="ISO", help="No tick after this time.")
+@click.option("--start", type=moment, metavar="ISO", help="No tick before this time.")
+@click.option("--until", type=moment, metavar="ISO", help="No tick after this time.")
 @click.option("--count", type=click.IntRange(1), help="Maximum number of occurrences.")
-@click.option("--jitter", type=Duration(), metavar="DURATION", help="Each is later by up to this.")
+@click.option("--jitter", type=duration, metavar="DURATION", help="Each is later by up to this.")
 @click.option(
     "--catch-up",
     default="one",
@@ -109,7 +109,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     metavar="POLICY",
     help="Ticks missed while no manager ran: none, one, all or 'all(max=20)'.",
 )
-@click.option("--max-late", type=Duration(), metavar="DURATION", help="Catch up nothing later.")
+@click.option("--max-late", type=duration, metavar="DURATION", help="Catch up nothing later.")
 @click.option(
     "--overlap",
     type=click.Choice(["allow", "skip", "queue_one", "replace_unstarted"]),
@@ -118,7 +118,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     help="A tick while an earlier occurrence is unfinished.",
 )
 @click.option("--template", is_flag=True, help="Fill ${tick}, ${previous}, ${count} into BODY.")
-@click.option("--ttl", type=Duration(), metavar="DURATION", help="Of each occurrence.")
+@click.option("--ttl", type=duration, metavar="DURATION", help="Of each occurrence.")
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="'collapse after 10m', or skip, garbage or run.")
 @click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
@@ -223,8 +223,8 @@ def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
 
 @schedules.command()
 @_topic_and_name
-@click.option("--from", "start", type=Moment(), required=True, metavar="ISO", help="First tick.")
-@click.option("--to", "end", type=Moment(), required=True, metavar="ISO", help="Last tick.")
+@click.option("--from", "start", type=moment, required=True, metavar="ISO", help="First tick.")
+@click.option("--to", "end", type=moment, required=True, metavar="ISO", help="Last tick.")
 @common
 def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: datetime) -> None:
     """Create the occurrences of past ticks, due at once. Known ones are not repeated.

@@ -16,11 +16,11 @@ import msgspec
 
 from lisa.cli.options import (
     Chosen,
-    Duration,
     calendar_options,
     check_zone,
     common,
     due_options,
+    duration,
 )
 from lisa.cli.output import console, fail, iso, print_json, print_table
 from lisa.core.model.clock import parse_zone
@@ -49,7 +49,7 @@ from lisa.producer.plan import due_text
 @calendar_options
 @click.option("--id", "message_id", metavar="ID", help="The message's id. Default: generated.")
 @click.option(
-    "--ttl", type=Duration(), metavar="DURATION", help="Expires this long after the due time."
+    "--ttl", type=duration, metavar="DURATION", help="Expires this long after the due time."
 )
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="If it is late: 'skip after 10m', garbage or run.")

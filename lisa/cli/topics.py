@@ -36,7 +36,7 @@ from lisa.admin.topics import (
 )
 from lisa.admin.topics import pause as pause_topic
 from lisa.admin.topics import resume as resume_topic
-from lisa.cli.options import Chosen, Duration, common, read_text_file
+from lisa.cli.options import Chosen, common, duration, read_text_file
 from lisa.cli.output import (
     confirm,
     counting,
@@ -460,7 +460,7 @@ def forget_archive(chosen: Chosen, topic: str, archive: str) -> None:
     type=click.IntRange(1),
     help="Maximum concurrent pushes of each gateway process.",
 )
-@click.option("--timeout", type=Duration(), help="Maximum time for the target to answer.")
+@click.option("--timeout", type=duration, help="Maximum time for the target to answer.")
 @click.option(
     "--secret-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Duration
+from lisa.cli.options import duration
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Stop after archiving all present events.")
 @click.option(
     "--interval",
-    type=Duration(),
+    type=duration,
     default="5s",
     show_default=True,
     help="Time between two batches.",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--keep",
-    type=Duration(),
+    type=duration,
     default="1h",
     show_default=True,
     help="How long replaced files are kept for running readers.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lisa.cli.options import Duration, Moment
+from lisa.cli.options import duration, moment
 from lisa.cli.output import print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @click.command()
 @archive_options()
 @topic_option
-@click.option("--from", "start", type=Moment(), metavar="ISO", help="Sent at or after this time.")
-@click.option("--to", "end", type=Moment(), metavar="ISO", help="Sent before this time.")
+@click.option("--from", "start", type=moment, metavar="ISO", help="Sent at or after this time.")
+@click.option("--to", "end", type=moment, metavar="ISO", help="Sent before this time.")
 @click.option("--offline", is_flag=True, help="Use only the archive; do not connect to Redis.")
 @click.option(
     "--stuck-after",
-    type=Duration(),
+    type=duration,
     default="1h",
     show_default=True,
     help="List live messages that are overdue by more than this.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lisa.cli.options import Duration, Moment
+from lisa.cli.options import duration, moment
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     "report is replaced.",
 )
 @topic_option
-@click.option("--from", "start", type=Moment(), metavar="ISO", help="Events at or after this time.")
-@click.option("--until", "end", type=Moment(), metavar="ISO", help="Events before this time.")
+@click.option("--from", "start", type=moment, metavar="ISO", help="Events at or after this time.")
+@click.option("--until", "end", type=moment, metavar="ISO", help="Events before this time.")
 @click.option(
     "--zone",
     default="UTC",
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--slo",
-    type=Duration(),
+    type=duration,
     default="1s",
     show_default=True,
     help="Lateness up to which a delivery is on time.",

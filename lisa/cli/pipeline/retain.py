@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import click
 
-from lisa.cli.options import Duration
+from lisa.cli.options import duration
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
@@ -17,7 +17,7 @@ from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options,
 @archive_options()
 @click.option(
     "--keep",
-    type=Duration(),
+    type=duration,
     required=True,
     help="Delete messages that ended longer ago than this, as in 400d.",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Duration
+from lisa.cli.options import duration
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import JobOptions, job_options, pairs
@@ -129,13 +129,13 @@ COLUMN_OPTIONS = (
 )
 @click.option(
     "--dedupe-for",
-    type=Duration(),
+    type=duration,
     metavar="DURATION",
     help="Minimum time for which the topic deduplicates ids.",
 )
 @click.option(
     "--patience",
-    type=Duration(),
+    type=duration,
     metavar="DURATION",
     default="10s",
     show_default=True,

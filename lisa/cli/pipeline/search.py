@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Moment
+from lisa.cli.options import moment
 from lisa.cli.output import body_fields, iso, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @topic_option
 @id_option
 @click.option("--state", "states", multiple=True, help="Only this state; may be repeated.")
-@click.option("--due-after", type=Moment(), metavar="ISO", help="Due at or after this time.")
-@click.option("--due-before", type=Moment(), metavar="ISO", help="Due before this time.")
+@click.option("--due-after", type=moment, metavar="ISO", help="Due at or after this time.")
+@click.option("--due-before", type=moment, metavar="ISO", help="Due before this time.")
 @click.option(
     "--field",
     "fields",
