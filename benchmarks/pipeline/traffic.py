@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
+from lisa.pipeline.archive import Archive, ArchiveGap, TopicRecord
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.reading import HIDDEN, MESSAGES, FoldState, day_of, new_number, save
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
@@ -30,8 +31,8 @@ _REASONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
-    """Two Parquet directories with the interface of an archive."""
+class Tables(Archive):
+    """Two Parquet directories as an archive."""
 
     spark: SparkSession
     where: Path
@@ -44,7 +45,15 @@ class Tables:
         """All messages."""
         return self.spark.read.schema(MESSAGES_SCHEMA).parquet(str(self.where / "messages"))
 
-    def gaps(self) -> list[Any]:
+    def offsets(self) -> dict[str, tuple[str, int]]:
+        """No journals."""
+        return {}
+
+    def topics(self) -> dict[str, TopicRecord]:
+        """No records."""
+        return {}
+
+    def gaps(self) -> list[ArchiveGap]:
         """No gaps."""
         return []
 

@@ -26,7 +26,7 @@ from lisa.core.transitions.lease import Release
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.upkeep import Expire
-from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
+from lisa.pipeline.archive import Archive, ArchiveGap, TopicRecord
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs import message_history
@@ -39,8 +39,8 @@ SMALL = ("--master", "local[2]", "--spark-conf", "spark.sql.shuffle.partitions=1
 
 
 @dataclass
-class ArchiveSnapshot:
-    """A snapshot of an archive: the journal at one moment, folded. Implements Archive."""
+class ArchiveSnapshot(Archive):
+    """A snapshot of an archive: the journal at one moment, folded."""
 
     events: DataFrame
     committed: dict[str, tuple[str, int]]

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
 from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
@@ -19,24 +18,11 @@ from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from lisa.pipeline.archive import Archive
 
-__all__ = ["Report", "ReportTables", "report"]
+__all__ = ["Report", "report"]
 
 PAGE = "report.html"
-
-
-class ReportTables(Protocol):
-    """The methods of an archive that a report uses."""
-
-    def log(self) -> DataFrame:
-        """Every event: LOG_SCHEMA."""
-
-    def messages(self) -> DataFrame:
-        """Every message: MESSAGES_SCHEMA."""
-
-    def gaps(self) -> Sequence[ArchiveGap]:
-        """The events that the log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,7 @@ class Report:
 
 
 def report(
-    archive: ReportTables,
+    archive: Archive,
     to: str | Path,
     *,
     where: str = "",

@@ -511,6 +511,6 @@ def _adopted(tag: re.Match[str]) -> str:
     """
     found = re.sub(r"#0102[0-9a-f]{2}", lambda mark: f"var(--{_NAMES[mark[0]]})", tag[0])
     found = re.sub(r"font-family: [^;\"]*;?", "", found)
-    found = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}", found)
+    found = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}", found)
     found = re.sub(r"^<g id=\"[^\"]*\"", "<g", found)  # only ids of paths are referenced
     return found.replace("xlink:href", "href").replace("\n", " ")
