@@ -56,6 +56,22 @@ ENVIRONMENT = "environment"
 """The directory into which executors unpack the Python environment."""
 
 
+WITHIN = "spark.lisa.executorsWithin"
+"""Setting: how long to wait for the first executor, as in 2m."""
+
+STANDALONE, OTHER = timedelta(seconds=20), timedelta(minutes=2)
+"""Defaults of `WITHIN`. YARN and Kubernetes start containers first, which takes longer."""
+
+CONNECT_S = 5.0
+
+_TAG = "lisa-executors"
+
+_HOW_TO_SHIP = (
+    "give them this Python environment with --environment, or install it at the same path on "
+    "all machines and name it with PYSPARK_PYTHON (how-to/pipeline.md, On a cluster)"
+)
+
+
 def is_local(master: str) -> bool:
     """Whether a Spark master is this machine: local, local[4], local-cluster[...]."""
     return master.startswith("local")
@@ -182,20 +198,6 @@ def _prepare(master: str) -> None:
     if is_local(master):
         # Bind Spark's web page and ports to this machine only.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-
-WITHIN = "spark.lisa.executorsWithin"
-"""Setting: how long to wait for the first executor, as in 2m."""
-
-STANDALONE, OTHER = timedelta(seconds=20), timedelta(minutes=2)
-"""Defaults of `WITHIN`. YARN and Kubernetes start containers first, which takes longer."""
-
-CONNECT_S = 5.0
-_TAG = "lisa-executors"
-_HOW_TO_SHIP = (
-    "give them this Python environment with --environment, or install it at the same path on "
-    "all machines and name it with PYSPARK_PYTHON (how-to/pipeline.md, On a cluster)"
-)
 
 
 def check_master(master: str) -> None:

@@ -67,6 +67,14 @@ _INFERRING = "locale timeZone nanValue positiveInf negativeInf samplingRatio pre
 """Options that have an effect if Spark finds the types of a CSV."""
 
 
+TIMES = frozenset({"due", "delay", "at_local"})
+
+NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
+"""Parts of a message that a column becomes only if an option names it."""
+
+_LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a source. are_texts: the values are a CSV's, whose types are not declared."""
@@ -370,13 +378,6 @@ def is_text(table: DataFrame, name: str) -> bool:
 def _names(table: DataFrame) -> list[str]:
     """The columns of a table, without the one that marks unusable rows."""
     return [name for name in table.columns if name != CORRUPT]
-
-
-TIMES = frozenset({"due", "delay", "at_local"})
-NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
-"""Parts of a message that a column becomes only if an option names it."""
-
-_LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")
 
 
 def as_messages(

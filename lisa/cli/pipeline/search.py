@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from lisa.pipeline.jobs.search import Query
 
 
+TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
+
+
 @click.command()
 @archive_options(required=False)
 @click.option("--live/--no-live", default=True, show_default=True, help="Search the queue too.")
@@ -171,9 +174,6 @@ BODY_CHARACTERS = 80
 def _shown(row: Row) -> str:
     text = row.body_text if row.body_text is not None else repr(bytes(row.body or b""))
     return text if len(text) <= BODY_CHARACTERS else f"{text[: BODY_CHARACTERS - 1]}…"
-
-
-TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
 
 
 def _in_ms(found: DataFrame) -> DataFrame:

@@ -33,6 +33,11 @@ topic_option = click.option(
 id_option = click.option("--id", "ids", multiple=True, help="Only this message; may be repeated.")
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+EVERY_S = 5.0
+
+
 class ServerOptions(TypedDict):
     """The server, as options of the data source and arguments of the jobs."""
 
@@ -201,9 +206,6 @@ def period(
     return start, end
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
     """The values of the archive options; falsy if no archive was given."""
@@ -282,9 +284,6 @@ def archive_options(
         return options(made)  # type: ignore[no-any-return]
 
     return add
-
-
-EVERY_S = 5.0
 
 
 class ProgressLines:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+KEEP = timedelta(hours=1)
+"""How long replaced files are kept for running readers."""
+
+
 class TopicRecord(NamedTuple):
     """A topic when last seen, as needed to restore it on an empty server.
 
@@ -59,9 +63,6 @@ class ArchiveGap:
 
 PresentTopics = Callable[[Sequence[str]], Mapping[str, TopicRecord]]
 """Returns the present options and groups of some topics."""
-
-KEEP = timedelta(hours=1)
-"""How long replaced files are kept for running readers."""
 
 
 class Archive(ABC):

@@ -34,6 +34,33 @@ FETCH_ROWS = 200
 """Small enough that rows with envelopes of 1 MiB fit into a worker's memory."""
 
 
+JARS = Path("/usr/share/java")
+"""Directory in which Debian's packages install JDBC drivers."""
+
+CONNECT_SECONDS = 10
+
+_LOG_FIELDS = [field for field in LOG_SCHEMA.fields if field.name != "day"]
+
+LOG_COLUMNS = tuple(field.name for field in _LOG_FIELDS)
+"""Columns of the table `message_log`, without `day`, which the database computes."""
+
+MESSAGE_COLUMNS = (*MESSAGES_SCHEMA.names, "bizkey", "subtopic", "readable")
+"""Columns of the table `messages`, including those that only its views need."""
+
+JSON_COLUMNS = ("headers", "groups")
+
+_GROUP_FIELDS = GROUP_SCHEMA.fields
+
+_GROUPS_IN_MS = ArrayType(
+    StructType(
+        [
+            StructField(one.name, LongType() if one.dataType == TimestampType() else one.dataType)
+            for one in _GROUP_FIELDS
+        ]
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """One database, and the prefix of the archive's tables in it."""
@@ -244,12 +271,6 @@ def _line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
-JARS = Path("/usr/share/java")
-"""Directory in which Debian's packages install JDBC drivers."""
-
-CONNECT_SECONDS = 10
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """JDBC driver and connection settings of one kind of database."""
@@ -319,27 +340,6 @@ def jdbc_settings(where: str, driver_jar: str | Path | None = None) -> dict[str,
     if driver_jar:
         raise ConfigError(f"driver file {jar} does not exist")
     return {}  # spark-submit may provide the driver; connecting fails if not
-
-
-_LOG_FIELDS = [field for field in LOG_SCHEMA.fields if field.name != "day"]
-
-LOG_COLUMNS = tuple(field.name for field in _LOG_FIELDS)
-"""Columns of the table `message_log`, without `day`, which the database computes."""
-
-MESSAGE_COLUMNS = (*MESSAGES_SCHEMA.names, "bizkey", "subtopic", "readable")
-"""Columns of the table `messages`, including those that only its views need."""
-
-JSON_COLUMNS = ("headers", "groups")
-
-_GROUP_FIELDS = GROUP_SCHEMA.fields
-_GROUPS_IN_MS = ArrayType(
-    StructType(
-        [
-            StructField(one.name, LongType() if one.dataType == TimestampType() else one.dataType)
-            for one in _GROUP_FIELDS
-        ]
-    )
-)
 
 
 def names(columns: Iterable[str]) -> str:

@@ -43,6 +43,15 @@ THROUGH = ("acked", "purged", "expired")
 """States in which a group has settled the message."""
 
 
+BEGINNINGS = ("sent", "replaced", "restored")
+"""Events that carry the envelope."""
+
+LIFE_SCHEMA_FIELDS = ("life", "next_state", "next_at", "elsewhere")
+"""Columns that `lives` adds to each event."""
+
+_COLUMNS = [name for name in EVENT_SCHEMA.names if name != "number"]
+
+
 def fold(events: DataFrame) -> DataFrame:
     """Rows of EVENT_SCHEMA or LOG_SCHEMA -> rows of MESSAGES_SCHEMA.
 
@@ -248,15 +257,6 @@ def _decoded(envelope: Column) -> dict[str, Column]:
         "headers": sf.when(readable, headers),
         "body": sf.when(readable, rest).otherwise(envelope),
     }
-
-
-BEGINNINGS = ("sent", "replaced", "restored")
-"""Events that carry the envelope."""
-
-LIFE_SCHEMA_FIELDS = ("life", "next_state", "next_at", "elsewhere")
-"""Columns that `lives` adds to each event."""
-
-_COLUMNS = [name for name in EVENT_SCHEMA.names if name != "number"]
 
 
 def lives(events: DataFrame, *, sharded: bool = True) -> DataFrame:

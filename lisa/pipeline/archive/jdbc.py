@@ -62,6 +62,15 @@ STAGED_BYTES = 8 << 20
 """Approximate memory limit of one of Spark's inserts."""
 
 
+LAYOUT = 2
+"""The layout of the tables that this version creates; it also reads older layouts.
+
+2: adds the column `shard`.
+"""
+
+ROWS_PER_READER = 250_000
+
+
 class JdbcWriter:
     """The only writer of a database's tables; creates missing ones. `close` it.
 
@@ -238,15 +247,6 @@ def _put_messages(kind: str) -> dict[str, str]:
         "messages_json": ", ".join(typed),
         "excluded": ", ".join(f'"{name}" = {new.format(name)}' for name in rest),
     }
-
-
-LAYOUT = 2
-"""The layout of the tables that this version creates; it also reads older layouts.
-
-2: adds the column `shard`.
-"""
-
-ROWS_PER_READER = 250_000
 
 
 class JdbcArchive(Archive):

@@ -41,6 +41,13 @@ DATED_MESSAGES = StructType([*MESSAGES_SCHEMA.fields, StructField("day", DateTyp
 """The table `messages` as stored: with the day on which the message ended."""
 
 
+HIDDEN = "_lisa"
+
+RANDOM_BITS = 20
+
+_TRIES = 5
+
+
 class Tables:
     """The two tables of an archive and their states, as of the last `refresh`."""
 
@@ -116,11 +123,6 @@ def with_log_columns(events: DataFrame) -> DataFrame:
 def day_of(at: Column) -> Column:
     """The day of a timestamp in UTC, independent of the session's time zone."""
     return sf.date_from_unix_date(sf.floor(sf.unix_millis(at) / 86_400_000).cast("int"))
-
-
-HIDDEN = "_lisa"
-RANDOM_BITS = 20
-_TRIES = 5
 
 
 class LogState(msgspec.Struct, frozen=True):

@@ -65,6 +65,19 @@ _WRITER = WriterProperties(
 )
 
 
+COMPRESSION = "zstd"
+
+NO_DAY = "__HIVE_DEFAULT_PARTITION__"
+"""Name of the directory of rows without a day."""
+
+_OPTIONS = {
+    "compression": COMPRESSION,
+    "parquet.bloom.filter.enabled#id": "true",
+    # Otherwise each file, however small, has a filter of a megabyte.
+    "parquet.bloom.filter.adaptive.enabled": "true",
+}
+
+
 class ArchiveTable:
     """A table of an archive, partitioned by day, as of its last `refresh`.
 
@@ -273,17 +286,6 @@ def _without_statistics(commit: str) -> str:
 def _schema(schema: StructType) -> Schema:
     """The schema for delta-rs. All columns may be null, so that columns can be added later."""
     return Schema.from_arrow(to_arrow_schema(schema.toNullable(), timezone="UTC"))
-
-
-COMPRESSION = "zstd"
-NO_DAY = "__HIVE_DEFAULT_PARTITION__"
-"""Name of the directory of rows without a day."""
-_OPTIONS = {
-    "compression": COMPRESSION,
-    "parquet.bloom.filter.enabled#id": "true",
-    # Otherwise each file, however small, has a filter of a megabyte.
-    "parquet.bloom.filter.adaptive.enabled": "true",
-}
 
 
 @dataclass(frozen=True, slots=True)

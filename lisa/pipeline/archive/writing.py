@@ -68,6 +68,12 @@ FOLD_SHARE = 20
 TIDY_EVERY_S = 600.0
 
 
+FEW_LIVE = 200_000
+"""Maximum number of live messages whose keys are sent to all executors."""
+
+_TASKS_PER_CORE = 4
+
+
 class FileWriter:
     """The only writer of an archive in files.
 
@@ -380,10 +386,6 @@ class FileWriter:
         return found
 
 
-FEW_LIVE = 200_000
-"""Maximum number of live messages whose keys are sent to all executors."""
-
-
 def write_fold(
     tables: Tables, staging: str, live: str
 ) -> tuple[list[StagedFile], list[StagedFile]]:
@@ -448,9 +450,6 @@ def _without_known_lives(tables: Tables, rows: DataFrame) -> DataFrame:
     return rows.where(~is_unknown).unionByName(
         rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
     )
-
-
-_TASKS_PER_CORE = 4
 
 
 def check_shared(spark: SparkSession, folder: Folder) -> None:

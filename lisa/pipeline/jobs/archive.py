@@ -36,6 +36,24 @@ if TYPE_CHECKING:
     from lisa.pipeline.archive.base import ArchiveGap
 
 
+REPORT_S = 600.0
+"""How often an idle archive reports its progress: the journal stops waiting for it after two days
+without a report."""
+
+TIDY_S = 60.0
+"""How often an idle archive brings its tables up to date."""
+
+POLL_S = 0.25
+
+STARTS_FOR_S = 180.0
+
+SLOW_START = "Python worker failed to connect back"
+"""Spark gives the Python process that plans the batches ten seconds to connect, a limit that cannot
+be set. On a busy machine that is too short."""
+
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
     """The result of one run.
@@ -171,23 +189,6 @@ def _start(
         return writer.trigger(availableNow=True).start()
     milliseconds = max(1, int(interval.total_seconds() * 1000))
     return writer.trigger(processingTime=f"{milliseconds} milliseconds").start()
-
-
-REPORT_S = 600.0
-"""How often an idle archive reports its progress: the journal stops waiting for it after two days
-without a report."""
-
-TIDY_S = 60.0
-"""How often an idle archive brings its tables up to date."""
-
-POLL_S = 0.25
-
-STARTS_FOR_S = 180.0
-SLOW_START = "Python worker failed to connect back"
-"""Spark gives the Python process that plans the batches ten seconds to connect, a limit that cannot
-be set. On a busy machine that is too short."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,21 @@ ENDS = ("acked", "cancelled", "expired", "skipped", "purged", "replaced", "live"
 FIRST_LINES = 20
 
 
+FOUND_SCHEMA = StructType(
+    [
+        StructField("topic", StringType(), nullable=False),
+        StructField("id", StringType(), nullable=False),
+        StructField("token", StringType()),
+        StructField("standing", StringType(), nullable=False),
+        StructField("state", StringType(), nullable=False),
+        StructField("sent_ms", LongType()),
+        StructField("due_ms", LongType()),
+        StructField("stuck", BooleanType(), nullable=False),
+    ]
+)
+"""One message of the range: its verdict (`standing`), and its last known state."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
     """The result of an audit.
@@ -222,21 +237,6 @@ def _gaps_behind(
                     )
                 )
     return found
-
-
-FOUND_SCHEMA = StructType(
-    [
-        StructField("topic", StringType(), nullable=False),
-        StructField("id", StringType(), nullable=False),
-        StructField("token", StringType()),
-        StructField("standing", StringType(), nullable=False),
-        StructField("state", StringType(), nullable=False),
-        StructField("sent_ms", LongType()),
-        StructField("due_ms", LongType()),
-        StructField("stuck", BooleanType(), nullable=False),
-    ]
-)
-"""One message of the range: its verdict (`standing`), and its last known state."""
 
 
 class AuditScope(NamedTuple):

@@ -65,6 +65,10 @@ FIRST_LINES = 5
 """Number of rows of each list in the result; the directory has all rows."""
 
 
+PLANNED = "missing"
+"""Outcome used only in the plan: the message must be restored."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restoration:
     """The result of a restore, or of a dry run.
@@ -184,10 +188,6 @@ def _result(
     del summary["first"]
     folder.write_summary(summary)
     return result
-
-
-PLANNED = "missing"
-"""Outcome used only in the plan: the message must be restored."""
 
 
 class RestoreLists:

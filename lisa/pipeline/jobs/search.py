@@ -77,6 +77,18 @@ LIVE_SCHEMA = StructType(
 GROUP = "struct<group string, state string, attempts int, due timestamp, reason string>"
 
 
+# A step of a path: .name, [number], ['any name'] or [*].
+_FORM = re.compile(
+    r"\s*(\$(?:\.[^.\[\]=!<>~\s]+|\[\d+\]|\[\*\]|\['[^']*'\])*)\s*(!=|<=|>=|=|<|>|~)\s*(.*)",
+    re.DOTALL,
+)
+
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+
+_EXACT = 2**53
+"""From this number on, doubles cannot represent every integer."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
     """Conditions of a search; a message must meet every one. None means no condition.
@@ -226,18 +238,6 @@ def _together(live: DataFrame, archived: DataFrame) -> list[DataFrame]:
         both.select(*columns),
         rest.select(*[sf.col(f"a_{name}").alias(name) for name in columns]),
     ]
-
-
-# A step of a path: .name, [number], ['any name'] or [*].
-_FORM = re.compile(
-    r"\s*(\$(?:\.[^.\[\]=!<>~\s]+|\[\d+\]|\[\*\]|\['[^']*'\])*)\s*(!=|<=|>=|=|<|>|~)\s*(.*)",
-    re.DOTALL,
-)
-
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
-
-_EXACT = 2**53
-"""From this number on, doubles cannot represent every integer."""
 
 
 @dataclass(frozen=True, slots=True)

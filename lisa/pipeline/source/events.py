@@ -39,6 +39,21 @@ ADVICE = (
 )
 
 
+Item = Sequence[Any]
+"""An entry as XRANGE returns it: its id, and a list of alternating names and values."""
+
+_HEAD = [b"n", b"actor", b"id", b"state", b"group", b"attempt"]
+
+_WIDTH = 2 * len(_HEAD)
+
+_ENTRY_BYTES = 300
+"""Approximate size of an event in a reply, without its envelope."""
+
+_TEXT = ("policy", "reason", "place")
+
+_TIMES = ("due", "expires")
+
+
 class Mark(NamedTuple):
     """A position in a journal, right after an event: the event's entry id and number."""
 
@@ -136,18 +151,6 @@ def shares(counts: Mapping[str, int], limit: int) -> dict[str, int]:
         given[journal] = min(count, fair)
         left -= given[journal]
     return given
-
-
-Item = Sequence[Any]
-"""An entry as XRANGE returns it: its id, and a list of alternating names and values."""
-
-_HEAD = [b"n", b"actor", b"id", b"state", b"group", b"attempt"]
-_WIDTH = 2 * len(_HEAD)
-_ENTRY_BYTES = 300
-"""Approximate size of an event in a reply, without its envelope."""
-
-_TEXT = ("policy", "reason", "place")
-_TIMES = ("due", "expires")
 
 
 def number_of(item: Item) -> int | None:

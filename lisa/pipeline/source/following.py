@@ -29,6 +29,11 @@ OLDER = "the server came back empty or older than what was read"
 TRIMMED = "they were trimmed, or lost by the server, before they were read"
 
 
+BATCH_ROWS = 20_000
+
+BATCH_BYTES = 16 << 20
+
+
 class Unread(NamedTuple):
     """The unread part of a journal: the events after `begin`, up to and including `last`.
 
@@ -255,10 +260,6 @@ def record_archived(store: Store, name: str, marks: Mapping[str, Mark]) -> Flow[
     ]
     if commands:
         yield from store.commands(commands)
-
-
-BATCH_ROWS = 20_000
-BATCH_BYTES = 16 << 20
 
 
 def read_range(

@@ -47,6 +47,27 @@ _LIST_JOURNALS_EVERY_S = 1.0  # Spark calls latestOffset a hundred times per sec
 _log = logging.getLogger("lisa.pipeline")
 
 
+_NAMES = options.SERVER | {
+    "topic",
+    "starting",
+    "max_events_per_batch",
+    "partitions",
+    "fail_on_gap",
+    "archive",
+    "report_progress",
+}
+
+_MAX_EVENTS = 500_000
+
+Offset = dict[str, dict[str, Any]]
+
+TASK_EVENTS = 5_000
+"""Minimum number of events of a task; a task costs some 10 ms."""
+
+JOURNAL_EVENTS = 50
+"""Events that take as long to read as the round trip that each range needs."""
+
+
 class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the journals of some topics. Raises ConfigError for invalid options."""
 
@@ -286,18 +307,6 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return any(self._store.drive(archived(self._store, beside, self._options.archive)))
 
 
-_NAMES = options.SERVER | {
-    "topic",
-    "starting",
-    "max_events_per_batch",
-    "partitions",
-    "fail_on_gap",
-    "archive",
-    "report_progress",
-}
-_MAX_EVENTS = 500_000
-
-
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
     """The parsed options of a stream.
@@ -346,15 +355,6 @@ def _archive_name(given: Mapping[str, str]) -> str | None:
             f"archive {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ . -"
         )
     return name
-
-
-Offset = dict[str, dict[str, Any]]
-
-TASK_EVENTS = 5_000
-"""Minimum number of events of a task; a task costs some 10 ms."""
-
-JOURNAL_EVENTS = 50
-"""Events that take as long to read as the round trip that each range needs."""
 
 
 @dataclass(frozen=True)

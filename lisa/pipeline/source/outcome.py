@@ -20,6 +20,10 @@ REASONS = 10
 """Maximum number of reasons of refused rows in a report."""
 
 
+RETURNED_BYTES = 4 << 20
+"""Maximum size of the refused rows that one task returns to the driver."""
+
+
 @dataclass(slots=True)
 class Counts:
     """Number of rows of one topic by outcome."""
@@ -105,10 +109,6 @@ def write_unwritten(results: Iterable[TaskResult]) -> None:
 def write_report(target: str, document: dict[str, Any]) -> None:
     """Write a report to a path or URL, atomically. Raises ConfigError if that fails."""
     files.write(target, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-
-
-RETURNED_BYTES = 4 << 20
-"""Maximum size of the refused rows that one task returns to the driver."""
 
 
 def corrupt_rows(batch: pa.RecordBatch) -> dict[int, str]:

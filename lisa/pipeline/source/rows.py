@@ -37,6 +37,13 @@ from lisa.pipeline.source.outcome import corrupt_rows
 T = TypeVar("T")
 
 
+_INTEGERS = range(-(1 << 63), 1 << 64)
+"""Decimals without fraction, such as Parquet's uint64, are numbers in JSON if they are in here."""
+
+CALENDAR_COLUMNS = ("at_local", "window")
+"""The columns that need this module; `tz` belongs to both."""
+
+
 class _Conversion:
     """Converts the columns of a batch. refused: row number -> why a value of it is not valid."""
 
@@ -328,9 +335,6 @@ def _printed(value: float) -> float:
 
 _FLOAT = struct.Struct("f")
 
-_INTEGERS = range(-(1 << 63), 1 << 64)
-"""Decimals without fraction, such as Parquet's uint64, are numbers in JSON if they are in here."""
-
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -379,10 +383,6 @@ _CHECKED: Mapping[str, Callable[[bytes | None], bytes]] = {
 
 def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
     return encode_tail(_not_null(body), headers)
-
-
-CALENDAR_COLUMNS = ("at_local", "window")
-"""The columns that need this module; `tz` belongs to both."""
 
 
 class CalendarRow(NamedTuple):

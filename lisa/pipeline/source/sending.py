@@ -32,6 +32,13 @@ LONGEST_FULL_S = 1.0
 """Maximum pause before a message is sent again to a full topic."""
 
 
+BURST_S = 0.1
+"""Length of a window in seconds; longer if the rate allows less than one row in this time."""
+
+KEPT_MS = 60_000
+"""Minimum time for which a window's count is kept; must exceed the clock skew between machines."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     """The parsed options of a write.
@@ -247,13 +254,6 @@ class Sender:
             if outcome is Sent.REJECTED:
                 reason = "the id already exists (on_duplicate=reject)"
                 self.refuse(topic, part.numbers[index], part.ids[index], reason)
-
-
-BURST_S = 0.1
-"""Length of a window in seconds; longer if the rate allows less than one row in this time."""
-
-KEPT_MS = 60_000
-"""Minimum time for which a window's count is kept; must exceed the clock skew between machines."""
 
 
 class SharedRate:

@@ -61,6 +61,28 @@ _WORTH_SPLITTING = 20_000  # members of a set
 _MOST_IN_A_TASK = 250_000  # each task remembers the ids it has returned
 
 
+ABOVE = b"\xff" * 257
+"""Greater than any member of a sorted set."""
+
+PAGE = 400
+
+BATCH_ROWS = 10_000
+
+BATCH_BYTES = 16 << 20
+
+_COLUMNS = (
+    "id",
+    "group",
+    "state",
+    "due",
+    "attempts",
+    "reason",
+    "consumer",
+    "expires",
+    "envelopes",
+)
+
+
 @dataclass(frozen=True)
 class Selection:
     """The messages to read; None means no restriction.
@@ -222,12 +244,6 @@ def _both(known: frozenset[str] | None, values: Collection[Any]) -> frozenset[st
     return asked if known is None else known & asked
 
 
-ABOVE = b"\xff" * 257
-"""Greater than any member of a sorted set."""
-
-PAGE = 400
-
-
 @dataclass(frozen=True)
 class ReadPart(InputPartition):
     """The messages that one task reads: some states and groups of a topic, or some ids.
@@ -378,10 +394,6 @@ def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:
                     yield found
 
 
-BATCH_ROWS = 10_000
-BATCH_BYTES = 16 << 20
-
-
 class LiveMessages:
     """Messages in the same state and group, as columns."""
 
@@ -467,19 +479,6 @@ class RowCollector:
             return [None] * len(ids)
         scores = yield from store.commands([("ZSCORE", key, message_id) for message_id in ids])
         return [None if score is None else int(float(score)) for score in scores]
-
-
-_COLUMNS = (
-    "id",
-    "group",
-    "state",
-    "due",
-    "attempts",
-    "reason",
-    "consumer",
-    "expires",
-    "envelopes",
-)
 
 
 def _bodies(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[bytes | None]]:

@@ -71,6 +71,13 @@ QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _log = logging.getLogger("lisa.pipeline")
 
 
+DUPLICATE_BYTES = 4 << 20
+"""Maximum size of the duplicate rows that one task returns to the driver."""
+
+COMPLETING = -1
+"""Used instead of a partition number in the send tokens of `send_missing`."""
+
+
 def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
     """Parse and check options and columns. Raises ConfigError if they are not valid."""
     refuse_unknown(given, OPTIONS, "write")
@@ -206,10 +213,6 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
         return None if self.options.job is None else f"{self.options.job}\0{run}"
 
 
-DUPLICATE_BYTES = 4 << 20
-"""Maximum size of the duplicate rows that one task returns to the driver."""
-
-
 class Task:
     """Sends the rows of one partition."""
 
@@ -277,10 +280,6 @@ class Task:
                 part.ttls_ms[index],
                 part.policies[index],
             )
-
-
-COMPLETING = -1
-"""Used instead of a partition number in the send tokens of `send_missing`."""
 
 
 def shared_digests(results: Sequence[TaskResult]) -> dict[bytes, tuple[int, int]]:

@@ -42,6 +42,38 @@ _STATES = {
 }
 
 
+SHORT = ((2 * 3_600, 60, "minute"), (12 * 3_600, 300, "5 minutes"), (36 * 3_600, 900, "15 minutes"))
+"""Steps below an hour: the longest time that has such steps, their seconds, and their name."""
+
+HOUR_S = 3_600
+
+MOST_HOURS = 8 * 24
+
+MOST_DAYS = 400
+
+COUNTED = (
+    "sent",
+    "handled",
+    "retried",
+    "garbage",
+    "expired",
+    "skipped",
+    "cancelled",
+    "purged",
+    "lost",
+)
+"""The counts for each topic and hour."""
+
+ERROR = 2 ** (0.5 / OCTAVE) - 1
+"""Maximum relative error of a percentile."""
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+
+_SHOWN = {*COUNTED, "late"}
+
+WEEK_S = 7 * 86_400
+
+
 def log_cells(log: DataFrame, shift_s: int, slo_us: int, part_s: int) -> DataFrame:
     """Counts of events by topic, time, what, group, number and text; covers all uses of the log.
 
@@ -153,14 +185,6 @@ def general(reason: Column) -> Column:
     return sf.substring(sf.trim(found), 1, MOST_OF_REASON)
 
 
-SHORT = ((2 * 3_600, 60, "minute"), (12 * 3_600, 300, "5 minutes"), (36 * 3_600, 900, "15 minutes"))
-"""Steps below an hour: the longest time that has such steps, their seconds, and their name."""
-
-HOUR_S = 3_600
-MOST_HOURS = 8 * 24
-MOST_DAYS = 400
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """Steps of a time axis. edges: epoch seconds; step i is between edges i and i + 1."""
@@ -224,27 +248,6 @@ def _midnights(first_s: int, last_s: int, zone: tzinfo) -> list[int]:
         day = (day.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
         found.append(int(day.timestamp()))
     return found
-
-
-COUNTED = (
-    "sent",
-    "handled",
-    "retried",
-    "garbage",
-    "expired",
-    "skipped",
-    "cancelled",
-    "purged",
-    "lost",
-)
-"""The counts for each topic and hour."""
-
-ERROR = 2 ** (0.5 / OCTAVE) - 1
-"""Maximum relative error of a percentile."""
-
-QUANTILES = (0.5, 0.9, 0.99, 0.999)
-
-_SHOWN = {*COUNTED, "late"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,9 +444,6 @@ def _row(row: Any) -> Percentiles:
     most = max(row["most"], 0)
     p50, p90, p99, p999 = (middle(row[f"q{i}"], most) for i in range(len(QUANTILES)))
     return Percentiles(row["all"], row["early"], row["within"], p50, p90, p99, p999, most)
-
-
-WEEK_S = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)

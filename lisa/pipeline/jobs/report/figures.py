@@ -46,6 +46,10 @@ DAYS = 30
 """Range of the forecast: minutes, hours and days shown by the three plots."""
 
 
+REASONS = 200
+"""Number of pairs of topic and reason that are counted separately; all others are combined."""
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The unsettled messages of one topic by due time, counted from the newest event.
@@ -142,10 +146,6 @@ def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
     if behind:
         found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, None))
     return max(found, key=lambda one: one.peak, default=None)
-
-
-REASONS = 200
-"""Number of pairs of topic and reason that are counted separately; all others are combined."""
 
 
 @dataclass(frozen=True, slots=True)

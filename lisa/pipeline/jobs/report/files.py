@@ -44,6 +44,9 @@ _TIMES = {"hour", "from", "to", "most_at", "drained_at", "at"}
 """The columns of other types than integer."""
 
 
+Row = Iterable[Any]
+
+
 def _type_of(column: str) -> pa.DataType:
     if column in _TEXTS:
         return pa.string()
@@ -67,9 +70,6 @@ def write_tables(figures: Figures, to: str) -> tuple[str, ...]:
             files.write(path, content.getvalue().to_pybytes())
             written.append(path)
     return tuple(written)
-
-
-Row = Iterable[Any]
 
 
 def _late(one: Percentiles | None) -> tuple[int | None, ...]:

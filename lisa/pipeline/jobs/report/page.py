@@ -30,6 +30,17 @@ MANY_COLUMNS = 9
 """Tables with more columns are printed in a smaller font."""
 
 
+MOST_TOPICS = 50
+
+MOST_HOURS = 240
+
+MOST_GAPS = 50
+
+MOST_REASONS = 20
+
+MOST_NAMED = 4
+
+
 def render(figures: Figures, archive: str) -> str:
     """The page as HTML. archive: the archive's name on the page, without passwords.
 
@@ -83,13 +94,6 @@ def _environment(figures: Figures) -> Environment:
         instant=lambda moment: instant(moment, figures.zone),
     )
     return made
-
-
-MOST_TOPICS = 50
-MOST_HOURS = 240
-MOST_GAPS = 50
-MOST_REASONS = 20
-MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
