@@ -1,4 +1,4 @@
-"""The interfaces that jobs use to read and write an archive, independent of its storage."""
+"""What jobs read and write, independent of the storage, and the records besides the tables."""
 
 from __future__ import annotations
 

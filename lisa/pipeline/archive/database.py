@@ -1,4 +1,10 @@
-"""PostgreSQL and MariaDB through JDBC: URL, driver, SQL statements and errors."""
+"""PostgreSQL and MariaDB through JDBC: URL, driver, SQL statements, errors, and rows of the tables.
+
+In the database, times are epoch milliseconds; headers and groups are JSON. An unknown token is
+empty, not null, because the token is part of the primary key; the same goes for the shard of an
+event in the topic's own journal. NUL in text becomes U+FFFD, because PostgreSQL cannot store it.
+Envelopes and bodies are stored unchanged, as bytes.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,10 @@
 
 The table `messages` is as of the last fold; `messages()` folds the later events and is current
 with the log.
+
+A document in `_lisa/state` has what an archive knows besides the rows of its tables. It is written
+before each commit, under a new random number. The commit contains this number as an application
+transaction, so that table and document change together.
 """
 
 from __future__ import annotations

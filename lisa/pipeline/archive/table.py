@@ -3,7 +3,8 @@
 Each commit is one file in `_delta_log`, created only if it does not exist yet. A process that is
 killed before the commit leaves files that no reader sees and that `vacuum` deletes. Commits carry
 application transactions: a name and a number that the table keeps, so that a process finds out
-after a kill whether its commit took place.
+after a kill whether its commit took place. Before any commit, `write_files` proves that the driver
+sees all rows that the executors wrote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Writes an archive in files, each batch of the journal exactly once (see `table`).
 
-Deletes from it, too, by rewriting files. If the process is killed, the archive remains readable,
-and a repetition does the rest. Another process that writes meanwhile is refused at its next commit.
+Folds new events to messages, deletes messages by rewriting files, and converts archives of earlier
+versions. If the process is killed, the archive remains readable, and a repetition does the rest.
+Another process that writes meanwhile is refused at its next commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The job `archive`: writes the journal to two tables, exactly once, continuously or once."""
+"""The job `archive`: writes the journal to two tables, exactly once, continuously or once.
+
+Spark continues after the last batch that its checkpoint marks as committed. If the archive lacks
+that batch (it was restored from a backup, its database failed over to an older replica, or the
+checkpoint belongs to another archive), the events in between would be skipped silently, and the
+journal would trim them. So `check_checkpoint` compares both first.
+"""
 
 from __future__ import annotations
 

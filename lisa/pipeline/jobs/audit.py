@@ -1,4 +1,7 @@
-"""The job `audit`: checks that every message sent has ended or is live."""
+"""The job `audit`: checks that every message sent has ended or is live.
+
+Verdicts come from the archive, the server, and the journal, in this order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The last known state of messages: the archive combined with the tail of the journal."""
+"""The last known state of messages: the archive combined with the tail of the journal.
+
+The tail are the events on the server that are not archived yet.
+"""
 
 from __future__ import annotations
 

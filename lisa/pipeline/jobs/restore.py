@@ -1,4 +1,8 @@
-"""The job `restore`: restores unsettled messages to a Redis that came back empty or older."""
+"""The job `restore`: restores unsettled messages to a Redis that came back empty or older.
+
+It checks the journals, restores options and groups of topics, and lists each message with its
+outcome; `restore_tasks` has what Spark's workers do.
+"""
 
 from __future__ import annotations
 

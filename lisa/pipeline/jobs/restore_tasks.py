@@ -1,6 +1,7 @@
 """The tasks of a restore on Spark's workers: plan, query the server, restore, cancel.
 
-Each public function returns a task for `DataFrame.mapInArrow`.
+`planning`, `restoring`, `reviving` and `cancelling` return a task for `DataFrame.mapInArrow`;
+`judge` plans the restore of one message: its envelope, and its state in each group.
 """
 
 from __future__ import annotations

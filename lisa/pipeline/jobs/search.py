@@ -1,4 +1,7 @@
-"""The job `search`: finds messages by id, state, due time and body, in archive and queue."""
+"""The job `search`: finds messages by id, state, due time and body, in archive and queue.
+
+Conditions on fields of JSON bodies are `$.order=42`, `$.name~^An`, `$.items[0].price>10`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Finds the unread events of journals, and gaps in them, with commands of bounded cost.
+"""Finds the unread events of journals, and gaps in them, and reads them, in calls of bounded cost.
 
-A topic has one journal, a sharded topic one per shard; each is followed separately. No command here
-reads more than one event: positions between two known events are found by interpolating event
-numbers.
+A topic has one journal, a sharded topic one per shard; each is followed separately. Positions
+between two known events are found by interpolating event numbers, reading one event at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """`spark.readStream.format("lisa")`: reads the journal, exactly once.
 
-See `journal_options` for the options and `journal_offsets` for the offsets.
+An offset has the last event read from each journal, as in {"orders": {"id": "...", "n": 17}}; each
+shard of a sharded topic has its own journal, "orders~3of8". If needed, the offset also describes
+the start of the batch that ends there: `from`, if the batch does not start at the end of the
+previous one, and `gap`. A batch that is repeated after a crash is therefore identical. A journal
+without events in the first batch is included with its start position, which distinguishes it from
+journals that are created later.
 """
 
 from __future__ import annotations

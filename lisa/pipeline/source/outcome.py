@@ -1,4 +1,7 @@
-"""Outcomes of rows: counted per task, added up on the driver, written as a report."""
+"""Outcomes of rows: counted per task, added up on the driver, written as a report.
+
+Refused rows, also those that Spark could not read, are written to a file with their reasons.
+"""
 
 from __future__ import annotations
 

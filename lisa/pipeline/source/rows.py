@@ -1,7 +1,8 @@
 """Converts rows to messages.
 
 Values are read from Arrow column by column, because an object per row would cost more than
-everything else. Rows that are not valid messages are refused with a reason.
+everything else. Rows that are not valid messages are refused with a reason. `Placing` chooses the
+due times of rows with a wall time or a window, as `Producer.send` does.
 """
 
 from __future__ import annotations

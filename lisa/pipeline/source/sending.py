@@ -1,4 +1,4 @@
-"""Sends messages of a write, and counts their outcomes."""
+"""Sends messages of a write at a rate that all tasks of a job share, and counts the outcomes."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ Options: `topic` (one, or several separated by commas; default: all registered t
 Messages change state during the read. A message that keeps its state is read exactly once. A
 message that changes its state may appear in the old state, in the new one, in both, or (if the new
 state was read before) not at all. Within one group, a message appears at most once.
+
+Pages have a bounded size. Lengths of bodies are read first, so that a reply with bodies has at most
+BYTES_PER_CALL, or a single body.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The writers of the data source: they send a DataFrame's rows as messages.
 
-Tasks receive pickled options, not a client; each task opens its own connection.
+Tasks receive pickled options, not a client; each task opens its own connection, converts the Arrow
+batches of its partition to messages, and sends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Renders the page: one self-contained file without scripts, with a strict content policy."""
+"""Renders the page: one self-contained file without scripts, which loads nothing.
+
+Its tables have a limited number of rows; the files have all rows.
+"""
 
 from __future__ import annotations
 
