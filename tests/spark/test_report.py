@@ -25,8 +25,9 @@ from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.report import Report, report
 from lisa.pipeline.jobs.report.counts import ERROR, full_hour_shift, span_of
-from lisa.pipeline.jobs.report.figures import DAYS, Crossing, Demand, Range, crossing, gather
+from lisa.pipeline.jobs.report.figures import DAYS, Crossing, Demand, crossing, gather
 from lisa.pipeline.jobs.report.formatting import change, count, kept, length
+from lisa.pipeline.jobs.windows import JobScope
 from lisa.pipeline.paths import without_password
 from tests.spark.worlds import ArchiveSnapshot
 
@@ -172,7 +173,7 @@ def test_counts_by_topic_and_hour(made: Report, journal: Journal) -> None:
 
 def test_a_short_report_has_steps_below_an_hour(journal: Journal) -> None:
     archive, zone = journal.archive(), ZoneInfo("Asia/Kolkata")
-    found = gather(archive.log(), archive.messages(), Range(), zone, [], slo=SLO)
+    found = gather(archive.log(), archive.messages(), JobScope(), zone, [], slo=SLO)
     assert found.span is not None
     assert found.span.step == "5 minutes"
 
@@ -361,11 +362,11 @@ def test_the_last_seven_days_are_compared_with_the_seven_before(
     journal.send("orders", "last", end - timedelta(minutes=1), end)
     archive = journal.archive()
 
-    def weeks(asked: Range) -> Any:
+    def weeks(asked: JobScope) -> Any:
         options: Any = {"zone": UTC, "gaps": [], "slo": timedelta(seconds=1)}
         return gather(archive.log(), archive.messages(), asked, **options).weeks
 
-    found = weeks(Range())
+    found = weeks(JobScope())
     assert (found.begin, found.end) == (end.timestamp() - 14 * 86_400, end.timestamp())
     assert [found.count("sent", week) for week in (0, 1)] == [2, 4]
     assert [found.count("sent", week, "orders") for week in (0, 1)] == [2, 3]
@@ -376,7 +377,7 @@ def test_the_last_seven_days_are_compared_with_the_seven_before(
     assert '<section id="weeks">' in page
     assert "+100 %" in page
     assert "33.33 %" in page
-    assert weeks(Range(start=end - timedelta(days=13))) is None
+    assert weeks(JobScope(start=end - timedelta(days=13))) is None
 
 
 def test_a_range_without_events_shows_what_is_to_come(spark: SparkSession, tmp_path: Path) -> None:

@@ -229,10 +229,8 @@ class ArchiveSource:
         """
         if self.where is None or not self.is_database:
             return {}
-        try:
-            from lisa.pipeline.archive.database import jdbc_settings
-        except ImportError as error:  # runs before `session` reports that Spark is missing
-            raise ConfigError(f"the pipeline needs Spark: {error}") from None
+        from lisa.pipeline.archive.database import jdbc_settings
+
         return jdbc_settings(self.where, self.driver_jar)
 
     def open(self, spark: SparkSession) -> Archive:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from lisa.core.model.clock import datetime_ms, duration_ms
+from lisa.core.model.clock import duration_ms
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.sharding import topics_of
 from lisa.pipeline.errors import unwrapped
@@ -26,7 +26,7 @@ from lisa.pipeline.jobs.message_history import (
     selected,
     topics_in,
 )
-from lisa.pipeline.jobs.windows import Window, gap_windows
+from lisa.pipeline.jobs.windows import JobScope, Window, gap_windows
 from lisa.pipeline.server import Server, check_layout
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def audit(
     """
     began = time.monotonic()
     folder = OutputFolder(spark, to) if to is not None else None
-    scope = AuditScope(topics, start, end)
+    scope = JobScope(topics, start, end)
     archive = reopen()
     topics_in(archive, topics)
     stage("reading the archive")
@@ -204,17 +204,13 @@ def _counted(rows: DataFrame, folder: OutputFolder | None) -> Audit:
     )
 
 
-def _gaps(archive: Archive, scope: AuditScope) -> list[Window]:
+def _gaps(archive: Archive, scope: JobScope) -> list[Window]:
     """The archive's gaps that overlap the range."""
-    return [
-        window
-        for window in gap_windows(archive.gaps(), archive.log)
-        if scope.reaches(window.topic, window.after_ms or 0, window.until_ms)
-    ]
+    return [window for window in gap_windows(archive.gaps(), archive.log) if scope.reaches(window)]
 
 
 def _gaps_behind(
-    reopen: Callable[[], Archive], server: Server, archive: Archive, scope: AuditScope
+    reopen: Callable[[], Archive], server: Server, archive: Archive, scope: JobScope
 ) -> list[Window]:
     """Gaps between the archive's last events and the server's journals."""
     found = []
@@ -231,34 +227,16 @@ def _gaps_behind(
         seen = store.drive(find_remainders(store, reopen(), again)) if again else []
         for remainder in seen:
             after, until = remainder.archived_ms or 0, remainder.first_ms or now
-            lost = remainder.journal in torn and not remainder.whole
-            if lost and scope.reaches(remainder.topic, after, until):
-                reason = "not archived and lost: the server came back empty or older, or trimmed"
-                found.append(
-                    Window(
-                        remainder.topic, after or None, max(after, until), reason, remainder.shard
-                    )
-                )
+            reason = "not archived and lost: the server came back empty or older, or trimmed"
+            window = Window(
+                remainder.topic, after or None, max(after, until), reason, remainder.shard
+            )
+            if remainder.journal in torn and not remainder.whole and scope.reaches(window):
+                found.append(window)
     return found
 
 
-class AuditScope(NamedTuple):
-    """The messages to audit: topics, and sent times from `start` up to but not including `end`."""
-
-    topics: Sequence[str] | None
-    start: datetime | None
-    end: datetime | None
-
-    def reaches(self, topic: str, after_ms: int, until_ms: int) -> bool:
-        """Whether the scope includes a topic and overlaps a range of time (epoch ms)."""
-        return (
-            (self.topics is None or topic in self.topics)
-            and (self.start is None or until_ms >= datetime_ms(self.start))
-            and (self.end is None or after_ms < datetime_ms(self.end))
-        )
-
-
-def judge_by_archive(archive: Archive, scope: AuditScope) -> DataFrame:
+def judge_by_archive(archive: Archive, scope: JobScope) -> DataFrame:
     """Verdicts based on the archive alone, FOUND_SCHEMA; `open` for messages without an end."""
     lives = selected(archive.messages(), scope.topics)
     sent = sf.coalesce("sent_at", "updated_at")

@@ -1,15 +1,17 @@
-"""Windows of time in which events, and thus messages, are unknown to an archive."""
+"""A job's scope, and windows of time in which events, and thus messages, are unknown."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
+from lisa.core.model.clock import datetime_ms
 from lisa.pipeline.archive.batches import is_new
 from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
 
@@ -33,6 +35,26 @@ class Window:
     until_ms: int
     reason: str
     shard: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobScope:
+    """What a job considers: from `start` up to but not including `end`, both aware datetimes.
+
+    topics: None or empty means all. start, end: None means unbounded.
+    """
+
+    topics: Sequence[str] | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+
+    def reaches(self, window: Window) -> bool:
+        """Whether the scope includes a part of a window, and its topic."""
+        return (
+            (not self.topics or window.topic in self.topics)
+            and (self.start is None or window.until_ms >= datetime_ms(self.start))
+            and (self.end is None or (window.after_ms or 0) < datetime_ms(self.end))
+        )
 
 
 def gap_windows(gaps: Sequence[ArchiveGap], log: Callable[[], DataFrame]) -> list[Window]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.jobs.report.figures import Figures, Range, gather
+from lisa.pipeline.jobs.report.figures import Figures, gather
 from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
-from lisa.pipeline.jobs.windows import gap_windows
+from lisa.pipeline.jobs.windows import JobScope, gap_windows
 from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
 
@@ -91,7 +91,7 @@ def report(
             raise InvalidMessage(f"{moment.isoformat()} has no time zone")
     if start is not None and end is not None and end <= start:
         raise InvalidMessage(f"end {end.isoformat()} is not after start {start.isoformat()}")
-    asked = Range(tuple(topics), start, end)
+    asked = JobScope(tuple(topics), start, end)
     stage("counting the archive's events and messages")
     known = archive.gaps()
     windows = zip(known, gap_windows(known, archive.log), strict=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import EPOCH, datetime_ms
+from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.jobs.report.counts import (
     HOUR_S,
     EventTally,
@@ -34,11 +35,11 @@ from lisa.pipeline.jobs.report.counts import (
     tally,
     weeks_of,
 )
+from lisa.pipeline.jobs.windows import JobScope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lisa.pipeline.jobs.windows import Window
 
 MINUTES = 60
 HOURS = 48
@@ -123,61 +124,29 @@ def demands(cells: DataFrame, now_s: int) -> dict[str, Demand]:
     }
 
 
+def backlog(demand: Demand, capacity: int, hours: int) -> list[int]:
+    """The messages left over at the end of each hour. capacity: messages per hour."""
+    left, found = demand.overdue, []
+    for hour in range(hours):
+        left = max(left + demand.hours.get(hour, 0) - capacity, 0)
+        found.append(left)
+    return found
+
+
 def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
-    """Simulate the backlog hour by hour. Returns the period with the largest backlog, or None.
-
-    capacity: messages per hour, above 0.
-    """
-    found: list[Crossing] = []
-    hour = load = peak = peak_hour = 0
-    left = demand.overdue
-    behind = False
-    for now in range(DAYS * 24):
-        todo = left + demand.hours.get(now, 0)
-        left = max(todo - capacity, 0)
-        if left and not behind:
-            behind, hour, load, peak = True, now, todo, 0
-        if left > peak:
-            peak, peak_hour = left, now
-        if behind and not left:
-            behind = False
-            drained = now + todo / capacity
-            found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, drained))
-    if behind:
-        found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, None))
-    return max(found, key=lambda one: one.peak, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The scope of a report: topics (empty: all), from `start` up to but not including `end`."""
-
-    topics: tuple[str, ...] = ()
-    start: datetime | None = None
-    end: datetime | None = None
-
-    def of_log(self, log: DataFrame) -> DataFrame:
-        """The events in the range; partitions of other days are not read."""
-        log = self.of_topics(log)
-        if self.start is not None:
-            log = log.where(sf.col("day") >= sf.lit(self.start.astimezone(UTC).date()))
-            log = log.where(sf.col("at") >= sf.lit(self.start))
-        if self.end is not None:
-            log = log.where(sf.col("day") <= sf.lit(self.end.astimezone(UTC).date()))
-            log = log.where(sf.col("at") < sf.lit(self.end))
-        return log
-
-    def of_topics(self, rows: DataFrame) -> DataFrame:
-        """The rows of the range's topics."""
-        return rows.where(sf.col("topic").isin(*self.topics)) if self.topics else rows
-
-    def reaches(self, window: Window) -> bool:
-        """Whether the range includes a part of a window, and its topic."""
-        return (
-            (not self.topics or window.topic in self.topics)
-            and (self.start is None or window.until_ms >= datetime_ms(self.start))
-            and (self.end is None or (window.after_ms or 0) < datetime_ms(self.end))
-        )
+    """The period with the largest backlog, or None. capacity: messages per hour, above 0."""
+    left = backlog(demand, capacity, DAYS * 24)
+    peak = max(left)
+    if not peak:
+        return None
+    peak_hour = left.index(peak)
+    hour = next((at + 1 for at in range(peak_hour, -1, -1) if not left[at]), 0)
+    load = (left[hour - 1] if hour else demand.overdue) + demand.hours.get(hour, 0)
+    end = next((at for at in range(peak_hour, len(left)) if not left[at]), None)
+    drained = None
+    if end is not None:
+        drained = end + (left[end - 1] + demand.hours.get(end, 0)) / capacity
+    return Crossing(topic, capacity, hour, load, peak, peak_hour, drained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +164,7 @@ class Figures:
     unknown: topics with unsettled messages but without a known capacity.
     """
 
-    asked: Range
+    asked: JobScope
     zone: tzinfo
     slo_us: int
     events: int
@@ -262,7 +231,7 @@ class Figures:
 def gather(
     log: DataFrame,
     messages: DataFrame,
-    asked: Range,
+    asked: JobScope,
     zone: tzinfo,
     gaps: Sequence[Any],
     *,
@@ -274,8 +243,10 @@ def gather(
     """
     slo_us = slo // timedelta(microseconds=1)
     with ExitStack() as kept:
-        cells, found, span = _counted(asked.of_log(log), asked, zone, slo_us, kept)
-        rows = message_cells(asked.of_topics(messages), _micros(asked.start), _micros(asked.end))
+        cells, found, span = _counted(_log_in(log, asked), asked, zone, slo_us, kept)
+        rows = message_cells(
+            selected(messages, asked.topics or None), _micros(asked.start), _micros(asked.end)
+        )
         lives = kept.enter_context(cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
         newest_us = max(changed_us or 0, found.last_us or 0)
@@ -310,8 +281,20 @@ def gather(
         )
 
 
+def _log_in(log: DataFrame, asked: JobScope) -> DataFrame:
+    """The events of the scope; partitions of other days are not read."""
+    log = selected(log, asked.topics or None)
+    if asked.start is not None:
+        log = log.where(sf.col("day") >= sf.lit(asked.start.astimezone(UTC).date()))
+        log = log.where(sf.col("at") >= sf.lit(asked.start))
+    if asked.end is not None:
+        log = log.where(sf.col("day") <= sf.lit(asked.end.astimezone(UTC).date()))
+        log = log.where(sf.col("at") < sf.lit(asked.end))
+    return log
+
+
 def _counted(
-    log: DataFrame, asked: Range, zone: tzinfo, slo_us: int, kept: ExitStack
+    log: DataFrame, asked: JobScope, zone: tzinfo, slo_us: int, kept: ExitStack
 ) -> tuple[DataFrame, EventTally, Span | None]:
     """The cells of the log, what they count, and the steps of the time axis."""
     near = asked.start or asked.end or datetime.now(UTC)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lisa.core.model.extras import requires
 from lisa.pipeline.jobs.report.counts import COUNTED, Percentiles
-from lisa.pipeline.jobs.report.figures import DAYS, HOURS, MINUTES, Crossing, Figures
+from lisa.pipeline.jobs.report.figures import DAYS, HOURS, MINUTES, Crossing, Figures, backlog
 from lisa.pipeline.jobs.report.formatting import clipped, count, length
 
 if TYPE_CHECKING:
@@ -310,14 +310,11 @@ def _crossing(figures: Figures, found: Crossing) -> Plot:
     drained = found.hour + 24 if found.drained is None else found.drained
     steps = min(max(24, round(drained * 1.25)), DAYS * 24)
     due = [demand.hours.get(hour, 0) for hour in range(steps)]
-    left, waiting = demand.overdue, []
-    for n in due:
-        left = max(left + n - found.capacity, 0)
-        waiting.append(left)
     alt = (
         f"{found.topic}: at most {count(max(due))} fall due in one hour, it handled at most "
         f"{count(found.capacity)}; the backlog reaches {count(found.peak)}."
     )
+    waiting = backlog(demand, found.capacity, steps)
     draw = _ahead(figures, due, "hour", found.capacity, waiting)
     return Plot(f"{found.topic}: due, backlog, capacity", alt, draw)
 
