@@ -13,6 +13,7 @@ import redis
 from lisa.cli.main import main
 from lisa.core.model.keys import Keys
 from lisa.pipeline import java
+from lisa.pipeline.session import WITHIN
 from tests.servers import JVM_PATIENCE, Processes, wait_until
 
 
@@ -56,7 +57,7 @@ def test_rows_are_sent_and_found_over_spark_connect(
     source = tmp_path / "orders.jsonl"
     source.write_text('{"id": "a", "body": "x"}\n{"id": "b", "body": "y"}\n{"id": ""}\n', "utf-8")
     words = ("-m", "lisa.cli.main", "pipeline")
-    server = ("--redis", redis_url, "--json")
+    server = ("--redis", redis_url, "--json", "--spark-conf", f"{WITHIN}=10m")
     files = ("--report", str(tmp_path / "counts.json"), "--refused", str(tmp_path / "refused"))
     sent = processes.start(
         *(*words, "schedule", str(source), "--topic", "orders", "--delay", "1h", *files, *server),
