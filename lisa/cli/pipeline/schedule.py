@@ -168,7 +168,7 @@ def schedule(
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
     with shared.session("schedule") as spark, _progress_bar() as progress:
-        from lisa.cli.pipeline.rows import TIMES, as_messages, read
+        from lisa.cli.pipeline.schedule_source import TIMES, as_messages, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
         found = read(spark, source, kind, read_option, schema)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.jobs.report.figures import Figures, gather
-from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
+from lisa.pipeline.jobs.report.table_files import write_tables
 from lisa.pipeline.jobs.windows import JobScope, gap_windows
 from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
