@@ -1,9 +1,8 @@
 """The consumer role: read due messages, run handlers and settle the outcomes."""
 
 from lisa.consumer.async_consumer import AsyncConsumer
-from lisa.consumer.base import HandlerOptions
-from lisa.consumer.consumer import Consumer
-from lisa.consumer.invoke import Batch
+from lisa.consumer.consumer import Consumer, HandlerOptions
+from lisa.consumer.handlers import Batch
 from lisa.consumer.lifespan import Lifespan
 from lisa.consumer.pull import AsyncDelivery, Delivery
 from lisa.consumer.settler import Settled

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
-from lisa.consumer.base import BaseConsumer
+from lisa.consumer.consumer import BaseConsumer
 from lisa.consumer.event_loop import AppLoop
 from lisa.consumer.lifespan import StartScope
 from lisa.consumer.pull import AsyncDelivery, AsyncPuller

@@ -9,22 +9,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
-from lisa.consumer.handlers import HandlerPlan, Handlers
-from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.invoke import on_batch, on_message_async
-from lisa.consumer.settler import Settler
-from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
-from lisa.core.daemon.threads import ServiceThread, in_thread, unforeseen
-from lisa.core.model.clock import human
-from lisa.core.redis.flow import adrive, start_task
+from lisa.consumer.subscription import Subscription
+from lisa.core.daemon.threads import ServiceThread
+from lisa.core.redis.flow import start_task
 
 BLOCKED_S = 1.0
 WARN_EVERY_S = 60.0
@@ -146,46 +140,87 @@ class AppLoop(NamedTuple):
     context: Context
 
 
-class HandlerTasks:
-    """The event loop, its thread, and the tasks of running handlers. The loop starts on use.
+class HandlerLoop:
+    """The event loop of `async def` handlers, with their tasks. The loop starts on use.
 
-    With `app`, the tasks run on the application's loop, which has no thread here.
+    With `app`, it is the application's loop, which has no thread here.
     """
 
-    def __init__(self, handlers: Handlers, settler: Settler, app: AppLoop | None = None) -> None:
-        self._handlers = handlers
-        self._settler = settler
+    def __init__(self, app: AppLoop | None = None) -> None:
         self._lock = threading.Lock()
         self._loop = app.loop if app else None
         self._context = app.context if app else None
         self._thread: ServiceThread | None = None
+        self._thread_id: int | None = None
         self._watch = LoopWatch(app.loop, app.thread) if app else None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._leaving = False
 
     def threads(self) -> list[ServiceThread]:
         """The loop's thread, once it runs."""
         return [self._thread] if self._thread else []
 
-    def check_loop(self) -> None:
+    def check(self) -> None:
         """Warn if a handler blocks the loop; to be called twice per second."""
         if self._watch is not None:
             self._watch.check()
 
-    def grant(self, sub: Subscription) -> Callable[[], None]:
-        """A function that starts the next unstarted work of a subscription, called with a slot."""
-        return _Granted(self._event_loop(), partial(self._start, sub), self._context)
+    def start(self) -> asyncio.AbstractEventLoop:
+        """The loop, started if necessary. Raises RuntimeError at the thread limit."""
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                thread = ServiceThread("lisa-loop", partial(self._run, loop))
+                try:
+                    thread.start()
+                except RuntimeError:  # the next call tries again
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
+                self._watch = LoopWatch(loop, thread)
+            return self._loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        if self._tasks:  # the loop was blocked when `wait_ended` waited for them
+            loop.run_until_complete(asyncio.wait(set(self._tasks), timeout=LAST_STEPS_S))
+        loop.close()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call a function on the loop, from any thread, in the context for handlers.
+
+        That is the application's, or the context of the calling thread.
+        """
+        loop = self.start()
+        # Cheaper on the loop's own thread: no need to wake it.
+        is_here = threading.get_ident() == self._thread_id
+        call = loop.call_soon if is_here else loop.call_soon_threadsafe
+        call(callback, context=self._context)
+
+    def start_task(
+        self, work: Coroutine[Any, Any, None], ended: Callable[[BaseException | None], None]
+    ) -> _ThreadsafeCancel:
+        """Start a task on the loop, which is running here. `ended` gets its error, if any."""
+        self._thread_id = threading.get_ident()
+        task = start_task(work)
+        self._tasks.add(task)
+
+        def is_done(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            ended(None if done.cancelled() else done.exception())
+
+        task.add_done_callback(is_done)
+        return _ThreadsafeCancel(task)
 
     def wait(self, awaitable: Awaitable[Any]) -> Any:
-        """Run a receiver's awaitable on the event loop; waits on this thread for the result."""
+        """Run a receiver's awaitable on the loop; waits on this thread for the result."""
         result, error = self.spawn(_outcome(awaitable)).result()
         if error is not None:
             raise error
         return result
 
     def spawn(self, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
-        """Run a receiver's awaitable on the event loop; returns its future."""
-        loop = self._event_loop()
+        """Run a receiver's awaitable on the loop; returns its future."""
+        loop = self.start()
 
         async def finish() -> Any:
             return await awaitable
@@ -197,123 +232,17 @@ class HandlerTasks:
         """The same; its error is logged, as those of other receivers are."""
         self.spawn(finish_logged(awaitable))
 
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                thread = ServiceThread("lisa-loop", partial(self._run_loop, loop))
-                try:
-                    thread.start()
-                except RuntimeError:  # the thread limit is reached; the next call tries again
-                    loop.close()
-                    raise
-                self._loop, self._thread = loop, thread
-                self._watch = LoopWatch(loop, thread)
-            return self._loop
-
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.run_forever()
-        if self._tasks:  # the loop was blocked when `end` waited for them
-            loop.run_until_complete(asyncio.wait(set(self._tasks), timeout=LAST_STEPS_S))
-        loop.close()
-
-    def _start(self, sub: Subscription, count: int) -> None:
-        """Start a task for each granted slot."""
-        plan = self._handlers.plan(sub.topic, sub.wanted)
-        for _ in range(count):
-            work = sub.unstarted.take()
-            if work is None:
-                sub.slots.release()
-                continue
-            if isinstance(work, list) or plan.batch is not None:
-                task = start_task(self._run_batch(sub, plan, work))
-            else:
-                task = start_task(self._run_one(sub, plan, work))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._end, sub, work))
-            cancel = _ThreadsafeCancel(task)
-            for held in deliveries_of(work):
-                held.run_in(cancel)
-
-    def _end(self, sub: Subscription, work: Work, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            unforeseen(f"topic {sub.shard}: a delivery failed", error)
-            sub.fail_unhandled(work, error)
-        sub.slots.release()
-        self._settler.notify(sub)
-        if not sub.unstarted or (isinstance(work, Held) and work.is_suspect):
-            self._settler.flush_now()
-
-    async def _run_one(self, sub: Subscription, plan: HandlerPlan, held: Held) -> None:
-        began = time.monotonic()
-        if not await self._is_startable(sub, held, began):
-            return
-        if held.is_suspect:  # it may have waited
-            began = time.monotonic()
-        held.begin(began)
-        outcome = await on_message_async(plan, held)
-        if self._leaving and held.ended:
-            return
-        sub.finish(held, self._judged(sub, held, outcome))
-        self._settler.notify(sub)  # now: the next task may block the loop
-        self._measure(sub, began, 1)
-
-    async def _run_batch(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
-        began = time.monotonic()
-        started = []
-        for held in deliveries_of(work):
-            if await self._is_startable(sub, held, began):
-                held.begin(time.monotonic())
-                started.append(held)
-        if not started:
-            return
-        outcomes = await adrive(on_batch(plan, started), None)
-        if self._leaving and any(held.ended for held in started):
-            return
-        judged = [self._judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
-        sub.finish_batch(started, judged)
-        self._settler.notify(sub)
-        self._measure(sub, began, len(started))
-
-    @staticmethod
-    async def _is_startable(sub: Subscription, held: Held, now: float) -> bool:
-        """See `Subscription.start`."""
-        if now < held.closes and now <= held.lease_ends and not held.is_suspect:
-            return True
-        ends = now + WAIT_S
-        while held.is_suspect and not SUSPECTS.begin(held, sub.leases.held):
-            if time.monotonic() > ends or sub.closing.is_set():
-                await in_thread(sub.give_back, [held])
-                return False
-            await asyncio.sleep(LOOK_S)
-        return await in_thread(sub.may_start, held, time.monotonic())
-
-    @staticmethod
-    def _measure(sub: Subscription, began: float, count: int) -> None:
-        took = time.monotonic() - began
-        sub.pace.measured(took / count)
-        sub.stats.observe(took, count)
-
-    @staticmethod
-    def _judged(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:
-        if outcome is not None and held.overdue:
-            limit = human(int(sub.leases.handler_timeout_s * 1000))
-            return Verdict(f"the handler ran longer than its timeout of {limit}")
-        return outcome
-
     def has_current_task(self) -> bool:
         """Whether the caller is a handler's task on the running event loop."""
         return asyncio.current_task() in self._tasks
 
     def cancel(self) -> None:
-        """Cancel the running handlers, whose deliveries were released."""
-        self._leaving = True
+        """Cancel all tasks."""
         if self._loop is not None:
             for task in list(self._tasks):
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    def end(self) -> None:
+    def wait_ended(self) -> None:
         """Give cancelled tasks up to a second to end, on a thread other than the loop's."""
         ends = time.monotonic() + LAST_STEPS_S
         while self._tasks and time.monotonic() < ends:  # a handler may block the loop
@@ -325,43 +254,6 @@ class HandlerTasks:
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(2)  # a handler that blocks the loop may take longer
-
-
-class _Granted:
-    """Starts tasks on the event loop for granted slots. One wake-up serves many slots.
-
-    Each task gets a copy of `context`, or of the context of the thread that granted the slot.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        start: Callable[[int], None],
-        context: Context | None,
-    ) -> None:
-        self._loop = loop
-        self._start = start
-        self._context = context
-        self._count = 0
-        self._thread_id: int | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        """Grant a slot, on any thread."""
-        with self._lock:
-            self._count += 1
-            if self._count > 1:
-                return
-        if threading.get_ident() == self._thread_id:  # cheaper: no need to wake the loop
-            self._loop.call_soon(self._start_all, context=self._context)
-        else:
-            self._loop.call_soon_threadsafe(self._start_all, context=self._context)
-
-    def _start_all(self) -> None:
-        self._thread_id = threading.get_ident()
-        with self._lock:
-            count, self._count = self._count, 0
-        self._start(count)
 
 
 class _ThreadsafeCancel:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,12 +16,10 @@ from typing import Any
 import msgspec
 
 from lisa.consumer.inflight import Held
-from lisa.consumer.keyed_pool import KeyedPool
-from lisa.consumer.outages import OutageLog
-from lisa.consumer.subscription import Subscription
-from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
+from lisa.consumer.subscription import Limit, Subscription
+from lisa.core.daemon.threads import LONGEST_S, KeyedPool, ServiceThread, begin_round, unforeseen
 from lisa.core.delivery.group_resolution import is_emptied
-from lisa.core.model.errors import GroupRemoved, LisaError
+from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import own_shard
 from lisa.core.redis.flow import Command
@@ -32,18 +30,40 @@ from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.groups import Forget
 
 
+class OutageLog:
+    """Remembers the errors that were logged and have not ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged: set[str] = set()
+
+    def warn(self, what: str, error: LisaError) -> None:
+        """Log what failed, unless the reason is an outage that was already logged."""
+        with self._lock:
+            is_known = str(error) in self._logged and isinstance(error, ServerUnavailable)
+            self._logged.add(str(error))
+        log.log(logging.DEBUG if is_known else logging.WARNING, "%s: %s", what, error)
+
+    def end(self, what: str, error: BaseException) -> None:
+        """Log what works again, unless the end of the same outage was already logged."""
+        with self._lock:
+            is_known = str(error) not in self._logged
+            self._logged.discard(str(error))
+        log.log(logging.DEBUG if is_known else logging.INFO, what)
+
+
 class Announcer:
     """Used by the heartbeat's threads; one thread at a time for each subscription."""
 
     def __init__(
         self,
         store: SyncStore,
-        concurrency: int,
+        limit: Limit,
         subscriptions: Callable[[], Iterable[Subscription]] = tuple,
     ) -> None:
         self._store = store
         self._subscriptions = subscriptions
-        self._concurrency = concurrency
+        self._limit = limit
         self._started_ms = int(time.time() * 1000)
         self._written: dict[Subscription, float] = {}
         self._watch = ManagerWatch(store)
@@ -117,7 +137,7 @@ class Announcer:
             pid=os.getpid(),
             started_ms=self._started_ms,
             seen_ms=seen_ms,
-            concurrency=self._concurrency,
+            concurrency=self._limit.size,
             running=len(running),
             held=len(sub.leases.held),
             handled=sub.stats.handled,
@@ -129,9 +149,9 @@ class Announcer:
 
     def _busy_ms(self, sub: Subscription, running: Sequence[Held]) -> int:
         """How long no handler has been free for this topic, and none has begun another message."""
-        if sub.slots.free:
+        if sub.limit.free and self._limit.free:
             return 0
-        if len(running) < sub.slots.size:  # those of other topics have the rest
+        if len(running) < sub.limit.size:  # those of other topics have the rest
             running = [held for one in self._subscriptions() for held in one.leases.running()]
         began = max((held.started for held in running), default=time.monotonic())
         return max(0, round((time.monotonic() - began) * 1000))
@@ -194,7 +214,7 @@ class Heartbeat:
         self,
         store: SyncStore,
         subscriptions: Callable[[], Iterable[Subscription]],
-        concurrency: int,
+        limit: Limit,
         drained: Callable[[Subscription], None],
         follow: Callable[[], None] = lambda: None,
         *,
@@ -210,7 +230,7 @@ class Heartbeat:
         self._checks = checks
         self._overslept = overslept
         self._followed = -math.inf
-        self._announcer = Announcer(store, concurrency, subscriptions)
+        self._announcer = Announcer(store, limit, subscriptions)
         self._announced_at: dict[Subscription, float] = {}
         self._failing: dict[_Call, LisaError | None] = {}
         self._pool: KeyedPool[Subscription | None] = KeyedPool("lisa-leases", longest_s=longest_s)
@@ -264,23 +284,49 @@ class Heartbeat:
 
         Leases come first, and must be renewed again after a tick. A call may hang for longer than
         a tick, so the step ends with the first call that fails after it. Calls that failed in the
-        last step come after all others, and at most one failing call is made per step.
+        last step come after all others, until one of them fails again.
         """
         began, subscriptions = time.monotonic(), list(self._subscriptions())
         ticks = [max(SHORTEST_TICK_S, sub.leases.ack_timeout_s / 6) for sub in subscriptions]
         ends = began + min([LONGEST_TICK_S, *ticks])
         listed = {None, *subscriptions}
-        for gone in [one for one in list(self._failing) if one[0] not in listed]:
+        for gone in [call for call in list(self._failing) if call[0] not in listed]:
             self._failing.pop(gone, None)
         if self._store.has_nodes:
             self._start_all(subscriptions)
             self._pool.wait(max(0.0, ends - time.monotonic()))
-            return max(0.0, ends - time.monotonic())
-        holding = [sub for sub in subscriptions if _has_work(sub)]
-        is_answered = self._renew_all_leases(self._healthy(holding, self._renew_leases), ends)
-        if is_answered and self._announce_all(self._healthy(subscriptions, self._announce), ends):
-            self._try_failing(ends)
+        else:
+            self._make(self._calls(subscriptions), ends)
         return max(0.0, ends - time.monotonic())
+
+    def _calls(self, subscriptions: Sequence[Subscription]) -> Iterator[_Call]:
+        """The calls of a step on a single server: leases, the longest waiting records, layouts."""
+        for sub in subscriptions:
+            if _has_work(sub):
+                yield sub, self._renew_leases
+        due = self._due(subscriptions)
+        reading = [sub for sub in due if not sub.closing.is_set()]
+        if len(reading) > 1:
+            with suppress(LisaError):  # each one's own call will meet the error
+                for some in chunks(reading[:MOST_PER_STEP], MOST_TOGETHER):
+                    self._announcer.announce_together(some)
+        for sub in sorted(self._due(due), key=lambda sub: self._announced_at.get(sub, -math.inf)):
+            yield sub, self._announce
+        yield None, self._check_layouts
+
+    def _make(self, calls: Iterable[_Call], ends: float) -> None:
+        """Make calls until the end of the tick; those for leases in any case, unless one fails."""
+        failing, left = self._failing, list[_Call]()
+        for call in calls:
+            if call in failing:
+                left.append(call)
+                continue
+            is_answered = self._try(*call)
+            if time.monotonic() > ends and not (is_answered and call[1] == self._renew_leases):
+                return
+        for call in sorted(left, key=list(failing).index):  # the longest waiting one first
+            if not self._try(*call) or time.monotonic() > ends:
+                return
 
     def _start_all(self, subscriptions: Iterable[Subscription]) -> None:
         """Start the due work of all subscriptions, except those whose last call still runs."""
@@ -294,67 +340,12 @@ class Heartbeat:
         if self._try(sub, self._renew_leases):
             self._try(sub, self._announce)
 
-    def _renew_all_leases(self, subscriptions: Sequence[Subscription], ends: float) -> bool:
-        """Renew all leases; returns False if a call failed after the end of the tick.
-
-        While any call fails, subscriptions are served concurrently, so that hanging calls do not
-        delay the others.
-        """
-        if self._failing:
-            kept: list[bool] = []
-            for sub in subscriptions:
-                self._pool.start(sub, partial(self._renew_one, sub, kept))
-            self._pool.wait()
-            return all(kept) or time.monotonic() <= ends
-        for sub in subscriptions:
-            if not self._try(sub, self._renew_leases) and time.monotonic() > ends:
-                return False
-        return True
-
-    def _renew_one(self, sub: Subscription, kept: list[bool]) -> None:
-        kept.append(self._try(sub, self._renew_leases))
-
-    def _announce_all(self, subscriptions: Iterable[Subscription], ends: float) -> bool:
-        """Announce subscriptions, the longest waiting first, until the end of the tick.
-
-        Always announces at least one. Returns False if a call failed after the end of the tick.
-        """
-        due = self._due(subscriptions)
-        reading = [sub for sub in due if not sub.closing.is_set()]
-        if len(reading) > 1:
-            with suppress(LisaError):  # each one's own call will meet the error
-                for some in chunks(reading[:MOST_PER_STEP], MOST_TOGETHER):
-                    self._announcer.announce_together(some)
-        subscriptions = self._due(due)
-        for sub in sorted(subscriptions, key=lambda one: self._announced_at.get(one, -math.inf)):
-            self._announced_at[sub] = time.monotonic()
-            is_answered = self._try(sub, self._announce)
-            if time.monotonic() > ends:
-                return is_answered
-        return True
-
     def _due(self, subscriptions: Iterable[Subscription]) -> list[Subscription]:
         """Those to announce, and those that are closing."""
         now = time.monotonic()
         return [
             sub for sub in subscriptions if sub.closing.is_set() or self._announcer.is_due(sub, now)
         ]
-
-    def _try_failing(self, ends: float) -> None:
-        """Retry failing calls until one fails again or the tick ends; retries at least one."""
-        failing = list(self._failing)
-        if (None, self._check_layouts) not in self._failing and not self._try(
-            None, self._check_layouts
-        ):
-            return
-        for sub, work in failing:
-            if not self._try(sub, work) or time.monotonic() > ends:
-                return
-
-    def _healthy(self, subscriptions: Iterable[Subscription], work: _Work) -> list[Subscription]:
-        if not self._failing:
-            return list(subscriptions)
-        return [sub for sub in subscriptions if (sub, work) not in self._failing]
 
     def _try(self, sub: Subscription | None, work: _Work) -> bool:
         """Do the work of one subscription; returns False if it failed."""
@@ -396,7 +387,7 @@ class Heartbeat:
         now, is_answered = time.monotonic(), None
         if sub.releases.are_owed and not sub.closing.is_set():
             is_answered = sub.releases.make_owed()
-        if sub.unstarted and is_answered is not False:
+        if sub.is_waiting and is_answered is not False:
             given_back = sub.give_back_late(now)
             is_answered = is_answered if given_back is None else given_back
         if sub.leases.held and is_answered is not False:
@@ -406,7 +397,8 @@ class Heartbeat:
 
     def _announce(self, sub: Subscription) -> bool | None:
         """Renew the presence record, or report a closing subscription without deliveries."""
-        if sub.closing.is_set() and not sub.leases.held and not sub.unstarted:
+        self._announced_at[sub] = time.monotonic()
+        if sub.closing.is_set() and not sub.leases.held and not sub.is_waiting:
             self._drained(sub)
             return None
         return self._announcer.announce(sub) or None
@@ -423,4 +415,4 @@ class Heartbeat:
 
 def _has_work(sub: Subscription) -> bool:
     """Whether there is something to extend or to release."""
-    return bool(sub.leases.held or sub.unstarted or sub.releases.are_owed)
+    return bool(sub.leases.held or sub.is_waiting or sub.releases.are_owed)

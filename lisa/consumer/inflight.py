@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -31,55 +31,18 @@ from lisa.core.transitions.retry import Fail, Postpone
 T = TypeVar("T")
 
 
-class ThreadQueue(Generic[T]):
-    """A queue into which any thread may put items, and from which any thread may take them.
+def take_many(queue: deque[T], most: int) -> list[T]:
+    """Remove and return up to `most` items; fewer if another thread takes items too."""
+    some: list[T] = []
+    with suppress(IndexError):
+        while len(some) < most:
+            some.append(queue.popleft())
+    return some
 
-    No call blocks. Unlike `queue.SimpleQueue`, it hands out many items at a time, and takes items
-    back.
-    """
 
-    __slots__ = ("_items", "put")
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self.put = self._items.append
-        """Add one item. Not a method, because that would take twice as long."""
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put_all(self, items: Iterable[T]) -> None:
-        """Add items at the end."""
-        self._items.extend(items)
-
-    def put_back(self, items: Sequence[T]) -> None:
-        """Return the items of `take_many` to the front, in order."""
-        self._items.extendleft(reversed(items))
-
-    def first(self) -> T | None:
-        """The next item, which stays in the queue; None if the queue is empty."""
-        with suppress(IndexError):
-            return self._items[0]
-        return None
-
-    def take(self) -> T | None:
-        """Remove and return the next item; None if the queue is empty."""
-        try:
-            return self._items.popleft()
-        except IndexError:
-            return None
-
-    def take_many(self, size: int) -> list[T]:
-        """Remove and return up to `size` items; fewer if another thread takes items too."""
-        some: list[T] = []
-        with suppress(IndexError):
-            while len(some) < size:
-                some.append(self._items.popleft())
-        return some
-
-    def take_all(self) -> list[T]:
-        """Remove and return the items that are in the queue now, not those added meanwhile."""
-        return self.take_many(len(self._items))
+def put_back(queue: deque[T], items: Sequence[T]) -> None:
+    """Return the items of `take_many` to the front, in order."""
+    queue.extendleft(reversed(items))
 
 
 class Cancellable(Protocol):
@@ -258,10 +221,10 @@ class Outcomes:
     """
 
     def __init__(self) -> None:
-        self.acks: ThreadQueue[Held] = ThreadQueue()
-        self.expired: ThreadQueue[Held] = ThreadQueue()
-        self.failures: ThreadQueue[tuple[Held, Verdict]] = ThreadQueue()
-        self.deferrals: ThreadQueue[tuple[Held, Verdict]] = ThreadQueue()
+        self.acks: deque[Held] = deque()
+        self.expired: deque[Held] = deque()
+        self.failures: deque[tuple[Held, Verdict]] = deque()
+        self.deferrals: deque[tuple[Held, Verdict]] = deque()
         self.unanswered: tuple[Fail | Postpone, Refusals] | None = None
 
     def __bool__(self) -> bool:
@@ -282,8 +245,9 @@ class Outcomes:
 
     def take_all(self) -> list[Held]:
         """Remove and return the deliveries that wait now."""
-        taken = self.acks.take_all() + self.expired.take_all()
-        refusals = self.failures.take_all() + self.deferrals.take_all()
+        taken = take_many(self.acks, len(self.acks)) + take_many(self.expired, len(self.expired))
+        refusals = take_many(self.failures, len(self.failures))
+        refusals += take_many(self.deferrals, len(self.deferrals))
         if self.unanswered:
             refusals += self.unanswered[1]
             self.unanswered = None

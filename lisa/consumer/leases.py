@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from lisa.consumer.inflight import Held, ThreadQueue
+from lisa.consumer.inflight import Held, take_many
 from lisa.consumer.membership import Membership
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.store.store import SyncStore, chunks
@@ -32,7 +33,7 @@ class Releases:
         self, store: SyncStore, membership: Membership, is_closing: Callable[[], bool]
     ) -> None:
         self._store, self._membership, self._is_closing = store, membership, is_closing
-        self._owed: ThreadQueue[Receipt] = ThreadQueue()
+        self._owed: deque[Receipt] = deque()
 
     @property
     def are_owed(self) -> bool:
@@ -41,7 +42,7 @@ class Releases:
 
     def owe(self, held: Held) -> None:
         """Release a delivery once the server answers again."""
-        self._owed.put(held.receipt)
+        self._owed.append(held.receipt)
 
     def make(self, receipts: Sequence[Receipt]) -> bool:
         """Return deliveries to the group's stream without counting an attempt.
@@ -56,7 +57,7 @@ class Releases:
             except ServerUnavailable as error:
                 left = receipts[receipts.index(some[0]) :]  # further calls would time out too
                 if not self._is_closing():
-                    self._owed.put_all(left)
+                    self._owed.extend(left)
                 self._failed("released", len(left), error)
                 return False
             except LisaError as error:
@@ -66,7 +67,7 @@ class Releases:
 
     def make_owed(self) -> bool:
         """Repeat earlier failed releases; returns whether the server released them all."""
-        return self.make(self._owed.take_all())
+        return self.make(take_many(self._owed, len(self._owed)))
 
     def defer(self, held: Held) -> None:
         """Postpone a delivery until its window opens.

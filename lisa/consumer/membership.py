@@ -13,11 +13,16 @@ from lisa.core.delivery.group_resolution import (
     join,
     was_never_sent_to,
 )
+from lisa.core.model.backoff import FIRST_S, Backoff
 from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.groups import Declare
 
 log = logging.getLogger("lisa.consumer")
+
+
+LOOK_AGAIN_S = 1.0
+"""How often a paused topic, or a topic without a group, is checked."""
 
 
 class Membership:
@@ -43,30 +48,57 @@ class Membership:
         self.is_removed = False
         self.is_announced = False
         self.is_forgotten = False
+        self._has_asked = False
+        self._waits = Backoff(longest_s=LOOK_AGAIN_S)
 
     def is_former_shard(self) -> bool:
         """Whether the topic has other shards by now. Raises LisaError."""
         return self._store.drive(is_former_shard(self._store, self.shard))
 
-    def join(self) -> bool:
-        """Join the group, if there is one. Raises LisaError."""
+    def enter(self) -> float:
+        """Join the group, or take the next step towards it. Raises LisaError.
+
+        Returns 0 if the group can be read, and otherwise the seconds until the next call.
+        """
+        if self.is_removed:
+            if self._was_lost():
+                return self._start_over()
+            self._rejoin()
+            return LOOK_AGAIN_S if self.is_removed else 0
+        if self.group:
+            return 0
+        if self.is_former_shard():  # the heartbeat will close the subscription
+            return LOOK_AGAIN_S
         group = self._store.drive(join(self._store, self.shard, self.wanted))
         if group is None:
-            return False
+            if not self._has_asked:
+                self._has_asked = True
+                log.info("topic %s has no group yet; waiting for one", self.shard)
+                self._store.drive(ask_for_group(self._store, self.shard, self.name))
+            return self._waits.take()
         if self._store.drive(was_never_sent_to(self._store, self.shard)):
             log.info("topic %s: nothing was ever sent to it; is the name right?", self.shard)
-        self.group = group
+        self.group, self._has_asked = group, False
+        self._waits.reset()
         log.info("topic %s: reading for group %s as %s", self.shard, group, self.name)
+        return 0
+
+    def lose(self, error: BaseException) -> bool:
+        """Take note that the group is missing; returns whether it was removed. Raises LisaError.
+
+        Otherwise the server has lost its data, and the next `enter` joins again.
+        """
+        if self._was_lost():
+            self._start_over()
+            return False
+        log.error(
+            "topic %s: group %s was removed; waiting until it is declared again (%s)",
+            self.shard,
+            self.group,
+            error,
+        )
+        self.is_removed = True
         return True
-
-    def ask_for_group(self) -> None:
-        """Ask the managers to declare a group. Raises LisaError."""
-        log.info("topic %s has no group yet; waiting for one", self.shard)
-        self._store.drive(ask_for_group(self._store, self.shard, self.name))
-
-    def has_groups(self) -> bool:
-        """Whether the topic has a group. Raises LisaError."""
-        return bool(self._store.drive(self._store.groups(self.shard)))
 
     def mend(self) -> bool:
         """Restore the group's stream; returns False if the group is gone. Raises LisaError."""
@@ -75,8 +107,8 @@ class Membership:
         self._store.call(Declare(self.shard, self.group, only_mend=True))
         return True
 
-    def was_lost(self) -> bool:
-        """Whether the group was lost with the server's data, not removed. Raises LisaError.
+    def _was_lost(self) -> bool:
+        """Whether the group was lost with the server's data, not removed.
 
         A former shard has lost it, too: managers have deleted all of its keys.
         """
@@ -87,26 +119,17 @@ class Membership:
             return False
         return not self._store.drive(has_traces(self._store, self.shard, self.group))
 
-    def reset(self) -> None:
-        """Leave the lost group, to join again. Raises LisaError."""
+    def _start_over(self) -> float:
+        """Leave the lost group, to join again."""
         if self.is_former_shard():
             log.info("topic %s: the shard was deleted; the topic has others", self.shard)
         else:
             log.warning("topic %s: the server was emptied; joining again", self.shard)
         self.group, self.is_forgotten, self.is_removed = "", False, False
+        return FIRST_S
 
-    def end(self, error: BaseException) -> None:
-        """Record that the group was removed."""
-        log.error(
-            "topic %s: group %s was removed; waiting until it is declared again (%s)",
-            self.shard,
-            self.group,
-            error,
-        )
-        self.is_removed = True
-
-    def rejoin(self) -> None:
-        """Join a removed group if it was declared again; never declares it. Raises LisaError."""
+    def _rejoin(self) -> None:
+        """Join a removed group if it was declared again; never declares it."""
         flow = declared_again(self._store, self.shard, self.group, self.wanted)
         group = self._store.drive(flow)
         if group:

@@ -17,7 +17,7 @@ from redis.exceptions import MaxConnectionsError
 from lisa.consumer.event_loop import finish_logged
 from lisa.consumer.options import ConsumerOptions
 from lisa.consumer.settler import SignalSender
-from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
+from lisa.consumer.subscription import SHUTDOWN_CALLS_S
 from lisa.core.delivery.group_resolution import declared_again, join, wait_for_group, was_emptied
 from lisa.core.delivery.source import (
     CUT_SHORT,

@@ -1,283 +1,1010 @@
-"""Read one topic or shard for one group and pass its messages to handlers."""
+"""Read topics, up to 50 with one call, and pass their messages to the runner."""
 
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
-from lisa.consumer.blocking_reads import is_about_group
+from redis import exceptions
+
+from lisa.consumer.handlers import Handlers
+from lisa.consumer.heartbeat import OutageLog
 from lisa.consumer.inflight import Held
-from lisa.consumer.intake import Intake
-from lisa.consumer.joining import LOOK_AGAIN_S, Joining
-from lisa.consumer.member import Holder, Return
-from lisa.consumer.outages import OutageLog
-from lisa.consumer.shared_reader import MOST_EACH
-from lisa.consumer.shared_readers import SharedReaders
-from lisa.consumer.stream_reader import StreamReader
-from lisa.consumer.subscription import Subscription
-from lisa.core.daemon.threads import ServiceThread, unforeseen
-from lisa.core.delivery.opening import StreamRead
-from lisa.core.model.backoff import Backoff, longest_after
+from lisa.consumer.membership import LOOK_AGAIN_S
+from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.runner import Runner
+from lisa.consumer.settler import ReadAcks, Settler
+from lisa.consumer.subscription import ShutdownCalls, Subscription, give_back
+from lisa.core.daemon.threads import (
+    KeyedPool,
+    ServiceThread,
+    begin_round,
+    longest_round_s,
+    rest,
+    unforeseen,
+)
+from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
 from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
-from lisa.core.model.stream import Entry
+from lisa.core.model.options import HANDLER_SUFFIX
+from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
+from lisa.core.model.stream import Entry, parse_entry, parse_reads, read_all_command
 from lisa.core.redis import errors
+from lisa.core.redis.connection import Connection, reporting_client_id
+from lisa.core.redis.flow import Command
+from lisa.core.store.presence import handler_name
+from lisa.core.store.store import SyncStore, chunks
 
 log = logging.getLogger("lisa.consumer")
 
-BUSY_S = 1.0
-"""The shortest time that a busy topic is read on its own thread."""
+MOST_TOPICS = 50
+"""Topics of one reader. Each message costs the server a read of them all."""
+
+MOST = 250
+"""The most entries of one topic per read and per call of open."""
+
+LONGEST_BLOCK = timedelta(hours=1)
+LONGEST_SHARED_BLOCK = timedelta(seconds=1)
+"""The longest read of several topics: a request to end it may be lost, and the others would wait.
+
+Also of a read on a cluster, where no such request is made, and while the server may still execute
+an earlier read, whose reply was lost.
+"""
+
+NEXT_LOOK_S = 0.005
+"""How long to read other topics, or to pause, while a topic has as many messages as it may."""
+
+INTERRUPTS = 20
+"""Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
+
+LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+"""Errors after which the server may have delivered entries in a reply that was lost."""
+
+
+class LostReplies:
+    """The last entry that one topic's reads returned, and what lost replies delivered after it.
+
+    Entries that are pending for this consumer after that one, and that it does not hold, were lost.
+    """
+
+    def __init__(self, sub: Subscription) -> None:
+        self._sub = sub
+        self._last = "-"
+        self._after: str | None = None
+        self._until = self._next_look = 0.0
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether a lost reply may have delivered entries."""
+        return self._after is not None
+
+    def received(self, entries: Sequence[Entry]) -> None:
+        """Record the entries of a reply."""
+        self._last = entries[-1].entry
+
+    def record(self) -> None:
+        """Record that a reply was lost: the next reads look for entries that it delivered."""
+        if self._after is None:
+            self._after = self._last
+        self._until = time.monotonic() + self._sub.leases.ack_timeout_s
+        self._next_look = 0.0
+
+    def release(self, *, now: bool = False) -> None:
+        """Look for entries whose reply was lost, at most once a second, and release them.
+
+        Call this between reads while `are_possible`, because a server that hung may execute a read
+        after its connection was closed. Raises LisaError.
+        """
+        if self._after is None or (time.monotonic() < self._next_look and not now):
+            return
+        self._next_look = time.monotonic() + LOOK_AGAIN_S
+        lost = self._find()
+        if lost:
+            log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
+            self._sub.releases.make(lost)
+
+    def _find(self) -> list[tuple[str, str]]:
+        """Receipts of entries whose reply was lost. Raises LisaError."""
+        sub, after = self._sub, self._after or "-"
+        is_last_look = time.monotonic() > self._until
+        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
+        start = after if after == "-" else f"({after}"
+        try:
+            pending = sub.store.ask("XPENDING", stream, sub.group, start, "+", MOST, sub.name)
+        except ServerUnavailable:
+            raise
+        except LisaError as error:  # the group was removed with its entries; the next read raises
+            log.debug("topic %s: cannot check for lost entries: %s", sub.shard, error)
+            self._after = None
+            return []
+        found = [
+            parse_entry(item)
+            for entry in (row[0] for row in pending if row[0].decode() not in sub.leases.held)
+            for item in sub.store.ask("XRANGE", stream, entry, entry)
+        ]
+        if is_last_look and len(pending) < MOST:
+            self._after = None
+        return [(entry.id, entry.entry) for entry in found]
+
+
+class ReadTopic:
+    """A topic of a reader: its subscription, and when it may be read again.
+
+    sub: the subscription.
+    lost: what lost replies may have delivered.
+    ended: set once no reader will read the topic again.
+    """
+
+    def __init__(self, sub: Subscription) -> None:
+        self.sub = sub
+        self.lost = LostReplies(sub)
+        self.ended = threading.Event()
+        self.rests_until = 0.0
+        self.read_at = 0.0
+        self.error: BaseException | None = None
+        self._backoff = Backoff()
+        self._is_next_try = False
+
+    def rest(self, seconds: float) -> None:
+        """Do not read the topic for so long."""
+        self.rests_until = time.monotonic() + seconds
+
+    def fail(self, error: BaseException) -> None:
+        """Try again after a pause, which grows."""
+        self.error = self.error or error
+        self.rest(self._backoff.take(longest_after(error)))
+
+    def succeed(self) -> BaseException | None:
+        """Take note that the topic could be read; returns the error that this ends."""
+        error, self.error = self.error, None
+        if error is not None:
+            self._backoff.reset()
+        return error
+
+    def prepare(self) -> bool:
+        """Whether the topic can be read now; takes the steps towards that. Raises LisaError."""
+        sub = self.sub
+        if pause_s := sub.membership.enter():
+            self.rest(pause_s)
+            return False
+        if sub.is_paused_topic:
+            sub.check_paused()
+            if sub.is_paused_topic:
+                self.rest(LOOK_AGAIN_S)
+                return False
+        if not sub.stats.degradation.is_degraded:
+            self._is_next_try = False
+        elif sub.leases.held:  # messages are taken one at a time
+            self.rest(FIRST_S)
+            return False
+        elif not self._is_next_try:
+            self._is_next_try = True
+            self.rest(sub.stats.degradation.backoff.pause_s)
+            return False
+        return True
+
+    def received(self, entries: list[Entry], asked_at: float) -> None:
+        """Take the entries that a read returned."""
+        self.sub.unopened, self.read_at = entries, asked_at
+        self.lost.received(entries)
+        if self._is_next_try:
+            self._is_next_try = False
+            self.sub.stats.degradation.backoff.lengthen()
 
 
 class Reader:
-    """Joins a group, then reads, opens and dispatches until the subscription closes.
+    """A thread that reads topics for one group, under one consumer name, on one connection.
 
-    It does so on a thread of its own, which ends while a `SharedReader` reads the topic.
+    It joins their groups, and reads as many messages as handlers finish soon, or, if handlers are
+    slow, only once one is free. What is read is opened and submitted to the runner; if only one
+    handler may run at a time, it runs on this thread.
 
-    sub, stream: what is read, and how on its own thread.
-    longest_s: the longest round, without the time that a read blocks.
+    readings: the topics that are read; changed only by the reader's thread.
+    is_alone: whether the reader has one topic at most.
+    is_handling: whether the thread runs handlers.
+    error: why no topic can be read at all.
+    """
+
+    def __init__(self, readers: Readers, number: int, name: str, *, is_alone: bool) -> None:
+        self._readers = readers
+        self._store, self._runner = readers.store, readers.runner
+        self._settler, self._handlers = readers.settler, readers.handlers
+        self.name, self.is_alone = name, is_alone
+        self.group = ""
+        self.readings: list[ReadTopic] = []
+        self.joining: deque[ReadTopic] = deque()
+        self._recent: list[ReadTopic] = []
+        self.is_handling = False
+        self.is_busy = False
+        self.error: LisaError | None = None
+        self._backoff = Backoff()
+        self._woken = threading.Event()
+        self._is_reading = False
+        self._rounds = 0
+        self._client_id: int | None = None
+        self._asked_at = 0.0
+        options = readers.options
+        self._is_cluster = options.address.kind == "cluster"
+        most = LONGEST_SHARED_BLOCK if self._is_cluster else LONGEST_BLOCK
+        self._block_s = min(options.poll_timeout, most).total_seconds()
+        blocking = options.address.blocking_for(self._block_s)
+        if not self._is_cluster:
+            # CLIENT UNBLOCK must go to the right node; on a cluster, short reads are used instead.
+            blocking = reporting_client_id(blocking, self._connected)
+        self._connection = Connection(blocking)
+        longest_s = readers.longest_s + self._block_s
+        self.thread = ServiceThread(f"lisa-reader-{number}", self._run, longest_s)
+
+    def _connected(self, client_id: int | None) -> None:
+        self._client_id = client_id
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader can take another topic."""
+        most = 1 if self.is_alone else MOST_TOPICS
+        return len(self.readings) + len(self.joining) < most
+
+    def wake(self) -> None:
+        """End the reader's pauses and its wait for a free handler."""
+        self._woken.set()
+        self._runner.wake()
+
+    def interrupt(self) -> bool:
+        """Also end a running read, without losing entries, for changes that were made.
+
+        Returns False if the server does not answer.
+        """
+        self.wake()
+        rounds = self._rounds
+        for _ in range(INTERRUPTS):
+            client_id = self._client_id
+            if not self._is_reading or self._rounds != rounds or client_id is None:
+                break
+            try:
+                self._store.ask("CLIENT", "UNBLOCK", client_id)
+            except LisaError as error:
+                log.debug("%s: cannot interrupt the read: %s", self.thread.name, error)
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _run(self) -> None:
+        while self._take_changes():
+            self.thread.begin()
+            try:
+                self._round()
+            except LisaError as error:
+                self._wait_out(error)
+            except Exception as error:  # noqa: BLE001  logged; the reader must survive any error
+                unforeseen("reading", error)
+                for reading in self.readings:
+                    reading.lost.record()
+                self._pause(self._backoff.take())
+            self._rounds += 1
+        self._connection.close()
+
+    def _take_changes(self) -> bool:
+        """Take in topics and leave closed ones; returns False once no topic is left."""
+        self._woken.clear()
+        with suppress(IndexError):
+            while True:
+                self.readings.append(self.joining.popleft())
+        for reading in list(self.readings):
+            sub = reading.sub
+            if sub.closing.is_set():
+                self._leave(reading)
+            elif not self._fits(reading) and self._readers.move(reading, self):
+                self._drop(reading)
+        return bool(self.readings) or not self._readers.end(self)
+
+    def _fits(self, reading: ReadTopic) -> bool:
+        """Whether the topic belongs to this reader, and to its group."""
+        sub = reading.sub
+        if self.is_alone is not self._readers.must_be_alone(sub):
+            return False
+        if sub.group and not any(one.sub.group for one in self.readings if one is not reading):
+            self.group = sub.group
+        return not sub.group or sub.group == self.group
+
+    def _drop(self, reading: ReadTopic) -> None:
+        self.readings.remove(reading)
+        self._recent = [one for one in self._recent if one is not reading]
+
+    def _leave(self, reading: ReadTopic) -> None:
+        """Settle what was finished of a closed topic, and release the rest."""
+        sub = reading.sub
+        try:
+            self._settler.flush_now_for(sub)
+            sub.release_unopened()
+            if sub.batch:
+                sub.give_back(sub.batch.take())
+            with suppress(LisaError):  # the messages are redelivered when their leases expire
+                reading.lost.release(now=True)
+        finally:
+            self._drop(reading)
+            reading.ended.set()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait until `wake`, at most for `seconds`; settles finished deliveries meanwhile."""
+        self._flush()
+        self.thread.rest()
+        if not self.joining:
+            self._woken.wait(seconds)
+        self.thread.begin()
+
+    def _flush(self) -> None:
+        for reading in self.readings:
+            self._settler.flush_now_for(reading.sub)
+
+    def _is_over(self) -> bool:
+        return self._woken.is_set() or bool(self.joining)
+
+    def _round(self) -> None:
+        """Handle what waits for this thread, then read once. Raises LisaError."""
+        self._run_here()
+        for reading in self.readings:
+            if (batch := reading.sub.batch) and batch.left_s() == 0:
+                self._submit(reading.sub)
+        readable = [reading for reading in self.readings if self._is_readable(reading)]
+        for reading in [one for one in readable if one.sub.unopened]:
+            self._hand_over(reading, startable=1)
+            readable.remove(reading)
+        if self._is_over():
+            return
+        if not readable:
+            self.is_busy = False
+            if not self._runner.has_work_here:
+                self._pause(self._next_look_s(LOOK_AGAIN_S))
+            return
+        room = self._room(readable)
+        if room <= 0:
+            self._flush()
+            if not self._wait_free(readable[0]) or self._runner.has_work_here:
+                return
+        allowed = {reading: self._allowed(reading) for reading in readable}
+        now = {reading: most for reading, most in allowed.items() if most > 0}
+        if not now:
+            self._pause(NEXT_LOOK_S)
+            return
+        self._read(now, room, is_complete=len(now) == len(readable))
+
+    def _run_here(self) -> None:
+        if not self._runner.has_work_here:
+            return
+        self.is_handling = True
+        rest()
+        try:
+            self._runner.run_here()
+        finally:
+            begin_round()
+            self.is_handling = False
+
+    def _wait_free(self, reading: ReadTopic) -> bool:
+        limit = reading.sub.limit if self.is_alone else self._runner.limit
+        self.thread.rest()
+        is_free = self._runner.wait_free(limit, self._is_over)
+        self.thread.begin()
+        return is_free
+
+    def _next_look_s(self, most_s: float) -> float:
+        """Seconds until a resting topic can be tried again, or an incomplete batch is due."""
+        now, found = time.monotonic(), most_s
+        for reading in self.readings:
+            if reading.rests_until > now:
+                found = min(found, reading.rests_until - now)
+            if reading.sub.batch and (left_s := reading.sub.batch.left_s()) is not None:
+                found = min(found, left_s)
+        return found
+
+    def _is_readable(self, reading: ReadTopic) -> bool:
+        sub = reading.sub
+        if sub.is_interrupted():
+            self._stop_reading(reading)
+            return False
+        if time.monotonic() < reading.rests_until:
+            return False
+        try:
+            is_ready = reading.prepare() and self._fits(reading)
+            if is_ready:
+                reading.lost.release()
+        except GroupRemoved as error:
+            self._group_is_missing(reading, error)
+        except ConfigError as error:
+            if not sub.group:
+                self._readers.failed(error)
+                sub.close()
+            else:
+                self._fail(reading, error)
+        except Exception as error:  # noqa: BLE001  logged; the other topics are read
+            self._fail(reading, error)
+        else:
+            if not is_ready and sub.is_paused_topic:
+                self._stop_reading(reading)
+            return is_ready
+        return False
+
+    def _stop_reading(self, reading: ReadTopic) -> None:
+        """Release unopened entries and the deliveries of an incomplete batch."""
+        sub = reading.sub
+        self._settler.flush_now_for(sub)
+        sub.release_unopened()
+        if sub.batch:
+            sub.give_back(sub.batch.take())
+
+    def _allowed(self, reading: ReadTopic) -> int:
+        """How many messages of a topic may be read now, whatever the others have."""
+        sub, most = reading.sub, self._readers.options.poll_batch_size or MOST
+        if sub.stats.degradation.is_degraded:
+            return 1
+        if sub.batch is None:
+            return most - len(sub.unstarted)
+        # While a batch waits for a handler, no other one is begun, except ahead of fast handlers.
+        return max(most, sub.batch.size) - len(sub.unstarted) * sub.batch.size
+
+    def _room(self, readable: Sequence[ReadTopic]) -> int:
+        """How many messages to read besides those for free handlers; 0 to wait for one.
+
+        This reader's share of what handlers finish soon. 0 if that is unknown.
+        """
+        recent = [one for one in self._recent if one in readable] or readable
+        size = recent[0].sub.limit.size if self.is_alone else self._runner.limit.size
+        ahead = min(one.sub.pace.ahead(size) for one in recent) // self._readers.busy_count(self)
+        if (batch := recent[0].sub.batch) is not None:
+            waiting = len(recent[0].sub.unstarted) * batch.size
+            return max(batch.size - len(batch), ahead - waiting)
+        return ahead - sum(len(one.sub.unstarted) for one in self.readings)
+
+    def _read(self, allowed: Mapping[ReadTopic, int], room: int, *, is_complete: bool) -> None:
+        """Read up to `room` messages, or one for each free handler. Raises LisaError.
+
+        allowed: the topics, and how many messages of each.
+        is_complete: whether no topic had to be left out for a moment.
+        """
+        readings = list(allowed)
+        first = readings[0].sub
+        free = min(self._runner.limit.free, first.limit.free) if first.batch is None else 0
+        among = 1 if len(readings) == 1 else max(1, len(self._recent))
+        count = (room + free) // among
+        if room <= 0:
+            count = 1 if self._readers.has_several else free
+        count = max(1, min(count, *allowed.values(), MOST))
+        found = self._ask(readings, count, self._block_for(readings, is_complete=is_complete))
+        by_stream = {self._stream(reading): reading for reading in readings}
+        received = [(by_stream[stream], entries) for stream, entries in found if entries]
+        self.is_busy = bool(received)
+        if received:
+            self._recent = [reading for reading, _ in received]
+        for reading, entries in received:
+            reading.received(entries, self._asked_at)
+        startable = max(1, free) if first.batch is None else first.batch.size
+        for reading, _ in received:
+            startable = max(0, startable - self._hand_over(reading, startable=startable))
+
+    def _block_for(self, readings: Sequence[ReadTopic], *, is_complete: bool) -> float:
+        if self._runner.has_work_here:
+            return 0.0
+        most_s = self._block_s if is_complete else NEXT_LOOK_S
+        if len(self.readings) > 1 or readings[0].lost.are_possible:
+            most_s = min(most_s, LONGEST_SHARED_BLOCK.total_seconds())
+        return self._next_look_s(most_s)
+
+    def _stream(self, reading: ReadTopic) -> bytes:
+        keys = self._store.keys.topic(reading.sub.shard)
+        return keys.group(reading.sub.group).ready.encode()
+
+    def _ask(
+        self, readings: Sequence[ReadTopic], count: int, block_s: float
+    ) -> list[tuple[bytes, list[Entry]]]:
+        """Send a read together with a few acks. Raises LisaError."""
+        streams = [self._stream(reading).decode() for reading in readings]
+        block_ms = math.ceil(1_000 * block_s)
+        read = read_all_command(streams, self.group, self.name, count, block_ms)
+        forgotten = [one for one in readings if one.sub.membership.is_forgotten]
+        self._is_reading = bool(block_ms)
+        try:
+            if self._is_over():
+                return []
+            self._asked_at = time.monotonic()
+            found = parse_reads(self._exchange(self._acks(), read))
+        except LOST as error:
+            for reading in readings:
+                reading.lost.record()
+            raise errors.translated(error, self._store.where) from error
+        except errors.ClientError as error:
+            known = errors.translated(error, self._store.where)
+            if isinstance(known, ServerUnavailable):
+                raise known from error
+            self._find_failing(readings, error)
+            return []
+        finally:
+            self._is_reading = False
+        for reading in forgotten:
+            reading.sub.membership.group_answered()
+        self._succeeded(readings)
+        return found
+
+    def _acks(self) -> list[ReadAcks]:
+        """Acks to send with a read."""
+        return [
+            acks
+            for reading in self.readings
+            if reading.sub.outcomes and (acks := self._settler.acks_for_read(reading.sub))
+        ]
+
+    def _exchange(self, acks: Sequence[ReadAcks], read: Command) -> Any:
+        """Send acks and a read in one packet; returns the reply to the read.
+
+        Raises client errors, after the replies to the acks were taken.
+        """
+        left = deque(acks)
+        try:
+            replies = self._connection.begin([*(one.command for one in acks), read])
+            while left:
+                reply = next(replies)
+                left.popleft().take(reply)
+        except Exception as error:
+            for one in left:
+                one.take(error)
+            raise
+        (reply,) = replies
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _find_failing(self, readings: Sequence[ReadTopic], error: BaseException) -> None:
+        """Handle a refused read: read the topics one by one, to find which one was refused."""
+        if len(readings) == 1:
+            self._refused(readings[0], error)
+            return
+        if "CROSSSLOT" in str(error):
+            self._readers.refuse_sharing()
+            return
+        for reading in readings:
+            stream = self._stream(reading).decode()
+            read = read_all_command([stream], self.group, self.name, 1, 0)
+            try:
+                self._asked_at = time.monotonic()
+                found = parse_reads(self._connection.execute(read))
+            except LOST as lost:
+                reading.lost.record()
+                raise errors.translated(lost, self._store.where) from lost
+            except errors.ClientError as another:
+                self._refused(reading, another)
+                continue
+            if found:
+                reading.received(found[0][1], self._asked_at)
+                self._hand_over(reading, startable=1)
+
+    def _refused(self, reading: ReadTopic, error: BaseException) -> None:
+        """Restore a group's stream, or wait until the group is declared again."""
+        sub = reading.sub
+        try:
+            is_about_group = errors.is_missing_group(error) or str(error).startswith("UNBLOCKED")
+            if not is_about_group:
+                self._fail(reading, errors.translated(error, self._store.where))
+            elif not sub.membership.mend():
+                self._group_is_missing(reading, error)
+        except Exception as another:  # noqa: BLE001  logged; tried again
+            self._fail(reading, another)
+
+    def _group_is_missing(self, reading: ReadTopic, error: BaseException) -> None:
+        sub = reading.sub
+        try:
+            is_removed = sub.membership.lose(error)
+        except LisaError as another:
+            self._fail(reading, another)
+            return
+        sub.unopened.clear()
+        if is_removed:
+            sub.drop_all()
+        reading.rest(LOOK_AGAIN_S if is_removed else FIRST_S)
+
+    def _hand_over(self, reading: ReadTopic, *, startable: int) -> int:
+        """Open the read entries and submit them; returns how many. Keeps the rest on errors."""
+        sub = reading.sub
+        if sub.is_interrupted():
+            return 0  # a request to end the read that arrives just before it has no effect
+        try:
+            deliveries = sub.open(reading.read_at, startable)
+        except GroupRemoved as error:
+            self._group_is_missing(reading, error)
+            return 0
+        except Exception as error:  # noqa: BLE001  logged; the other topics are read
+            self._fail(reading, error)
+            return 0
+        if sub.outcomes.failures or sub.outcomes.expired:
+            self._settler.notify(sub)
+        if deliveries:
+            self._submit(sub, deliveries)
+        return len(deliveries)
+
+    def _submit(self, sub: Subscription, deliveries: Sequence[Held] = ()) -> None:
+        plan = self._handlers.plan(sub.topic, sub.wanted)
+        sub.leases.use_handler_timeout(plan.timeout_s)
+        batch = plan.batch
+        size, within_s = (None, 0.0) if batch is None else (batch.batch or 1, batch.within_s)
+        if sub.enqueue(deliveries, size, within_s):
+            self._runner.submit(sub, plan)
+
+    def _fail(self, reading: ReadTopic, error: BaseException) -> None:
+        topic = f"topic {reading.sub.shard}"
+        if not isinstance(error, LisaError):
+            unforeseen(f"{topic}: reading", error)
+        elif reading.error is None:
+            self._readers.outages.warn(f"{topic}: cannot read, trying again", error)
+        reading.fail(error)
+
+    def _wait_out(self, error: LisaError) -> None:
+        """Wait for the server, which none of the topics can be read from."""
+        if self.error is None:
+            self._readers.outages.warn(f"{self._what}: cannot read, trying again", error)
+        self.error = self.error or error
+        self._pause(self._backoff.take(longest_after(error)))
+
+    def _succeeded(self, readings: Sequence[ReadTopic]) -> None:
+        if self.error is not None:
+            self._readers.outages.end(f"{self._what}: reading again", self.error)
+            self.error = None
+        self._backoff.reset()
+        for reading in readings:
+            if reading.error is not None and (error := reading.succeed()):
+                self._readers.outages.end(f"topic {reading.sub.shard}: reading again", error)
+
+    @property
+    def _what(self) -> str:
+        if len(self.readings) == 1:
+            return f"topic {self.readings[0].sub.shard}"
+        return f"{len(self.readings)} topics"
+
+
+class Readers:
+    """The readers of a consumer: for each group and name, readers of up to `MOST_TOPICS` topics.
+
+    A topic has a reader of its own if its handler takes batches or has a limit of its own, while it
+    is degraded, and always on a cluster, where a node may hang. Topics are added and removed at any
+    time, and their shards may change.
+
+    runner, settler, handlers, options: what readers use.
+    new_subscription: makes the subscription of a shard for a group (or ""), under a consumer name.
     failed: called with an error that stops the consumer.
     outages: logs what fails; one for all readers.
-    shared: read topics together with others.
-    ended: set once no thread will read the topic again.
     """
 
     def __init__(
         self,
-        sub: Subscription,
-        stream: StreamReader,
-        intake: Intake,
-        longest_s: float,
-        failed: Callable[[LisaError], None],
+        store: SyncStore,
+        options: ConsumerOptions,
+        handlers: Handlers,
+        runner: Runner,
+        settler: Settler,
         *,
+        new_subscription: Callable[[Shard, str, str], Subscription],
+        failed: Callable[[LisaError], None],
         outages: OutageLog,
-        shared: SharedReaders,
     ) -> None:
-        self.stream = stream
-        self._intake = intake
-        self.sub = sub
-        self._joining = Joining(sub, intake)
-        self._failed = failed
-        self._outages = outages
-        self._error: BaseException | None = None
-        self._backoff = Backoff()
-        self._longest_s = longest_s + stream.longest.total_seconds()
-        self._together = shared
-        self._holder: Holder | None = None
-        self._must_read = False
-        self._busy_until = 0.0
-        self.ended = threading.Event()
-        self._thread = self._new_thread()
-
-    def _new_thread(self) -> ServiceThread:
-        name, is_over = f"lisa-{self.sub.shard}", self.sub.closing.is_set
-        return ServiceThread(name, self._run, self._longest_s, is_over=is_over)
+        self.store, self.options, self.handlers = store, options, handlers
+        self.runner, self.settler = runner, settler
+        self.failed, self.outages = failed, outages
+        self._new_subscription = new_subscription
+        self._name = handler_name(options.name)
+        self._wanted: dict[tuple[Topic, str], WantedTopic] = {}
+        self._shards: dict[tuple[Topic, str], set[Shard]] = {}
+        self._readings: dict[Subscription, ReadTopic] = {}
+        self._by_topic: dict[str, list[Subscription]] = {}
+        self._readers: dict[Reader, None] = {}
+        self._of: dict[ReadTopic, Reader] = {}
+        self._made = 0
+        self._is_sharing_refused = False
+        self.longest_s = longest_round_s(store.connection.address.socket_timeout_s)
+        self._pool: KeyedPool[WantedTopic] = KeyedPool("lisa-follow", longest_s=self.longest_s)
+        self._lock = threading.RLock()
+        self.is_open = False
 
     @property
-    def is_failing(self) -> bool:
-        """Whether the last round failed."""
-        holder = self._holder
-        return self._error is not None or (holder is not None and holder.is_failing)
+    def has_several(self) -> bool:
+        """Whether the topics share the handlers."""
+        return len(self._readings) > 1
 
-    def start(self) -> None:
-        """Start to read."""
-        if self._together.is_wanted(self.sub):
-            self._together.start(self)
-        else:
-            self._thread.start()
+    def busy_count(self, reader: Reader) -> int:
+        """How many readers share what handlers finish soon: those that found messages, and this."""
+        return sum(one.is_busy or one is reader for one in list(self._readers))
+
+    def subscriptions(self) -> list[Subscription]:
+        """The subscriptions to all topics."""
+        return list(self._readings)
+
+    def states(self) -> list[tuple[Subscription, bool]]:
+        """All subscriptions, with whether they cannot be read now."""
+        return [
+            (sub, reading.error is not None or self._of[reading].error is not None)
+            for sub, reading in list(self._readings.items())
+            if reading in self._of
+        ]
 
     def threads(self) -> list[ServiceThread]:
-        """The thread that must be alive now, if it is not a shared reader's."""
-        return [] if self._holder is not None or self.ended.is_set() else [self._thread]
+        """The threads that must be alive now."""
+        return [*(reader.thread for reader in list(self._readers)), *self._pool.threads()]
 
     @property
     def is_current(self) -> bool:
-        """Whether the topic is read on the current thread."""
-        holder = self._holder
-        return threading.current_thread() is (self._thread if holder is None else holder.thread)
+        """Whether the current thread is a reader's."""
+        return threading.current_thread() in self.threads()
 
-    def wake(self) -> None:
-        """End the reader's pauses and its wait for a slot, and leave a shared reader."""
-        self._intake.wake()
-        self._together.wake()
-        holder = self._holder
-        if holder is not None:
-            holder.leave(self)
-
-    def interrupt(self) -> bool:
-        """Also end its blocking read, without losing entries.
-
-        Returns False if the server did not answer the request to end the read.
-        """
-        self.wake()
-        holder = self._holder
-        return self.stream.interrupt() if holder is None else holder.interrupt()
-
-    def end(self, ends: float, *, is_answered: bool) -> bool:
-        """Wait until the instant `ends` for the reader to stop, unless it runs a handler.
-
-        `is_answered` tells whether the server answers requests to end reads; returns the same.
-        """
-        while not self.ended.is_set() and time.monotonic() < ends:
-            is_answered = is_answered and self.interrupt()
-            self.ended.wait(0.05)
-            holder, running = self._holder, self.sub.leases.running()
-            if holder.is_handling if holder else running and not self.stream.is_reading:
-                break
-        return is_answered
-
-    def given_to(self, holder: Holder) -> None:
-        """See `Member`."""
-        self._holder = holder
-
-    def begin(self) -> bool:
-        """See `Member`. What cannot be done here is left to the reader's own thread."""
-        sub = self.sub
-        try:
-            is_joined = (
-                not sub.is_interrupted()
-                and not sub.membership.is_former_shard()
-                and sub.membership.join()
-            )
-        except ServerUnavailable as error:
-            self._note(error)
-            return False
-        except Exception:  # noqa: BLE001  its own thread meets the error again, and handles it
-            is_joined = False
-        if is_joined:
-            self._succeeded()
-            if self._is_shareable() and self._together.take(self):
-                return True
-        self._holder = None
-        return self._starts()
-
-    def _starts(self) -> bool:
-        """Start the topic's own thread; returns False at the thread limit."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            log.warning("topic %s: %s", self.sub.shard, error)
-            return False
-        return True
-
-    def receive(
-        self, entries: Sequence[Entry], read: StreamRead, startable: int
-    ) -> tuple[list[Held], bool]:
-        """See `Member`."""
-        self.stream.accept(entries, read, startable)
-        if self.sub.is_interrupted() or not self._intake.is_plain:
-            return [], False
-        try:
-            deliveries = self._intake.open()
-        except Exception:  # noqa: BLE001  its own thread opens them again, and handles the error
-            return [], False
-        return deliveries, not self.stream.has_unopened and not self.sub.is_paused_topic
-
-    def take_back(self, why: Return) -> bool:
-        """See `Member`."""
-        self._must_read = why.failed
-        self._busy_until = time.monotonic() + BUSY_S if why.busy else 0.0
-        holder, self._thread = self._holder, self._new_thread()
-        self._holder = None
-        if not self._starts():
-            self._holder = holder
-            return False
-        return True
-
-    def _is_shareable(self) -> bool:
-        """Whether a shared reader can read the topic from now on."""
-        sub = self.sub
-        return bool(
-            self._together.is_wanted(sub)
-            and not self._must_read
-            and self._error is None
-            and time.monotonic() >= self._busy_until
-            and sub.state == "running"
-            and self.stream.is_certain
-            and self._intake.is_plain
+    def must_be_alone(self, sub: Subscription) -> bool:
+        """Whether a topic needs a reader of its own."""
+        return (
+            self.store.has_nodes
+            or self._is_sharing_refused
+            or sub.limit is not self.runner.limit
+            or sub.stats.degradation.is_degraded
+            or self.handlers.batch(sub.topic, sub.wanted) is not None
         )
 
-    def _run(self) -> None:
-        closing, thread = self.sub.closing, self._thread
-        while not closing.is_set():
-            if self._is_shareable():
-                self._intake.disconnect()
-                if self._together.take(self):
-                    return
-                self._holder, self._must_read = None, True
-            thread.begin()
+    def refuse_sharing(self) -> None:
+        """Read topics one by one: the server, or a proxy before it, refuses to read several."""
+        self._is_sharing_refused = True
+
+    def open(self, all_wanted: Iterable[WantedTopic]) -> None:
+        """Start to read topics, and those of `take` from now on."""
+        self.is_open = True
+        for wanted in all_wanted:
+            self._take(wanted)
+        self._start_new()
+
+    def close(self) -> list[Subscription]:
+        """Close all subscriptions, start to read no others, and return them."""
+        with self._lock:
+            self.is_open = False
+            subs = list(self._readings)
+        for sub in subs:
+            sub.close()
+        return subs
+
+    def end_pool(self) -> None:
+        """End the threads that read layouts."""
+        self._pool.close()
+
+    def has_ended(self, sub: Subscription) -> bool:
+        """Whether no reader reads a closed topic any longer."""
+        reading = self._readings.get(sub)
+        return reading is not None and reading.ended.is_set()
+
+    def remove(self, sub: Subscription) -> None:
+        """Forget a subscription that has ended."""
+        with self._lock:
+            reading = self._readings.pop(sub, None)
+            if reading is not None:
+                self._of.pop(reading, None)
+                self._by_topic[sub.topic].remove(sub)
+
+    def take(self, wanted: WantedTopic) -> None:
+        """Read each shard of a topic, unless the topic is read already.
+
+        Raises RuntimeError at the thread limit.
+        """
+        touched = self._take(wanted)
+        self._start_new()
+        for reader in touched:
+            reader.interrupt()
+
+    def _take(self, wanted: WantedTopic) -> set[Reader]:
+        with self._lock:
+            self._wanted.setdefault((wanted.topic, wanted.group or ""), wanted)
+        found = [self._add(wanted, shard) for shard in self._shards_of(wanted.topic)]
+        return {reader for reader in found if reader is not None}
+
+    def _start_new(self) -> None:
+        """Start the threads of new readers. Raises RuntimeError at the thread limit."""
+        with self._lock:
+            new = [reader for reader in self._readers if reader.thread.ident is None]
+            for reader in new:
+                try:
+                    reader.thread.start()
+                except RuntimeError:
+                    for failed in new[new.index(reader) :]:
+                        self._forget(failed)
+                    raise
+
+    def _forget(self, reader: Reader) -> None:
+        """Undo the addition of topics whose reader cannot be started."""
+        del self._readers[reader]
+        for reading in reader.joining:
+            sub = reading.sub
+            self._shards.get((Topic(sub.topic), sub.wanted), set()).discard(sub.shard)
+            reading.ended.set()
+            self.remove(sub)
+
+    def _place(self, reading: ReadTopic) -> Reader:
+        """Give a topic to a reader that has room, or to a new one; the caller holds the lock."""
+        sub, is_alone = reading.sub, self.must_be_alone(reading.sub)
+        for reader in self._readers:
+            is_fit = reader.name == sub.name and reader.is_alone is is_alone and reader.has_room
+            if is_fit and (not sub.group or reader.group in ("", sub.group)):
+                break
+        else:
+            self._made += 1
+            reader = Reader(self, self._made, sub.name, is_alone=is_alone)
+            reader.group = sub.group
+            self._readers[reader] = None
+        reader.joining.append(reading)
+        self._of[reading] = reader
+        return reader
+
+    def move(self, reading: ReadTopic, source: Reader) -> bool:
+        """Give a topic to the reader that it needs; False if no thread can be started for it."""
+        with self._lock:
+            reader = self._place(reading)
+            if reader.thread.ident is None:
+                try:
+                    reader.thread.start()
+                except RuntimeError as error:
+                    log.warning("topic %s: %s", reading.sub.shard, error)
+                    del self._readers[reader]
+                    self._of[reading] = source
+                    return False
+        reader.interrupt()
+        return True
+
+    def end(self, reader: Reader) -> bool:
+        """Forget a reader without topics; returns False if it has got one meanwhile."""
+        with self._lock:
+            if reader.joining:
+                return False
+            self._readers.pop(reader, None)
+            return True
+
+    def _shards_of(self, topic: Topic) -> list[Shard]:
+        return (self.store.known_layout(topic) or PLAIN).active(topic)
+
+    def follow(self) -> None:
+        """Start to read new shards, and stop to read removed ones.
+
+        Raises LisaError at the end if a node does not answer. On a cluster, reads the layouts of
+        all topics concurrently, because a node may hang.
+        """
+        with self._lock:
+            all_wanted = list(self._wanted.values())
+        together = 1 if self.store.has_nodes else max(1, len(all_wanted))
+        failed: list[LisaError] = []
+        parts = list(chunks(all_wanted, together))
+        for some in parts[1:]:
+            self._pool.start(some[0], partial(self._follow_some, some, failed))
+        for some in parts[:1]:
+            self._follow_some(some, failed)
+        self._pool.wait()
+        if failed:
+            raise failed[0]
+
+    def _follow_some(self, some: Sequence[WantedTopic], failed: list[LisaError]) -> None:
+        try:
+            self.store.drive(self.store.layouts([wanted.topic for wanted in some]))
+        except LisaError as error:
+            failed.append(error)
+            return
+        for wanted in some:
+            self._follow_one(wanted)
+
+    def _follow_one(self, wanted: WantedTopic) -> None:
+        topic, group = wanted.topic, wanted.group or ""
+        shards = self._shards_of(topic)
+        with self._lock:
+            known = set(self._shards.get((topic, group), ()))
+        if set(shards) - known and self._is_declared(topic, group, known):
             try:
-                self._step()
-                self._succeeded()
-            except GroupRemoved as error:
-                self._group_removed(error)
-            except errors.ClientError as error:
-                self._recovered(error)
-            except ConfigError as error:
-                if not self.sub.group:
-                    self._failed(error)
+                self.take(wanted)
+            except RuntimeError as error:  # the thread limit is reached
+                log.warning("topic %s: cannot read all shards, trying again: %s", topic, error)
+                return
+        for shard in known.difference(shards):
+            self._leave_shard(shard, group)
+
+    def _is_declared(self, topic: str, wanted: str, known: Container[Shard]) -> bool:
+        """Whether the group still exists: a new subscription would declare a removed group again.
+
+        Those of former shards may have lost the group only because their keys were deleted.
+        """
+        subs = [
+            sub
+            for sub in self.subscriptions()
+            if sub.shard in known and sub.wanted == wanted and not sub.closing.is_set()
+        ]
+        if any(not sub.membership.is_removed for sub in subs):
+            return True
+        lost = {sub.group for sub in subs}
+        return bool(lost) and not lost.isdisjoint(self.store.drive(self.store.groups(topic)))
+
+    def _leave_shard(self, shard: Shard, group: str) -> None:
+        """Stop reading a removed shard; the heartbeat removes the subscription."""
+        with self._lock:
+            self._shards.get((topic_of(shard), group), set()).discard(shard)
+            left = [sub for sub in self._readings if sub.shard == shard and sub.wanted == group]
+        for sub in left:
+            sub.close()
+        self.interrupt(left)
+
+    def _add(self, wanted: WantedTopic, shard: Shard) -> Reader | None:
+        """Give a shard to a reader, unless it has one; returns the reader."""
+        group = wanted.group or ""
+        with self._lock:
+            known = self._by_topic.setdefault(wanted.topic, [])
+            is_read = any(
+                sub.shard == shard and not sub.closing.is_set() and sub.wanted == group
+                for sub in known
+            )
+            if not self.is_open or (wanted.topic, group) not in self._wanted or is_read:
+                return None
+            name = handler_name(wanted.name) if wanted.name else self._name
+            if any(sub.shard == shard and sub.name == name for sub in known):
+                # An earlier subscription still holds deliveries under this name; to a reader with
+                # the same name they would be entries whose reply was lost.
+                name = f"{self._name}-{secrets.token_hex(3)}{HANDLER_SUFFIX}"
+            self._shards.setdefault((wanted.topic, group), set()).add(shard)
+            sub = self._new_subscription(shard, group, name)
+            sub.pause(paused=any(one.is_paused_here for one in known if one.wanted == group))
+            reading = self._readings[sub] = ReadTopic(sub)
+            known.append(sub)
+            return self._place(reading)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop reading a topic and release unstarted deliveries.
+
+        The heartbeat removes the subscriptions once their handlers have finished.
+        """
+        with self._lock:
+            self._wanted = {key: one for key, one in self._wanted.items() if key[0] != topic}
+            self._shards = {key: one for key, one in self._shards.items() if key[0] != topic}
+            subs = [sub for sub in self._readings if sub.topic == topic]
+        for sub in subs:
+            sub.close()
+        self.end_reading(subs, ShutdownCalls(self.store))
+
+    def pause(self, topic: str | None, *, paused: bool) -> None:
+        """Pause or resume reading in this consumer; `topic=None` means all topics."""
+        with self._lock:  # subscriptions added later copy the state of existing ones
+            subs = [sub for sub in self._readings if topic in (None, sub.topic)]
+            for sub in subs:
+                sub.pause(paused=paused)
+        self.interrupt(subs)
+
+    def interrupt(self, subs: Iterable[Subscription]) -> bool:
+        """Interrupt the reads of topics; returns False if the server does not answer."""
+        readers = {reader for _, reader in self._open_readings(subs)}
+        for reader in readers:
+            reader.wake()
+        return all(reader.interrupt() for reader in readers)
+
+    def end_reading(self, subs: Sequence[Subscription], last: ShutdownCalls) -> None:
+        """Stop reading closed topics and release their unstarted deliveries."""
+        taken = {sub: sub.withdraw() for sub in subs}
+        last.make(lambda: self.interrupt(subs))
+        give_back(taken, last)
+        ends = time.monotonic() + last.left_s()
+        for reading, reader in self._open_readings(subs):
+            while not reading.ended.is_set() and not reader.is_handling:
+                if reader.thread is threading.current_thread() or time.monotonic() > ends:
                     break
-                self._wait_out(error)
-            except Exception as error:  # noqa: BLE001  logged; the reader must survive any error
-                self._wait_out(error)
-        try:
-            self._intake.close()
-        finally:
-            self.ended.set()
+                last.make(reader.interrupt)
+                reading.ended.wait(0.05)
+        give_back({sub: sub.withdraw() for sub in subs}, last)
 
-    def _succeeded(self) -> None:
-        if self._error is not None:
-            self._outages.end(f"topic {self.sub.shard}: reading again", self._error)
-        self._error = None
-        self._backoff.reset()
+    def _open_readings(self, subs: Iterable[Subscription]) -> Iterator[tuple[ReadTopic, Reader]]:
+        for sub in subs:
+            reading = self._readings.get(sub)
+            reader = None if reading is None else self._of.get(reading)
+            if reading is not None and reader is not None and not reading.ended.is_set():
+                yield reading, reader
 
-    def _recovered(self, error: BaseException) -> None:
-        try:
-            self._recover(error)
-        except Exception as another:  # noqa: BLE001  as in _run
-            self._wait_out(another)
-
-    def _recover(self, error: BaseException) -> None:
-        """Handle an error of the blocking read: declare a lost group again, else wait and retry."""
-        if not is_about_group(error):
-            self._wait_out(errors.translated(error, self.sub.store.where))
-        elif not self.sub.membership.mend():
-            self._group_removed(error)
-
-    def _group_removed(self, error: BaseException) -> None:
-        try:
-            self._joining.end(error)
-        except LisaError as another:
-            self._wait_out(another)
-
-    def _wait_out(self, error: BaseException) -> None:
-        if not isinstance(error, LisaError):
-            unforeseen(f"topic {self.sub.shard}: reading", error)
-            self._error = self._error or error
-        else:
-            self._note(error)
-        self._intake.pause(self._backoff.take(longest_after(error)))
-
-    def _note(self, error: LisaError) -> None:
-        if self._error is None:
-            self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
-        self._error = self._error or error
-
-    def _step(self) -> None:
-        """Do one round of the work that the topic needs now. Raises LisaError, client errors."""
-        sub = self.sub
-        if not sub.group:
-            self._joining.join()
-        elif sub.membership.is_removed:
-            self._joining.rejoin()
-        elif sub.is_paused_here or sub.is_paused_topic:
-            self._intake.release_unstarted()
-            self._intake.pause(LOOK_AGAIN_S)
-            if not sub.is_paused_here:
-                sub.check_paused()
-        else:
-            self._intake.step()
-            self._must_read = False
-            if self._busy_until and self.stream.last_count >= MOST_EACH:
-                self._busy_until = time.monotonic() + BUSY_S
+    def join(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
+        """Wait for reads to end whose threads ran a handler when `end_reading` returned."""
+        ends = time.monotonic() + last.left_s()
+        for reading, _ in self._open_readings(subs):
+            if not reading.sub.leases.running():
+                reading.ended.wait(max(0.0, ends - time.monotonic()))

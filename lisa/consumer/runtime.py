@@ -10,23 +10,23 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.event_loop import AppLoop, ThreadWatch
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.heartbeat import Heartbeat
-from lisa.consumer.intake import Intake
+from lisa.consumer.heartbeat import Heartbeat, OutageLog
 from lisa.consumer.lifespan import LifespanRun
 from lisa.consumer.options import ConsumerOptions, WantedTopic
-from lisa.consumer.outages import OutageLog
 from lisa.consumer.pull import LONGEST_WAIT_S, Delivery, Puller
-from lisa.consumer.reader import Reader
-from lisa.consumer.readers import ReaderSet, end_reading, join_readers
+from lisa.consumer.reader import Readers
+from lisa.consumer.runner import Runner
 from lisa.consumer.settler import Settler, SettleWatch, SignalSender
-from lisa.consumer.shared_readers import SharedReaders
-from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, end_handlers
-from lisa.consumer.slots import Slots
-from lisa.consumer.stream_reader import StreamReader
-from lisa.consumer.subscription import AheadBytes, Subscription
+from lisa.consumer.subscription import (
+    SHUTDOWN_CALLS_S,
+    AheadBytes,
+    Limit,
+    ShutdownCalls,
+    Subscription,
+    end_handlers,
+)
 from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
 from lisa.core.delivery.group_resolution import find_group
 from lisa.core.metrics.numbers import Numbers, add, put
@@ -35,11 +35,11 @@ from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
 from lisa.core.redis.flow import Flow
-from lisa.core.store.presence import handler_name, unique_name
+from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore
 
 
-def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> Numbers:
+def own_numbers(readers: Iterable[tuple[Subscription, bool]], limit: Limit) -> Numbers:
     """The metrics of all subscriptions, each given with whether its reader is failing."""
     numbers: Numbers = {}
     any_failing = False
@@ -49,8 +49,8 @@ def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> N
         group = sub.group or sub.wanted
         _put_worst(numbers, "lisa_consumer_unreachable", is_failing, sub.topic, group)
     put(numbers, "lisa_up", float(not any_failing))
-    put(numbers, "lisa_consumer_concurrency", slots.size)
-    put(numbers, "lisa_consumer_busy", slots.size - slots.free)
+    put(numbers, "lisa_consumer_concurrency", limit.size)
+    put(numbers, "lisa_consumer_busy", limit.running)
     return numbers
 
 
@@ -131,45 +131,43 @@ class Runtime:
         address = options.address
         self._options = options
         self._handlers = handlers
-        self._failed = failed
         self._store = SyncStore(Connection(address), options.keys, PATIENCE, who="consumer")
         self._patient_store = SyncStore(Connection(address), options.keys, who="consumer")
         self._outages = OutageLog()
-        self._slots = Slots(options.concurrency)
+        self._longest_s = longest_round_s(address.socket_timeout_s)
         self._signal_sender = SignalSender(
             handlers.signals,
-            lambda one: self._dispatcher.spawn_logged(one),  # noqa: PLW0108  it is created below
+            lambda receiver: self._runner.loop.spawn_logged(receiver),  # noqa: PLW0108  see below
         )
-        self._longest_s = longest_round_s(address.socket_timeout_s)
-        self._ahead = AheadBytes(self._bytes_ahead)
-        self.readers = ReaderSet(self._store, handler_name(options.name), self._new_reader)
         self._settler = Settler(
-            self.readers.subscriptions,
+            lambda: self.readers.subscriptions(),  # noqa: PLW0108  it is created below
             self._signal_sender,
             has_nodes=self._store.has_nodes,
             longest_s=self._longest_s,
             watch=SettleWatch(handlers.middleware),
+            settled=lambda: self._runner.start_waiting(),  # noqa: PLW0108
         )
-        self._dispatcher = Dispatcher(self._slots, handlers, self._settler, app)
-        self._shared = SharedReaders(
+        self._runner = Runner(options.concurrency, handlers, self._settler, app)
+        self._ahead = AheadBytes(self._bytes_ahead)
+        self.readers = Readers(
             self._store,
             options,
             handlers,
-            self._dispatcher,
+            self._runner,
             self._settler,
-            is_wanted=self._is_shared,
-            longest_s=self._longest_s,
+            new_subscription=self._new_subscription,
+            failed=failed,
             outages=self._outages,
         )
         self._heartbeat = Heartbeat(
             self._store,
             self.readers.subscriptions,
-            options.concurrency,
+            self._runner.limit,
             self._drained,
             self.readers.follow,
             checks=(
-                self._dispatcher.check_loop,
-                self._dispatcher.add_missing_thread,
+                self._runner.loop.check,
+                self._runner.start_waiting,
                 self._settler.flush_waiting,
             ),
             overslept=ThreadWatch(
@@ -181,8 +179,8 @@ class Runtime:
         )
         self._blocking_reads = Connection(address.blocking_for(LONGEST_WAIT_S))
         self._puller: Puller[Delivery] | None = None
-        self.has_current_task = self._dispatcher.has_current_task
-        self._lifespan = LifespanRun(options.lifespan, self._dispatcher.spawn)
+        self.has_current_task = self._runner.loop.has_current_task
+        self._lifespan = LifespanRun(options.lifespan, self._runner.loop.spawn)
         self._state: Any = None
 
     @property
@@ -190,45 +188,22 @@ class Runtime:
         """Whether the threads run."""
         return self.readers.is_open
 
-    def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
-        options = self._options
-        sub = Subscription(
+    def _new_subscription(self, shard: Shard, group: str, name: str) -> Subscription:
+        topic = topic_of(shard)
+        return Subscription(
             self._store,
             shard,
             group,
             name,
             self._heartbeat.wake,
-            slots=self._dispatcher.slots_of(topic_of(shard), group),
+            limit=self._runner.limit_of(topic, group),
             ahead=self._ahead,
             state=self._state,
-            retry=partial(self._handlers.option, topic_of(shard), group, "retry"),
-        )
-        stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
-        intake = Intake(
-            sub,
-            stream,
-            cap=options.poll_batch_size,
-            handlers=self._handlers,
-            dispatcher=self._dispatcher,
-            settler=self._settler,
-            topics=self.readers.__len__,
-        )
-        return Reader(
-            sub,
-            stream,
-            intake,
-            self._longest_s,
-            self._failed,
-            outages=self._outages,
-            shared=self._shared,
+            retry=partial(self._handlers.option, topic, group, "retry"),
         )
 
     def _bytes_ahead(self) -> int:
         return sum(sub.leases.bytes_ahead() for sub in self.readers.subscriptions())
-
-    def _is_shared(self, sub: Subscription) -> bool:
-        """Whether a topic is read with others: not one with a node or slots of its own."""
-        return not self._store.has_nodes and len(self.readers) > 1 and sub.slots is self._slots
 
     def start(self, all_wanted: Iterable[WantedTopic]) -> None:
         """Enter the lifespan and start the threads.
@@ -266,9 +241,8 @@ class Runtime:
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is a handler or a receiver on one of this consumer's threads."""
-        owned = [*self._dispatcher.threads(), *self._settler.threads()]
-        is_reading = any(reader.is_current for _, reader in self.readers.items())
-        return is_reading or threading.current_thread() in owned
+        owned = [*self._runner.threads(), *self._settler.threads()]
+        return self.readers.is_current or threading.current_thread() in owned
 
     def threads(self) -> list[ServiceThread]:
         """All threads that must be alive now."""
@@ -276,50 +250,47 @@ class Runtime:
             return []
         return [
             *self.readers.threads(),
-            *self._shared.threads(),
             *self._settler.threads(),
             *self._heartbeat.threads(),
-            *self._dispatcher.threads(),
+            *self._runner.threads(),
             *watch_threads(),
         ]
 
     def health(self) -> Mapping[str, Any]:
         """The content of `/healthz`: the state of each topic and the age of each thread's round."""
-        readers = [(sub, one.is_failing) for sub, one in self.readers.items()]
-        return health_of(readers, self.threads())
+        return health_of(self.readers.states(), self.threads())
 
     def numbers(self) -> Numbers:
         """The metrics of this consumer."""
-        readers = [(sub, one.is_failing) for sub, one in self.readers.items()]
-        return own_numbers(readers, self._slots)
+        return own_numbers(self.readers.states(), self._runner.limit)
 
     def close(self, grace_s: float) -> None:
         """Stop reading, release unstarted deliveries, wait for handlers, settle and disconnect."""
         ends = time.monotonic() + grace_s
-        was_started, readers = self.is_started, self.readers.close()
+        was_started, subs = self.is_started, self.readers.close()
         last = ShutdownCalls(self._store)
         if was_started:
             log.info("stopping; running handlers have %g s to finish", grace_s)
-            end_reading(readers, last)
+            self.readers.end_reading(subs, last)
             waiting = time.monotonic()
-            self._slots.wait_all_free(max(0.0, ends - waiting))
+            self._runner.wait_all_free(max(0.0, ends - waiting))
             if time.monotonic() - waiting > SHUTDOWN_CALLS_S:  # the server may be back
                 last = ShutdownCalls(self._store)
-            end_handlers(readers, last)
-            self._dispatcher.cancel_tasks()
-            join_readers(readers.values(), last)
+            end_handlers(subs, last)
+            self._runner.cancel_tasks()
+            self.readers.join(subs, last)
             self._settler.flush_now()
-            self._heartbeat.last_look(readers)
+            self._heartbeat.last_look(subs)
         self._settler.close(last.left_s())  # it also runs if a later step of the start failed
         self._heartbeat.close(last.left_s(HEARTBEAT_S))
         self.readers.end_pool()
-        self._dispatcher.end_tasks()
-        self._leave(readers, last)
+        self._runner.loop.wait_ended()
+        self._leave(subs, last)
         self._store.close()
         self._patient_store.close()
         self._blocking_reads.close()
         self._lifespan.leave()
-        self._dispatcher.close()
+        self._runner.close()
         if was_started:
             log.info("stopped")
 
@@ -328,7 +299,7 @@ class Runtime:
         if self.readers.has_ended(sub):
             self._leave_one(sub)
             self.readers.remove(sub)
-            self._dispatcher.forget(sub)
+            self._runner.forget(sub)
 
     def _leave(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
         leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,10 +14,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from blinker import Signal
 
-from lisa.consumer.inflight import Held, Refusals, ThreadQueue, Verdict, settlements_of
-from lisa.consumer.keyed_pool import KeyedPool
+from lisa.consumer.inflight import Held, Refusals, Verdict, put_back, settlements_of, take_many
 from lisa.consumer.subscription import Subscription
-from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
+from lisa.core.daemon.threads import LONGEST_S, KeyedPool, ServiceThread, begin_round, unforeseen
 from lisa.core.delivery.source import Delivered
 from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import GroupRemoved, LisaError
@@ -160,146 +160,17 @@ class ReadAcks(NamedTuple):
     take: Callable[[Any], None]
 
 
-class SettleCalls:
-    """Settles outcomes on the server, then forgets the deliveries and fires the signals."""
-
-    def __init__(self, signal_sender: SignalSender, watch: SettleWatch) -> None:
-        self._signal_sender = signal_sender
-        self._watch = watch
-
-    def acks_for_read(
-        self, sub: Subscription, put_back: Callable[[Subscription], None]
-    ) -> ReadAcks | None:
-        """Acks to send with a read; None if there are none, too many, or other outcomes.
-
-        If the reader's call fails, its acks are queued again, and `put_back` is called.
-        """
-        outcomes = sub.outcomes
-        fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
-        has_others = outcomes.has_refusals or outcomes.expired
-        if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
-            return None
-        some = outcomes.acks.take_many(MOST_READ_ACKS)
-        if not some:  # the settler took them first
-            return None
-        flow = sub.store.run(Ack(sub.shard, sub.group, settlements_of(some)))
-        with suppress(LisaError):  # the settler's own call will meet the error
-            step = next(flow)
-            if isinstance(step, Execute) and step.command[0] == "EVALSHA":
-                return ReadAcks(step.command, partial(self._take, sub, some, flow, put_back))
-        outcomes.acks.put_back(some)
-        return None
-
-    def _take(
-        self,
-        sub: Subscription,
-        some: Sequence[Held],
-        flow: Flow[list[Acked]],
-        put_back: Callable[[Subscription], None],
-        reply: Any,
-    ) -> None:
-        """Take the reply to acks that were sent with a read, or the error of that call."""
-        try:
-            if isinstance(reply, Exception):
-                flow.throw(reply)
-            else:
-                flow.send(reply)
-        except StopIteration as end:
-            self._watch.report(sub, "ack", some)
-            self._acked(sub, some, end.value, self._signal_sender.acked)
-            return
-        except Exception as error:  # noqa: BLE001  the settler's own call handles the error
-            log.debug("topic %s: the reader's acks are sent again: %s", sub.shard, error)
-        sub.outcomes.acks.put_back(some)
-        put_back(sub)
-
-    def flush(self, sub: Subscription) -> None:
-        """Settle all finished deliveries of a subscription. Raises LisaError."""
-        outcomes = sub.outcomes
-        while outcomes.acks:
-            self._ack(sub, outcomes.acks, "acked")
-        while outcomes.expired:
-            self._ack(sub, outcomes.expired, "expired")
-        while outcomes.has_refusals:
-            self._refuse(sub)
-
-    def _ack(self, sub: Subscription, queue: ThreadQueue[Held], state: str) -> None:
-        some = queue.take_many(sub.store.batch_size(sub.shard, Ack))
-        if not some:  # the reader took them first
-            return
-        try:
-            settlements = settlements_of(some)
-            if state == "expired":  # do not count an attempt
-                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
-            call = Ack(sub.shard, sub.group, settlements, state)
-            operation = "expire" if state == "expired" else "ack"
-            outcomes = self._watch.call(sub, call, operation, some)
-        except BaseException:
-            queue.put_back(some)
-            raise
-        pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
-        self._acked(sub, some, outcomes, pair)
-
-    def _acked(
-        self,
-        sub: Subscription,
-        some: Sequence[Held],
-        outcomes: Sequence[Acked],
-        pair: tuple[Signal, Signal],
-    ) -> None:
-        has_receivers = self._signal_sender.has_receivers(pair)
-        sub.leases.forget(some)
-        for held, outcome in zip(some, outcomes, strict=True):
-            if outcome is Acked.STALE:
-                log.info(
-                    "topic %s: message %s was already settled elsewhere, or replaced",
-                    sub.shard,
-                    held.message.id,
-                    extra=held.message.log_fields,
-                )
-            elif has_receivers:
-                self._signal_sender.fire(pair, held.message)
-
-    def _refuse(self, sub: Subscription) -> None:
-        call, some = sub.outcomes.unanswered or _refusing(sub)
-        if not some:  # dropped meanwhile
-            return
-        sub.outcomes.begin_call(call, some)
-        deliveries = [held for held, _ in some]
-        if isinstance(call, Postpone):
-            self._watch.call(sub, call, "defer", deliveries)
-            sub.outcomes.end_call()
-            sub.leases.forget(deliveries)
-            return
-        outcomes = self._watch.call(sub, call, "retry", deliveries)
-        sub.outcomes.end_call()
-        for (held, verdict), outcome in zip(some, outcomes, strict=True):
-            sub.leases.forget([held])
-            if outcome.outcome is Failed.DEAD:
-                log.error(
-                    "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
-                    held.message.topic,
-                    held.message.id,
-                    outcome.failed_attempts,
-                    "" if outcome.failed_attempts == 1 else "s",
-                    verdict.reason,
-                    exc_info=verdict.error,
-                    extra=held.message.log_fields,
-                )
-            self._signal_sender.fire_failure(held.message, verdict.reason, outcome)
-
-
 def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
     """A call for the next deferrals or failures, and the deliveries that it ends."""
     size = min(MOST_REFUSALS, sub.store.batch_size(sub.shard, Fail))
-    deferred = sub.outcomes.deferrals.take_many(size)
+    deferred = take_many(sub.outcomes.deferrals, size)
     if deferred:
         rows = [
             Deferral(*held.receipt, cast("int", verdict.delay), verdict.reason)
             for held, verdict in deferred
         ]
         return Postpone(sub.shard, sub.group, rows), deferred
-    some = sub.outcomes.failures.take_many(size)
+    some = take_many(sub.outcomes.failures, size)
     try:
         settlements = settlements_of(held for held, _ in some)
         failures = [
@@ -307,7 +178,7 @@ def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
             for one, (_, verdict) in zip(settlements, some, strict=True)
         ]
     except BaseException:
-        sub.outcomes.failures.put_back(some)
+        put_back(sub.outcomes.failures, some)
         raise
     return Fail(sub.shard, sub.group, failures), some
 
@@ -318,9 +189,6 @@ def _traceback(verdict: Verdict) -> str:
 
 FLUSH_AFTER_S = 0.005
 """How long a finished delivery waits for others to share a call."""
-
-SHARED_CHECKS = 4
-"""After so many checks without acks of a reader, the settler stops checking."""
 
 CLOSING_S = 1.0
 """Grace period for calls still running at the shutdown deadline."""
@@ -338,6 +206,7 @@ class Settler:
     has_nodes: whether the server is a cluster. Then each subscription is flushed on a separate
         thread, so that a hanging node does not delay the others.
     watch: is told about each call.
+    settled: called after deliveries of a subscription were settled.
     """
 
     def __init__(
@@ -348,13 +217,15 @@ class Settler:
         has_nodes: bool = False,
         longest_s: float = LONGEST_S,
         watch: SettleWatch | None = None,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._subscriptions = subscriptions
-        self._calls = SettleCalls(signal_sender, watch or SettleWatch())
+        self._signal_sender = signal_sender
+        self._watch = watch or SettleWatch()
+        self._settled = settled
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
         self._requested: dict[Subscription, None] = {}
-        self._shared: dict[Subscription, _SharedAcks] = {}
         self._is_flush_due = threading.Event()
         self._is_urgent = threading.Event()
         self._closes: float | None = None
@@ -390,37 +261,133 @@ class Settler:
         for sub in self._subscriptions():
             self.flush_now_for(sub)
 
-    def share_acks(self, sub: Subscription) -> None:
-        """A reader lets acks wait for others: flush them if it is in a long handler meanwhile.
-
-        The thread checks every 5 ms while a reader's messages arrive fast, so that this costs
-        nothing per message.
-        """
-        if sub not in self._shared:
-            self._shared[sub] = _SharedAcks()
-            self._is_flush_due.set()
-
-    def _request_overdue(self) -> bool:
-        """Request a flush of acks that have waited since the last check; returns whether any."""
-        is_overdue = False
-        for sub, acks in list(self._shared.items()):
-            if acks.are_overdue(sub.outcomes.acks.first()):
-                self._requested[sub] = None
-                is_overdue = True
-            elif acks.missing >= SHARED_CHECKS:
-                self._shared.pop(sub, None)
-        return is_overdue
-
     def acks_for_read(self, sub: Subscription) -> ReadAcks | None:
         """A few acks that the reader sends with its next read, so that no other thread must wake.
 
         Returns None if there are no acks, or too many, or other outcomes; those are flushed
         immediately. If the reader's call fails, its acks are queued again and flushed immediately.
         """
-        acks = self._calls.acks_for_read(sub, self.flush_now_for)
+        acks = self._take_acks(sub)
         if acks is None:
             self.flush_now_for(sub)
         return acks
+
+    def _take_acks(self, sub: Subscription) -> ReadAcks | None:
+        outcomes = sub.outcomes
+        fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
+        has_others = outcomes.has_refusals or outcomes.expired
+        if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
+            return None
+        some = take_many(outcomes.acks, MOST_READ_ACKS)
+        if not some:  # the settler took them first
+            return None
+        flow = sub.store.run(Ack(sub.shard, sub.group, settlements_of(some)))
+        with suppress(LisaError):  # the settler's own call will meet the error
+            step = next(flow)
+            if isinstance(step, Execute) and step.command[0] == "EVALSHA":
+                return ReadAcks(step.command, partial(self._take, sub, some, flow))
+        put_back(outcomes.acks, some)
+        return None
+
+    def _take(
+        self,
+        sub: Subscription,
+        some: Sequence[Held],
+        flow: Flow[list[Acked]],
+        reply: Any,
+    ) -> None:
+        """Take the reply to acks that were sent with a read, or the error of that call."""
+        try:
+            if isinstance(reply, Exception):
+                flow.throw(reply)
+            else:
+                flow.send(reply)
+        except StopIteration as end:
+            self._watch.report(sub, "ack", some)
+            self._acked(sub, some, end.value, self._signal_sender.acked)
+            return
+        except Exception as error:  # noqa: BLE001  the settler's own call handles the error
+            log.debug("topic %s: the reader's acks are sent again: %s", sub.shard, error)
+        put_back(sub.outcomes.acks, some)
+        self.flush_now_for(sub)
+
+    def _settle_all(self, sub: Subscription) -> None:
+        """Settle all finished deliveries of a subscription. Raises LisaError."""
+        outcomes = sub.outcomes
+        while outcomes.acks:
+            self._ack(sub, outcomes.acks, "acked")
+        while outcomes.expired:
+            self._ack(sub, outcomes.expired, "expired")
+        while outcomes.has_refusals:
+            self._refuse(sub)
+
+    def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
+        some = take_many(queue, sub.store.batch_size(sub.shard, Ack))
+        if not some:  # the reader took them first
+            return
+        try:
+            settlements = settlements_of(some)
+            if state == "expired":  # do not count an attempt
+                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
+            call = Ack(sub.shard, sub.group, settlements, state)
+            operation = "expire" if state == "expired" else "ack"
+            outcomes = self._watch.call(sub, call, operation, some)
+        except BaseException:
+            put_back(queue, some)
+            raise
+        pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
+        self._acked(sub, some, outcomes, pair)
+
+    def _acked(
+        self,
+        sub: Subscription,
+        some: Sequence[Held],
+        outcomes: Sequence[Acked],
+        pair: tuple[Signal, Signal],
+    ) -> None:
+        has_receivers = self._signal_sender.has_receivers(pair)
+        sub.leases.forget(some)
+        self._settled()
+        for held, outcome in zip(some, outcomes, strict=True):
+            if outcome is Acked.STALE:
+                log.info(
+                    "topic %s: message %s was already settled elsewhere, or replaced",
+                    sub.shard,
+                    held.message.id,
+                    extra=held.message.log_fields,
+                )
+            elif has_receivers:
+                self._signal_sender.fire(pair, held.message)
+
+    def _refuse(self, sub: Subscription) -> None:
+        call, some = sub.outcomes.unanswered or _refusing(sub)
+        if not some:  # dropped meanwhile
+            return
+        sub.outcomes.begin_call(call, some)
+        deliveries = [held for held, _ in some]
+        if isinstance(call, Postpone):
+            self._watch.call(sub, call, "defer", deliveries)
+            sub.outcomes.end_call()
+            sub.leases.forget(deliveries)
+            self._settled()
+            return
+        outcomes = self._watch.call(sub, call, "retry", deliveries)
+        sub.outcomes.end_call()
+        sub.leases.forget(deliveries)
+        self._settled()
+        for (held, verdict), outcome in zip(some, outcomes, strict=True):
+            if outcome.outcome is Failed.DEAD:
+                log.error(
+                    "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
+                    held.message.topic,
+                    held.message.id,
+                    outcome.failed_attempts,
+                    "" if outcome.failed_attempts == 1 else "s",
+                    verdict.reason,
+                    exc_info=verdict.error,
+                    extra=held.message.log_fields,
+                )
+            self._signal_sender.fire_failure(held.message, verdict.reason, outcome)
 
     def close(self, timeout_s: float) -> None:
         """Flush the rest for up to `timeout_s`, then end the thread."""
@@ -434,10 +401,6 @@ class Settler:
             self._thread.rest()
             self._is_flush_due.wait(self._next_try_s())
             self._thread.begin()
-            if self._shared and not self._is_flush_due.is_set():
-                if not self._request_overdue() and not self._pauses:
-                    continue
-                self._is_urgent.set()
             if self._closes is None:
                 self._is_urgent.wait(FLUSH_AFTER_S)
             self._is_urgent.clear()
@@ -467,10 +430,7 @@ class Settler:
         tries = [
             again for sub, (again, _) in list(self._pauses.items()) if not self._pool.is_busy(sub)
         ]
-        next_s = max(0.0, min(tries) - time.monotonic()) if tries else None
-        if self._shared:
-            return FLUSH_AFTER_S if next_s is None else min(next_s, FLUSH_AFTER_S)
-        return next_s
+        return max(0.0, min(tries) - time.monotonic()) if tries else None
 
     def _take_requested(self) -> dict[Subscription, None]:
         taken: dict[Subscription, None] = {}
@@ -512,7 +472,7 @@ class Settler:
     def _settle(self, sub: Subscription) -> None:
         begin_round()  # each topic may take as long as a whole round
         try:
-            self._calls.flush(sub)
+            self._settle_all(sub)
         except GroupRemoved as error:
             self._give_up(sub, error)
         except Exception as error:  # noqa: BLE001  logged and retried
@@ -545,22 +505,3 @@ class Settler:
         for held in lost:
             sub.leases.drop(held)
         log.warning("topic %s: dropped %d settlements: %s", sub.shard, len(lost), error)
-
-
-class _SharedAcks:
-    """The acks that a reader lets wait, as a check has seen them.
-
-    missing: the number of checks since acks were last seen.
-    """
-
-    __slots__ = ("_first", "missing")
-
-    def __init__(self) -> None:
-        self._first: Held | None = None
-        self.missing = 0
-
-    def are_overdue(self, first: Held | None) -> bool:
-        """Whether the first ack was there at the last check, too."""
-        self.missing = self.missing + 1 if first is None else 0
-        was, self._first = self._first, first
-        return first is not None and first is was

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from lisa.consumer.handler_stats import HandlerStats
-from lisa.consumer.inflight import Held, Outcome, Outcomes, ThreadQueue, Verdict
+from lisa.consumer.inflight import Held, Outcome, Outcomes, Verdict
 from lisa.consumer.leases import Leases, Releases
 from lisa.consumer.membership import Membership
-from lisa.consumer.slots import AnySlots
-from lisa.consumer.suspects import LOOK_S, SUSPECTS, WAIT_S
-from lisa.core.delivery.opening import (
-    AHEAD_BYTES,
-    Average,
-    BodySize,
-    Opening,
-    StreamRead,
-    from_entries,
-    unpack,
-)
+from lisa.core.delivery.degradation import DEGRADED_AFTER, Degradation
+from lisa.core.delivery.opening import AHEAD_BYTES, Average, BodySize, Opening, unpack
+from lisa.core.metrics.families import HANDLER_SECONDS
+from lisa.core.metrics.numbers import Spread
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.outcomes import reason_of
@@ -101,6 +97,97 @@ START_WITHIN_S = 1.0
 UNREAD = encode_envelope(new_token(), None)
 """Stands for the envelope of a suspect until its handler begins."""
 
+FAST_S = HANDLER_SECONDS[0]
+"""Faster handlers share one update of the histogram, which would be too slow for each message."""
+
+
+class HandlerStats:
+    """Written by the threads that run handlers; read by the reader, metrics and health.
+
+    succeeded, failed, discarded, deferred: numbers of messages by outcome.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self.degradation = Degradation()
+        self.succeeded = 0
+        self.failed = 0
+        self.discarded = 0
+        self.deferred = 0
+        self._slow = Spread(HANDLER_SECONDS)
+        self._fast = 0
+        self._fast_s = 0.0
+
+    @property
+    def handled(self) -> int:
+        """The number of messages that handlers have finished."""
+        return self.succeeded + self.failed + self.discarded + self.deferred
+
+    def succeed(self) -> None:
+        """Count a handled message, which ends a row of failures."""
+        self.succeeded += 1
+        if self.degradation.failed_in_row:
+            self.end_row()
+
+    def count_refusal(self, *, is_discard: bool, is_deferral: bool) -> None:
+        """Count a message that was not handled."""
+        if is_deferral:
+            self.deferred += 1
+        elif is_discard:
+            self.discarded += 1
+        else:
+            self.failed += 1
+
+    def end_row(self) -> None:
+        """End a row of failures."""
+        if self.degradation.succeeded():
+            log.info("topic %s: a message succeeded; no longer degraded", self._topic)
+
+    def fail_in_row(self, reason: str) -> None:
+        """Count another failure in a row: a failed message, or a batch that failed completely."""
+        if self.degradation.failed(reason):
+            log.warning(
+                "topic %s: degraded after %d failures in a row", self._topic, DEGRADED_AFTER
+            )
+
+    def observe(self, seconds: float, count: int) -> None:
+        """Record that handlers took `seconds` for `count` messages in total."""
+        if seconds > FAST_S * count:
+            self._slow.observe(seconds / count, count)
+        else:
+            self.observe_fast(seconds, count)
+
+    def observe_fast(self, seconds: float, count: int) -> None:
+        """Record `count` messages that took at most `FAST_S` each, and `seconds` in total."""
+        self._fast += count
+        self._fast_s += seconds
+
+    def seconds(self) -> list[float]:
+        """The histogram of handler times."""
+        numbers = self._slow.numbers()
+        numbers[0] += self._fast
+        numbers[-1] += self._fast_s
+        return numbers
+
+
+class Limit:
+    """How many handlers may run at the same time, of the consumer or of one topic's shards.
+
+    running: how many do; changed by the runner.
+    """
+
+    __slots__ = ("__weakref__", "running", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.running = 0
+
+    @property
+    def free(self) -> int:
+        """How many more may begin now."""
+        return self.size - self.running
+
+
 Work = Held | list[Held]
 
 
@@ -109,21 +196,62 @@ def deliveries_of(work: Work) -> list[Held]:
     return work if isinstance(work, list) else [work]
 
 
+class Collector:
+    """Collects deliveries until a batch is full, or its first delivery has waited `within_s`."""
+
+    def __init__(self, size: int, within_s: float) -> None:
+        self.size = size
+        self._within_s = within_s
+        self._gathered: list[Held] = []
+        self._ends = 0.0
+
+    def __len__(self) -> int:
+        return len(self._gathered)
+
+    def add(self, deliveries: Sequence[Held]) -> None:
+        """Add deliveries, the oldest first."""
+        if deliveries and not self._gathered:
+            self._ends = time.monotonic() + self._within_s
+        self._gathered += deliveries
+
+    def left_s(self) -> float | None:
+        """Seconds until the collected deliveries must be handed out; None if there are none."""
+        return max(0.0, self._ends - time.monotonic()) if self._gathered else None
+
+    def ready(self) -> list[list[Held]]:
+        """Remove and return the batches to hand out now; the last may be incomplete."""
+        size, found = self.size, []
+        while len(self._gathered) >= size:
+            found.append(self._gathered[:size])
+            self._gathered = self._gathered[size:]
+            self._ends = time.monotonic() + self._within_s
+        if self._gathered and time.monotonic() >= self._ends:
+            found.append(self.take())
+        return found
+
+    def take(self) -> list[Held]:
+        """Remove and return all collected deliveries."""
+        gathered, self._gathered = self._gathered, []
+        return gathered
+
+
 class Subscription:
-    """What the reader, the handlers' threads, the settler and the heartbeat share for one topic.
+    """What the reader, the runner, the settler and the heartbeat share for one topic.
 
     Each part changes its own state; other classes call its methods.
 
     shard, topic, wanted, name: see `Membership`.
     membership: the group that is read.
     leases: all deliveries that this consumer holds.
-    unstarted: deliveries or batches that no handler has started.
+    unopened: entries that were read but not opened, with the time of the read.
+    unstarted, suspects: deliveries that no handler has started; of `unstarted` also batches.
+    batch: the incomplete batch, if there is a batch handler.
     outcomes: ended deliveries that wait to be settled.
     releases: deliveries that return to the group.
     stats: counts and times of handlers.
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
-    slots: what limits the number of handlers that run at the same time.
+    limit: how many handlers of the topic may run at the same time.
     ahead: what limits the bytes that all readers hold.
     state: what the consumer's lifespan yielded.
     retry: returns the retry policy of the topic's handlers, if they give one.
@@ -137,7 +265,7 @@ class Subscription:
         name: str,
         shortened: Callable[[], None] = lambda: None,
         *,
-        slots: AnySlots,
+        limit: Limit,
         ahead: AheadBytes,
         state: Any = None,
         retry: Callable[[], RetryPolicy | None] = lambda: None,
@@ -149,7 +277,10 @@ class Subscription:
         self.wanted = wanted
         self.name = name
         self.leases = Leases(store, self.membership, shortened)
-        self.unstarted: ThreadQueue[Work] = ThreadQueue()
+        self.unopened: list[Entry] = []
+        self.unstarted: deque[Work] = deque()
+        self.suspects: deque[Held] = deque()
+        self.batch: Collector | None = None
         self.outcomes = Outcomes()
         self.stats = HandlerStats(shard)
         self.pace = Pace(ahead)
@@ -158,7 +289,7 @@ class Subscription:
         self.is_paused_here = False
         self.closing = threading.Event()
         self.releases = Releases(store, self.membership, self.closing.is_set)
-        self.slots, self._state, self._retry = slots, state, retry
+        self.limit, self._state, self._retry = limit, state, retry
 
     @property
     def group(self) -> str:
@@ -178,6 +309,11 @@ class Subscription:
             return "paused"
         return "degraded" if self.stats.degradation.is_degraded else "running"
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether deliveries wait for a handler."""
+        return bool(self.unstarted or self.suspects)
+
     def close(self) -> None:
         """Stop reading; what is held is still settled."""
         self.closing.set()
@@ -194,32 +330,61 @@ class Subscription:
         """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def open(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], int]:
-        """Open the first of the entries that XREADGROUP returned, as many as one call allows.
+    def open(self, read_at: float, startable: int) -> list[Held]:
+        """Open the entries that XREADGROUP returned after `read_at`; returns those for handlers.
 
-        Returns the deliveries for handlers and the number of opened entries. Expired and invalid
-        messages are settled without a handler. The leases of the entries began during the read. If
-        a third of a lease may have passed, the call restarts all leases. Raises LisaError.
+        Expired and invalid messages are settled without a handler. Once all readers hold
+        `AHEAD_BYTES`, entries beyond the startable ones are released. Raises LisaError, and keeps
+        the entries that were not opened.
+        """
+        taken, total, count = list[Held](), 0, 0
+        while self.unopened:
+            if count >= startable and self.pace.held.are_full():
+                self.release_unopened()
+                break
+            try:
+                some, opened = self._open_some(self.unopened, read_at)
+            except Exception:
+                if not taken:
+                    raise
+                break  # hand over the opened ones first; the next round tries again
+            size = sum(len(held.data) for held in some)
+            self.pace.held.add(size)
+            taken += some
+            total, count = total + size, count + opened
+            del self.unopened[:opened]
+        if count:
+            self.pace.size.measured(total, count)
+        return taken
+
+    def _open_some(self, entries: Sequence[Entry], read_at: float) -> tuple[list[Held], int]:
+        """Open as many of the entries as one call allows; returns deliveries and their number.
+
+        Leases begin when the entries are read. If a third of that time may have passed, the call
+        restarts them.
         """
         now = time.monotonic()
-        opened, leased_at = from_entries(entries, read) or (None, read.asked_at)
-        is_late = now - leased_at > self.leases.ack_timeout_s / 3
-        if opened is None or is_late:
-            call = Open(self.shard, self.group, entries, late=self.name if is_late else "")
-            opened = self.store.drive(self._opening.open(call))
-            leased_at = now if is_late else read.asked_at
+        is_late = now - read_at > self.leases.ack_timeout_s / 3
+        call = Open(self.shard, self.group, entries, late=self.name if is_late else "")
+        opened = self.store.drive(self._opening.open(call))
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
-        taken = self._take(entries[:count], opened, read.read_at, leased_at)
+        taken = self._take(entries[:count], opened, now, now if is_late else read_at)
         for entry, limits in zip(entries, opened.limits, strict=False):
             if limits is not None and entry.entry in self.leases.held:
                 # Counted from before the call: early by at most a round trip, and never late.
                 self.leases.held[entry.entry].close_at(limits, opened.now_us, now)
         return taken, count
 
+    def release_unopened(self) -> None:
+        """Release entries that were read but not opened."""
+        if self.unopened:
+            self.releases.make([(entry.id, entry.entry) for entry in self.unopened])
+            self.unopened.clear()
+
     def _take(
-        self, entries: Sequence[Entry], opened: Opened, read_at: float, leased_at: float
+        self, entries: Sequence[Entry], opened: Opened, opened_at: float, leased_at: float
     ) -> list[Held]:
         topic, group, now_us, hold = self.topic, self.group, opened.now_us, self.leases.hold
         lease_ends, state = leased_at + self.leases.ack_timeout_s, self._state
@@ -231,41 +396,44 @@ class Subscription:
             is_unread = entry.is_suspect and not is_past
             message, fault = unpack(topic, group, entry, UNREAD if is_unread else data, state)
             entry_id = entry.entry
-            one = Held(entry_id, message, data, now_us, read_at, lease_ends)
+            one = Held(entry_id, message, data, now_us, opened_at, lease_ends)
             one.is_suspect = entry.is_suspect
             hold(entry_id, one)
             if fault is not None:
                 self._refuse(one, Verdict(*fault))
             elif is_past:
                 one.end()
-                self.outcomes.expired.put(one)
+                self.outcomes.expired.append(one)
             else:
                 taken.append(one)
         return taken
 
-    def enqueue(self, work: Sequence[Work], handler_timeout_s: float) -> None:
-        """Add deliveries or batches for handlers."""
-        self.leases.use_handler_timeout(handler_timeout_s)
-        self.unstarted.put_all(work)
+    def enqueue(self, deliveries: Sequence[Held], batch: int | None, within_s: float) -> bool:
+        """Add deliveries for handlers, in batches if `batch` is their size.
+
+        A suspect is handled alone. Returns whether anything waits for a handler.
+        """
+        if suspects := [held for held in deliveries if held.is_suspect]:
+            self.suspects.extend(suspects)
+            deliveries = [held for held in deliveries if not held.is_suspect]
+        gathered = self.batch
+        if gathered is not None and gathered.size != batch:
+            self.unstarted.extend([gathered.take()] if gathered else [])
+            self.batch = gathered = None
+        if batch is None:
+            self.unstarted.extend(deliveries)
+            return self.is_waiting
+        if gathered is None:
+            gathered = self.batch = Collector(batch, within_s)
+        gathered.add(deliveries)
+        self.unstarted.extend(gathered.ready())
+        return self.is_waiting
 
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; False if `may_start` is, or other suspects take too long."""
-        if held.is_suspect:
-            if not self._wait_for_suspects(held):
-                return False
-            now = time.monotonic()
+        """Mark a delivery as running; returns False if `may_start` is."""
         if not self.may_start(held, now):
             return False
-        held.begin(now)
-        return True
-
-    def _wait_for_suspects(self, held: Held) -> bool:
-        ends = time.monotonic() + WAIT_S
-        while not SUSPECTS.begin(held, self.leases.held):
-            if time.monotonic() > ends or self.closing.is_set():
-                self.give_back([held])
-                return False
-            time.sleep(LOOK_S)
+        held.begin(time.monotonic() if held.is_suspect else now)
         return True
 
     def may_start(self, held: Held, now: float) -> bool:
@@ -336,7 +504,7 @@ class Subscription:
     def _succeed(self, held: Held) -> None:
         self.stats.succeed()
         held.end()
-        self.outcomes.acks.put(held)
+        self.outcomes.acks.append(held)
 
     def _fail(self, held: Held, outcome: Verdict) -> None:
         self.stats.count_refusal(is_discard=outcome.is_discard, is_deferral=outcome.is_deferral)
@@ -362,7 +530,7 @@ class Subscription:
     def _refuse(self, held: Held, verdict: Verdict) -> None:
         held.end()
         queue = self.outcomes.deferrals if verdict.is_deferral else self.outcomes.failures
-        queue.put((held, verdict))
+        queue.append((held, verdict))
 
     def drop_all(self) -> None:
         """Drop all deliveries after their group was removed; ignores the handlers' outcomes."""
@@ -372,10 +540,14 @@ class Subscription:
             self.leases.drop(held)
 
     def withdraw(self) -> list[Held]:
-        """Remove and return all unstarted deliveries."""
-        taken: list[Held] = []
-        while (work := self.unstarted.take()) is not None:
-            taken += deliveries_of(work)
+        """Remove and return all unstarted deliveries, also those of an incomplete batch."""
+        taken = self.batch.take() if self.batch else []
+        with suppress(IndexError):  # other threads take some, too
+            while True:
+                taken += deliveries_of(self.unstarted.popleft())
+        with suppress(IndexError):
+            while True:
+                taken.append(self.suspects.popleft())
         return taken
 
     def give_back_late(self, now: float) -> bool | None:
@@ -383,18 +555,17 @@ class Subscription:
 
         Returns whether the server released them; None if none has waited too long.
         """
-        oldest = self.unstarted.first()
-        if oldest is None:
+        oldest = None
+        for waiting in (self.unstarted, self.suspects):
+            with suppress(IndexError):
+                # A batch waits for a handler only from its last message on.
+                opened = deliveries_of(waiting[0])[-1].opened
+                oldest = opened if oldest is None else min(oldest, opened)
+        if oldest is None or now - oldest <= START_WITHIN_S:
             return None
-        last = deliveries_of(oldest)[-1]
-        # A batch waits for a handler only from its last message on.
-        if now - last.opened <= START_WITHIN_S:
-            return None
-        waiting = self.withdraw()
-        log.debug(
-            "topic %s: releasing %d messages that wait for a handler", self.shard, len(waiting)
-        )
-        return self.give_back(waiting)
+        late = self.withdraw()
+        log.debug("topic %s: releasing %d messages that wait for a handler", self.shard, len(late))
+        return self.give_back(late)
 
     def give_back(self, deliveries: Sequence[Held]) -> bool:
         """Release unstarted deliveries; returns whether the server released them all."""
@@ -402,3 +573,67 @@ class Subscription:
         for held in deliveries:
             self.leases.drop(held)
         return released
+
+
+SHUTDOWN_CALLS_S = 2.0
+"""How long all calls together may take once one has failed."""
+
+
+class ShutdownCalls:
+    """The deadline of a consumer's last calls.
+
+    After the first failed call, the others share `SHUTDOWN_CALLS_S`. On a cluster, this time begins
+    after the failed call, because other nodes may answer; on a single server, before it.
+    """
+
+    def __init__(self, store: SyncStore) -> None:
+        self._has_nodes = store.has_nodes
+        self._ends = math.inf
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether no call has failed yet."""
+        return self._ends == math.inf
+
+    def left_s(self, most_s: float = SHUTDOWN_CALLS_S) -> float:
+        """The remaining time in seconds, at most `most_s`."""
+        return max(0.0, min(most_s, self._ends - time.monotonic()))
+
+    def make(self, call: Callable[[], bool]) -> bool:
+        """Make a call unless time is up; returns its result, whether the server answered."""
+        began = time.monotonic()
+        if began > self._ends:
+            return False
+        is_taken = call()
+        if not is_taken and self.is_answered:
+            self._ends = (time.monotonic() if self._has_nodes else began) + SHUTDOWN_CALLS_S
+        return is_taken
+
+
+def end_handlers(subs: Iterable[Subscription], last: ShutdownCalls) -> None:
+    """After the grace time, cancel `async def` handlers and release their deliveries.
+
+    Deliveries of other handlers are redelivered when their leases expire.
+    """
+    taken: dict[Subscription, list[Held]] = {}
+    for sub in subs:
+        running = sub.leases.running()
+        taken[sub] = cancelled = [one for one in running if one.task is not None]
+        for one in cancelled:
+            one.end()
+        if left := len(running) - len(cancelled):
+            log.warning(
+                "topic %s: %d handlers did not finish in time; their messages will be "
+                "redelivered when the leases expire",
+                sub.shard,
+                left,
+            )
+    give_back(taken, last)
+
+
+def give_back(taken: Mapping[Subscription, Sequence[Held]], last: ShutdownCalls) -> None:
+    """Release deliveries; those that cannot be released are redelivered when leases expire."""
+    for sub, deliveries in taken.items():
+        if not last.make(partial(sub.give_back, deliveries)):
+            for held in deliveries:
+                sub.leases.drop(held)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lisa.consumer.base import BaseConsumer
-from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.consumer import BaseConsumer
+from lisa.consumer.handlers import AwaitResult, HandlerPlan, Handlers, on_batch
 from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.invoke import AwaitResult, on_batch
 from lisa.consumer.lifespan import Lifespan, managed
 from lisa.consumer.options import WantedTopic
 from lisa.consumer.pull import Delivery

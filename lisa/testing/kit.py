@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from lisa.admin import topics
 from lisa.admin.messages import LiveState, list_messages
-from lisa.consumer.base import BaseConsumer
+from lisa.consumer.consumer import BaseConsumer
 from lisa.core.model.clock import (
     MAX_DUE_MS,
     datetime_ms,

@@ -15,8 +15,8 @@ from blinker import Signal
 
 import lisa
 from lisa.consumer import AsyncConsumer, Batch, Consumer
-from lisa.consumer.base import BaseConsumer
-from lisa.consumer.stream_reader import StreamReader
+from lisa.consumer.consumer import BaseConsumer
+from lisa.consumer.reader import Reader, ReadTopic
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
@@ -169,7 +169,7 @@ def test_what_a_read_brings_after_a_pause_is_released(
     consumer = bench.consumer(lambda message: seen.append(message.attempt))
     with consumer:
         wait_until(lambda: b"blocked_clients:1\r" in bench.ask("INFO", "clients"))
-        monkeypatch.setattr(StreamReader, "interrupt", lambda _: True)
+        monkeypatch.setattr(Reader, "interrupt", lambda _: True)
         consumer.pause(TOPIC)
         [sent] = bench.send(TOPIC, [1])
         wait_until(lambda: bench.stat(TOPIC, "released") == 1)
@@ -212,13 +212,13 @@ def test_stop_finishes_running_calls_and_releases_the_rest(
     bench.declare(TOPIC)
     running = threading.Event()
     done: list[int] = []
-    close = StreamReader.close
+    leave = Reader._leave
 
-    def close_slowly(stream: StreamReader) -> None:  # as on a busy machine
+    def leave_slowly(reader: Reader, reading: ReadTopic) -> None:  # as on a busy machine
         time.sleep(0.5)
-        close(stream)
+        leave(reader, reading)
 
-    monkeypatch.setattr(StreamReader, "close", close_slowly)
+    monkeypatch.setattr(Reader, "_leave", leave_slowly)
 
     def handle(message: Message) -> None:
         if message.body == 60:

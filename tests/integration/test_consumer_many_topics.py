@@ -13,11 +13,9 @@ import redis
 
 from lisa import Message
 from lisa.admin import groups
-from lisa.consumer import Batch, Consumer, shared_reader, subscription
-from lisa.consumer.dispatcher import Dispatcher
-from lisa.consumer.reader import Reader
-from lisa.consumer.shared_reader import MOST_EACH, MOST_TOPICS
-from lisa.consumer.shared_reads import SharedReads
+from lisa.consumer import Batch, Consumer, reader, subscription
+from lisa.consumer.reader import MOST_TOPICS, Reader
+from lisa.consumer.runner import Runner
 from lisa.consumer.subscription import Pace
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S
 from lisa.core.model.sharding import Topic
@@ -183,7 +181,7 @@ def test_reads_that_cannot_be_ended_end_at_their_timeout(bench: Bench) -> None:
 
 
 def test_a_topic_with_many_messages_leaves_slots_to_the_others(bench: Bench) -> None:
-    seen, many = Seen(), 10 * MOST_EACH
+    seen, many = Seen(), 80
     with reading(bench, lambda message: (time.sleep(0.005), seen.take(message))):  # type: ignore[func-returns-value]
         bench.send(FIRST, range(many))
         wait_until(lambda: seen)
@@ -230,7 +228,7 @@ def test_many_readers_need_few_reads_for_fast_handlers(
 ) -> None:
     """Also if a reader's share of what is read ahead is less than a message."""
     seen, topics, each = Seen(), [f"topic-{n}" for n in range(60)], 20
-    monkeypatch.setattr(shared_reader, "MOST_TOPICS", 2)
+    monkeypatch.setattr(reader, "MOST_TOPICS", 2)
     monkeypatch.setattr(Pace, "ahead", lambda *_: 29)  # for 30 readers
     bench.declare_all(*topics)
     send_all(bench, range(each), topics)
@@ -295,8 +293,8 @@ def test_a_server_that_is_killed_loses_no_message(own_server: EmbeddedServer) ->
 
 @pytest.mark.parametrize(
     ("owner", "name", "nth"),
-    [(Reader, "receive", 1), (Reader, "receive", 3), (Dispatcher, "_grant", 1)],
-    ids=["receive", "receive-third", "grant"],
+    [(Reader, "_hand_over", 1), (Reader, "_hand_over", 3), (Runner, "submit", 1)],
+    ids=["hand-over", "hand-over-third", "submit"],
 )
 def test_an_unforeseen_error_strands_no_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int
@@ -323,14 +321,16 @@ def test_an_unforeseen_error_strands_no_message(
 def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, refused = Seen(), list[str]()
+    seen, refused, exchange = Seen(), list[str](), Reader._exchange
 
-    def refusing(*_: Any, **__: Any) -> None:
+    def refusing(self: Reader, acks: Any, read: Sequence[Any]) -> Any:
+        if read.count(">") == 1:
+            return exchange(self, acks, read)
         refused.append("CROSSSLOT Keys in request don't hash to the same slot")
         raise redis.ResponseError(refused[-1])
 
     with reading(bench, seen.take, poll_timeout=SHORT_READ):
-        monkeypatch.setattr(SharedReads, "read", refusing)
+        monkeypatch.setattr(Reader, "_exchange", refusing)
         wait_until(lambda: reads(bench) == len(TOPICS))
         send_all(bench, [1])
         bench.wait_acked(1, *TOPICS)
@@ -338,17 +338,18 @@ def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
 
 
 def test_a_topic_whose_thread_cannot_be_started_delays_no_other(bench: Bench) -> None:
-    """When a paused topic goes back to a thread of its own."""
-    seen = Seen()
+    """When a topic gets a batch handler, and needs a reader of its own."""
+    seen, batches = Seen(), list[int]()
     with reading(bench, seen.take, poll_timeout=SHORT_READ) as consumer:
-        with refused_threads(f"lisa-{FIRST}") as refused:
-            consumer.pause(FIRST)
-            wait_until(lambda: len(refused) >= 2)
-            send_all(bench, [1], [FIRST, SECOND])
-            bench.wait_acked(1, SECOND)
-            assert seen == [(SECOND, 1)]
-        consumer.resume(FIRST)
-        bench.wait_acked(1, FIRST)
+        with refused_threads("lisa-reader-2") as refused:
+            consumer.on(FIRST, lambda batch: batches.append(len(batch)), batch=2)
+            wait_until(lambda: refused)
+            send_all(bench, [1, 2], [FIRST, SECOND])
+            bench.wait_acked(2, FIRST, SECOND)
+        send_all(bench, [3, 4], [FIRST, SECOND])
+        bench.wait_acked(4, FIRST, SECOND)
+        wait_until(lambda: reads(bench) == 2)
+        assert sum(batches) == 4
         wait_until(lambda: consumer.health()["status"] == "ok")
 
 

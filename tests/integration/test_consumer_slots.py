@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
-from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.settler import Settler
 from lisa.core.delivery.opening import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
@@ -200,10 +199,8 @@ def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None
 def test_acks_do_not_wait_for_the_next_handler_on_their_thread(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, topics: list[str]
 ) -> None:
-    """Acks of one topic wait for others, and those of several topics for the end of a round."""
+    """Acks go along with the next read, unless another handler runs before."""
     monkeypatch.setattr(Settler, "flush_waiting", lambda _: None)  # each half second otherwise
-    if len(topics) == 1:  # messages arrive fast
-        monkeypatch.setattr(AckSharing, "wait_ms", lambda _, acks, now: 5 if acks and now else 0)
     bench.declare_all(*topics)
     is_slow, go_on = threading.Semaphore(0), threading.Semaphore(0)
     handled, consumer = Counter[str](), Consumer(bench.url)

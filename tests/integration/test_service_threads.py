@@ -14,10 +14,10 @@ import redis
 
 from lisa import Manager
 from lisa.consumer import Consumer
-from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.reader import Reader
-from lisa.consumer.settler import SettleCalls, Settler
+from lisa.consumer.runner import Runner
+from lisa.consumer.settler import Settler
 from lisa.core.daemon import threads
 from lisa.core.daemon.process_signals import Mailbox
 from lisa.core.daemon.threads import unforeseen_errors
@@ -61,13 +61,13 @@ def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (Reader, "_step", ERROR),
+        (Reader, "_round", ERROR),
         pytest.param(Settler, "flush", ERROR, marks=FULL),
-        pytest.param(SettleCalls, "flush", ERROR, marks=FULL),
+        pytest.param(Settler, "_settle_all", ERROR, marks=FULL),
         (Heartbeat, "step", SystemExit(1)),
         pytest.param(Heartbeat, "_try", ERROR, marks=FULL),
         pytest.param(Heartbeat, "_announce", ERROR, marks=FULL),
-        (Dispatcher, "_run_one", SystemExit(1)),
+        (Runner, "_run_one", SystemExit(1)),
     ],
     ids=str,
 )
@@ -110,9 +110,9 @@ def test_a_thread_for_handlers_that_cannot_be_started_is_tried_again(
         assert len(refused) == 3
         assert sorted(handled) == sorted(ids)
         assert consumer._runtime is not None
-        slots = consumer._runtime._slots
-        assert slots.wait_all_free(1)
-        assert slots.free == 2
+        runner = consumer._runtime._runner
+        assert runner.wait_all_free(1)
+        assert runner.limit.free == 2
 
 
 def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(bench: Bench) -> None:
@@ -157,13 +157,13 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_rounds")
 def test_health_names_the_thread_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    real = SettleCalls.flush
+    real = Settler._settle_all
 
-    def hang(self: SettleCalls, *args: Any) -> None:
+    def hang(self: Settler, *args: Any) -> None:
         go_on.wait(60)
         real(self, *args)
 
-    monkeypatch.setattr(SettleCalls, "flush", hang)
+    monkeypatch.setattr(Settler, "_settle_all", hang)
     # Two at a time, and handled once the next read has begun: no read includes the ack.
     consumer = Consumer(bench.url, concurrency=2)
     consumer.on(TOPIC, lambda _: wait_until(bench.is_reading))

@@ -165,17 +165,18 @@ def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
     monkeypatch.setattr(heartbeat, "FOLLOW_S", HOUR.total_seconds())
     handled, count = Handled(split.url, concurrency=2), 20
     manager = Manager(split.url, topics={"orders": {"retention": 0, "shards": 4}}, sweep=OFTEN)
-    with manager, handled.consumer, Producer(split.url) as producer:
+    with manager, Producer(split.url) as producer:
         wait_until(lambda: len(split.layout.current(ORDERS)) == 4)
-        for turn, shards in enumerate((2, 1), 1):
-            send_now(producer, count)
-            handled.wait_for((2 * turn - 1) * count)
-            split.into(shards)
-            wait_until(lambda: not left_behind(split))
-            send_now(producer, count)
-            with monkeypatch.context() as follows:
-                follows.setattr(heartbeat, "FOLLOW_S", 0.1)
-                handled.wait_for(2 * turn * count)
+        with handled.consumer:
+            for turn, shards in enumerate((2, 1), 1):
+                send_now(producer, count)
+                handled.wait_for((2 * turn - 1) * count)
+                split.into(shards)
+                wait_until(lambda: not left_behind(split))
+                send_now(producer, count)
+                with monkeypatch.context() as follows:
+                    follows.setattr(heartbeat, "FOLLOW_S", 0.1)
+                    handled.wait_for(2 * turn * count)
     for untrue in ("lost the layout", "was emptied", "was removed"):
         assert untrue not in caplog.text
 
