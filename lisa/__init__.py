@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         Sent,
         State,
     )
-    from lisa.producer.shared import (
+    from lisa.producer.producer import (
         backfill_schedule,
         cancel,
         cancel_many,
@@ -228,7 +228,7 @@ _HOMES = {
         "Sent",
         "State",
     ),
-    "lisa.producer.shared": (
+    "lisa.producer.producer": (
         "backfill_schedule",
         "cancel",
         "cancel_many",

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from lisa.core.transitions.change import Cancelled, Rescheduled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.producer.calls import Single
+from lisa.producer.calls import SendCall, SendOutcome, SendReport, Single
 from lisa.producer.plan import DueOptions, Late, Outgoing, RetryDelays, SendOptions, option_texts
 from lisa.producer.producer import AsyncProducer, Producer
-from lisa.producer.report import SendOutcome, SendReport
-from lisa.producer.send_call import SendCall
 
 if TYPE_CHECKING:
     from lisa.core.model.recurring.definition import ScheduleDefinition

@@ -2,33 +2,295 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Unpack
+from datetime import timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lisa.core.model.clock import parse_zone
-from lisa.core.model.errors import DuplicateMessage, InvalidMessage
+from lisa.core.model.durability import Replicas
+from lisa.core.model.errors import (
+    ConfigError,
+    DuplicateMessage,
+    InvalidMessage,
+    LisaError,
+    NotReplicated,
+)
 from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.middleware import all_idle
+from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.flow import Flow
-from lisa.core.transitions.base import HasWindow
-from lisa.core.transitions.change import Cancel, Cancelled, Rescheduled
-from lisa.core.transitions.enqueue import Sent
-from lisa.producer.calls import check_iterable, pieces
+from lisa.core.store.presence import ManagerWatch
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import ById, HasWindow
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
+from lisa.producer.calls import (
+    Encoded,
+    SendCall,
+    SendOutcome,
+    SendReport,
+    Single,
+    ThroughMiddleware,
+    calls,
+    check_iterable,
+    encode,
+    pieces,
+    single,
+    single_call,
+)
 from lisa.producer.plan import (
     NOW,
     DueOptions,
+    Outgoing,
     SendOptions,
     SendPlan,
     check_options,
     due_text,
     showing,
 )
-from lisa.producer.report import SendOutcome, SendReport
-from lisa.producer.send_call import SendCall
-from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
+    from lisa.core.model.windows.placing import LocalTime
     from lisa.core.store.inspection import FoundMessage
+
+T = TypeVar("T")
+
+REGISTER_EVERY_S = 20.0
+"""A topic must be registered again within 30 s while its producer sends; the call has 10 s left."""
+
+
+class Sending:
+    """Steps shared by a producer's methods."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        zone: tzinfo | str | None,
+        patience: timedelta,
+        durability: Replicas | None = None,
+        middleware: Sequence[Callable[..., Any]] = (),
+    ) -> None:
+        self._store = store
+        self._durability = durability
+        self._middleware = middleware
+        self._is_idle = all_idle(middleware)
+        self._zone = None if zone is None else parse_zone(zone)
+        self._patience = patience
+        self._is_layout_known = False
+        self._registered: dict[str, float] = {}
+        self._opened: set[str] = set()
+        self._windows: dict[str, str] = {}
+        self._watch = ManagerWatch(store)
+
+    def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
+        """Run a transition and wait for the replicas that `durability` requires."""
+        try:
+            return (yield from self._store.run_by_id(call, self._durability))
+        except NotReplicated as error:
+            error.ids = tuple(ids)
+            raise
+
+    def _put(self, call: Enqueue) -> Flow[list[Sent]]:
+        """Send the messages of one call, in the topic's window if it has one."""
+        if not self._windows and not call.has_local:
+            try:
+                return (yield from self._write(call, call.ids))
+            except WindowChanged as error:
+                self._windows[call.topic] = error.window
+        from lisa.core.store.placing import enqueue_placed  # late: few topics have windows
+
+        return (
+            yield from enqueue_placed(
+                call, self._windows, self._note_local, lambda one: self._write(one, one.ids)
+            )
+        )
+
+    def _note_local(self, call: Enqueue) -> Flow[None]:
+        """List the messages with a wall time, which managers follow."""
+        from lisa.core.store.placing import note_local  # late: few programs send such messages
+
+        yield from note_local(self._store, call)
+
+    def _open(self) -> Flow[None]:
+        """Before the first call, check that this build can read the server's schema."""
+        if not self._is_layout_known:
+            self._is_layout_known = yield from self._store.check_schema()
+
+    def _is_to_be_registered(self, topic: str) -> bool:
+        seen = self._registered.get(topic)
+        return seen is None or time.monotonic() - seen >= REGISTER_EVERY_S
+
+    def _open_to_send(self, topic: str) -> Flow[None]:
+        """Register the topic for the managers; on first use, also load its groups."""
+        yield from self._open()
+        now = time.monotonic()
+        is_listed = yield from self._store.register([topic])
+        if topic in self._opened:
+            yield from self._watch.look([(topic, "")])
+        else:
+            yield from self._store.groups(topic)
+            yield from self._check_retention(topic)
+            self._opened.add(topic)
+        if is_listed:
+            self._registered[topic] = now
+
+    def _check_retention(self, topic: str) -> Flow[None]:
+        """Refuse a patience so long that a repeated send could outlive the record of its id."""
+        if self._patience <= PRODUCER_RETRY_TIME:
+            return  # the options enforce a retention of 0 or at least twice that
+        retention = (yield from self._store.options(topic)).retention
+        if retention and retention / 2 < self._patience:
+            raise ConfigError(
+                f"patience {self._patience} is more than half of topic {topic!r}'s retention "
+                f"{retention}, so a repeated send could be taken for a new one: lengthen the "
+                "retention, or wait less"
+            )
+
+    def _enqueue(
+        self,
+        topic: str,
+        on_duplicate: OnDuplicate,
+        messages: Encoded,
+        report: SendReport,
+        token: str | None = None,
+    ) -> Flow[None]:
+        """Send encoded messages and add each outcome to the report as it arrives."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        size = self._store.batch_size(topic, Enqueue)
+        for call in calls(topic, on_duplicate, messages, size, token):
+            report.add(call.ids, (yield from self._put(call)))
+
+    def _send_many(
+        self, topic: str, plan: SendPlan, bodies: Sequence[Any], report: SendReport
+    ) -> Flow[None]:
+        """Encode and send one list of bodies."""
+        try:
+            yield from self._enqueue(topic, plan.on_duplicate, encode(plan, bodies), report)
+        except LisaError as error:
+            error.sent = len(report)
+            raise
+
+    def _send_one(
+        self, topic: str, on_duplicate: OnDuplicate, message: Single
+    ) -> Flow[SendOutcome]:
+        """Send one message in its own script call."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        call = single_call(topic, on_duplicate, message)
+        (outcome,) = yield from self._put(call)
+        return SendOutcome(call.ids[0], outcome)
+
+    def _send_body(
+        self, topic: str, body: Any, message_id: str | None, options: SendOptions
+    ) -> Flow[SendOutcome]:
+        """Check and send one body."""
+        plan = SendPlan.of(options, self._zone)
+        if isinstance(body, Outgoing):
+            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+        if message_id is not None:
+            body = Outgoing(body, id=message_id)
+        if self._middleware and not self._is_idle():
+            return (yield from self._piece(SendCall(topic, [body], options)))[0]
+        message = single(plan, body)
+        return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
+
+    def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
+        """Cancel the messages of one script call."""
+        yield from self._open()
+        return (yield from self._write(Cancel(topic, ids), ids))
+
+    def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
+        return (yield from self._cancel(topic, [message_id]))[0]
+
+    def _piece(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Send one list of bodies, through the middleware if there is any."""
+        if not self._middleware or self._is_idle():
+            return (yield from self._send_all(call))
+        count = len(call)
+        outcomes = yield ThroughMiddleware(self._middleware, call, self._send_call)
+        if not isinstance(outcomes, Sequence) or len(outcomes) != count:
+            raise TypeError(
+                f"middleware must return the {count} outcomes that call_next returned, "
+                f"not {outcomes!r}"
+            )
+        return outcomes
+
+    def _send_call(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Check and send what the middleware passed on."""
+        if len(call) != 1:
+            return (yield from self._send_all(call))
+        topic, plan = check_topic(call.topic), SendPlan.of(call.options, self._zone)
+        message = single(plan, call.messages[0])
+        return [(yield from self._send_one(topic, plan.on_duplicate, message))]
+
+    def _send_all(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Check and send a list of bodies in as few script calls as possible."""
+        topic, plan = check_topic(call.topic), SendPlan.of(call.options, self._zone)
+        report = SendReport()
+        yield from self._send_many(topic, plan, call.messages, report)
+        return list(report)
+
+    def _add_piece(self, call: SendCall, report: SendReport) -> Flow[None]:
+        """Send one list of bodies and add the outcomes to the report."""
+        try:
+            ids, outcomes = zip(*(yield from self._piece(call)), strict=True)
+        except LisaError as error:
+            error.sent += len(report)
+            raise
+        report.add(ids, outcomes)
+
+    def _reschedule(
+        self, topic: str, message_id: str, due: str, *, is_placed: bool = True
+    ) -> Flow[Rescheduled]:
+        """Change a due time. Raises HasWindow if it must be placed in the message's window."""
+        items = [(check_id(message_id), due)]
+        call = Reschedule(check_topic(topic), items, is_placed=is_placed)
+        yield from self._open()
+        return (yield from self._write(call, [message_id]))[0]
+
+    def _reschedule_by_calendar(
+        self,
+        topic: str,
+        message_id: str,
+        due: str | None,
+        zone: tzinfo | None,
+        options: Mapping[str, Any],
+    ) -> Flow[Rescheduled]:
+        """Change a due time by a wall time or in a window; see `place_again` for the arguments."""
+        # Imported late: few programs use windows.
+        from lisa.core.model.windows.placing import clock_ms, place_again
+
+        yield from self._open()
+        headers, window = yield from self._read_placing(check_topic(topic), check_id(message_id))
+        due, local = place_again(
+            options, due, zone, headers=headers or {}, topic_window=window, now_ms=clock_ms()
+        )
+        if local is not None and headers is not None:
+            yield from self._note_new_local(topic, message_id, due, local)
+        return (yield from self._reschedule(topic, message_id, due))
+
+    def _read_placing(
+        self, topic: str, message_id: str
+    ) -> Flow[tuple[Mapping[str, str] | None, str]]:
+        """A message's headers, None if it is not live, and the window of its topic."""
+        from lisa.core.model.envelope import headers_of
+        from lisa.core.transitions.inspect import Inspect
+
+        (seen,) = yield from self._store.run_by_id(Inspect(topic, [message_id]))
+        options = yield from self._store.options(topic)
+        return (headers_of(seen.envelope) if seen.envelope else None), options.window or ""
+
+    def _note_new_local(
+        self, topic: str, message_id: str, due: str, local: LocalTime
+    ) -> Flow[None]:
+        """List a message with its new wall time, which managers follow."""
+        from lisa.core.store.placing import note_new_local
+
+        yield from note_new_local(self._store, topic, message_id, due, local)
 
 
 class Flows(Sending):

@@ -16,10 +16,9 @@ from lisa.core.redis.flow import Flow, adrive
 from lisa.core.store.batcher import Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.producer.calls import Single, single
+from lisa.producer.calls import SendOutcome, Single, single
 from lisa.producer.plan import Outgoing, SendPlan
 from lisa.producer.producer import AsyncProducer
-from lisa.producer.report import SendOutcome
 
 T = TypeVar("T")
 

@@ -1,15 +1,22 @@
-"""`Producer` and `AsyncProducer`: the same flows, run blocking or on an event loop."""
+"""`Producer` and `AsyncProducer`: the same flows, run blocking or on an event loop; `lisa.send`."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
+import inspect
+import os
+import re
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta, tzinfo
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from lisa.core.model.addresses import KUBERNETES_VARIABLE
 from lisa.core.model.clock import option_duration
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import ConfigError, LisaError
@@ -23,13 +30,20 @@ from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.change import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.producer.calls import Single, async_pieces, check_iterable, combine, fitting, pieces
-from lisa.producer.flows import Flows
+from lisa.producer.calls import (
+    SendCall,
+    SendOutcome,
+    SendReport,
+    Single,
+    async_pieces,
+    check_iterable,
+    combine,
+    fitting,
+    pieces,
+)
+from lisa.producer.flows import Flows, Sending
 from lisa.producer.plan import SendOptions, SendPlan
-from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.scheduling import AwaitedSchedules, BlockingSchedules
-from lisa.producer.send_call import SendCall
-from lisa.producer.sending import Sending
 
 T = TypeVar("T")
 
@@ -299,3 +313,77 @@ class AsyncProducer(BaseProducer, AwaitedSchedules):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+P = ParamSpec("P")
+_READ_WITHOUT_SETTINGS = ("LISA_REDIS_URL", "LISA_PREFIX")
+
+
+def _configured() -> Producer:
+    """A producer; loads the settings, and with them pydantic, only if a variable needs it."""
+    for name, value in os.environ.items():
+        is_known = name in _READ_WITHOUT_SETTINGS or re.fullmatch(KUBERNETES_VARIABLE, name)
+        if name.startswith("LISA_") and value.strip() and not is_known:
+            return Producer.from_config()
+    return Producer()
+
+
+class _Shared:
+    """Creates the producer once, in the first thread that needs it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+
+    def producer(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = _configured()
+                atexit.register(self.close)
+            return self._producer
+
+    def close(self) -> None:
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            atexit.unregister(self.close)
+            producer.close()
+
+
+_shared = _Shared()
+
+
+def _on_shared(method: Callable[Concatenate[Producer, P], T]) -> Callable[P, T]:
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return method(_shared.producer(), *args, **kwargs)
+
+    signature = inspect.signature(method)
+    shown = list(signature.parameters.values())[1:]  # without self
+    call.__dict__["__signature__"] = signature.replace(parameters=shown)
+    return call
+
+
+send = _on_shared(Producer.send)
+send_one = _on_shared(Producer.send_one)
+send_many = _on_shared(Producer.send_many)
+send_stream = _on_shared(Producer.send_stream)
+cancel = _on_shared(Producer.cancel)
+cancel_many = _on_shared(Producer.cancel_many)
+reschedule = _on_shared(Producer.reschedule)
+fire_now = _on_shared(Producer.fire_now)
+get = _on_shared(Producer.get)
+schedule = _on_shared(Producer.schedule)
+schedules = _on_shared(Producer.schedules)
+get_schedule = _on_shared(Producer.get_schedule)
+pause_schedule = _on_shared(Producer.pause_schedule)
+resume_schedule = _on_shared(Producer.resume_schedule)
+remove_schedule = _on_shared(Producer.remove_schedule)
+run_schedule = _on_shared(Producer.run_schedule)
+next_ticks = _on_shared(Producer.next_ticks)
+backfill_schedule = _on_shared(Producer.backfill_schedule)
+
+
+def close() -> None:
+    """Close the shared producer; the next call creates a new one and reads the settings again."""
+    _shared.close()

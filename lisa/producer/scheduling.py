@@ -10,8 +10,8 @@ from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.redis.flow import Flow, awaiting, blocking
+from lisa.producer.flows import Sending
 from lisa.producer.plan import Late, RetryDelays
-from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
     from lisa.core.store.schedule_reads import ScheduleInfo

@@ -60,9 +60,9 @@ async def _async_lisa(
 def _chosen(server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let roles without a URL use this server, even if the environment configures another."""
     from lisa.core.model.keys import Keys
-    from lisa.producer import shared
+    from lisa.producer.producer import close
 
-    shared.close()
+    close()
     for name in list(os.environ):
         if name == "LISA_REDIS" or name.startswith("LISA_REDIS__"):  # another server's credentials
             monkeypatch.delenv(name)
@@ -73,4 +73,4 @@ def _chosen(server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     try:
         yield
     finally:
-        shared.close()
+        close()

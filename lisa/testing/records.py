@@ -19,7 +19,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.change import Reschedule
 from lisa.core.transitions.enqueue import Enqueue, Sent
-from lisa.producer.sending import Sending
+from lisa.producer.flows import Sending
 
 
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):

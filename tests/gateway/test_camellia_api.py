@@ -22,7 +22,7 @@ from lisa.gateway.compat.camellia import queue as camellia_queue
 from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats, exposition
 from lisa.gateway.compat.camellia.queue import bands_of
 from lisa.producer import Outgoing
-from lisa.producer.report import SendOutcome
+from lisa.producer.calls import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,
     QUEUE,

@@ -343,7 +343,7 @@ def test_a_topic_is_known_before_its_first_message_is_there(
     topic.store.ask("DEL", topic.store.keys.topics)
     either.send("orders", 1, delay=HOUR)
     assert not is_registered(), "not at each send"
-    monkeypatch.setattr("lisa.producer.sending.REGISTER_EVERY_S", 0.0)
+    monkeypatch.setattr("lisa.producer.flows.REGISTER_EVERY_S", 0.0)
     either.send("orders", 1, delay=HOUR)
     assert is_registered()
 
