@@ -127,7 +127,7 @@ class Engine:
         self._declaring = self._loop("greeter", self._declarer)
         self.scheduling = self._loop("scheduler", self._scheduler)
         self.loops = (self._promoting, self._reclaiming, self._declaring, self.scheduling)
-        self.jobs = self._jobs(plan.schedules)
+        self.jobs = self._scheduled(plan.schedules)
 
     def _loop(self, name: str, service: Service, workers: int = 1, batch: int = 1) -> Loop:
         longest_s = longest_round_s(self.store.connection.address.socket_timeout_s)
@@ -135,7 +135,7 @@ class Engine:
             name, service, nodes=self.nodes, workers=workers, batch=batch, longest_s=longest_s
         )
 
-    def _jobs(self, schedules: Schedules) -> Jobs:
+    def _scheduled(self, schedules: Schedules) -> Jobs:
         clock, jobs = self._clock, Jobs(self.nodes, self.idle.due)
         jobs.add("move", schedules.move, self._poll)
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
@@ -352,7 +352,7 @@ class Engine:
         if self._is_list_lost.is_set() and self.nodes.answers(key=self.store.keys.topics):
             self.registry.list_again()
             self._is_list_lost.clear()
-        errors = self.jobs.jobs["refresh"].errors
+        errors = self.jobs.by_name["refresh"].errors
         self._sharder.finish(self.registry.topics, self.nodes, errors)
 
     def find_schedules(self) -> None:
@@ -480,7 +480,7 @@ class Engine:
             for labels, count in service.moved.numbers().items():
                 add(numbers, "lisa_manager_moved_total", count, *labels)
         services = [(loop.name, loop.seconds, loop.topic_errors) for loop in self.loops]
-        services += [(job.name, job.seconds, job.errors) for job in self.jobs.jobs.values()]
+        services += [(job.name, job.seconds, job.errors) for job in self.jobs.by_name.values()]
         for name, seconds, errors in services:
             put(numbers, "lisa_manager_step_seconds", seconds.numbers(), name)
             put(numbers, "lisa_manager_failures_total", errors.total, name)

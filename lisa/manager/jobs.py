@@ -112,7 +112,7 @@ class Jobs:
     """
 
     def __init__(self, nodes: Nodes, shards: Callable[[str], list[Shard]]) -> None:
-        self.jobs: dict[str, _Job] = {}
+        self.by_name: dict[str, _Job] = {}
         self._nodes = nodes
         self._shards = shards
         self._scheduler: Any = None
@@ -124,7 +124,7 @@ class Jobs:
         """Run `work` on a schedule. Raises ConfigError if the schedule is invalid."""
         zone = UTC if isinstance(schedule, timedelta) else None
         trigger = parse_trigger(schedule, zone=zone)
-        self.jobs[name] = _Job(name, trigger, work, TopicErrors(name))
+        self.by_name[name] = _Job(name, trigger, work, TopicErrors(name))
 
     def add_for_each(
         self,
@@ -144,7 +144,7 @@ class Jobs:
                     if self._stopped.is_set() or not self._nodes.is_any_available:
                         return
                     if self._nodes.is_available(topic):
-                        self._run(self.jobs[name], topic, partial(work, topic))
+                        self._run(self.by_name[name], topic, partial(work, topic))
 
         self.add(name, schedule, each)
 
@@ -156,12 +156,12 @@ class Jobs:
         for logger in (quiet, logging.getLogger(f"apscheduler.executors.{EXECUTOR}")):
             logger.setLevel(logging.ERROR)
         self._scheduler = JobScheduler(
-            executors={EXECUTOR: ThreadPoolExecutor(len(self.jobs))},
+            executors={EXECUTOR: ThreadPoolExecutor(len(self.by_name))},
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             logger=quiet,
             timezone=UTC,
         )
-        for name, job in self.jobs.items():
+        for name, job in self.by_name.items():
             self._scheduler.add_job(
                 self._tick, job.trigger, args=(job,), id=name, executor=EXECUTOR
             )
@@ -178,14 +178,15 @@ class Jobs:
 
     def forget(self, topic: str) -> None:
         """Drop the errors of a removed topic."""
-        for job in self.jobs.values():
+        for job in self.by_name.values():
             job.errors.forget(topic)
 
     def faults(self) -> list[str]:
         """Faults of the scheduler and its jobs, as text."""
         now = time.monotonic()
         ages = [
-            (job.name, 0.0 if (at := job.began) is None else now - at) for job in self.jobs.values()
+            (job.name, 0.0 if (at := job.began) is None else now - at)
+            for job in self.by_name.values()
         ]
         faults = [
             f"job {name} has been processing one topic for {age:.0f} s"

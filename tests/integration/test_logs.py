@@ -158,7 +158,7 @@ def test_roles_log_that_they_stop_and_have_stopped_but_not_their_jobs(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Manager(bench.url) as manager, bench.consumer(fails, grace="3s"):
-        refreshes = manager._engine.jobs.jobs["refresh"].seconds
+        refreshes = manager._engine.jobs.by_name["refresh"].seconds
         wait_until(lambda: sum(refreshes.numbers()[:-1]) >= 2)
     assert [one for one in caplog.records if one.name.startswith("apscheduler")] == []
     assert len(caplog.records) < 10

@@ -198,9 +198,9 @@ class TestSweeper:
                 loop._service.step(loop.due_heap.exchange((), 9))
                 loop.due_heap.exchange([("orders", None)], 0)
                 loop.topic_errors.failed("orders", LisaError("x"))
-            for job in jobs.jobs.values():
+            for job in jobs.by_name.values():
                 job.work()
-            for job in jobs.jobs.values():
+            for job in jobs.by_name.values():
                 job.errors.failed("orders", LisaError("x"))
             cast.discard(cast.take()[0])
             cast.ask("DEL", cast.own.garbage, cast.keys.events)
@@ -208,11 +208,11 @@ class TestSweeper:
             # A topic of a list that cannot be read is not idle.
             monkeypatch.setattr(engine.sweeper, "_is_list_there", lambda: False)
             raw.delete(cast.store.keys.topics)
-            jobs.jobs["sweep"].work()
+            jobs.by_name["sweep"].work()
             assert engine.registry.topics == ["orders"]
             monkeypatch.setattr(engine.sweeper, "_is_list_there", lambda: True)
             engine.idle.mark_active("orders")
-            jobs.jobs["sweep"].work()
+            jobs.by_name["sweep"].work()
             engine.find_schedules()
             engine.pruner.pick([])
             # Reading the head of a heap drops outdated entries, which are few in any case.
