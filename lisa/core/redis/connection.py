@@ -1,7 +1,7 @@
 """Connections to a server, a cluster, or the primary that Sentinels name. Nothing is retried here.
 
 Replies are raw (RESP2, no client-side conversion), so they have the same form with every kind of
-address. No other module creates Redis clients. `core.store.runner` repeats what is safe to repeat.
+address. No other module creates Redis clients. `core.store.store` repeats what is safe to repeat.
 """
 
 from __future__ import annotations
