@@ -28,8 +28,83 @@ _RAN = ("acked", "purged")
 MOST_NAMED = 3
 """Newer waiting occurrences that a call names for one message; a single one suffices."""
 
+_MOVED = (Expired.EXPIRED, Expired.SKIPPED, Expired.GARBAGE)
 
-def newer_occurrences(
+
+class Expirer:
+    """Ends messages for the promoter, which comes across them, and the sweeper."""
+
+    def __init__(self, store: SyncStore, signals: SignalQueue) -> None:
+        self.moved = Tally()
+        self._store = store
+        self._signals = signals
+        self.unanswered: dict[str, list[tuple[Expire, list[Inspection]]]] = {}
+        """Calls without a reply, by topic. They may have ended messages, so `end` repeats them."""
+
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self.unanswered.pop(topic, None)
+
+    def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
+        """End the messages that are past their ttl or too late, and not in flight.
+
+        ids: as `exact_text` decodes them. Drops those that are not UTF-8: another program wrote
+            them, and no message has them.
+
+        Returns the outcomes in no particular order. Raises LisaError.
+        """
+        self._repeat(topic)
+        ids, foreign = _split(ids)
+        outcomes = [Expired.ORPHAN] * len(foreign)
+        if foreign:
+            keys = self._store.keys.topic(topic)
+            for zset in (keys.waiting, keys.expiry):
+                self._store.ask("ZREM", zset, *foreign)
+        listening = self._signals.listens_to_ends(topic)
+        for some in chunks(ids, self._store.batch_size(topic, Inspect)):
+            before = self._store.call(Inspect(topic, some)) if listening else []
+            newer = _newer_occurrences(self._store, topic, some)
+            outcomes += self._run(Expire(topic, some, newer), before)
+        return outcomes
+
+    def _repeat(self, topic: str) -> None:
+        owed = self.unanswered.pop(topic, [])
+        while owed:
+            try:
+                self._run(*owed.pop())
+            except LisaError:
+                self.unanswered[topic] += owed
+                raise
+
+    def _run(self, call: Expire, before: list[Inspection]) -> list[Expired]:
+        try:
+            ended = self._store.call(call)
+        except LisaError:
+            self.unanswered.setdefault(call.topic, []).append((call, before))
+            raise
+        for message_id, outcome, inspection in zip(call.ids, ended, before, strict=False):
+            if outcome in _MOVED:
+                self._signals.ended(call.topic, message_id, inspection, outcome)
+        for kind in _MOVED:
+            self.moved.add(ended.count(kind), kind.value)
+        return ended
+
+
+def _split(ids: Sequence[str]) -> tuple[list[str], list[bytes]]:
+    """Ids of messages, and members of other programs that are not UTF-8."""
+    own: list[str] = []
+    foreign: list[bytes] = []
+    for message_id in ids:
+        try:
+            message_id.encode()
+        except UnicodeEncodeError:
+            foreign.append(message_id.encode("utf-8", "surrogateescape"))
+        else:
+            own.append(message_id)
+    return own, foreign
+
+
+def _newer_occurrences(
     store: SyncStore, shard: str, ids: Sequence[str]
 ) -> Sequence[Sequence[str] | None]:
     """For each id, newer occurrences of its schedule that wait; None if one was promoted.
@@ -138,79 +213,3 @@ def _inspected(store: SyncStore, shard: str, ids: Sequence[str]) -> dict[str, In
         call = Inspect(topic_of(shard), some, bodies=False)
         seen |= zip(some, store.call_by_id(call), strict=True)
     return seen
-
-
-_MOVED = (Expired.EXPIRED, Expired.SKIPPED, Expired.GARBAGE)
-
-
-class Expirer:
-    """Ends messages for the promoter, which comes across them, and the sweeper."""
-
-    def __init__(self, store: SyncStore, signals: SignalQueue) -> None:
-        self.moved = Tally()
-        self._store = store
-        self._signals = signals
-        self.unanswered: dict[str, list[tuple[Expire, list[Inspection]]]] = {}
-        """Calls without a reply, by topic. They may have ended messages, so `end` repeats them."""
-
-    def forget(self, topic: str) -> None:
-        """Drop the state of a removed topic."""
-        self.unanswered.pop(topic, None)
-
-    def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
-        """End the messages that are past their ttl or too late, and not in flight.
-
-        ids: as `exact_text` decodes them. Drops those that are not UTF-8: another program wrote
-            them, and no message has them.
-
-        Returns the outcomes in no particular order. Raises LisaError.
-        """
-        self._repeat(topic)
-        ids, foreign = _split(ids)
-        outcomes = [Expired.ORPHAN] * len(foreign)
-        if foreign:
-            keys = self._store.keys.topic(topic)
-            for zset in (keys.waiting, keys.expiry):
-                self._store.ask("ZREM", zset, *foreign)
-        listening = self._signals.listens_to_ends(topic)
-        for some in chunks(ids, self._store.batch_size(topic, Inspect)):
-            before = self._store.call(Inspect(topic, some)) if listening else []
-            newer = newer_occurrences(self._store, topic, some)
-            outcomes += self._run(Expire(topic, some, newer), before)
-        return outcomes
-
-    def _repeat(self, topic: str) -> None:
-        owed = self.unanswered.pop(topic, [])
-        while owed:
-            try:
-                self._run(*owed.pop())
-            except LisaError:
-                self.unanswered[topic] += owed
-                raise
-
-    def _run(self, call: Expire, before: list[Inspection]) -> list[Expired]:
-        try:
-            ended = self._store.call(call)
-        except LisaError:
-            self.unanswered.setdefault(call.topic, []).append((call, before))
-            raise
-        for message_id, outcome, inspection in zip(call.ids, ended, before, strict=False):
-            if outcome in _MOVED:
-                self._signals.ended(call.topic, message_id, inspection, outcome)
-        for kind in _MOVED:
-            self.moved.add(ended.count(kind), kind.value)
-        return ended
-
-
-def _split(ids: Sequence[str]) -> tuple[list[str], list[bytes]]:
-    """Ids of messages, and members of other programs that are not UTF-8."""
-    own: list[str] = []
-    foreign: list[bytes] = []
-    for message_id in ids:
-        try:
-            message_id.encode()
-        except UnicodeEncodeError:
-            foreign.append(message_id.encode("utf-8", "surrogateescape"))
-        else:
-            own.append(message_id)
-    return own, foreign

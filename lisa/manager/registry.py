@@ -37,8 +37,10 @@ from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan, differences
 from lisa.manager.topic_log import TopicErrors, TopicLog
 
-log = logging.getLogger(__name__)
-
+SEARCH_PAGE = 1_000
+LISTED_PER_S = 1_000
+"""Entries of the list of topics that are read per second, on average."""
+_DECLARED = "declared:"  # a declared option's second field in the options hash, see configure
 
 FIELD = "schedules"
 """The field of a topic's options hash with the names of declared schedules, a JSON list."""
@@ -46,76 +48,7 @@ FIELD = "schedules"
 MOST_REPORTED = 1000
 """Topics in which a starting manager looks for schedules of other files."""
 
-
-def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinition]) -> None:
-    """Declare a topic's schedules, and remove those that are no longer declared.
-
-    Raises LisaError. If only some schedules fail, it names them, after all others were declared.
-    """
-    key = store.keys.topic(topic).options
-    stored = store.ask("HGET", key, FIELD)
-    try:
-        earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
-    except msgspec.DecodeError as error:
-        raise LisaError(f"field {FIELD} of {key}: {error}; delete the field") from error
-    if not wanted and not earlier:
-        return
-    names = sorted({*earlier, *wanted})
-    if names != earlier:  # before they exist: an interrupted declaration can be taken back
-        store.ask("HSET", key, FIELD, msgspec.json.encode(names))
-    failures = []
-    for name in names:
-        try:
-            _declare(store, topic, name, wanted.get(name))
-        except ServerUnavailable:
-            raise
-        except LisaError as error:
-            failures.append(f"schedule {name}: {error}")
-    if failures:
-        raise LisaError("; ".join(failures))
-    if not wanted:
-        store.ask("HDEL", key, FIELD)
-    elif names != sorted(wanted):
-        store.ask("HSET", key, FIELD, msgspec.json.encode(sorted(wanted)))
-
-
-def report_others(store: SyncStore, named: Collection[str]) -> None:
-    """Log the declared schedules of topics that this configuration does not name; they stay.
-
-    Another manager's file may declare them, or an earlier version of this one. Raises LisaError.
-    """
-    listed = store.ask("ZRANGE", store.keys.scheduled, 0, MOST_REPORTED - 1)
-    topics = [topic for topic in map(text, listed) if topic not in named]
-    keys = [store.keys.topic(topic).options for topic in topics]
-    found = []
-    for topic, reply in zip(
-        topics, ask_all(store, [("HGET", key, FIELD) for key in keys]), strict=True
-    ):
-        if isinstance(reply, bytes):
-            found += [f"{topic}/{name}" for name in msgspec.json.decode(reply, type=list[str])]
-    if found:
-        log.info(
-            "declared by a manager's file, but not by this one: the schedules %s; "
-            "`lisa schedules remove TOPIC NAME` removes one",
-            ", ".join(found),
-        )
-
-
-def _declare(
-    store: SyncStore, topic: str, name: str, definition: ScheduleDefinition | None
-) -> None:
-    """Declare one schedule; None removes it."""
-    if definition is None:
-        if store.drive(schedules.remove(store, topic, name, only_declared=True)):
-            TopicLog(log, topic).info("schedule %s removed", name)
-    elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
-        TopicLog(log, topic).info("schedule %s declared", name)
-
-
-SEARCH_PAGE = 1_000
-LISTED_PER_S = 1_000
-"""Entries of the list of topics that are read per second, on average."""
-_DECLARED = "declared:"  # a declared option's second field in the options hash, see configure
+log = logging.getLogger(__name__)
 
 
 class Registry:
@@ -220,7 +153,7 @@ class Registry:
         if failed is not None:
             raise failed
         if not self._is_reported:
-            report_others(self._store, self.plan.topics)
+            _report_others(self._store, self.plan.topics)
             self._is_reported = True
 
     def _declare_all(self) -> None:
@@ -360,15 +293,7 @@ class Registry:
             if self._store.call(Declare(topic, group)):
                 TopicLog(log, topic, group).info("declared")
         self._store.drive(spread(self._store, Topic(topic)))
-        declare(self._store, topic, plan.schedules)
-
-
-def _warn(plan: Plan) -> None:
-    """Log a warning for each valid but harmful option."""
-    for topic, topic_plan in plan.topics.items():
-        line = warning(topic, topic_plan.options or {})
-        if line is not None:
-            log.warning(line)
+        _declare_schedules(self._store, topic, plan.schedules)
 
 
 class GroupDeclarer:
@@ -420,3 +345,78 @@ class GroupDeclarer:
             TopicLog(log, topic, group).info("declared for %s", ", ".join(waiting))
         self._store.drive(spread(self._store, whole))
         self._store.drive(self._store.groups(topic))
+
+
+def _warn(plan: Plan) -> None:
+    """Log a warning for each valid but harmful option."""
+    for topic, topic_plan in plan.topics.items():
+        line = warning(topic, topic_plan.options or {})
+        if line is not None:
+            log.warning(line)
+
+
+def _declare_schedules(
+    store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinition]
+) -> None:
+    """Declare a topic's schedules, and remove those that are no longer declared.
+
+    Raises LisaError. If only some schedules fail, it names them, after all others were declared.
+    """
+    key = store.keys.topic(topic).options
+    stored = store.ask("HGET", key, FIELD)
+    try:
+        earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
+    except msgspec.DecodeError as error:
+        raise LisaError(f"field {FIELD} of {key}: {error}; delete the field") from error
+    if not wanted and not earlier:
+        return
+    names = sorted({*earlier, *wanted})
+    if names != earlier:  # before they exist: an interrupted declaration can be taken back
+        store.ask("HSET", key, FIELD, msgspec.json.encode(names))
+    failures = []
+    for name in names:
+        try:
+            _declare_schedule(store, topic, name, wanted.get(name))
+        except ServerUnavailable:
+            raise
+        except LisaError as error:
+            failures.append(f"schedule {name}: {error}")
+    if failures:
+        raise LisaError("; ".join(failures))
+    if not wanted:
+        store.ask("HDEL", key, FIELD)
+    elif names != sorted(wanted):
+        store.ask("HSET", key, FIELD, msgspec.json.encode(sorted(wanted)))
+
+
+def _report_others(store: SyncStore, named: Collection[str]) -> None:
+    """Log the declared schedules of topics that this configuration does not name; they stay.
+
+    Another manager's file may declare them, or an earlier version of this one. Raises LisaError.
+    """
+    listed = store.ask("ZRANGE", store.keys.scheduled, 0, MOST_REPORTED - 1)
+    topics = [topic for topic in map(text, listed) if topic not in named]
+    keys = [store.keys.topic(topic).options for topic in topics]
+    found = []
+    for topic, reply in zip(
+        topics, ask_all(store, [("HGET", key, FIELD) for key in keys]), strict=True
+    ):
+        if isinstance(reply, bytes):
+            found += [f"{topic}/{name}" for name in msgspec.json.decode(reply, type=list[str])]
+    if found:
+        log.info(
+            "declared by a manager's file, but not by this one: the schedules %s; "
+            "`lisa schedules remove TOPIC NAME` removes one",
+            ", ".join(found),
+        )
+
+
+def _declare_schedule(
+    store: SyncStore, topic: str, name: str, definition: ScheduleDefinition | None
+) -> None:
+    """Declare one schedule; None removes it."""
+    if definition is None:
+        if store.drive(schedules.remove(store, topic, name, only_declared=True)):
+            TopicLog(log, topic).info("schedule %s removed", name)
+    elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
+        TopicLog(log, topic).info("schedule %s declared", name)
