@@ -19,6 +19,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 _replaced: dict[int, Any] = {}
 
+T = TypeVar("T")
+
 
 def stopping() -> tuple[signal.Signals, ...]:
     """The signals that stop a role: SIGHUP, too, unless the program handles or ignores it.
@@ -91,9 +93,6 @@ def _begin_child() -> None:
 
 
 os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)
-
-
-T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):

@@ -25,6 +25,16 @@ from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, Serve
 EXIT_CONFIG = 2
 """A restart would fail again: a child that ends with it stops its siblings."""
 
+FIRST_RESTART_S = 1.0
+LONGEST_RESTART_S = 30.0
+STABLE_AFTER_S = 10.0
+"""A child that ran longer is restarted after the first pause again."""
+
+MEMORY = "/dev/shm"  # noqa: S108  Linux's file system in memory
+
+Event = tuple[str, int]
+"""("signal", number), ("ended", slot), or ("start", slot) when a pause has passed."""
+
 
 def exit_code(error: LisaError) -> int:
     """2 for an error that a restart does not fix, 3 for an unavailable server, 1 for others."""
@@ -44,16 +54,6 @@ def freeze_loaded_objects() -> None:
 
 
 log = logging.getLogger("lisa.processes")
-
-FIRST_RESTART_S = 1.0
-LONGEST_RESTART_S = 30.0
-STABLE_AFTER_S = 10.0
-"""A child that ran longer is restarted after the first pause again."""
-
-MEMORY = "/dev/shm"  # noqa: S108  Linux's file system in memory
-
-Event = tuple[str, int]
-"""("signal", number), ("ended", slot), or ("start", slot) when a pause has passed."""
 
 
 class ChildProcesses:

@@ -28,6 +28,12 @@ LASTS_AT_MOST_S = 5.0
 """Scrapes of one address at least this far apart never see a topic's counter decrease, although
 several workers with their own readings may serve them."""
 
+Value: TypeAlias = float | list[float]
+"""A number; for a histogram, the count of each bucket, the count above the last, and the sum."""
+
+Numbers: TypeAlias = dict[str, dict[tuple[str, ...], Value]]
+"""Values by family name and label values."""
+
 
 class Reading:
     """The last reading and its validity. Callers that share it renew it in turn."""
@@ -47,13 +53,6 @@ class Reading:
         put(self._numbers, "lisa_up", float(not isinstance(found, LisaError)))
         self._until = now + min(max(LASTS_S, SHARE * (now - began)), LASTS_AT_MOST_S)
         return self._numbers
-
-
-Value: TypeAlias = float | list[float]
-"""A number; for a histogram, the count of each bucket, the count above the last, and the sum."""
-
-Numbers: TypeAlias = dict[str, dict[tuple[str, ...], Value]]
-"""Values by family name and label values."""
 
 
 class Tally:

@@ -35,6 +35,12 @@ _LATE = "late:"
 NAMED_ARCHIVES = 20
 """Maximum number of archives of a journal with metrics."""
 
+NAMED_TOPICS = 1_000
+NAMED_GROUPS = 20
+TOPICS_PER_STEP = 100
+
+_OPTIONS = ("paused", "capacity", "max_ready", "ramp")
+
 
 class TopicReplies(NamedTuple):
     """The first reads of a topic; None where the server refused."""
@@ -246,13 +252,6 @@ class TopicNumbers:
         highest = stats.get(f"{HIGHEST_LATENESS}@{group}")
         if highest is not None:
             self._put_maximum("lisa_topic_lateness_max_seconds", group, highest / 1000)
-
-
-NAMED_TOPICS = 1_000
-NAMED_GROUPS = 20
-TOPICS_PER_STEP = 100
-
-_OPTIONS = ("paused", "capacity", "max_ready", "ramp")
 
 
 def read(store: Store) -> Flow[Numbers]:

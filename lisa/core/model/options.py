@@ -29,6 +29,52 @@ from lisa.core.model.sharding import MOST_SHARDS
 
 _WHOLE = re.compile(r"[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}")
 
+T = TypeVar("T")
+
+GRACE = timedelta(seconds=10)
+"""How long running handlers and requests may take to finish when their role stops. Container
+platforms kill a process 10 to 30 s after asking it to stop."""
+
+PRODUCER_RETRY_TIME = timedelta(seconds=10)
+"""Total time for which a producer repeats a call whose reply was lost."""
+
+MIN_RETENTION = 2 * PRODUCER_RETRY_TIME
+MIN_ACK_TIMEOUT = timedelta(milliseconds=100)
+MAX_ACK_TIMEOUT = timedelta(days=30)
+LARGEST_BODY_BYTES = 256 * 1024 * 1024
+HEAVY_BODY_BYTES = 8 * 1024 * 1024
+"""Larger bodies are accepted with a warning, because a single one makes a call take too long."""
+
+LARGEST_COUNT = 10**12
+MOST_GROUPS = 1_000
+
+LARGEST_BATCH = 250
+"""Maximum number of messages promoted per call."""
+
+LARGEST_WINDOW = 50
+"""Maximum number of pending entries and leases that one reclaimer call checks."""
+
+BYTES_PER_CALL = 256 * 1024
+"""Maximum bytes of bodies that one call reads or writes, unless a single body is larger.
+
+Measured: a call of this size takes the server an additional 0.5 to 1 ms.
+"""
+
+MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
+"""No late policy or ramp applies to messages less late than this."""
+
+RAMP_LATE_MS = 10_000
+"""A ramp limits messages later than this: the backlog of an outage, not of a failover."""
+
+HANDLER_SUFFIX = "-h"
+"""Ends the names of consumers that announce when the handler of a suspect begins."""
+
+BEGUN = 2
+"""The delivery count of a pending entry whose handler is known to have begun."""
+
+SUSPECT_REASON = "ack timeout during its handler"
+"""Why an announced handler of a suspect failed; at its retry the message is a suspect again."""
+
 
 class OptionType(ABC):
     """How values of one type are checked, stored and shown."""
@@ -212,53 +258,6 @@ class RampType(_TextType):
 
     kind = Ramp
     bounds = "messages per s, m or h, and perhaps `newest first`; or none"
-
-
-T = TypeVar("T")
-
-GRACE = timedelta(seconds=10)
-"""How long running handlers and requests may take to finish when their role stops. Container
-platforms kill a process 10 to 30 s after asking it to stop."""
-
-PRODUCER_RETRY_TIME = timedelta(seconds=10)
-"""Total time for which a producer repeats a call whose reply was lost."""
-
-MIN_RETENTION = 2 * PRODUCER_RETRY_TIME
-MIN_ACK_TIMEOUT = timedelta(milliseconds=100)
-MAX_ACK_TIMEOUT = timedelta(days=30)
-LARGEST_BODY_BYTES = 256 * 1024 * 1024
-HEAVY_BODY_BYTES = 8 * 1024 * 1024
-"""Larger bodies are accepted with a warning, because a single one makes a call take too long."""
-
-LARGEST_COUNT = 10**12
-MOST_GROUPS = 1_000
-
-LARGEST_BATCH = 250
-"""Maximum number of messages promoted per call."""
-
-LARGEST_WINDOW = 50
-"""Maximum number of pending entries and leases that one reclaimer call checks."""
-
-BYTES_PER_CALL = 256 * 1024
-"""Maximum bytes of bodies that one call reads or writes, unless a single body is larger.
-
-Measured: a call of this size takes the server an additional 0.5 to 1 ms.
-"""
-
-MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
-"""No late policy or ramp applies to messages less late than this."""
-
-RAMP_LATE_MS = 10_000
-"""A ramp limits messages later than this: the backlog of an outage, not of a failover."""
-
-HANDLER_SUFFIX = "-h"
-"""Ends the names of consumers that announce when the handler of a suspect begins."""
-
-BEGUN = 2
-"""The delivery count of a pending entry whose handler is known to have begun."""
-
-SUSPECT_REASON = "ack timeout during its handler"
-"""Why an announced handler of a suspect failed; at its retry the message is a suspect again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)

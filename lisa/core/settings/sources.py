@@ -29,6 +29,15 @@ from lisa.core.settings.names import kebab
 
 _SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username", "token")
 
+PREFIX = "LISA_"
+_ALIASES = {"LISA_REDIS_URL": "redis__url"}
+_ELSEWHERE = ("LISA_CONFIG",)
+_OF_KUBERNETES = re.compile(KUBERNETES_VARIABLE)
+
+Tree = dict[str, Any]
+_CREDENTIALS = ("username", "password", "sentinel_username", "sentinel_password")
+_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+
 
 def explain(error: ValidationError, sources: Sequence[Source]) -> ConfigError:
     """A ConfigError for the first fault; further faults appear once it is fixed."""
@@ -57,12 +66,6 @@ def _text(fault: Mapping[str, Any]) -> str:
     if not any(step in _SECRET for step in fault["loc"]):
         text += f", not {fault['input']!r}"
     return f"{text}; put it in quotes" if fault["type"] == "string_type" else text
-
-
-PREFIX = "LISA_"
-_ALIASES = {"LISA_REDIS_URL": "redis__url"}
-_ELSEWHERE = ("LISA_CONFIG",)
-_OF_KUBERNETES = re.compile(KUBERNETES_VARIABLE)
 
 
 def read_environment(environ: Mapping[str, str], roles: names.Models) -> dict[str, Any]:
@@ -124,11 +127,6 @@ def _value(variable: str, text: str, models: names.Models, name: str) -> Any:
         raise ConfigError(f"environment: {variable} is not valid JSON; check its quotes") from None
     except ConfigError as error:
         raise ConfigError(f"environment: {variable}: {error}") from None
-
-
-Tree = dict[str, Any]
-_CREDENTIALS = ("username", "password", "sentinel_username", "sentinel_password")
-_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 
 
 class Source(InitSettingsSource):

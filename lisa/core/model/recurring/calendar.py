@@ -43,6 +43,15 @@ _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT",
 _UNITS = {"second": "s", "minute": "m", "hour": "h", "day-of-month": "d", "day-of-week": "d"}
 _LONGEST_MONTH = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 
+YEARS_AHEAD = 50
+"""How far to search. The rarest date, a given weekday on February 29, recurs within 40 years."""
+
+NEAR_S = 26 * 3600
+"""Longer than any change of a clock: Apia skipped a whole day."""
+
+_END_S = int(datetime(LAST_YEAR + 1, 1, 2, tzinfo=UTC).timestamp())
+"""After the last year, in every time zone."""
+
 
 @dataclass(frozen=True, slots=True)
 class CronPattern:
@@ -255,16 +264,6 @@ def _weekdays(field: _Field, text: str) -> tuple[frozenset[int], frozenset[tuple
         else:
             plain.update(map(weekday, field.values(item)))
     return frozenset(plain), frozenset(nth)
-
-
-YEARS_AHEAD = 50
-"""How far to search. The rarest date, a given weekday on February 29, recurs within 40 years."""
-
-NEAR_S = 26 * 3600
-"""Longer than any change of a clock: Apia skipped a whole day."""
-
-_END_S = int(datetime(LAST_YEAR + 1, 1, 2, tzinfo=UTC).timestamp())
-"""After the last year, in every time zone."""
 
 
 def next_instant(pattern: CronPattern, zone: tzinfo, after_s: int, *, skips: bool) -> int | None:

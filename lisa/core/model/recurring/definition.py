@@ -43,6 +43,23 @@ from lisa.core.model.windows.placing import check_window
 
 PLACEHOLDERS = frozenset({"tick", "tick_ms", "previous", "previous_ms", "count"})
 
+MIN_EVERY_MS = 1_000
+MIN_LATE_MS = 1_000
+"""The shortest `max_late`: managers handle each tick some milliseconds late."""
+MOST_CAUGHT_UP = 100
+"""The most missed ticks that a schedule may catch up."""
+
+MOST_OCCURRENCES = 10**12
+
+SCHEDULE_HEADER, TICK_HEADER = "lisa-schedule", "lisa-tick"
+_LONGEST_NAME = 200
+
+E = TypeVar("E", bound=StrEnum)
+LONGEST_CRON = 1_000
+"""Characters of a pattern, which every look at its schedule parses."""
+
+_ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?([0-9]{1,4})\s*\))?")
+
 
 def check_template(kind: str, body: str) -> None:
     """Raise InvalidMessage if a body of that kind is not a template, or names other values."""
@@ -96,18 +113,6 @@ def _substituted(value: Any, values: dict[str, Any]) -> Any:
 def _text(text: str, values: dict[str, Any]) -> str:
     shown = {name: "" if value is None else value for name, value in values.items()}
     return Template(text).substitute(shown)
-
-
-MIN_EVERY_MS = 1_000
-MIN_LATE_MS = 1_000
-"""The shortest `max_late`: managers handle each tick some milliseconds late."""
-MOST_CAUGHT_UP = 100
-"""The most missed ticks that a schedule may catch up."""
-
-MOST_OCCURRENCES = 10**12
-
-SCHEDULE_HEADER, TICK_HEADER = "lisa-schedule", "lisa-tick"
-_LONGEST_NAME = 200
 
 
 class CatchUp(StrEnum):
@@ -327,13 +332,6 @@ def body_of(definition: ScheduleDefinition) -> Any:
     if definition.kind == "b":
         return definition.encoded_body
     return decode_body(definition.kind, definition.encoded_body)
-
-
-E = TypeVar("E", bound=StrEnum)
-LONGEST_CRON = 1_000
-"""Characters of a pattern, which every look at its schedule parses."""
-
-_ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?([0-9]{1,4})\s*\))?")
 
 
 class ScheduleOptions(TypedDict, total=False):

@@ -26,6 +26,37 @@ from lisa.core.model.recurring.calendar import first_change, offset_s
 
 _CALENDAR = re.compile(r"([A-Z]{2,3})(?:-([A-Z0-9]{1,6}))?")
 
+DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY = 24 * 60
+LONGEST_TEXT = 500
+
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_PERIOD = re.compile(rf"{_DATE}(\.\.{_DATE})?")
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?")
+_LONG_NAMES = {
+    name: number
+    for number, names in enumerate(
+        ("mon monday", "tue tues tuesday", "wed wednesday", "thu thurs thursday", "fri friday",
+         "sat saturday", "sun sunday")
+    )
+    for name in names.split()
+}  # fmt: skip
+
+Span = tuple[int, int]
+"""From a minute of the day, included, to a later one, excluded."""
+
+DAYS_AHEAD = 400
+"""How far ahead a window must open."""
+
+FAR_S = 8 * 86_400
+"""How far ahead to look for the end of an opening. A longer one is looked up again."""
+
+_DAY_S = 86_400
+_LAST_S = 253_370_764_800  # the last days of year 9999 have no wall time in some zones
+_EPOCH = date(1970, 1, 1)
+
+_STEP_MS = 60_000  # windows open and close at whole minutes of the wall clock
+
 
 class Calendar(NamedTuple):
     """A country, by its ISO code, and one of its subdivisions; "" for none."""
@@ -76,26 +107,6 @@ def _new(calendar: Calendar, years: tuple[int, ...] = ()) -> Any:
         raise InvalidMessage(
             f"window: the library holidays has no country or subdivision {calendar}"
         ) from None
-
-
-DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-DAY = 24 * 60
-LONGEST_TEXT = 500
-
-_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_PERIOD = re.compile(rf"{_DATE}(\.\.{_DATE})?")
-_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?")
-_LONG_NAMES = {
-    name: number
-    for number, names in enumerate(
-        ("mon monday", "tue tues tuesday", "wed wednesday", "thu thurs thursday", "fri friday",
-         "sat saturday", "sun sunday")
-    )
-    for name in names.split()
-}  # fmt: skip
-
-Span = tuple[int, int]
-"""From a minute of the day, included, to a later one, excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,17 +363,6 @@ def business_day_after(window: HandOverWindow, day: date, count: int) -> date | 
     return None
 
 
-DAYS_AHEAD = 400
-"""How far ahead a window must open."""
-
-FAR_S = 8 * 86_400
-"""How far ahead to look for the end of an opening. A longer one is looked up again."""
-
-_DAY_S = 86_400
-_LAST_S = 253_370_764_800  # the last days of year 9999 have no wall time in some zones
-_EPOCH = date(1970, 1, 1)
-
-
 class OpenPeriod(NamedTuple):
     """From an instant, included, to a later one, excluded, in epoch milliseconds.
 
@@ -405,9 +405,6 @@ def _limits(window: HandOverWindow, step: int) -> tuple[OpenPeriod, int] | None:
         return None
     after = opening_at(window, first.closes_ms)
     return first, first.closes_ms if after is None else after.opens_ms
-
-
-_STEP_MS = 60_000  # windows open and close at whole minutes of the wall clock
 
 
 def limits_at(window: HandOverWindow, now_ms: int) -> tuple[int, int] | None:
