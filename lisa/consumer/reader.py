@@ -14,8 +14,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from redis import exceptions
-
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import OutageLog
 from lisa.consumer.inflight import Held
@@ -64,9 +62,6 @@ NEXT_LOOK_S = 0.005
 
 INTERRUPTS = 20
 """Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
-
-LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-"""Errors after which the server may have delivered entries in a reply that was lost."""
 
 
 class LostReplies:
@@ -514,7 +509,7 @@ class Reader:
                 return []
             self._asked_at = time.monotonic()
             found = parse_reads(self._exchange(self._acks(), read))
-        except LOST as error:
+        except errors.LOST as error:
             for reading in readings:
                 reading.lost.record()
             raise errors.translated(error, self._store.where) from error
@@ -573,7 +568,7 @@ class Reader:
             try:
                 self._asked_at = time.monotonic()
                 found = parse_reads(self._connection.execute(read))
-            except LOST as lost:
+            except errors.LOST as lost:
                 reading.lost.record()
                 raise errors.translated(lost, self._store.where) from lost
             except errors.ClientError as another:

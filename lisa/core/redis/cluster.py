@@ -15,19 +15,16 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-import redis
 from redis import exceptions
 from redis.crc import key_slot
 
 from lisa.core.daemon.threads import in_thread
-from lisa.core.redis.errors import LOST
+from lisa.core.redis.errors import LOST, ClientError
 from lisa.core.redis.flow import Command, Flow, adrive, drive
 from lisa.core.redis.pools import packed
 from lisa.core.redis.topology import NodeAddress, Topology
 
 MOST_REDIRECTIONS = 5
-_NODES_OWN = (redis.RedisError, exceptions.RedisClusterException, OSError)
-"""Errors of one node, which do not affect the replies of other nodes."""
 _NOT_COVERED = "its slot is not covered by the cluster"
 _READS = ("XREADGROUP", "XREAD")
 _SCRIPTED = ("EVALSHA", "EVAL")
@@ -222,7 +219,7 @@ class CommandPage:
             return self._lost[known]
         try:
             (reply,) = yield from one_command(topology, command)
-        except _NODES_OWN as error:
+        except ClientError as error:  # does not affect the replies of other nodes
             reply = error
         if isinstance(reply, LOST) and (node := _node_of(topology, command)) is not None:
             self._lost[node] = reply

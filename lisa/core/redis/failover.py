@@ -21,13 +21,12 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import redis
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest, unforeseen
 from lisa.core.redis.address import Address
-from lisa.core.redis.errors import passes
+from lisa.core.redis.errors import ClientError, passes
 from lisa.core.redis.pools import interrupt
 from lisa.core.redis.topology import OTHERS_S, NodeAddress, ask_together
 
@@ -163,7 +162,7 @@ class _Watch:
                 return False
         try:
             primaries = self._ask()
-        except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+        except ClientError as error:
             log.debug("%s: cannot determine the primary: %s", self._shown, error)
             return True
         except Exception as error:  # noqa: BLE001  a malformed answer must not end the watch
