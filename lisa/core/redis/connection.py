@@ -47,6 +47,7 @@ class _Opener:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self._is_cluster = address.kind == "cluster"
         self._link: Any = None  # a pool or a cluster
         self._opening = threading.Lock()
 
@@ -85,14 +86,14 @@ class Connection(_Opener):
 
     def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
         """Send one command to each primary; pairs of the node's name and its reply or error."""
-        if self.address.kind != "cluster":
+        if not self._is_cluster:
             return [("", reply) for reply in self.execute_many([command])]
         found: list[tuple[str, Any]] = self._opened().execute_on_each(command)
         return found
 
     def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands together, on one connection, to the node that holds `key`."""
-        if self.address.kind != "cluster":
+        if not self._is_cluster:
             return self.execute_many(commands)
         replies: list[Any] = self._opened().execute_chain(key, commands)
         return replies
@@ -106,7 +107,7 @@ class Connection(_Opener):
 
     def behind(self, cursor: int) -> int:
         """The cursor that continues a SCAN after a node that failed; 0 at the end."""
-        if self.address.kind != "cluster" or self._link is None:
+        if not self._is_cluster or self._link is None:
             return 0
         behind: int = self._link.topology.scan_cursor(cursor, 0)
         return behind
@@ -186,14 +187,14 @@ class AsyncConnection(_Opener):
 
     async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
         """Send one command to each primary; pairs of the node's name and its reply or error."""
-        if self.address.kind != "cluster":
+        if not self._is_cluster:
             return [("", reply) for reply in await self.execute_many([command])]
         found: list[tuple[str, Any]] = await self._opened().execute_on_each(command)
         return found
 
     async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands together, on one connection, to the node that holds `key`."""
-        if self.address.kind != "cluster":
+        if not self._is_cluster:
             return await self.execute_many(commands)
         replies: list[Any] = await self._opened().execute_chain(key, commands)
         return replies
