@@ -174,7 +174,7 @@ ROLES = {
 @cache
 def called_by(script: str) -> frozenset[str]:
     """The commands that a script calls, in ACL notation: `hset`, `xgroup|create`."""
-    code = re.sub(r"--[^\n]*", "", loader.load(script).source)
+    code = re.sub(r"--[^\n]*", "", loader.load(script, loader.features_of(script)).source)
     return frozenset(
         f"{name}|{sub}".lower() if sub and name in _CONTAINERS else name.lower()
         for name, sub in _CALL.findall(code)

@@ -448,8 +448,8 @@ CASES: dict[str, Case] = {
         sends(OnDuplicate.REPLACE),
         lambda now: [
             ("a", "replaced", "", 0, {"due": now, "envelope": "A-one", "expires": now + 60_000}),
-            ("n", "replaced", "", 0, {"due": 7, "envelope": "A-two"}),
             M_SENT,
+            ("n", "replaced", "", 0, {"due": 7, "envelope": "A-two"}),
             ("n", "ready", "lisa", 1, {"due": 7}),
             ("a", "ready", "lisa", 1, {"due": now}),
         ],
