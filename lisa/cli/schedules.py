@@ -16,7 +16,7 @@ from lisa.cli.topics import late_warning, require_topics
 from lisa.core.model.clock import datetime_ms, parse_zone
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
-from lisa.core.store.schedule_reads import list_all, scheduled_topics
+from lisa.core.store.schedules import list_all, scheduled_topics
 from lisa.producer import Producer, ScheduleInfo
 
 

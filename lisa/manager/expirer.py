@@ -16,7 +16,7 @@ from lisa.core.model.late import LateAction, split_policy
 from lisa.core.model.recurring.definition import MOST_CAUGHT_UP, Record, occurrence_id
 from lisa.core.model.recurring.ticks import is_overdue, ticks_between
 from lisa.core.model.sharding import topic_of
-from lisa.core.store.schedule_calls import tick_all
+from lisa.core.store.schedules import tick_all
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.inspect import Inspect, Inspection

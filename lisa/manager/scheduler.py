@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from lisa.core.metrics.numbers import Tally
 from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced
-from lisa.core.store.schedule_calls import tick_all
-from lisa.core.store.schedule_reads import scheduled_topics
+from lisa.core.store.schedules import scheduled_topics, tick_all
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.core.transitions.schedule import ScheduleOutcome

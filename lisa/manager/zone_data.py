@@ -23,7 +23,7 @@ from lisa.core.model.recurring.ticks import next_tick
 from lisa.core.model.windows.placing import LISTED, due_again
 from lisa.core.redis import errors
 from lisa.core.store import schedules
-from lisa.core.store.schedule_reads import record_page
+from lisa.core.store.schedules import record_page
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.change import Reschedule, Rescheduled

@@ -17,7 +17,7 @@ from lisa.producer.producer import AsyncProducer, Producer
 if TYPE_CHECKING:
     from lisa.core.model.recurring.definition import ScheduleDefinition
     from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
-    from lisa.core.store.schedule_reads import ScheduleInfo
+    from lisa.core.store.schedules import ScheduleInfo
     from lisa.producer.gateway_producer import GatewayProducer
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _LATE = dict.fromkeys(("FoundInGroup", "FoundMessage", "State"), "lisa.core.store.inspection")
-_LATE["ScheduleInfo"] = "lisa.core.store.schedule_reads"
+_LATE["ScheduleInfo"] = "lisa.core.store.schedules"
 _LATE["ScheduleDefinition"] = "lisa.core.model.recurring.definition"
 _LATE["GatewayProducer"] = "lisa.producer.gateway_producer"
 

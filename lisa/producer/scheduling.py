@@ -14,7 +14,7 @@ from lisa.producer.flows import Sending
 from lisa.producer.plan import Late, RetryDelays
 
 if TYPE_CHECKING:
-    from lisa.core.store.schedule_reads import ScheduleInfo
+    from lisa.core.store.schedules import ScheduleInfo
 
 
 class Scheduling(Sending):
@@ -102,17 +102,17 @@ class Scheduling(Sending):
 
     def schedules(self, topic: str) -> Flow[list[ScheduleInfo]]:
         """All schedules of a topic, sorted by name."""
-        from lisa.core.store.schedule_reads import list_all
+        from lisa.core.store.schedules import list_all
 
         yield from self._open()
         return (yield from list_all(self._store, check_topic(topic)))
 
     def get_schedule(self, topic: str, name: str) -> Flow[ScheduleInfo | None]:
         """One schedule; None if the topic has none of that name."""
-        from lisa.core.store import schedule_reads
+        from lisa.core.store import schedules
 
         yield from self._open()
-        return (yield from schedule_reads.get(self._store, check_topic(topic), name))
+        return (yield from schedules.get(self._store, check_topic(topic), name))
 
     def pause_schedule(self, topic: str, name: str) -> Flow[bool]:
         """Pause a schedule and remove its pending occurrence; False if it was paused already.
@@ -153,10 +153,10 @@ class Scheduling(Sending):
 
         Raises InvalidMessage for an unknown schedule, or a `count` that is not 1 to 10,000.
         """
-        from lisa.core.store import schedule_reads
+        from lisa.core.store import schedules
 
         yield from self._open()
-        flow = schedule_reads.next_ticks(self._store, check_topic(topic), name, count)
+        flow = schedules.next_ticks(self._store, check_topic(topic), name, count)
         return [ms_datetime(tick) for tick in (yield from flow)]
 
     def backfill_schedule(

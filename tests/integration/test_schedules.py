@@ -21,8 +21,7 @@ from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
 from lisa.core.store.inspection import FoundMessage
-from lisa.core.store.schedule_calls import tick_all
-from lisa.core.store.schedule_reads import ScheduleInfo
+from lisa.core.store.schedules import ScheduleInfo, tick_all
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.promote import Promote

@@ -20,7 +20,7 @@ from lisa.core.model.recurring.ticks import begin
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Flow, drive
-from lisa.core.store import schedule_calls, schedules
+from lisa.core.store import schedules
 from lisa.core.store.store import Store, SyncStore
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.groups import Declare
@@ -54,7 +54,7 @@ AT_TICK = {**AHEAD, "max_late": "1h"}
 @makes_roles
 def ticker(store: Store, _story: list[Event], now_ms: int) -> Flow[None]:
     """A manager that handles what is due."""
-    (done,) = yield from schedule_calls.tick_all(store, TOPIC, ["s"], now_ms)
+    (done,) = yield from schedules.tick_all(store, TOPIC, ["s"], now_ms)
     assert done is None or isinstance(done, ScheduleOutcome), done
 
 
@@ -186,7 +186,7 @@ def test_every_interleaving_of_a_schedule(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule_calls, "new_token", lambda: "S" * 8)
+    monkeypatch.setattr(schedules, "new_token", lambda: "S" * 8)
     case = CASES[name]
     store = SyncStore(Connection(Address(flush(valkey_server.url))), Keys())
     with closing(store):
@@ -196,7 +196,7 @@ def test_every_interleaving_of_a_schedule(
         store.drive(store.groups(TOPIC))
         new = Record(version=1, made_ms=0, definition=define("body", dict(case.options)))  # type: ignore[arg-type]
         step = begin(new, 0, is_split=False)
-        call: Transition[ScheduleOutcome] = schedule_calls.step_call(TOPIC, "s", None, step)
+        call: Transition[ScheduleOutcome] = schedules.step_call(TOPIC, "s", None, step)
         assert store.call(call).state == "done"
         judge = Judge(store, case)
         explorer = Explorer(

@@ -19,7 +19,7 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import LisaError
 from lisa.core.model.recurring.definition import define
 from lisa.core.model.recurring.ticks import next_tick
-from lisa.core.store import schedule_reads, schedules
+from lisa.core.store import schedules
 from lisa.core.transitions.groups import Declare
 from tests.torture.faults import begin, draw, numbers_in, repair
 from tests.torture.ledger import Ledger
@@ -195,7 +195,7 @@ def begin_schedules(store: SyncStore) -> dict[str, int]:
     first = {}
     for name, options in SCHEDULES.items():
         store.drive(schedules.put(store, TICKS, name, define(name, dict(options))))  # type: ignore[arg-type]
-        record = store.drive(schedule_reads.get_record(store, TICKS, name))
+        record = store.drive(schedules.get_record(store, TICKS, name))
         assert record is not None
         assert record.tick is not None
         first[name] = record.tick
@@ -212,7 +212,7 @@ def _ticks(store: SyncStore, first: Mapping[str, int]) -> dict[str, Any] | None:
     now_ms = store.drive(store.server_time_ms())
     named: dict[str, Any] = {}
     for name, tick in first.items():
-        record = store.drive(schedule_reads.get_record(store, TICKS, name))
+        record = store.drive(schedules.get_record(store, TICKS, name))
         ends = record.tick if record else None
         definition, expected = define(name, dict(SCHEDULES[name])), [tick]  # type: ignore[arg-type]
         while ends is not None and expected[-1] < ends:

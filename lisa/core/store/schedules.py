@@ -1,18 +1,32 @@
-"""Reads and changes schedules, as flows for producers, managers and the command line."""
+"""Schedules, as flows for producers, managers and the command line: reads, steps and changes.
+
+A step writes a schedule's record and its occurrences. On a topic with one shard, it is one script
+call. On a topic with several shards, schedules are stored in the topic's own slot, but occurrences
+are spread over the shards. Each occurrence is then created at its tick, by a send that is
+idempotent by id, before the schedule advances to the next tick. A crash between the two repeats the
+send.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from lisa.core.model.clock import ms_datetime, utc_text
-from lisa.core.model.errors import InvalidMessage, Misplaced, ScheduleChanged, TopicFull
+from lisa.core.model.envelope import encode_head, new_token
+from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced, ScheduleChanged, TopicFull
+from lisa.core.model.late import message_policy
+from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring.definition import (
+    MOST_CAUGHT_UP,
+    Overlap,
     Record,
     ScheduleDefinition,
     check_name,
@@ -20,19 +34,459 @@ from lisa.core.model.recurring.definition import (
 )
 from lisa.core.model.recurring.ticks import (
     TickStep,
+    advance,
     begin,
+    due_ms,
+    fewer,
     is_overdue,
     next_tick,
     taken_back,
     tick_before,
     ticks_after,
+    ticks_between,
 )
-from lisa.core.model.sharding import PLAIN, Topic
+from lisa.core.model.sharding import PLAIN, Layout, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.schedule_calls import delayed, most_per_call, plan, run_step
-from lisa.core.store.schedule_reads import check_range, known
+from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
-from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
+from lisa.core.transitions.base import text
+from lisa.core.transitions.change import Cancel
+from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
+
+PAGE = 500
+
+MOST_TICKS = 10_000
+"""The most ticks that `next_ticks` computes: half a second's work."""
+TOPICS_PER_PAGE = 500
+_CURSOR = re.compile("[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """A schedule as it is stored.
+
+    next_ms: the next tick in epoch ms; None if it is paused or has none left. made: occurrences
+    created so far. last_ms: the tick of the latest of them.
+    """
+
+    topic: str
+    name: str
+    version: int
+    definition: ScheduleDefinition
+    is_paused: bool
+    next_ms: int | None
+    made: int
+    last_ms: int | None
+
+    @property
+    def next(self) -> datetime | None:
+        """The next tick, aware, UTC."""
+        return None if self.next_ms is None else ms_datetime(self.next_ms)
+
+    @property
+    def last(self) -> datetime | None:
+        """The tick of the latest occurrence, aware, UTC."""
+        return None if self.last_ms is None else ms_datetime(self.last_ms)
+
+    @classmethod
+    def of(cls, topic: str, name: str, record: Record) -> ScheduleInfo:
+        """The public view of a record."""
+        return cls(
+            topic=topic,
+            name=name,
+            version=record.version,
+            definition=record.definition,
+            is_paused=record.is_paused,
+            next_ms=record.tick,
+            made=record.made,
+            last_ms=record.latest,
+        )
+
+
+class SchedulePage(NamedTuple):
+    """Some schedules, and the cursor of the next page; None at the end."""
+
+    schedules: list[ScheduleInfo]
+    cursor: str | None
+
+
+def get(store: Store, topic: str, name: str) -> Flow[ScheduleInfo | None]:
+    """One schedule; None if there is none of that name."""
+    record = yield from get_record(store, topic, name)
+    return None if record is None else ScheduleInfo.of(topic, name, record)
+
+
+def get_record(store: Store, topic: str, name: str) -> Flow[Record | None]:
+    """The record of one schedule; None if there is none of that name. Raises InvalidMessage."""
+    stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
+    return None if stored is None else Record.decode(stored)
+
+
+def record_page(
+    store: Store, topic: str, cursor: str | None = None, count: int = PAGE
+) -> Flow[tuple[dict[str, Record], str | None]]:
+    """Some of a topic's records by name, and the cursor of the next page; None at the end.
+
+    In no particular order; unreadable records are left out. count: about how many.
+    """
+    key = store.keys.topic(topic).schedules
+    reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", count)
+    following, flat = text(reply[0]), reply[1]
+    records: dict[str, Record] = {}
+    for name, stored in zip(flat[::2], flat[1::2], strict=True):
+        with suppress(InvalidMessage):
+            records[text(name)] = Record.decode(stored)
+    return records, None if following == "0" else following
+
+
+def is_cursor(cursor: str) -> bool:
+    """Whether the server accepts a cursor of `record_page`: an unsigned number of 64 bits."""
+    return _CURSOR.fullmatch(cursor) is not None and int(cursor) < 1 << 64
+
+
+def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:
+    """Some of a topic's schedules, in no particular order; see `record_page`."""
+    records, following = yield from record_page(store, topic, cursor)
+    return SchedulePage(
+        [ScheduleInfo.of(topic, name, record) for name, record in records.items()], following
+    )
+
+
+def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
+    """All schedules of a topic, sorted by name."""
+    found_: dict[str, ScheduleInfo] = {}
+    cursor: str | None = None
+    while True:
+        some = yield from page(store, topic, cursor)
+        found_ |= {one.name: one for one in some.schedules}
+        cursor = some.cursor
+        if cursor is None:
+            return [found_[name] for name in sorted(found_)]
+
+
+class RecordPage(NamedTuple):
+    """Some schedules by topic and name, and the cursor of the next page; None at the end."""
+
+    records: dict[str, dict[str, Record]]
+    cursor: str | None
+
+
+def page_of_topics(
+    store: Store, topics: Sequence[str], cursor: str | None = None, count: int = PAGE
+) -> Flow[RecordPage]:
+    """Some schedules of several topics, in the order of the topics; see `record_page`.
+
+    Looks at `TOPICS_PER_PAGE` topics at most. A cursor is that of a topic, `@`, and its name.
+    """
+    position, _, first = (cursor or "").partition("@")
+    found: dict[str, dict[str, Record]] = {}
+    total = 0
+    for i, topic in enumerate(sorted(one for one in topics if one >= first)):
+        if i >= TOPICS_PER_PAGE or total >= count:
+            return RecordPage(found, f"0@{topic}")
+        at = position if topic == first else None
+        found[topic], following = yield from record_page(store, topic, at, count)
+        total += len(found[topic])
+        if following is not None:
+            return RecordPage(found, f"{following}@{topic}")
+    return RecordPage(found, None)
+
+
+def upcoming(record: Record, now_ms: int, count: int) -> Iterator[int]:
+    """The next ticks: at most `count`, and at most as many as the schedule may still create."""
+    most = record.definition.most
+    if most is not None:
+        count = min(count, most - record.made + record.is_made)
+    return islice(ticks_after(record, now_ms), max(0, count))
+
+
+def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
+    """The next ticks of a schedule, in epoch ms. Raises InvalidMessage, also if there is none."""
+    if type(count) is not int or not 1 <= count <= MOST_TICKS:
+        raise InvalidMessage(f"count is a number from 1 to {MOST_TICKS:,}, not {count!r}")
+    record = known((yield from get_record(store, topic, name)), topic, name)
+    now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
+    return list(upcoming(record, now_ms, count))
+
+
+def scheduled_topics(store: Store) -> Flow[list[str]]:
+    """The topics that may have schedules."""
+    reply = yield from store.command("ZRANGE", store.keys.scheduled, 0, -1)
+    return [text(one) for one in reply]
+
+
+def check_range(from_ms: int, to_ms: int) -> None:
+    """Check the range of a backfill. Raises InvalidMessage."""
+    if to_ms < from_ms:
+        first, last = (ms_datetime(one).isoformat() for one in (from_ms, to_ms))
+        raise InvalidMessage(f"a backfill from {first} to {last} ends before it begins")
+
+
+def known(record: Record | None, topic: str, name: str) -> Record:
+    """The record, or raise InvalidMessage if there is none."""
+    if record is None:
+        raise InvalidMessage(f"topic {topic!r} has no schedule {name!r}")
+    return record
+
+
+_RUNNING = (State.IN_FLIGHT, State.RETRY)
+_UNSTARTED = (State.WAITING, State.READY)
+
+
+def most_per_call(definition: ScheduleDefinition) -> int:
+    """The most occurrences that one call creates; at least one at a tick and one ahead of it."""
+    return max(2, BYTES_PER_CALL // max(1, len(definition.body)))
+
+
+def plan(record: Record, now_ms: int, *, is_split: bool, may_swap: bool = True) -> TickStep:
+    """The step for a schedule whose tick has come, within the byte budget of a call."""
+    step = advance(record, now_ms, is_split=is_split, may_swap=may_swap)
+    most = most_per_call(record.definition)
+    if len(step.creates) <= most:
+        return step
+    return advance(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
+
+
+def tick_all(
+    store: Store, topic: str, names: Sequence[str], now_ms: int
+) -> Flow[list[ScheduleOutcome | LisaError | None]]:
+    """Do what is due of some schedules; the result of each, None if nothing was to be done."""
+    key = store.keys.topic(topic).schedules
+    records = yield from store.command("HMGET", key, *names)
+    layout = store.known_layout(Topic(topic)) or PLAIN
+    results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
+    calls: dict[int, Schedule] = {}
+    steps: dict[int, tuple[Record, TickStep]] = {}
+    for i, (name, stored) in enumerate(zip(names, records, strict=True)):
+        if stored is None:  # removed meanwhile; or another program deleted the record
+            calls[i] = Schedule(topic, name, "", b"")
+            continue
+        try:
+            record = Record.decode(stored)
+            step = plan(record, now_ms, is_split=layout.is_split)
+            steps[i] = record, step
+            if layout.is_split:
+                results[i] = yield from run_split(store, topic, name, record, step)
+            else:
+                calls[i] = step_call(topic, name, record, step)
+        except LisaError as error:
+            results[i] = error
+    number = "" if layout.is_split else str(layout.number)
+    done = yield from store.run_many(list(calls.values()), number)
+    for i, result in zip(calls, done, strict=True):
+        results[i] = result
+    for i, (record, step) in steps.items():
+        results[i] = yield from _again(
+            store, topic, names[i], record, now_ms=now_ms, step=step, result=results[i]
+        )
+    if any(isinstance(one, Misplaced) for one in results):
+        yield from store.layout(Topic(topic))
+    return results
+
+
+def _again(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record,
+    *,
+    now_ms: int,
+    step: TickStep,
+    result: ScheduleOutcome | LisaError | None,
+) -> Flow[ScheduleOutcome | LisaError | None]:
+    """Return the result of a step, replanning it until it can be applied.
+
+    An occurrence that is to be replaced may have begun, and the topic may have no room for all.
+    """
+    layout = store.known_layout(Topic(topic)) or PLAIN
+    may_swap, most = True, None
+    while True:
+        if isinstance(result, TopicFull):
+            most = fewer(step, now_ms)
+            if most is None:
+                return result
+        elif isinstance(result, ScheduleOutcome) and result.state == "gone":
+            may_swap = False
+        else:
+            return result
+        if most is None:
+            step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
+        else:
+            step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
+        try:
+            result = yield from run_step(store, topic, name, record, step, layout=layout)
+        except LisaError as error:
+            result = error
+
+
+def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) -> Flow[list[int]]:
+    """The ticks that have come whose occurrences still wait, because of the schedule's jitter.
+
+    At most the latest `MOST_CAUGHT_UP` ticks.
+    """
+    definition, latest = record.definition, record.latest
+    if not definition.jitter_ms or latest is None:
+        return []
+    after_ms = max(record.made_ms, now_ms - definition.jitter_ms)
+    came = ticks_between(record, after_ms, min(now_ms, latest), MOST_CAUGHT_UP)
+    later = [tick for tick in came if due_ms(definition, name, tick) > now_ms]
+    if not later:
+        return []
+    ids = [occurrence_id(name, tick) for tick in later]
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    return [t for t, one in zip(later, seen, strict=True) if one.waiting_due_ms is not None]
+
+
+def step_call(
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Schedule:
+    """The script call of a step on a topic with one shard.
+
+    removes: the step removes the schedule. has_jitter: whether the jitter moves due times.
+    """
+    definition = step.record.definition
+    is_own = step.held is not None
+    return Schedule(
+        topic,
+        name,
+        record.fence if record else "",
+        b"" if removes else step.record.encode(),
+        step.score,
+        creates=_occurrences(name, step, new_token(), has_jitter=has_jitter),
+        drops=[occurrence_id(name, tick) for tick in step.drops],
+        earlier=[occurrence_id(name, t) for t in record.earlier] if record and is_own else [],
+        overlap=definition.overlap.value if is_own else Overlap.ALLOW.value,
+        held=step.held.encode() if step.held else b"",
+        held_score=step.held_score,
+        swaps=step.swaps,
+    )
+
+
+def _occurrences(
+    name: str, step: TickStep, token: str, *, has_jitter: bool = True
+) -> list[NewOccurrence]:
+    definition, head = step.record.definition, encode_head(token)
+    return [
+        NewOccurrence(
+            occurrence_id(name, tick),
+            due_ms(definition, name, tick) if has_jitter else tick,
+            head + definition.body_at(name, tick, previous, number),
+            definition.ttl_ms,
+            message_policy(definition.policy, definition.late),
+        )
+        for tick, number, previous in step.creates
+    ]
+
+
+def run_step(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    layout: Layout,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Flow[ScheduleOutcome]:
+    """Run a step on a topic of a layout.
+
+    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
+    """
+    if layout.is_split:
+        run = run_split(store, topic, name, record, step, removes=removes, has_jitter=has_jitter)
+        return (yield from run)
+    call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
+    return (yield from store.run_at(call, str(layout.number), store.patience()))
+
+
+def run_split(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Flow[ScheduleOutcome]:
+    """Run a step on a topic with several shards: first the occurrences, then the schedule.
+
+    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
+    """
+    state, outcomes = "done", ""
+    new, score = step.record, step.score
+    fence, dropped = record.fence if record else "", [occurrence_id(name, t) for t in step.drops]
+    if step.swaps and not (yield from _all_wait(store, topic, dropped)):
+        return ScheduleOutcome("gone", fence, "")
+    may_be_held = bool(step.creates) and record is not None
+    if may_be_held and step.held and (yield from _is_held(store, topic, name, record)):
+        state, new, score = "held", step.held, step.held_score
+    if state == "done" and step.creates:
+        token = new_token()
+        made = _occurrences(name, step, token, has_jitter=has_jitter)
+        sends = Enqueue(
+            topic,
+            token,
+            [one.id for one in made],
+            [str(one.due_ms) for one in made],
+            [one.envelope for one in made],
+            [one.ttl_ms for one in made],
+            [one.policy for one in made],
+        )
+        sent = yield from store.run_by_id(sends)
+        outcomes = "".join("a" if one is Sent.ACCEPTED else "d" for one in sent)
+    call = Schedule(topic, name, fence, b"" if removes else new.encode(), score)
+    done = yield from store.run(call)
+    if done.state == "done" and dropped:
+        layout = store.known_layout(Topic(topic)) or PLAIN
+        for shard in layout.active(Topic(topic)):
+            # No schedule has an empty name, so this only drops: without tombstones, which would
+            # prevent that the same tick is created again, and nothing that is ready.
+            yield from store.run(Schedule(shard, "", "", b"", drops=dropped))
+    return done if done.state == "changed" else ScheduleOutcome(state, done.fence, outcomes)
+
+
+def _all_wait(store: Store, topic: str, ids: Sequence[str]) -> Flow[bool]:
+    """Whether all these messages wait."""
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    return all(one.waiting_due_ms is not None for one in seen)
+
+
+def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow[bool]:
+    """Whether earlier occurrences prevent a new one; cancels those that it replaces."""
+    ids = [occurrence_id(name, tick) for tick in record.earlier] if record else []
+    if record is None or not ids:
+        return False
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    states = {one: _state(topic, one, what) for one, what in zip(ids, seen, strict=True)}
+    overlap = record.definition.overlap
+    if overlap is Overlap.REPLACE_UNSTARTED:
+        unstarted = [one for one, state in states.items() if state in _UNSTARTED]
+        if unstarted:
+            yield from store.run_by_id(Cancel(topic, unstarted))
+        return False
+    blocking = _RUNNING if overlap is Overlap.SKIP else (*_RUNNING, *_UNSTARTED)
+    return any(state in blocking for state in states.values())
+
+
+def _state(topic: str, message_id: str, seen: Any) -> State | None:
+    """The state of an occurrence; a retry that is ready again counts as a retry."""
+    message = found(topic, message_id, seen)
+    if message is None:
+        return None
+    if message.state is State.READY and message.attempts:
+        return State.RETRY
+    return message.state
+
 
 BACKFILL_STEP = 100
 """Occurrences that one call of `backfill` creates, unless they are large."""

@@ -327,6 +327,8 @@ class Store:
         while True:
             groups = transition.fixed_groups
             if groups is None:
+                groups = self._groups.get(keys.topic)
+            if groups is None or transition.own_group not in (None, *groups):
                 groups = yield from self._groups_for(transition, keys, patience)
             script, command = self._call(transition, keys, groups, layout)
             try:
@@ -346,14 +348,22 @@ class Store:
                 if rest is None:
                     return whole  # type: ignore[no-any-return]  # a list, where there are parts
                 transition = rest
-            elif reply[0] == b"GROUPS":
-                self.learn_groups(keys.topic, reply[1:])
-            elif reply[0] == b"FEATURES":
-                self._learn_features(keys.topic, reply[1:])
-            elif reply[0] == b"SHARDS":
-                raise Misplaced(f"the shards of topic {keys.topic!r} are being changed; try again")
             else:
-                transition.refuse(reply)
+                self._learn(transition, keys.topic, reply)
+
+    def _learn(self, transition: Transition[Any], topic: str, reply: Sequence[Any]) -> None:
+        """Take note of what another call needs. Raises the error for any other refusal."""
+        if reply[0] == b"GROUPS":
+            self.learn_groups(topic, reply[1:])
+        elif reply[0] == b"FEATURES":
+            if not self._features:
+                self._features_since = time.monotonic()
+            missing = frozenset(map(text, reply[1:]))
+            self._features[topic] = self._features.get(topic, NONE) | missing
+        elif reply[0] == b"SHARDS":
+            raise Misplaced(f"the shards of topic {topic!r} are being changed; try again")
+        else:
+            transition.refuse(reply)
 
     def run_many(
         self,
@@ -380,7 +390,7 @@ class Store:
                 continue
             is_done = isinstance(reply, list) and reply[0] == b"OK"
             if isinstance(reply, list) and reply[0] == b"FEATURES":
-                self._learn_features(transition.topic, reply[1:])
+                self._learn(transition, transition.topic, reply)
             try:
                 if is_done:
                     results.append((yield from self._rest(transition, reply, patience, layout)))
@@ -433,12 +443,6 @@ class Store:
             arguments.append(transition.kept_ms)
         return script, ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
 
-    def _learn_features(self, topic: str, missing: Iterable[bytes]) -> None:
-        """Take note of features that a topic uses, from a script that lacks them."""
-        if not self._features:
-            self._features_since = time.monotonic()
-        self._features[topic] = self._features.get(topic, NONE) | frozenset(map(text, missing))
-
     def _features_of(self, topic: str) -> Features:
         if time.monotonic() - self._features_since > FEATURES_AGE_S:
             self._features.clear()
@@ -447,10 +451,8 @@ class Store:
     def _groups_for(
         self, transition: Transition[Any], keys: TopicKeys, patience: Patience
     ) -> Flow[tuple[str, ...]]:
-        groups = self._groups.get(keys.topic)
+        """The topic's groups, read from the server if the transition moves messages of one."""
         own = transition.own_group
-        if groups is not None and (own is None or own in groups):
-            return groups
         if own is None:
             return ()
         reply = yield from self._repeated(Execute(("HKEYS", keys.groups)), patience=patience)
@@ -538,11 +540,11 @@ class Store:
         raises NotReplicated. If only some shards refuse, `outcomes` of the error holds the results
         of the other messages.
         """
-        topic, patience, results = Topic(transition.topic), self.patience(), list[T]()
-        layout = self.known_layout(topic)
+        topic, patience, results = Topic(transition.topic), Patience(self._patience_s), list[T]()
+        layout = self._layouts.get(topic)
         if layout is None:
             try:
-                results = yield from self.run_at(transition, UNSPLIT, patience, durability)
+                results = yield from self._run(transition, patience, UNSPLIT, durability)
             except Misplaced:
                 transition = transition.with_known_ids()
             else:

@@ -119,10 +119,10 @@ class Enqueue(ById[Sent]):
         if self.policies:
             found.append("policy")
         # As far as this machine's clock knows; other messages wait until promote moves them.
-        now_ms = time.time() * 1000
-        if self.on_duplicate is OnDuplicate.UPDATE or any(
-            due == "+0" or (due[0] != "+" and int(due) <= now_ms) for due in self.dues
-        ):
+        now_ms, is_now = time.time() * 1000, self.on_duplicate is OnDuplicate.UPDATE
+        for due in self.dues:
+            is_now = is_now or due == "+0" or (due[0] != "+" and int(due) <= now_ms)
+        if is_now:
             found.append("now")
         return frozenset(found)
 

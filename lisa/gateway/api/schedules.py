@@ -25,8 +25,8 @@ from lisa.core.model.recurring.definition import (
     body_of,
 )
 from lisa.core.model.recurring.ticks import ticks_after
-from lisa.core.store import schedule_reads
-from lisa.core.store.schedule_reads import ScheduleInfo
+from lisa.core.store import schedules
+from lisa.core.store.schedules import ScheduleInfo
 from lisa.core.store.store import AsyncStore
 from lisa.gateway.access import Scope
 from lisa.gateway.api.operations import (
@@ -232,7 +232,7 @@ class SchedulesAnswer(Answer):
 
 async def count_backfilled(store: AsyncStore, record: Record, from_ms: int, to_ms: int) -> int:
     """The number of past ticks in a range, both ends included. Raises InvalidMessage."""
-    schedule_reads.check_range(from_ms, to_ms)
+    schedules.check_range(from_ms, to_ms)
     now_ms = await store.drive(store.server_time_ms())
     ticks = ticks_after(record, from_ms - 1, min(to_ms, now_ms))
     count = 0
@@ -259,9 +259,9 @@ async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     In no particular order. A page may be short or empty; continue until `cursor` is null.
     """
     cursor = call.query.cursor
-    if cursor is not None and not schedule_reads.is_cursor(cursor):
+    if cursor is not None and not schedules.is_cursor(cursor):
         raise unknown_cursor(cursor)
-    page = await call.gateway.ask(schedule_reads.page, call.topic, cursor)
+    page = await call.gateway.ask(schedules.page, call.topic, cursor)
     if not page.schedules and cursor is None:
         await require_topic(call.gateway, call.topic)
     shown = [_schedule(schedule) for schedule in page.schedules]
@@ -275,11 +275,11 @@ async def list_all(call: Call[AllSchedulesQuery, None]) -> SchedulesAnswer:
     In the order of the topics. A page may be short or empty; continue until `cursor` is null.
     """
     cursor = call.query.cursor
-    if cursor is not None and not schedule_reads.is_cursor(cursor.partition("@")[0]):
+    if cursor is not None and not schedules.is_cursor(cursor.partition("@")[0]):
         raise unknown_cursor(cursor)
-    topics = await call.gateway.ask(schedule_reads.scheduled_topics)
+    topics = await call.gateway.ask(schedules.scheduled_topics)
     seen = [topic for topic in topics if call.token.sees(topic)]
-    page = await call.gateway.ask(schedule_reads.page_of_topics, seen, cursor)
+    page = await call.gateway.ask(schedules.page_of_topics, seen, cursor)
     shown = [
         _schedule(ScheduleInfo.of(topic, name, record))
         for topic, records in page.records.items()
@@ -435,14 +435,14 @@ async def next_(call: Call[NextQuery, None]) -> NextTicksAnswer:
     """List the next ticks of a schedule."""
     record, store = await _known(call), call.gateway.store
     now_ms = await store.drive(store.server_time_ms(store.keys.topic(call.topic).schedules))
-    ticks = schedule_reads.upcoming(record, now_ms, call.query.count)
+    ticks = schedules.upcoming(record, now_ms, call.query.count)
     shown = [tick async for tick in in_turns(ticks)]
     return NextTicksAnswer(name=call.path["name"], ticks_ms=shown)
 
 
 async def _known(call: Call[Any, Any]) -> Record:
     name = call.path["name"]
-    found = await call.gateway.ask(schedule_reads.get_record, call.topic, name)
+    found = await call.gateway.ask(schedules.get_record, call.topic, name)
     if found is None:
         await require_topic(call.gateway, call.topic)
         raise ErrorResponse(

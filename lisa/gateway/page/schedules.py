@@ -28,7 +28,7 @@ from lisa.core.model.recurring.definition import (
 )
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.redis.flow import Flow
-from lisa.core.store import schedule_reads
+from lisa.core.store import schedules
 from lisa.core.store.store import Store
 from lisa.gateway.access import Scope
 from lisa.gateway.api.schedules import count_backfilled
@@ -88,7 +88,7 @@ async def show_all(visit: PageRequest) -> Response:
     """A page of the schedules of all topics that the visitor may see."""
     store = visit.gateway.store
     found = await visit.snapshots.flow(
-        "scheduled", READ_S, lambda: schedule_reads.scheduled_topics(store)
+        "scheduled", READ_S, lambda: schedules.scheduled_topics(store)
     )
     return await _list(visit, [topic for topic in found if visit.token.sees(topic)], None)
 
@@ -96,7 +96,7 @@ async def show_all(visit: PageRequest) -> Response:
 async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) -> Response:
     store, snapshot = visit.gateway.store, await visit.snapshot()
     cursor = visit.query.get("cursor", "")
-    cursor = cursor if schedule_reads.is_cursor(cursor.partition("@")[0]) else ""
+    cursor = cursor if schedules.is_cursor(cursor.partition("@")[0]) else ""
     listed = await visit.snapshots.flow(
         ("schedules", cursor, *topics),
         READ_S,
@@ -119,7 +119,7 @@ def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Li
     sizes = yield from store.commands(
         [("HLEN", store.keys.topic(name).schedules) for name in topics]
     )
-    page = yield from schedule_reads.page_of_topics(store, topics, cursor, PER_PAGE)
+    page = yield from schedules.page_of_topics(store, topics, cursor, PER_PAGE)
     rows: list[ScheduleRow] = []
     for topic, records in page.records.items():
         latest = yield from past(store, topic, records, now_ms, 1)
@@ -142,7 +142,7 @@ async def show(visit: PageRequest) -> Response:
     else:
         found = await visit.gateway.ask(_one, topic, name)
     record, now_ms = known(found.record, topic, name), found.now_ms
-    upcoming = [] if record.is_paused else schedule_reads.upcoming(record, now_ms, TICKS)
+    upcoming = [] if record.is_paused else schedules.upcoming(record, now_ms, TICKS)
     return visit.page(
         "schedule.html",
         topic=topic,
@@ -160,7 +160,7 @@ async def show(visit: PageRequest) -> Response:
 
 def _one(store: Store, topic: str, name: str) -> Flow[_One]:
     now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
-    record = yield from schedule_reads.get_record(store, topic, name)
+    record = yield from schedules.get_record(store, topic, name)
     if record is None:
         return _One(None, [], now_ms)
     latest = yield from past(store, topic, {name: record}, now_ms, TICKS)
@@ -197,7 +197,7 @@ async def show_form(visit: PageRequest) -> Response:
     name = visit.query.get("name", "")
     if not name:
         return form_page(visit, topic, {"version": "0", **fields_of(ScheduleDefinition())})
-    record = known(await visit.gateway.ask(schedule_reads.get_record, topic, name), topic, name)
+    record = known(await visit.gateway.ask(schedules.get_record, topic, name), topic, name)
     fields = {"schedule": name, "version": str(record.version), **fields_of(record.definition)}
     return form_page(visit, topic, fields)
 
@@ -341,7 +341,7 @@ def _name(action: FormAction) -> str:
 async def _record(action: FormAction) -> Record:
     """The schedule of a form. Raises ErrorResponse 404."""
     name = _name(action)
-    found = await action.visit.gateway.ask(schedule_reads.get_record, action.topic, name)
+    found = await action.visit.gateway.ask(schedules.get_record, action.topic, name)
     return known(found, action.topic, name)
 
 

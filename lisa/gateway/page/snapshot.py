@@ -25,7 +25,7 @@ from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
 from lisa.core.store.presence import OVERDUE, ConsumerPresence, ManagerPresence, write_refusals
-from lisa.core.store.schedule_reads import scheduled_topics
+from lisa.core.store.schedules import scheduled_topics
 from lisa.core.store.server_checks import Check, CheckResult, check_clock, info, with_refusal
 from lisa.core.store.store import Store
 from lisa.gateway.context import GatewayContext
