@@ -48,7 +48,8 @@ end
 local _, now, now_up = clock()
 local limit = tonumber(settings[2] or DEFAULT.max_body_bytes)
 local from = #WAITING - 1 -- where ids begin in the keys of bodies: 'body:' for 'waiting'
-local ids, both = sized(n), sized(2 * n)
+-- Tables that begin with their final size: one that grows costs more than some commands.
+local ids, both = {unpack(KEYS, ID_KEYS + 1, ID_KEYS + n)}, {unpack(ARGV, ENVELOPES + 1, ENVELOPES + 2 * n)}
 for i = 1, n do
   local body, envelope = KEYS[ID_KEYS + i], ARGV[ENVELOPES + i]
   if #envelope - 15 > limit then
@@ -197,12 +198,11 @@ local waiting_head = head(WAITING)
 
 -- Due times by message number; the messages that wait, and the earliest of these; the numbers of those
 -- whose due times have come. Many messages of a call share a due time.
-local due, ready, later, earliest, spec, at, text = {}, {}, {}, nil, nil, nil, nil
-local function wait(id)
-  later[#later + 1], later[#later + 2] = text, id
-  if not earliest or at < earliest then earliest = at end
+local due, ready, earliest, spec, at
+local later, l = {unpack(KEYS, ID_KEYS + 1, ID_KEYS + 2 * n)}, 0
+if USES.now or USES.ttl or USES.policy or USES.journal then
+  due, ready = {}, {}
 end
-
 for k = 1, accepted and #accepted or n do
   local i = accepted and accepted[k] or k
   local given = ARGV[DUES + (due_count == 1 and 1 or i)]
@@ -212,7 +212,6 @@ for k = 1, accepted and #accepted or n do
   if given ~= spec then
     spec, at = given, tonumber(given)
     if string.byte(given) == 43 then at = at == 0 and now or now_up + at end
-    text = int(at)
   end
   if USES.now or USES.ttl or USES.policy or USES.journal then
     due[i] = at
@@ -222,7 +221,11 @@ for k = 1, accepted and #accepted or n do
     waits = at > now
     if not waits then ready[#ready + 1] = i end
   end
-  if waits then wait(ids[i]) end
+  if waits then
+    later[l + 1], later[l + 2] = at, ids[i]
+    l = l + 2
+    if not earliest or at < earliest then earliest = at end
+  end
 end
 
 -- How many messages whose due times have come may go straight to ready: only if no due message is
@@ -246,16 +249,22 @@ local function free_now()
   return free
 end
 
-local straight = {}
+local straight
 if USES.now then
+  straight = {}
   table.sort(ready, function(a, b)
     if due[a] ~= due[b] then return due[a] < due[b] end
     return a < b
   end)
   local free = free_now()
   for k, i in ipairs(ready) do
-    at, text = due[i], int(due[i])
-    if k <= free then straight[2 * k - 1], straight[2 * k] = ids[i], text else wait(ids[i]) end
+    if k <= free then
+      straight[2 * k - 1], straight[2 * k] = ids[i], int(due[i])
+    else
+      later[l + 1], later[l + 2] = due[i], ids[i]
+      l = l + 2
+      earliest = math.min(earliest or due[i], due[i])
+    end
   end
   if #straight > 0 then
     if string.find(outcomes, '[rfb]') then
@@ -265,7 +274,7 @@ if USES.now then
     count('promoted', #straight / 2)
   end
 end
-if earliest then call('ZADD', WAITING, unpack(later)) end
+if l > 0 then call('ZADD', WAITING, unpack(later, 1, l)) end
 
 if USES.ttl then
   for t = TTLS + 1, POLICIES - 2, 2 do
@@ -300,7 +309,7 @@ if USES.journal then
       events[#events + 1] = event
     end
     for _, group in ipairs(groups) do
-      for k = 1, #straight / 2 do
+      for k = 1, straight and #straight / 2 or 0 do
         events[#events + 1] = {ids[ready[k]], 'ready', group.name, 1, 'due', int(due[ready[k]])}
       end
     end

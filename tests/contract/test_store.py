@@ -134,7 +134,6 @@ def test_groups_changed_by_another_program_are_detected(bench: Bench) -> None:
     )
 
 
-@pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
 @pytest.mark.parametrize("bench", ["plain"], indirect=True)
 @pytest.mark.parametrize("together", [False, True])
 def test_a_topics_features_are_learned_and_forgotten(
@@ -154,6 +153,7 @@ def test_a_topics_features_are_learned_and_forgotten(
     assert store._features_of(TOPIC) == frozenset()
 
 
+@pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
 def test_a_deleted_stream_is_declared_again(bench: Bench) -> None:
     bench.put(body="a", lisa=G(retry={"a": FAR}))
     transitions: list[Any] = [Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")]
