@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -24,7 +23,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.middleware import SETTLED, BaseMiddleware, methods
 from lisa.core.model.outcomes import traceback_of
 from lisa.core.model.signals import Signals, call_receivers, everywhere
-from lisa.core.redis.flow import Command, Execute, Flow
+from lisa.core.redis.flow import Command
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.retry import Deferral, Fail, Failed, Failure, Postpone, Retried
@@ -281,35 +280,17 @@ class Settler:
         some = take_many(outcomes.acks, MOST_READ_ACKS)
         if not some:  # the settler took them first
             return None
-        flow = sub.store.run(Ack(sub.shard, sub.group, settlements_of(some)))
-        with suppress(LisaError):  # the settler's own call will meet the error
-            step = next(flow)
-            if isinstance(step, Execute) and step.command[0] == "EVALSHA":
-                return ReadAcks(step.command, partial(self._take, sub, some, flow))
-        put_back(outcomes.acks, some)
-        return None
+        call = Ack(sub.shard, sub.group, settlements_of(some))
+        return ReadAcks(sub.store.call_for(call), partial(self._take, sub, some, call))
 
-    def _take(
-        self,
-        sub: Subscription,
-        some: Sequence[Held],
-        flow: Flow[list[Acked]],
-        reply: Any,
-    ) -> None:
+    def _take(self, sub: Subscription, some: Sequence[Held], call: Ack, reply: Any) -> None:
         """Take the reply to acks that were sent with a read, or the error of that call."""
-        try:
-            if isinstance(reply, Exception):
-                flow.throw(reply)
-            else:
-                flow.send(reply)
-        except StopIteration as end:
+        if isinstance(reply, list) and reply[0] == b"OK":
             self._watch.report(sub, "ack", some)
-            self._acked(sub, some, end.value, self._signal_sender.acked)
+            self._acked(sub, some, call.parse(reply[1:]), self._signal_sender.acked)
             return
-        except Exception as error:  # noqa: BLE001  the settler's own call handles the error
-            log.debug("topic %s: the reader's acks are sent again: %s", sub.shard, error)
         put_back(sub.outcomes.acks, some)
-        self.flush_now_for(sub)
+        self.flush_now_for(sub)  # whatever the cause is, the settler's own call handles it
 
     def _settle_all(self, sub: Subscription) -> None:
         """Settle all finished deliveries of a subscription. Raises LisaError."""

@@ -216,17 +216,6 @@ def test_lines_of_a_file_mean_the_same(stage_for: Callable[[str], Stage]) -> Non
     assert stage.ask("ACL", "LIST") == before
 
 
-def test_a_user_without_exec_leaves_no_transaction_behind(
-    stage_for: Callable[[str], Stage],
-) -> None:
-    stage = stage_for("gateway")
-    stage.give([one for one in stage.rights if one != "exec"])
-    store = open_store(stage.url)
-    keys = store.keys.topic("orders")
-    assert store.drive(store.transaction(keys.waiting, [("GET", keys.body("a"))])) is None
-    assert store.ask("PING") == b"PONG"  # MULTI was allowed, and the refusal discarded it
-
-
 # The table of rights, and the output of `lisa acl`
 
 

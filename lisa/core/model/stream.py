@@ -10,16 +10,12 @@ class Entry(NamedTuple):
     """One entry of a ready stream. The id may be empty or invalid if another program wrote it.
 
     is_suspect: whether an earlier process ended while it held the message, see decision 33.
-    envelope, ack_timeout_ms: what the entry carries of its message and topic; empty and 0 if it
-        carries nothing. See `core.delivery.opening.from_entries`.
     """
 
     entry: str
     id: str
     due_ms: int
     attempt: int
-    ack_timeout_ms: int = 0
-    envelope: bytes = b""
     is_suspect: bool = False
 
 
@@ -61,15 +57,13 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     if flat and len(flat) == 4 and flat[0] == b"id" and flat[2] == b"due":  # a first attempt
         message_id = flat[1].decode("utf-8", "replace")
         # tuple.__new__ takes half as long as the named tuple's constructor.
-        return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, 0, b"", False))
+        return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, False))
     fields = entry_fields(flat)
     return Entry(
         entry.decode(),
         fields.get(b"id", b"").decode("utf-8", "replace"),
         _number(fields.get(b"due"), 0),
         _number(fields.get(b"attempt"), 1),
-        _number(fields.get(b"ack"), 0),
-        fields.get(b"body", b""),
         b"suspect" in fields,
     )
 

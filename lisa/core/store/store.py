@@ -221,17 +221,6 @@ class Store:
         (reply,) = yield from self._repeated(Chain(key, [command]))
         return reply
 
-    def transaction(self, key: str, commands: Sequence[Command]) -> Flow[list[Any] | None]:
-        """Run plain commands, safe to repeat, as one transaction on the node that holds `key`.
-
-        Returns the replies, or None if a command was refused, for example by another node.
-        """
-        step = Chain(key, [("MULTI",), *commands, ("EXEC",)])
-        *_, replies = yield from self._repeated(step, raises=lambda _: False)
-        is_done = isinstance(replies, list)
-        is_refused = not is_done or any(isinstance(one, Exception) for one in replies)
-        return None if is_refused else replies
-
     def _answered(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
 
@@ -375,7 +364,7 @@ class Store:
 
         A transition without an answer is repeated within `patience`; `Patience(0)` never repeats.
         """
-        commands = [self._call_if_known(transition, layout) for transition in transitions]
+        commands = [self.call_for(transition, layout) for transition in transitions]
         try:
             replies = yield ExecuteMany(commands)
         except errors.ClientError as error:
@@ -402,8 +391,11 @@ class Store:
                 results.append(error)
         return results
 
-    def _call_if_known(self, transition: Transition[Any], layout: str) -> Command:
-        """The call with the known groups; a placeholder if its own group is not among them."""
+    def call_for(self, transition: Transition[Any], layout: str = "") -> Command:
+        """The call with the known groups; a placeholder if its own group is not among them.
+
+        A reply that does not begin with OK has its cause in what is known: run the transition.
+        """
         keys = self.keys.topic(transition.topic)
         groups = transition.fixed_groups
         if groups is None:
