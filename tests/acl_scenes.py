@@ -27,7 +27,7 @@ from lisa.core.transitions.lease import Reclaim, Renew
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
-from lisa.producer import sending
+from lisa.producer import flows
 from tests.acl_stage import KEYS, Stage
 from tests.gateway.push_targets import Target
 from tests.gateways import Gateway
@@ -64,7 +64,7 @@ def produce(stage: Stage) -> None:
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
         with (
-            mock.patch.object(sending, "REGISTER_EVERY_S", 0.0),
+            mock.patch.object(flows, "REGISTER_EVERY_S", 0.0),
             mock.patch.object(presence, "OVERDUE", timedelta(0)),
         ):
             producer.send("overdue", "x", delay=timedelta(milliseconds=1))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lisa import Consumer, Manager, Producer
 from lisa.cli.main import main
 from lisa.core.store import presence
-from lisa.producer import sending
+from lisa.producer import flows
 from tests.gateways import NO_TLS, Gateway
 from tests.producers import Either
 from tests.roles import Cast
@@ -58,7 +58,7 @@ def test_a_consumer_warns_once(redis_url: str, caplog: pytest.LogCaptureFixture)
 def test_a_producer_that_keeps_sending_warns_and_so_do_tables(
     redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(sending, "REGISTER_EVERY_S", 0.0)  # look at each send
+    monkeypatch.setattr(flows, "REGISTER_EVERY_S", 0.0)  # look at each send
     producer = Either(kind, redis_url)
     producer.send("orders", 1, delay=SOON)
     wait_until(lambda: producer.send("orders", 2) and warnings(caplog))
