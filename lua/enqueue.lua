@@ -1,7 +1,7 @@
 -- enqueue: new -> waiting, or straight to ready.
 -- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and returns
 -- the first answer; a batch that exceeds the capacity writes nothing.
--- Features: now (some dues have come, as far as the caller knows), ids (given by the sender; else
+-- Features: now (some dues have come), ids (given by the sender; else
 -- generated for this call), capacity, window, ttl, policy, journal.
 -- KEYS  the prelude's, then by columns for each message: body, done (for ids generated for this
 --       call, only the first message's)
@@ -46,6 +46,13 @@ if USES.window then
 end
 
 local _, now, now_up = clock()
+if not USES.now then
+  for k = 1, due_count do
+    local given = ARGV[DUES + k]
+    local is_later = string.byte(given) == 43 and given ~= '+0' or tonumber(given) > now
+    if not is_later then return {'FEATURES', 'now'} end
+  end
+end
 local limit = tonumber(settings[2] or DEFAULT.max_body_bytes)
 local from = #WAITING - 1 -- where ids begin in the keys of bodies: 'body:' for 'waiting'
 -- Tables that begin with their final size: one that grows costs more than some commands.

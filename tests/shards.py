@@ -11,13 +11,13 @@ from lisa.admin.fsck import CheckReport
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.sharding import Layout, Topic
 from lisa.core.redis.flow import Command, Execute, Flow, Pause
-from lisa.core.transitions import loader
 from lisa.core.transitions.base import text
 from lisa.core.transitions.topic import Configure
 from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
+from tests.scripts import all_versions
 from tests.servers import open_store
 
 ORDERS = Topic("orders")
@@ -143,6 +143,6 @@ def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
         sent += command[0] == "EVALSHA"
         return sent > count
 
-    for name in loader.names():  # else loading adds calls
-        split.ask("SCRIPT", "LOAD", loader.load(name).source)
+    for script in all_versions():  # else loading adds calls
+        split.ask("SCRIPT", "LOAD", script.source)
     return Halting(flow, split).run_until(halts)

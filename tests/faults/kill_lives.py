@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lisa.admin.fsck import check as fsck
-from lisa.core.transitions import loader
 from lisa.core.transitions.lease import FIRST, Reclaim
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.upkeep import Expire
 from tests.faults.kill_children import Child
 from tests.faults.kill_points import Point, is_plain_read, read_log
 from tests.roles import Cast
+from tests.scripts import all_versions
 from tests.servers import PATIENCE
 
 STEP_S = 0.04
@@ -98,8 +98,8 @@ class Life(ABC):
             ask("DEL", self.cast.store.keys.schema)
             ask("SCRIPT", "FLUSH")
         else:
-            for name in loader.names():
-                ask("SCRIPT", "LOAD", loader.load(name).source)
+            for script in all_versions():
+                ask("SCRIPT", "LOAD", script.source)
 
     def _kill(self) -> None:
         if self._child is not None:

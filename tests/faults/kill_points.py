@@ -31,7 +31,7 @@ import redis.connection
 
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Command
-from lisa.core.transitions import loader
+from tests.scripts import all_versions
 
 MOST_TIMES = 4
 """A daemon makes the same call for as long as it lives: so many occurrences are points."""
@@ -116,7 +116,7 @@ def _text(value: object) -> str:
 
 @cache
 def _script_names() -> dict[str, str]:
-    return {loader.load(name).sha: name for name in loader.names()}
+    return {script.sha: script.name for script in all_versions()}
 
 
 class _Points:

@@ -17,10 +17,10 @@ import lisa.manager.engine
 import lisa.manager.sampler
 from lisa.core.daemon import logs
 from lisa.core.store import presence
-from lisa.core.transitions import loader
 from lisa.producer import Outgoing
 from tests.faults import kill_points, kill_shop
 from tests.producers import Either
+from tests.scripts import all_versions
 
 CONFIRMED = Path("confirmed")
 TOPIC = kill_shop.TOPIC
@@ -117,5 +117,4 @@ ROLES: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "gateway": gateway,
 }
 
-for _name in loader.names():  # read once, for all processes that are forked
-    loader.load(_name)
+list(all_versions())  # read once, for all processes that are forked

@@ -21,12 +21,12 @@ from lisa.consumer.settler import SignalSender
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, everywhere
-from lisa.core.transitions import loader
 from lisa.embedded import EmbeddedServer
 from lisa.producer import Outgoing
 from tests.consumers import Bench
 from tests.gateways import Gateway
 from tests.producers import Either
+from tests.scripts import all_versions, versions
 from tests.servers import open_store, wait_until
 from tests.torture.proxy import Proxy
 
@@ -39,8 +39,8 @@ OFTEN = 12
 @pytest.fixture
 def bench(redis_url: str) -> Bench:
     bench = Bench(redis_url)
-    for name in loader.names():  # else the lost reply may be that the script is missing
-        bench.ask("SCRIPT", "LOAD", loader.load(name).source)
+    for script in all_versions():  # else the lost reply may be that the script is missing
+        bench.ask("SCRIPT", "LOAD", script.source)
     bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays="", journal="1")
     return bench
 
@@ -54,7 +54,9 @@ def proxy(valkey_server: EmbeddedServer) -> Iterator[Proxy]:
 
 def lose(proxy: Proxy, *names: str, times: int = 1) -> None:
     """Lose the replies to calls of these scripts."""
-    proxy.lose_replies_to(*(loader.load(name).sha.encode() for name in names), times=times)
+    proxy.lose_replies_to(
+        *(one.sha.encode() for name in names for one in versions(name)), times=times
+    )
 
 
 def listen(signals: Signals, *names: str) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Execute, ExecuteMany, Flow, Step
 from lisa.core.store.store import Store
-from lisa.core.transitions import loader
+from tests.scripts import all_versions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,8 +95,7 @@ class Explorer:
 
     def explore(self) -> int:
         """Explore all interleavings; returns their number."""
-        for name in loader.names():
-            self.connection.execute(("SCRIPT", "LOAD", loader.load(name).source))
+        self.connection.execute_many([("SCRIPT", "LOAD", one.source) for one in all_versions()])
         self._reads = reads_of(self.ids, self.groups)
         standing = tuple(self._stand(role, ()) for role in self.roles)
         *_, (dumps, seen) = self._ask([])

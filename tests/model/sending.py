@@ -182,13 +182,13 @@ def place(
         if one.policy is not None:
             keep_policy(topic, one.id, one.policy)
     topic.count("promoted", len(straight))
-    topic.count("sent", len(placed))
-    for number in placed:
+    topic.count("sent", len(dues))
+    for number, due in dues.items():
         one = call.messages[number]
         body = Message(call.token, one.text).envelope
         state = "sent" if outcomes[number] == "accepted" else "replaced"
         more = {"expires": topic.expiry.get(one.id), "policy": topic.policy.get(one.id)}
-        topic.tell(clock, one.id, state, None, 0, due=dues[number], envelope=body, **more)
+        topic.tell(clock, one.id, state, None, 0, due=due, envelope=body, **more)
     for group in topic.groups:
         for number in straight:
             topic.tell(clock, call.messages[number].id, "ready", group, 1, due=dues[number])

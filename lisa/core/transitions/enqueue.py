@@ -118,7 +118,7 @@ class Enqueue(ById[Sent]):
             found.append("ttl")
         if self.policies:
             found.append("policy")
-        # As far as this machine's clock knows; other messages wait until promote moves them.
+        # By this machine's clock, which may save a call: the script decides by Redis's.
         now_ms, is_now = time.time() * 1000, self.on_duplicate is OnDuplicate.UPDATE
         for due in self.dues:
             is_now = is_now or due == "+0" or (due[0] != "+" and int(due) <= now_ms)
