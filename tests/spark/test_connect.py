@@ -1,6 +1,7 @@
 """Commands over Spark Connect: with Spark's own server, or refused."""
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def remote(tmp_path: Path) -> Iterator[str]:
         wait_until(lambda: answers(port), timeout=JVM_PATIENCE)
         yield f"sc://127.0.0.1:{port}"
     finally:
-        running.terminate()
+        os.killpg(running.pid, signal.SIGTERM)  # the script, and the JVM that it started
         running.wait()
 
 
