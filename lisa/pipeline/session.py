@@ -21,6 +21,7 @@ from lisa.core.model.clock import duration_ms, human, parse_duration
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.java import use_java
+from lisa.pipeline.paths import without_password
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,7 +221,8 @@ def check_master(master: str) -> None:
             reasons.append(f"{address} {error.strerror or error}")
         else:
             return
-    raise ServerUnavailable(f"Spark's master {master} does not answer: {'; '.join(reasons)}")
+    shown = without_password(master)  # the parameters of Spark Connect may contain a token
+    raise ServerUnavailable(f"Spark's master {shown} does not answer: {'; '.join(reasons)}")
 
 
 def _with_port(address: str) -> str:

@@ -122,8 +122,8 @@ def test_a_cluster_that_cannot_run_lisa_is_reported_at_once() -> None:
         port = free.getsockname()[1]
     with pytest.raises(ServerUnavailable, match=f"127.0.0.1:{port}"):
         check_master(f"spark://127.0.0.1:{port}")
-    with pytest.raises(ServerUnavailable, match=f"sc://127.0.0.1:{port} does not answer"):
-        check_master(f"sc://127.0.0.1:{port}/;user_id=me")
+    with pytest.raises(ServerUnavailable, match=f"sc://127.0.0.1:{port}/ does not answer"):
+        check_master(f"sc://127.0.0.1:{port}/;token=secret")
     with pytest.raises(ConfigError, match="HOST:PORT"):
         check_master("spark://127.0.0.1:port")
     forever, spark = threading.Event(), Mock()
