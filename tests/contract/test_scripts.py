@@ -153,6 +153,8 @@ def own_arguments(name: str, n: int) -> list[base.Argument]:
 def test_code_for_features_is_left_out_of_other_scripts() -> None:
     for name, source in variants():
         assert "USES" not in source, name
+        asked = set(re.findall(r"\{'FEATURES', '(\w+)'\}", source))
+        assert asked <= loader.features_of(name), "else the store calls again for ever"
     assert "journal(" not in composed("promote")
     assert "journal(events)" in composed("promote", frozenset({"journal"}))
     with pytest.raises(ValueError, match="is not in list"):
