@@ -274,10 +274,10 @@ if USES.now then
     end
   end
   if #straight > 0 then
+    for _, group in ipairs(groups) do add_ready(group, straight) end
     if string.find(outcomes, '[rfb]') then
       for k = 1, #straight, 2 do call('ZREM', WAITING, straight[k]) end
     end
-    for _, group in ipairs(groups) do add_ready(group, straight) end
     count('promoted', #straight / 2)
   end
 end
