@@ -57,6 +57,9 @@ Also of a read on a cluster, where no such request is made, and while the server
 an earlier read, whose reply was lost.
 """
 
+CHANGES_S = 0.1
+"""How often a reader checks whether its topics should be read by others."""
+
 NEXT_LOOK_S = 0.005
 """How long to read other topics, or to pause, while a topic has as many messages as it may."""
 
@@ -144,9 +147,25 @@ class ReadTopic:
         self.ended = threading.Event()
         self.rests_until = 0.0
         self.read_at = 0.0
+        self._stream = "", ""
         self.error: BaseException | None = None
         self._backoff = Backoff()
         self._is_next_try = False
+
+    @property
+    def stream(self) -> str:
+        """The key of the stream that is read; the group is known."""
+        group, key = self._stream
+        if group != self.sub.group:
+            group = self.sub.group
+            key = self.sub.store.keys.topic(self.sub.shard).group(group).ready
+            self._stream = group, key
+        return key
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the topic can be read without further steps."""
+        return self.sub.state == "running" and not self.lost.are_possible
 
     def rest(self, seconds: float) -> None:
         """Do not read the topic for so long."""
@@ -223,6 +242,7 @@ class Reader:
         self._backoff = Backoff()
         self._woken = threading.Event()
         self._is_reading = False
+        self._look_at = 0.0
         self._rounds = 0
         self._client_id: int | None = None
         self._asked_at = 0.0
@@ -287,7 +307,13 @@ class Reader:
         self._connection.close()
 
     def _take_changes(self) -> bool:
-        """Take in topics and leave closed ones; returns False once no topic is left."""
+        """Take in topics, and leave closed ones and those of another reader.
+
+        Returns False once no topic is left. Without a request, only looks every `CHANGES_S`.
+        """
+        if not self._is_over() and time.monotonic() < self._look_at:
+            return True
+        self._look_at = time.monotonic() + CHANGES_S
         self._woken.clear()
         with suppress(IndexError):
             while True:
@@ -348,7 +374,16 @@ class Reader:
         for reading in self.readings:
             if (batch := reading.sub.batch) and batch.left_s() == 0:
                 self._submit(reading.sub)
-        readable = [reading for reading in self.readings if self._is_readable(reading)]
+        now = time.monotonic()
+        readable = [
+            reading
+            for reading in self.readings
+            if now >= reading.rests_until
+            and (
+                (reading.is_steady and reading.sub.group == self.group)
+                or self._is_readable(reading)
+            )
+        ]
         for reading in [one for one in readable if one.sub.unopened]:
             self._hand_over(reading, startable=1)
             readable.remove(reading)
@@ -364,12 +399,11 @@ class Reader:
             self._flush()
             if not self._wait_free(readable[0]) or self._runner.has_work_here:
                 return
-        allowed = {reading: self._allowed(reading) for reading in readable}
-        now = {reading: most for reading, most in allowed.items() if most > 0}
-        if not now:
+        allowed = {reading: most for reading in readable if (most := self._allowed(reading)) > 0}
+        if not allowed:
             self._pause(NEXT_LOOK_S)
             return
-        self._read(now, room, is_complete=len(now) == len(readable))
+        self._read(allowed, room, is_complete=len(allowed) == len(readable))
 
     def _run_here(self) -> None:
         if not self._runner.has_work_here:
@@ -404,10 +438,10 @@ class Reader:
         if sub.is_interrupted():
             self._stop_reading(reading)
             return False
-        if time.monotonic() < reading.rests_until:
-            return False
         try:
-            is_ready = reading.prepare() and self._fits(reading)
+            is_ready = reading.prepare()
+            if is_ready and not self._fits(reading):
+                is_ready, self._look_at = False, 0.0
             if is_ready:
                 reading.lost.release()
         except GroupRemoved as error:
@@ -472,7 +506,7 @@ class Reader:
             count = 1 if self._readers.has_several else free
         count = max(1, min(count, *allowed.values(), MOST))
         found = self._ask(readings, count, self._block_for(readings, is_complete=is_complete))
-        by_stream = {self._stream(reading): reading for reading in readings}
+        by_stream = {reading.stream.encode(): reading for reading in readings}
         received = [(by_stream[stream], entries) for stream, entries in found if entries]
         self.is_busy = bool(received)
         if received:
@@ -491,15 +525,11 @@ class Reader:
             most_s = min(most_s, LONGEST_SHARED_BLOCK.total_seconds())
         return self._next_look_s(most_s)
 
-    def _stream(self, reading: ReadTopic) -> bytes:
-        keys = self._store.keys.topic(reading.sub.shard)
-        return keys.group(reading.sub.group).ready.encode()
-
     def _ask(
         self, readings: Sequence[ReadTopic], count: int, block_s: float
     ) -> list[tuple[bytes, list[Entry]]]:
         """Send a read together with a few acks. Raises LisaError."""
-        streams = [self._stream(reading).decode() for reading in readings]
+        streams = [reading.stream for reading in readings]
         block_ms = math.ceil(1_000 * block_s)
         read = read_all_command(streams, self.group, self.name, count, block_ms)
         forgotten = [one for one in readings if one.sub.membership.is_forgotten]
@@ -561,10 +591,10 @@ class Reader:
             return
         if "CROSSSLOT" in str(error):
             self._readers.refuse_sharing()
+            self._look_at = 0.0
             return
         for reading in readings:
-            stream = self._stream(reading).decode()
-            read = read_all_command([stream], self.group, self.name, 1, 0)
+            read = read_all_command([reading.stream], self.group, self.name, 1, 0)
             try:
                 self._asked_at = time.monotonic()
                 found = parse_reads(self._connection.execute(read))
