@@ -31,6 +31,7 @@ ELSEWHERE = {
     "benchmarks/report/gateway.md": "benchmarks/gateway.md",
     "benchmarks/report/pipeline.md": "benchmarks/pipeline.md",
     "benchmarks/report/safety.md": "benchmarks/safety.md",
+    "benchmarks/report/torture.md": "benchmarks/torture.md",
 }
 """Pages of the site that are files outside docs/."""
 
