@@ -3,6 +3,7 @@
 -- How many of n bodies one call may read, at least one; their keys start at `first`, `step` apart.
 -- Lengths are read before any body, so that no size can exceed the budget.
 local function count_within_budget(first, step, n)
+  if n == 1 then return n end
   local bytes = 0
   for i = 1, n do
     bytes = bytes + call('STRLEN', KEYS[first + (i - 1) * step])

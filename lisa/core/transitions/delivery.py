@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.stream import Entry, parse_entry
 from lisa.core.transitions.base import Argument, OfGroup, Recorded, Transition, text
+from lisa.core.transitions.loader import Features
 
 
 class Pulled(NamedTuple):
@@ -86,6 +87,12 @@ class Open(OfGroup, Transition[Opened]):
     ack_timeout_ms: int | None = None
     late: str = ""
     limits: Sequence[Limits | None] | None = None
+
+    @property
+    def features(self) -> Features:
+        is_exceptional = self.ack_timeout_ms is not None or self.limits is not None
+        found = (("late", bool(self.late)), ("exceptions", is_exceptional))
+        return frozenset(name for name, is_used in found if is_used)
 
     @property
     def call_id(self) -> str:
