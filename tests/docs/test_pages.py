@@ -145,7 +145,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     # The first is made by replicas(), the others are aliases for annotations.
     assert classes - ids == {"Replicas", "RetryDelays", "Lifespan"}
     assert {"Producer.send", "Producer.cancel", "Consumer.pull", "Manager.run"} <= ids
-    assert "delay: a timedelta or text" in re.sub(r"<[^>]+>", "", page)
+    assert "delay: counted from the server's clock" in re.sub(r"<[^>]+>", "", page)
 
 
 @pytest.mark.full
