@@ -90,8 +90,7 @@ a network round trip of 0.5 ms. A drain is a backlog that is due at one instant,
 - **One topic** is split into the number of shards that `benchmarks.size` recommends. Hash slots
   decide where shards lie, so primaries are not equally loaded. Move single slots, or choose another
   name for the topic, to come closer to the even placement of many topics.
-- **Many topics** placement over all primaries, and need no shards.
-- Two primaries are left out, because Redis Cluster needs three.
+- **Many topics** spread over all primaries, and need no shards.
 - A drain needs consumers: one process handles about {consumer:,.0f} messages a second, without the
   time of your handlers. A manager promotes at most {manager:,.0f} a second; `benchmarks.size` says
   how many you need.
@@ -122,7 +121,7 @@ simulation with the costs of the same run, p50 / p99 in ms:
 
 {table}
 
-The simulation is too optimistic at high load, where on this machine five processes share two cores.
+The simulation is too optimistic at high load, where five processes share two cores.
 
 It knows nothing of the time of your handlers, TLS, persistence (`appendfsync always` adds a disk
 write to each call), replication, or other work on the machine. Keep the 40 % in reserve: after an
