@@ -23,6 +23,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.groups import Undeclare
+from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.lease import Reclaim, Renew
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.manager.pruner import Pruner
@@ -77,6 +78,7 @@ def produce(stage: Stage) -> None:
         cast.store.call(Fail("orders", cast.group, [failure]))
         cast.take(1)
     with stage.watched(), Producer(stage.url) as producer:
+        Cast(stage.url).store.call(Inspect("orders", ["r", "s"]))  # several bodies
         assert found(producer, "r") == "retry"
         assert found(producer, "s") == "in_flight"
         assert producer.reschedule("orders", "r", delay=MINUTE) == "rescheduled"
@@ -143,6 +145,7 @@ def manage(stage: Stage) -> None:
         mine.store.drive(mine.store.groups("orders"))
         mine.store.drive(mine.store.run_many([Reclaim("orders", "removed")]))
         mine.store.call(Renew("orders", "h", 1, mine.now_ms() + 60_000))
+        mine.store.call(Inspect("orders", ["due", "ready"]))
         kit.reclaimer.step(["orders"])
         kit.promoter.step(["orders", "forgotten"])
         kit.trimmer.step("orders")
@@ -233,6 +236,7 @@ def look(stage: Stage) -> None:
         stage.ask("SCRIPT", "LOAD", loader.load("inspect").source)  # as other roles do
         browse(lisa_of(stage))
         mine = Cast(stage.url)
+        mine.store.call(Inspect("orders", ["m1", "m4"]))
         mine.store.drive(topic_metrics.read(mine.store))
 
 

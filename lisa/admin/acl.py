@@ -33,9 +33,6 @@ _DURABLE = ("producer", "gateway", "operator")
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
 _SETTLING = ("ack", "declare", "defer", "extend", "forget", "open", "pull", "release", "retry")
 
-_OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HMGET", "MULTI", "TIME")
-"""Commands of `core.delivery.opening`, which uses the script instead if MULTI is not granted."""
-
 _SCHEMA = ("GET", "SET")
 _READING = (
     "EXISTS",
@@ -58,9 +55,7 @@ _READING = (
     "ZSCORE",
 )
 
-_NOT_PROBED = frozenset(
-    {"select", "subscribe", "cluster|slots", "asking", "wait", "waitaof", "multi", "exec"}
-)
+_NOT_PROBED = frozenset({"select", "subscribe", "cluster|slots", "asking", "wait", "waitaof"})
 """Commands without a probe: every connection sends them first, they change the connection, or the
 role also works without them.
 """
@@ -138,7 +133,7 @@ ROLES = {
     "consumer": Role(
         "handles or pulls messages",
         _SETTLING,
-        (*_SCHEMA, *_OPENING, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HGETALL", "HKEYS", "HSET",
+        (*_SCHEMA, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HGETALL", "HKEYS", "HSET",
          "PUBLISH", "TIME", "XREAD", "XREADGROUP", "ZADD", "ZRANGE"),
         optional=("INFO",),
     ),
@@ -146,7 +141,7 @@ ROLES = {
         "the HTTP API, the page, pushes, metrics",
         (*_SENDING, *_SETTLING, "clear", "configure", "mend", "purge", "read", "requeue",
          "set_layout", "undeclare"),
-        (*_READING, *_OPENING, "DEL", "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
+        (*_READING, "DEL", "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
         patterns=("logout:[^{]*",),
     ),

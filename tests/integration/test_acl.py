@@ -242,7 +242,7 @@ def test_every_permission_is_probed_except_those_that_change_the_connection() ->
     store = SyncStore(Connection(Address()), Keys())
     rights = acl.rights_of(acl.ROLES)
     unprobed = [right for right in rights if probe(store, right) is None]
-    assert unprobed == ["exec", "multi", "select", "subscribe"]
+    assert unprobed == ["select", "subscribe"]
 
 
 DANGEROUS = (
