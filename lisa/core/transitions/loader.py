@@ -64,9 +64,18 @@ def directory() -> Path:
     raise FileNotFoundError(f"no Lua scripts beside {package}: the installation is incomplete")
 
 
+@cache
+def _sources() -> dict[str, str]:
+    """The files of all scripts by name, read at once.
+
+    A process that runs on while its package is upgraded must not mix scripts of two versions.
+    """
+    return {path.stem: path.read_text("utf-8") for path in directory().glob("*.lua")}
+
+
 def names() -> list[str]:
     """The names of all scripts."""
-    return sorted(path.stem for path in directory().glob("*.lua"))
+    return sorted(_sources())
 
 
 @cache
@@ -79,7 +88,7 @@ def prelude() -> str:
 @cache
 def features_of(name: str) -> Features:
     """The features for which a script has code of its own."""
-    return frozenset(_FEATURE.findall((directory() / f"{name}.lua").read_text("utf-8")))
+    return frozenset(_FEATURE.findall(_sources()[name]))
 
 
 @cache
@@ -88,7 +97,7 @@ def load(name: str, features: Features = NONE) -> Script:
     known = features_of(name)
     if not features <= known:
         return load(name, features & known)
-    code = _with_features((directory() / f"{name}.lua").read_text("utf-8"), features)
+    code = _with_features(_sources()[name], features)
     source = _with_constants("\n\n".join(_needed(_paragraphs(prelude()), _paragraphs(code))))
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     _names_by_sha[sha] = name
