@@ -216,6 +216,7 @@ class Outcomes:
     Handlers and the reader put deliveries in; the settler, and the reader with its next read, take
     them out.
 
+    is_proven: whether the last call for acks was answered, so the server has the script.
     unanswered: a call for failures or deferrals that got no reply and may have taken effect. Only
         repeating the same call returns its outcomes.
     """
@@ -225,7 +226,12 @@ class Outcomes:
         self.expired: deque[Held] = deque()
         self.failures: deque[tuple[Held, Verdict]] = deque()
         self.deferrals: deque[tuple[Held, Verdict]] = deque()
+        self.is_proven = False
         self.unanswered: tuple[Fail | Postpone, Refusals] | None = None
+
+    def prove(self, *, is_proven: bool) -> None:
+        """Take note whether the server answered a call for acks."""
+        self.is_proven = is_proven
 
     def __bool__(self) -> bool:
         return bool(self.acks or self.expired or self.has_refusals)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -280,6 +282,13 @@ class Settler:
         some = take_many(outcomes.acks, MOST_READ_ACKS)
         if not some:  # the settler took them first
             return None
+        now = time.monotonic()
+        if not outcomes.is_proven or not all(now < held.lease_ends < math.inf for held in some):
+            # The call may be refused at first, and the read then return the same messages again.
+            put_back(outcomes.acks, some)
+            with suppress(LisaError):  # the settler's own call will meet the error
+                self._ack(sub, outcomes.acks, "acked")
+            return None
         call = Ack(sub.shard, sub.group, settlements_of(some))
         return ReadAcks(sub.store.call_for(call), partial(self._take, sub, some, call))
 
@@ -289,6 +298,7 @@ class Settler:
             self._watch.report(sub, "ack", some)
             self._acked(sub, some, call.parse(reply[1:]), self._signal_sender.acked)
             return
+        sub.outcomes.prove(is_proven=False)
         put_back(sub.outcomes.acks, some)
         self.flush_now_for(sub)  # whatever the cause is, the settler's own call handles it
 
@@ -316,6 +326,7 @@ class Settler:
         except BaseException:
             put_back(queue, some)
             raise
+        sub.outcomes.prove(is_proven=state == "acked" or sub.outcomes.is_proven)
         pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
         self._acked(sub, some, outcomes, pair)
 
