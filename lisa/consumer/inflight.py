@@ -213,10 +213,8 @@ Refusals = list[tuple[Held, Verdict]]
 class Outcomes:
     """Ended deliveries of one subscription that wait to be settled.
 
-    Handlers and the reader put deliveries in; the settler, and the reader with its next read, take
-    them out.
+    Handlers and the reader put deliveries in, and the settler takes them out.
 
-    is_proven: whether the last call for acks was answered, so the server has the script.
     unanswered: a call for failures or deferrals that got no reply and may have taken effect. Only
         repeating the same call returns its outcomes.
     """
@@ -226,12 +224,7 @@ class Outcomes:
         self.expired: deque[Held] = deque()
         self.failures: deque[tuple[Held, Verdict]] = deque()
         self.deferrals: deque[tuple[Held, Verdict]] = deque()
-        self.is_proven = False
         self.unanswered: tuple[Fail | Postpone, Refusals] | None = None
-
-    def prove(self, *, is_proven: bool) -> None:
-        """Take note whether the server answered a call for acks."""
-        self.is_proven = is_proven
 
     def __bool__(self) -> bool:
         return bool(self.acks or self.expired or self.has_refusals)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import OutageLog
@@ -20,7 +19,6 @@ from lisa.consumer.inflight import Held
 from lisa.consumer.membership import LOOK_AGAIN_S
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.runner import Runner
-from lisa.consumer.settler import ReadAcks, Settler
 from lisa.consumer.subscription import ShutdownCalls, Subscription, give_back
 from lisa.core.daemon.threads import (
     KeyedPool,
@@ -37,7 +35,6 @@ from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
 from lisa.core.model.stream import Entry, parse_entry, parse_reads, read_all_command
 from lisa.core.redis import errors
 from lisa.core.redis.connection import Connection, reporting_client_id
-from lisa.core.redis.flow import Command
 from lisa.core.store.presence import handler_name
 from lisa.core.store.store import SyncStore, chunks
 
@@ -230,7 +227,7 @@ class Reader:
     def __init__(self, readers: Readers, number: int, name: str, *, is_alone: bool) -> None:
         self._readers = readers
         self._store, self._runner = readers.store, readers.runner
-        self._settler, self._handlers = readers.settler, readers.handlers
+        self._handlers = readers.handlers
         self.name, self.is_alone = name, is_alone
         self.group = ""
         self.readings: list[ReadTopic] = []
@@ -340,10 +337,9 @@ class Reader:
         self._recent = [one for one in self._recent if one is not reading]
 
     def _leave(self, reading: ReadTopic) -> None:
-        """Settle what was finished of a closed topic, and release the rest."""
+        """Release what no handler of a closed topic has started."""
         sub = reading.sub
         try:
-            self._settler.flush_now_for(sub)
             sub.release_unopened()
             if sub.batch:
                 sub.give_back(sub.batch.take())
@@ -354,16 +350,11 @@ class Reader:
             reading.ended.set()
 
     def _pause(self, seconds: float) -> None:
-        """Wait until `wake`, at most for `seconds`; settles finished deliveries meanwhile."""
-        self._flush()
+        """Wait until `wake`, at most for `seconds`."""
         self.thread.rest()
         if not self.joining:
             self._woken.wait(seconds)
         self.thread.begin()
-
-    def _flush(self) -> None:
-        for reading in self.readings:
-            self._settler.flush_now_for(reading.sub)
 
     def _is_over(self) -> bool:
         return self._woken.is_set() or bool(self.joining)
@@ -395,10 +386,8 @@ class Reader:
                 self._pause(self._next_look_s(LOOK_AGAIN_S))
             return
         room = self._room(readable)
-        if room <= 0:
-            self._flush()
-            if not self._wait_free(readable[0]) or self._runner.has_work_here:
-                return
+        if room <= 0 and (not self._wait_free(readable[0]) or self._runner.has_work_here):
+            return
         allowed = {reading: most for reading in readable if (most := self._allowed(reading)) > 0}
         if not allowed:
             self._pause(NEXT_LOOK_S)
@@ -463,7 +452,6 @@ class Reader:
     def _stop_reading(self, reading: ReadTopic) -> None:
         """Release unopened entries and the deliveries of an incomplete batch."""
         sub = reading.sub
-        self._settler.flush_now_for(sub)
         sub.release_unopened()
         if sub.batch:
             sub.give_back(sub.batch.take())
@@ -528,7 +516,7 @@ class Reader:
     def _ask(
         self, readings: Sequence[ReadTopic], count: int, block_s: float
     ) -> list[tuple[bytes, list[Entry]]]:
-        """Send a read together with a few acks. Raises LisaError."""
+        """Send a read. Raises LisaError."""
         streams = [reading.stream for reading in readings]
         block_ms = math.ceil(1_000 * block_s)
         read = read_all_command(streams, self.group, self.name, count, block_ms)
@@ -538,7 +526,7 @@ class Reader:
             if self._is_over():
                 return []
             self._asked_at = time.monotonic()
-            found = parse_reads(self._exchange(self._acks(), read))
+            found = parse_reads(self._connection.execute(read))
         except errors.LOST as error:
             for reading in readings:
                 reading.lost.record()
@@ -555,34 +543,6 @@ class Reader:
             reading.sub.membership.group_answered()
         self._succeeded(readings)
         return found
-
-    def _acks(self) -> list[ReadAcks]:
-        """Acks to send with a read."""
-        return [
-            acks
-            for reading in self.readings
-            if reading.sub.outcomes and (acks := self._settler.acks_for_read(reading.sub))
-        ]
-
-    def _exchange(self, acks: Sequence[ReadAcks], read: Command) -> Any:
-        """Send acks and a read in one packet; returns the reply to the read.
-
-        Raises client errors, after the replies to the acks were taken.
-        """
-        left = deque(acks)
-        try:
-            replies = self._connection.begin([*(one.command for one in acks), read])
-            while left:
-                reply = next(replies)
-                left.popleft().take(reply)
-        except Exception as error:
-            for one in left:
-                one.take(error)
-            raise
-        (reply,) = replies
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
     def _find_failing(self, readings: Sequence[ReadTopic], error: BaseException) -> None:
         """Handle a refused read: read the topics one by one, to find which one was refused."""
@@ -645,8 +605,6 @@ class Reader:
         except Exception as error:  # noqa: BLE001  logged; the other topics are read
             self._fail(reading, error)
             return 0
-        if sub.outcomes.failures or sub.outcomes.expired:
-            self._settler.notify(sub)
         if deliveries:
             self._submit(sub, deliveries)
         return len(deliveries)
@@ -697,7 +655,7 @@ class Readers:
     is degraded, and always on a cluster, where a node may hang. Topics are added and removed at any
     time, and their shards may change.
 
-    runner, settler, handlers, options: what readers use.
+    runner, handlers, options: what readers use.
     new_subscription: makes the subscription of a shard for a group (or ""), under a consumer name.
     failed: called with an error that stops the consumer.
     outages: logs what fails; one for all readers.
@@ -709,14 +667,13 @@ class Readers:
         options: ConsumerOptions,
         handlers: Handlers,
         runner: Runner,
-        settler: Settler,
         *,
         new_subscription: Callable[[Shard, str, str], Subscription],
         failed: Callable[[LisaError], None],
         outages: OutageLog,
     ) -> None:
         self.store, self.options, self.handlers = store, options, handlers
-        self.runner, self.settler = runner, settler
+        self.runner = runner
         self.failed, self.outages = failed, outages
         self._new_subscription = new_subscription
         self._name = handler_name(options.name)

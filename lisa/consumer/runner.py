@@ -21,7 +21,6 @@ from lisa.consumer.handlers import (
     on_message_sync,
 )
 from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import FAST_S, Limit, Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, grow, in_thread, unforeseen
 from lisa.core.model.clock import human
@@ -98,13 +97,10 @@ class Runner:
     loop: the event loop.
     """
 
-    def __init__(
-        self, concurrency: int, handlers: Handlers, settler: Settler, app: AppLoop | None = None
-    ) -> None:
+    def __init__(self, concurrency: int, handlers: Handlers, app: AppLoop | None = None) -> None:
         self.limit = Limit(concurrency)
         self.loop = HandlerLoop(app)
         self._handlers = handlers
-        self._settler = settler
         self._changed = threading.Condition()
         self._ready: dict[Subscription, Where] = {}
         # A topic's limit lives as long as a subscription to one of its shards.
@@ -287,11 +283,8 @@ class Runner:
             else:
                 fast += count
                 fast_s += took
-            if unstarted or len(self._ready) > (sub in self._ready):
-                # The next handler may be slow; after the last one, the reader sends the acks.
-                self._settler.notify(sub)
-                if now >= ends and len(self._ready) > (sub in self._ready):
-                    break
+            if now >= ends and len(self._ready) > (sub in self._ready):
+                break
         sub.stats.observe_fast(fast_s, fast)
         if done:
             sub.pace.measured(busy / done)
@@ -304,7 +297,6 @@ class Runner:
                 except BaseException as error:  # noqa: BLE001  the others must be handled
                     unforeseen(f"topic {claim.sub.shard}: a delivery failed", error)
                     claim.sub.fail_unhandled(claim.work, error)
-                    self._settler.notify(claim.sub)
                 claim = self._next(claim.sub)
 
     def _next(self, sub: Subscription) -> Claim | None:
@@ -329,9 +321,6 @@ class Runner:
         done = self._handle(sub, plan, work, now)
         if done:
             self._measure(sub, now, done)
-        self._settler.notify(sub)
-        if not sub.is_waiting or _is_suspect(work):
-            self._settler.flush_now()
 
     def _handle(self, sub: Subscription, plan: HandlerPlan, work: Work, now: float) -> int:
         """Handle a delivery or a batch; returns how many deliveries were started."""
@@ -373,9 +362,6 @@ class Runner:
             sub.fail_unhandled(work, error)
         self._release(sub)
         self.start_waiting()
-        self._settler.notify(sub)
-        if not sub.is_waiting or _is_suspect(work):
-            self._settler.flush_now()
 
     async def _task(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
         (held,) = deliveries_of(work)
@@ -387,7 +373,6 @@ class Runner:
         if self._is_leaving and held.ended:
             return
         sub.finish(held, _judged(sub, held, outcome))
-        self._settler.notify(sub)  # now: the next task may block the loop
         self._measure(sub, began, 1)
 
     async def _batch_task(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
@@ -404,7 +389,6 @@ class Runner:
             return
         judged = [_judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
         sub.finish_batch(started, judged)
-        self._settler.notify(sub)
         self._measure(sub, began, len(started))
 
     @staticmethod
@@ -446,11 +430,6 @@ def _next_of(sub: Subscription, where: Where) -> Work | None:
         return sub.unstarted.popleft()
     except IndexError:
         return None
-
-
-def _is_suspect(work: Work) -> bool:
-    """Whether the next suspect waits until this one is settled."""
-    return isinstance(work, Held) and work.is_suspect
 
 
 def _judged(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:

@@ -147,14 +147,13 @@ class Runtime:
             watch=SettleWatch(handlers.middleware),
             settled=lambda: self._runner.start_waiting(),  # noqa: PLW0108
         )
-        self._runner = Runner(options.concurrency, handlers, self._settler, app)
+        self._runner = Runner(options.concurrency, handlers, app)
         self._ahead = AheadBytes(self._bytes_ahead)
         self.readers = Readers(
             self._store,
             options,
             handlers,
             self._runner,
-            self._settler,
             new_subscription=self._new_subscription,
             failed=failed,
             outages=self._outages,
@@ -165,11 +164,7 @@ class Runtime:
             self._runner.limit,
             self._drained,
             self.readers.follow,
-            checks=(
-                self._runner.loop.check,
-                self._runner.start_waiting,
-                self._settler.flush_waiting,
-            ),
+            checks=(self._runner.loop.check, self._runner.start_waiting),
             overslept=ThreadWatch(
                 self.readers.subscriptions,
                 lambda sub: handlers.plan(sub.topic, sub.wanted).names,
@@ -195,11 +190,12 @@ class Runtime:
             shard,
             group,
             name,
-            self._heartbeat.wake,
+            shortened=self._heartbeat.wake,
             limit=self._runner.limit_of(topic, group),
             ahead=self._ahead,
             state=self._state,
             retry=partial(self._handlers.option, topic, group, "retry"),
+            settle=self._settler.notify,
         )
 
     def _bytes_ahead(self) -> int:
@@ -279,7 +275,6 @@ class Runtime:
             end_handlers(subs, last)
             self._runner.cancel_tasks()
             self.readers.join(subs, last)
-            self._settler.flush_now()
             self._heartbeat.last_look(subs)
         self._settler.close(last.left_s())  # it also runs if a later step of the start failed
         self._heartbeat.close(last.left_s(HEARTBEAT_S))

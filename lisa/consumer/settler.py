@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from blinker import Signal
@@ -25,7 +23,6 @@ from lisa.core.model.message import Message
 from lisa.core.model.middleware import SETTLED, BaseMiddleware, methods
 from lisa.core.model.outcomes import traceback_of
 from lisa.core.model.signals import Signals, call_receivers, everywhere
-from lisa.core.redis.flow import Command
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.retry import Deferral, Fail, Failed, Failure, Postpone, Retried
@@ -82,7 +79,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: "ack"; "retry", also for messages that moved to garbage; "defer"; or "expire".
     ended: when the call ended, in seconds since the epoch.
-    seconds: how long the call took; None if the messages were settled along with a read.
+    seconds: how long the call took.
     error: the error of the call, which will be repeated; None if it succeeded.
     """
 
@@ -91,7 +88,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     messages: Sequence[Message]
     ended: float
-    seconds: float | None = None
+    seconds: float
     error: BaseException | None = None
 
 
@@ -118,19 +115,16 @@ class SettleWatch:
             error = raised
             raise
         finally:
-            self.report(sub, operation, deliveries, time.monotonic() - began, error)
+            self._report(sub, operation, deliveries, time.monotonic() - began, error)
 
-    def report(
+    def _report(
         self,
         sub: Subscription,
         operation: str,
         deliveries: Sequence[Held],
-        seconds: float | None = None,
-        error: BaseException | None = None,
+        seconds: float,
+        error: BaseException | None,
     ) -> None:
-        """Report one call."""
-        if not self._methods:
-            return
         settled = Settled(
             topic=sub.topic,
             group=sub.group,
@@ -149,16 +143,6 @@ class SettleWatch:
 
 MOST_REFUSALS = 100
 """The most failures or deferrals of one call: each has a reason of 1 KiB, or with a traceback 3."""
-
-MOST_READ_ACKS = 32
-"""The most acks that share a pipeline with the next read; the settler thread sends more."""
-
-
-class ReadAcks(NamedTuple):
-    """Acks to send in one pipeline with a read. `take` must get the reply or the error, once."""
-
-    command: Command
-    take: Callable[[Any], None]
 
 
 def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
@@ -228,7 +212,6 @@ class Settler:
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
         self._requested: dict[Subscription, None] = {}
         self._is_flush_due = threading.Event()
-        self._is_urgent = threading.Event()
         self._closes: float | None = None
         self._pauses: dict[Subscription, tuple[float, Backoff]] = {}
         self._thread = ServiceThread("lisa-settler", self._run, longest_s)
@@ -247,61 +230,6 @@ class Settler:
             self._requested[sub] = None
             self._is_flush_due.set()
 
-    def flush_now(self) -> None:
-        """End the 5 ms wait of a requested flush, because none will follow soon."""
-        self._is_urgent.set()
-
-    def flush_now_for(self, sub: Subscription) -> None:
-        """Flush immediately if a subscription has finished deliveries."""
-        if sub.outcomes:
-            self.notify(sub)
-            self.flush_now()
-
-    def flush_waiting(self) -> None:
-        """Flush all finished deliveries: a reader whose acks wait may be in a long handler."""
-        for sub in self._subscriptions():
-            self.flush_now_for(sub)
-
-    def acks_for_read(self, sub: Subscription) -> ReadAcks | None:
-        """A few acks that the reader sends with its next read, so that no other thread must wake.
-
-        Returns None if there are no acks, or too many, or other outcomes; those are flushed
-        immediately. If the reader's call fails, its acks are queued again and flushed immediately.
-        """
-        acks = self._take_acks(sub)
-        if acks is None:
-            self.flush_now_for(sub)
-        return acks
-
-    def _take_acks(self, sub: Subscription) -> ReadAcks | None:
-        outcomes = sub.outcomes
-        fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
-        has_others = outcomes.has_refusals or outcomes.expired
-        if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
-            return None
-        some = take_many(outcomes.acks, MOST_READ_ACKS)
-        if not some:  # the settler took them first
-            return None
-        now = time.monotonic()
-        if not outcomes.is_proven or not all(now < held.lease_ends < math.inf for held in some):
-            # The call may be refused at first, and the read then return the same messages again.
-            put_back(outcomes.acks, some)
-            with suppress(LisaError):  # the settler's own call will meet the error
-                self._ack(sub, outcomes.acks, "acked")
-            return None
-        call = Ack(sub.shard, sub.group, settlements_of(some))
-        return ReadAcks(sub.store.call_for(call), partial(self._take, sub, some, call))
-
-    def _take(self, sub: Subscription, some: Sequence[Held], call: Ack, reply: Any) -> None:
-        """Take the reply to acks that were sent with a read, or the error of that call."""
-        if isinstance(reply, list) and reply[0] == b"OK":
-            self._watch.report(sub, "ack", some)
-            self._acked(sub, some, call.parse(reply[1:]), self._signal_sender.acked)
-            return
-        sub.outcomes.prove(is_proven=False)
-        put_back(sub.outcomes.acks, some)
-        self.flush_now_for(sub)  # whatever the cause is, the settler's own call handles it
-
     def _settle_all(self, sub: Subscription) -> None:
         """Settle all finished deliveries of a subscription. Raises LisaError."""
         outcomes = sub.outcomes
@@ -314,8 +242,6 @@ class Settler:
 
     def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
         some = take_many(queue, sub.store.batch_size(sub.shard, Ack))
-        if not some:  # the reader took them first
-            return
         try:
             settlements = settlements_of(some)
             if state == "expired":  # do not count an attempt
@@ -326,7 +252,6 @@ class Settler:
         except BaseException:
             put_back(queue, some)
             raise
-        sub.outcomes.prove(is_proven=state == "acked" or sub.outcomes.is_proven)
         pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
         self._acked(sub, some, outcomes, pair)
 
@@ -384,18 +309,18 @@ class Settler:
     def close(self, timeout_s: float) -> None:
         """Flush the rest for up to `timeout_s`, then end the thread."""
         self._closes = time.monotonic() + timeout_s
-        self._is_urgent.set()
         self._is_flush_due.set()
         self._thread.join(timeout_s + CLOSING_S)
 
     def _run(self) -> None:
+        was_busy = False
         while True:
-            self._thread.rest()
-            self._is_flush_due.wait(self._next_try_s())
+            if not was_busy:  # else more is likely to end within the next 5 ms
+                self._thread.rest()
+                self._is_flush_due.wait(self._next_try_s())
             self._thread.begin()
             if self._closes is None:
-                self._is_urgent.wait(FLUSH_AFTER_S)
-            self._is_urgent.clear()
+                time.sleep(FLUSH_AFTER_S)
             # Clear before reading the queues, so that later outcomes request another flush.
             self._is_flush_due.clear()
             requested = self._take_requested()
@@ -407,6 +332,7 @@ class Settler:
                 self._requested.update(requested)
                 self._is_flush_due.set()  # the restarted thread must flush again
                 raise
+            was_busy = bool(requested)
             requested.clear()  # else a removed subscription would be kept until the next flush
             if closes is not None:
                 late_s = time.monotonic() - closes
@@ -449,7 +375,7 @@ class Settler:
                 is_busy = True
                 continue
             if not sub.outcomes:
-                self._end_pause(sub)  # a read has settled the rest
+                self._end_pause(sub)
                 continue
             again, _ = self._pauses.get(sub, (0.0, None))
             if again > time.monotonic() and self._closes is None:

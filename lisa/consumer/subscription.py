@@ -255,6 +255,7 @@ class Subscription:
     ahead: what limits the bytes that all readers hold.
     state: what the consumer's lifespan yielded.
     retry: returns the retry policy of the topic's handlers, if they give one.
+    settle: called when deliveries end, so that the settler settles them.
     """
 
     def __init__(
@@ -263,12 +264,13 @@ class Subscription:
         shard: Shard,
         wanted: str,
         name: str,
-        shortened: Callable[[], None] = lambda: None,
         *,
+        shortened: Callable[[], None],
         limit: Limit,
         ahead: AheadBytes,
-        state: Any = None,
-        retry: Callable[[], RetryPolicy | None] = lambda: None,
+        state: Any,
+        retry: Callable[[], RetryPolicy | None],
+        settle: Callable[[Subscription], None],
     ) -> None:
         self.store = store
         self.membership = Membership(store, shard, wanted, name)
@@ -289,7 +291,8 @@ class Subscription:
         self.is_paused_here = False
         self.closing = threading.Event()
         self.releases = Releases(store, self.membership, self.closing.is_set)
-        self.limit, self._state, self._retry = limit, state, retry
+        self.limit, self._state = limit, state
+        self._retry, self._settle = retry, settle
 
     @property
     def group(self) -> str:
@@ -404,6 +407,7 @@ class Subscription:
             elif is_past:
                 one.end()
                 self.outcomes.expired.append(one)
+                self._settle(self)
             else:
                 taken.append(one)
         return taken
@@ -505,6 +509,7 @@ class Subscription:
         self.stats.succeed()
         held.end()
         self.outcomes.acks.append(held)
+        self._settle(self)
 
     def _fail(self, held: Held, outcome: Verdict) -> None:
         self.stats.count_refusal(is_discard=outcome.is_discard, is_deferral=outcome.is_deferral)
@@ -531,6 +536,7 @@ class Subscription:
         held.end()
         queue = self.outcomes.deferrals if verdict.is_deferral else self.outcomes.failures
         queue.append((held, verdict))
+        self._settle(self)
 
     def drop_all(self) -> None:
         """Drop all deliveries after their group was removed; ignores the handlers' outcomes."""

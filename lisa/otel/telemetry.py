@@ -197,8 +197,7 @@ class Telemetry(Middleware):
             return
         error = None if settled.error is None else error_type(settled.error)
         attributes = attributes_of(settled.operation, "settle", settled.topic, settled.group, error)
-        if settled.seconds is not None:
-            self._instruments.operations.record(settled.seconds, attributes)
+        self._instruments.operations.record(settled.seconds, attributes)
         if not self._settle_spans:
             return
         ended_ns = round(settled.ended * 1e9)
@@ -208,7 +207,7 @@ class Telemetry(Middleware):
             SpanKind.CLIENT,
             attributes | _count(len(settled.messages)),
             _links(settled.messages),
-            ended_ns - round((settled.seconds or 0) * 1e9),
+            ended_ns - round(settled.seconds * 1e9),
         )
         if settled.error is not None:
             span.set_status(Status(StatusCode.ERROR, str(settled.error)))

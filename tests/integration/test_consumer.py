@@ -73,13 +73,16 @@ def test_no_handler_begins_with_what_was_replaced_unless_it_was_in_flight(bench:
         for turn in range(6):
             ids = [f"{turn}-{n}" for n in range(50)]
             producer.send_many(TOPIC, [Outgoing("old", id=one) for one in ids], delay="20ms")
-            for one in ids:
+            for number, one in enumerate(ids):
+                if number == 25:
+                    wait_until(lambda: any((one, "old") in began for one in ids))  # noqa: B023
                 sent = producer.send_one(TOPIC, "new", id=one, on_duplicate="replace")
                 answers[one] = sent.outcome, time.monotonic()
-        wait_until(lambda: all((one, "new") in began for one in answers))
+        replaced = [one for one, (outcome, _) in answers.items() if outcome.startswith("replaced")]
+        wait_until(lambda: all((one, "new") in began for one in replaced))
     later = {one for (one, body), at in began.items() if body == "old" and at > answers[one][1]}
     assert {answers[one][0] for one in later} <= {"replaced_in_flight"}
-    assert {outcome for outcome, _ in answers.values()} == {"replaced", "replaced_in_flight"}
+    assert {outcome for outcome, _ in answers.values()} >= {"replaced", "replaced_in_flight"}
 
 
 @pytest.mark.parametrize("is_second_async", [False, True])

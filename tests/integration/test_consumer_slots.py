@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
-from lisa.consumer.settler import Settler
 from lisa.core.delivery.opening import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
@@ -197,10 +196,8 @@ def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None
 
 @pytest.mark.parametrize("topics", [["orders"], ["orders", "mails", "hooks"]])
 def test_acks_do_not_wait_for_the_next_handler_on_their_thread(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, topics: list[str]
+    bench: Bench, topics: list[str]
 ) -> None:
-    """Acks go along with the next read, unless another handler runs before."""
-    monkeypatch.setattr(Settler, "flush_waiting", lambda _: None)  # each half second otherwise
     bench.declare_all(*topics)
     is_slow, go_on = threading.Semaphore(0), threading.Semaphore(0)
     handled, consumer = Counter[str](), Consumer(bench.url)
@@ -229,10 +226,7 @@ def test_acks_do_not_wait_for_the_next_handler_on_their_thread(
         go_on.release()
 
 
-def test_acks_do_not_wait_for_a_handler_that_blocks_the_event_loop(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Settler, "flush_waiting", lambda _: None)  # each half second otherwise
+def test_acks_do_not_wait_for_a_handler_that_blocks_the_event_loop(bench: Bench) -> None:
     is_slow, go_on = threading.Event(), threading.Event()
 
     async def handle(message: Message) -> None:

@@ -221,7 +221,7 @@ class Store:
         (reply,) = yield from self._repeated(Chain(key, [command]))
         return reply
 
-    def _answered(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
+    def chain(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
 
         The replies may include errors that repeating the commands would not change.
@@ -696,7 +696,7 @@ class Store:
         key = self.keys.schema
         commands = [("GET", key), ("INFO",)]
         found, about = yield from (
-            self._answered(key, commands) if is_patient else self._once(Chain(key, commands))
+            self.chain(key, commands) if is_patient else self._once(Chain(key, commands))
         )
         check_for_roles(self.where, about, warns=self._who in ROLES_THAT_WARN)
         if isinstance(found, errors.ClientError):
