@@ -55,11 +55,16 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     assert counts["ticks"] > 45  # three schedules, two of them with a tick each second
 
 
+BEFORE_THE_REDESIGN = "cf56ca8"
+
+
 @pytest.mark.full
-@pytest.mark.skipif(not is_known(RELEASE), reason=f"no commit {RELEASE}: not a complete clone")
-def test_a_rolling_restart_from_the_last_release(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [RELEASE, BEFORE_THE_REDESIGN])
+def test_a_rolling_restart_from_an_earlier_build(tmp_path: Path, build: str) -> None:
+    if not is_known(build):
+        pytest.skip(f"no commit {build}: not a complete clone")
     kinds = "roll,kill-consumer,kill-manager,cut"
-    options = f"--minutes 0.5 --rate 300 --seed 1 --gateway --earlier {RELEASE} --faults {kinds}"
+    options = f"--minutes 0.5 --rate 300 --seed 1 --gateway --earlier {build} --faults {kinds}"
     assert run(tmp_path, options).counts["confirmed"] > 0.25 * 30 * 300
     lines = (tmp_path / "stage.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
