@@ -33,4 +33,5 @@ def changes(zone: str) -> tuple[tuple[int, float], ...]:
 @cache
 def distinct() -> list[str]:
     """One zone of each set of zones that have the same offsets at all times."""
-    return sorted({changes(zone): zone for zone in sorted(available_timezones())}.values())
+    named = available_timezones() - {"localtime"}  # what the machine is set to
+    return sorted({changes(zone): zone for zone in sorted(named)}.values())
