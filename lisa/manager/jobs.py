@@ -7,23 +7,25 @@ same time.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any, TypeVar
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+from tzlocal import get_localzone
 
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
-from lisa.core.model.cron import read_schedule
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.recurring.calendar import CronPattern, next_instant, parse_job_schedule
 from lisa.core.model.sharding import Shard
 from lisa.core.store.store import chunks
 from lisa.manager.bulk_reads import PAGE
@@ -43,16 +45,33 @@ LONGEST_WAIT_S = 1.0
 """Longest wait until a step is noticed that came while the next wait was computed."""
 
 
+class PatternTrigger(BaseTrigger):  # type: ignore[misc]  # the library has no types
+    """Fires at the instants of a cron pattern in a time zone."""
+
+    def __init__(self, pattern: CronPattern, zone: tzinfo) -> None:
+        self._pattern = pattern
+        self._zone = zone
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
+        """The first instant from `now` on, or after the previous one, however late `now` is."""
+        if previous is None:
+            after_s = math.ceil(now.timestamp()) - 1
+        else:
+            after_s = int(min(previous, now).timestamp())
+        at_s = next_instant(self._pattern, self._zone, after_s, skips=False)
+        return None if at_s is None else datetime.fromtimestamp(at_s, self._zone)
+
+
 def parse_trigger(text: str | timedelta, *, zone: tzinfo | None = None) -> Any:
-    """The APScheduler trigger of a cron expression or an interval (see `lisa.core.model.cron`).
+    """The APScheduler trigger of a cron expression or an interval .
 
     `zone` is the time zone of the fields; the default is the machine's. Raises `ConfigError` if the
     text is invalid or all its years have passed; the message names the field and the value.
     """
-    schedule = read_schedule(text)
+    schedule = parse_job_schedule(text)
     if isinstance(schedule, timedelta):
         return IntervalTrigger(seconds=schedule.total_seconds(), timezone=zone)
-    trigger = CronTrigger(**asdict(schedule), timezone=zone)
+    trigger = PatternTrigger(schedule, zone or get_localzone())
     if trigger.get_next_fire_time(None, datetime.now(UTC)) is None:
         raise ConfigError(f"cron {text!r} never fires again; use a later year")
     return trigger

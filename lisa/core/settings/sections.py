@@ -26,7 +26,6 @@ from pydantic import (
 from lisa.core.model import options as kinds
 from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.clock import parse_duration, parse_zone
-from lisa.core.model.cron import read_schedule
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
@@ -39,6 +38,7 @@ from lisa.core.model.options import (
     Option,
     check_option,
 )
+from lisa.core.model.recurring.calendar import parse_job_schedule
 from lisa.core.model.recurring.definition import (
     ScheduleDefinition,
     ScheduleOptions,
@@ -93,7 +93,7 @@ def topic_option(name: str) -> AfterValidator:
 
 
 def _check_schedule(text: str) -> str:
-    read_schedule(text)
+    parse_job_schedule(text)
     return text
 
 

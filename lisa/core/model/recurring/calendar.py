@@ -23,12 +23,16 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from itertools import product
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.clock import parse_duration
+from lisa.core.model.errors import ConfigError, InvalidMessage
 
 LAST = -1
 """Instead of the number of a week: the last such weekday of the month."""
 
 FIRST_YEAR, LAST_YEAR = 1970, 2199
+MIN_INTERVAL = timedelta(milliseconds=100)
+"""The shortest interval of a manager's own jobs."""
+
 NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -212,6 +216,38 @@ def parse_fields(parts: Sequence[str], *, is_quartz: bool, has_quartz_forms: boo
         needs_both=needs_both,
         is_wildcard=minute.startswith("*") or hour.startswith("*"),
     )
+
+
+def parse_job_schedule(text: str | timedelta) -> CronPattern | timedelta:
+    """The schedule of a manager's own job, from a setting: a pattern or an interval (`5s`).
+
+    Five fields are those of crontab, six or seven those of Quartz, also without a `?`. Raises
+    ConfigError that names the field, the value and the fix.
+    """
+    parts = text.split() if isinstance(text, str) else [""]
+    if len(parts) < 2:
+        return _interval(text)
+    pattern = parse_fields(parts, is_quartz=len(parts) > 5, has_quartz_forms=True)
+    names_both = len(pattern.days) < 31 and len(pattern.weekdays) < 7
+    if names_both or not pattern.needs_both:
+        # Dialects disagree on whether both or either must match: refuse instead of guessing.
+        raise ConfigError(
+            f"cron {text!r}: day of month and day of week exclude each other; write '*' or '?' for "
+            "one of them"
+        )
+    return pattern
+
+
+def _interval(text: str | timedelta) -> timedelta:
+    try:
+        every = parse_duration(text)
+    except InvalidMessage as error:
+        raise ConfigError(
+            f"not a schedule: {text!r}; write cron fields, or an interval such as '5s': {error}"
+        ) from None
+    if every < MIN_INTERVAL:
+        raise ConfigError(f"an interval of {text!r} is too short; it is at least 100ms")
+    return every
 
 
 class _Days:
