@@ -30,7 +30,7 @@ LIBRARIES = (
     "lupa",
     "msgspec",
     "prometheus_client",
-    "pydantic_settings",
+    "pydantic",
     "redis.asyncio.cluster",
     "starlette.routing",
     "time_machine",

@@ -12,14 +12,12 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
-from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
     DurabilityField,
@@ -29,14 +27,11 @@ from lisa.core.settings.sections import (
     Names,
     RedisSettings,
     ScheduleSettings,
-    Strict,
+    Section,
     Zone,
     checked,
 )
-from lisa.core.settings.sources import explain, read_sources
-
-_SOURCES = "sources"
-
+from lisa.core.settings.sources import explain, kebab, merged, read_sources
 
 _MIDDLEWARE = Field(
     default=(),
@@ -52,10 +47,8 @@ def _lower(value: object) -> object:
 ListenAddress = Annotated[str, BeforeValidator(checked(listen_address))]
 
 
-class RoleSettings(Strict, BaseSettings):
+class RoleSettings(Section):
     """Settings of every role."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     role: ClassVar[str]
 
@@ -74,19 +67,6 @@ class RoleSettings(Strict, BaseSettings):
     )
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - known to the sources
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - does not check names
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources that `load` reads; sections merge key by key, other values replace."""
-        sources: tuple[PydanticBaseSettingsSource, ...] | None = init_settings().get(_SOURCES)
-        return sources or (init_settings,)
-
-    @classmethod
     def load(cls, path: Path | str | None = None, **overrides: Any) -> Self:
         """Load the settings. Precedence: overrides, environment, file.
 
@@ -95,9 +75,8 @@ class RoleSettings(Strict, BaseSettings):
         not given. Raises ConfigError with a one-line message.
         """
         sources = read_sources(cls, path, overrides, ROLES)
-        given: dict[str, Any] = {_SOURCES: sources}
         try:
-            return cls(**given)
+            return cls.model_validate(merged(sources))
         except ValidationError as error:
             raise explain(error, sources) from None
 
