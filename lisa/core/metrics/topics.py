@@ -8,15 +8,17 @@ Prometheus interprets as a restart.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, add, put
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import HIGHEST_LATENESS
+from lisa.core.model.keys import HIGHEST_LATENESS, TopicKeys
 from lisa.core.model.late import Ramp
 from lisa.core.model.lateness import EARLY, FORMER, LETTERS, bucket_counts, total_ms
 from lisa.core.model.options import RAMP_LATE_MS, TopicOptions
@@ -112,97 +114,110 @@ class TopicReading:
     counted: set[tuple[str, str, str, str]] = field(default_factory=set)
 
 
+Question = tuple[Command, Callable[[Any], None]]
+"""A further read, and what takes its reply."""
+
+
+@dataclass(slots=True)
 class TopicNumbers:
-    """Writes the numbers of a topic, or adds those of a shard, under the topic's label."""
+    """Writes the numbers of a topic, or adds those of a shard, under the topic's label.
 
-    def __init__(
-        self,
-        reading: TopicReading,
-        label: str,
-        head: TopicReplies,
-        counts: Mapping[str, GroupReplies],
-        *,
-        named: set[str],
-        is_whole: bool,
-    ) -> None:
-        self._numbers = reading.numbers
-        self._counted = reading.counted
-        self._processes = reading.processes
-        self._is_whole = is_whole
-        self._label = label
-        self._is_named = label != OTHERS
-        self._head = head
-        self._groups = counts
-        self._now_ms = reading.now_ms
-        self._named = named
+    groups: the reads of each group. named: the groups that have numbers of their own.
+    is_whole: whether this is the shard that has the topic's options.
+    """
 
-    def put(self, since: Mapping[str, int], unread: Mapping[str, int]) -> None:
-        """Write all numbers.
+    reading: TopicReading
+    keys: TopicKeys
+    label: str
+    head: TopicReplies
+    groups: Mapping[str, GroupReplies]
+    named: set[str]
+    is_whole: bool
 
-        since: group -> due time of its oldest ready message. unread: archive -> time of the first
-        event that it has not stored.
-        """
-        numbers, label, head = self._numbers, self._label, self._head
+    def put(self) -> Iterator[Question]:
+        """Write what is known, and ask for the rest."""
+        numbers, label, head = self.reading.numbers, self.label, self.head
         add(numbers, "lisa_topic_messages", head.waiting or 0, label, "", "waiting")
-        for name, own in self._groups.items():
+        for name, own in self.groups.items():
             group = self._group(name)
             for state in ("ready", "in_flight", "retry", "garbage"):
                 amount = getattr(own, state) or 0
                 add(numbers, "lisa_topic_messages", amount, label, group, state)
             backlog = (head.due or 0) + own.ready + (own.due_again or 0)
             add(numbers, "lisa_topic_backlog_messages", backlog, label, group)
-            self._put_oldest(group, since.get(name))
-        if not self._groups:
+            yield from self._put_oldest(name, own)
+        if not self.groups:
             add(numbers, "lisa_topic_backlog_messages", head.due or 0, label, "")
         self._put_consumers()
+        if head.options and head.options[-1]:
+            late_ms = self.reading.now_ms - RAMP_LATE_MS
+            asked: Command = ("ZCOUNT", self.keys.waiting, "-inf", late_ms)
+            yield asked, partial(self._put_ramp, text(head.options[-1]))
         if self._is_named:
             self._put_options()
             self._put_counters()
-            self._put_archives(unread)
+            yield from self._put_archives()
 
-    def put_ramp(self, late: int | None) -> None:
+    @property
+    def _is_named(self) -> bool:
+        return self.label != OTHERS
+
+    def _put_ramp(self, stored: str, late: int | None) -> None:
         """Write the backlog on the topic's ramp, and how long its promotion takes."""
-        stored = (self._head.options or [None])[-1]
-        if late is None or not stored:
-            return
-        add(self._numbers, "lisa_topic_ramp_messages", late, self._label)
-        try:
-            lasts = Ramp.decode(text(stored)).lasts(late).total_seconds()
-        except (ValueError, OverflowError):
-            return  # another program wrote the option
-        self._put_maximum("lisa_topic_ramp_seconds", None, lasts)
+        add(self.reading.numbers, "lisa_topic_ramp_messages", late or 0, self.label)
+        with suppress(ValueError, OverflowError):  # another program wrote the option
+            lasts = Ramp.decode(stored).lasts(late or 0).total_seconds()
+            self._put_maximum("lisa_topic_ramp_seconds", None, lasts)
 
     def _group(self, name: str) -> str:
-        return name if self._is_named and name in self._named else OTHERS
+        return name if self._is_named and name in self.named else OTHERS
 
-    def _put_oldest(self, group: str, due_ms: int | None) -> None:
-        self._put_maximum("lisa_topic_oldest_ready_seconds", group, self._age_s(due_ms))
+    def _put_oldest(self, name: str, own: GroupReplies) -> Iterator[Question]:
+        """Write how long the next message to deliver has been due."""
+        metric, group = "lisa_topic_oldest_ready_seconds", self._group(name)
+        self._put_maximum(metric, group, 0.0)
 
-    def _put_archives(self, unread: Mapping[str, int]) -> None:
-        head, name_of_age = self._head, "lisa_topic_archive_behind_seconds"
-        for name, record in head.archives.items():
-            behind = max(0, head.journaled - record.number)
-            add(self._numbers, "lisa_topic_archive_behind_events", behind, self._label, name)
-            self._put_maximum(name_of_age, name, self._age_s(unread.get(name)))
+        def put(reply: Any) -> None:
+            due = pairs(reply[0][1]).get(b"due", b"") if reply else b""
+            if due.isdigit():
+                self._put_maximum(metric, group, self._age_s(int(due)))
 
-    def _age_s(self, at_ms: int | None) -> float:
-        return 0.0 if at_ms is None else max(0.0, (self._now_ms - at_ms) / 1000)
+        if own.ready:
+            yield _first_after(self.keys.group(name).ready, own.last_read), put
+
+    def _put_archives(self) -> Iterator[Question]:
+        """Write how far each archive is behind the journal."""
+        metric = "lisa_topic_archive_behind_seconds"
+
+        def put(name: str, reply: Any) -> None:
+            if reply:
+                self._put_maximum(metric, name, self._age_s(entry_ms(reply[0][0])))
+
+        for name, record in self.head.archives.items():
+            behind = max(0, self.head.journaled - record.number)
+            add(self.reading.numbers, "lisa_topic_archive_behind_events", behind, self.label, name)
+            self._put_maximum(metric, name, 0.0)
+            if behind:
+                yield _first_after(self.keys.events, record.entry), partial(put, name)
+
+    def _age_s(self, at_ms: int) -> float:
+        return max(0.0, (self.reading.now_ms - at_ms) / 1000)
 
     def _put_maximum(self, name: str, group: str | None, value: float) -> None:
         """Write the highest value of a topic's shards, or of the groups in `(others)`.
 
         group: the second label; for some metrics an archive, for others None.
         """
-        rows = self._numbers.setdefault(name, {})
-        labels = (self._label,) if group is None else (self._label, group)
+        rows = self.reading.numbers.setdefault(name, {})
+        labels = (self.label,) if group is None else (self.label, group)
         before = rows.get(labels, 0.0)
         rows[labels] = max(value, before) if isinstance(before, float) else value
 
     def _put_consumers(self) -> None:
-        records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
-        alive = presence.alive(records, self._now_ms)
-        self._processes.update(map(presence.process_of, alive))
-        for name in self._groups:
+        records = presence.records_in(self.head.consumers or [], presence.ConsumerPresence)
+        alive = presence.alive(records, self.reading.now_ms)
+        self.reading.processes.update(map(presence.process_of, alive))
+        for name in self.groups:
             mine = [consumer for consumer in alive if name in consumer.groups]
             degraded = {consumer.name for consumer in mine if consumer.state == "degraded"}
             self._add_new("lisa_topic_consumers_alive", name, set(map(presence.process_of, mine)))
@@ -210,21 +225,21 @@ class TopicNumbers:
 
     def _add_new(self, metric: str, group: str, members: set[str]) -> None:
         """Add the number of members that no other shard of the topic has."""
-        new = {(metric, self._label, group, member) for member in members}
+        new = {(metric, self.label, group, member) for member in members}
         if self._is_named:
-            new -= self._counted
-            self._counted.update(new)
-        add(self._numbers, metric, len(new), self._label, self._group(group))
+            new -= self.reading.counted
+            self.reading.counted.update(new)
+        add(self.reading.numbers, metric, len(new), self.label, self._group(group))
 
     def _put_options(self) -> None:
-        numbers, label, head = self._numbers, self._label, self._head
-        firsts = [head.first, *[own.first_again for own in self._groups.values()]]
+        numbers, label, head = self.reading.numbers, self.label, self.head
+        firsts = [head.first, *[own.first_again for own in self.groups.values()]]
         dues = [float(first[1]) for first in firsts if first]
         if dues:
             earliest = numbers.setdefault("lisa_topic_next_due_timestamp_seconds", {})
             known, due = earliest.get((label,)), min(dues) / 1000
             earliest[label,] = min(known, due) if isinstance(known, float) else due
-        if not self._is_whole:
+        if not self.is_whole:
             return
         paused, capacity, max_ready, _ = head.options or (None, None, None, None)
         put(numbers, "lisa_topic_paused", float(paused == b"1"), label)
@@ -234,17 +249,17 @@ class TopicNumbers:
         put(numbers, "lisa_topic_max_ready_messages", float(unread), label)
 
     def _put_counters(self) -> None:
-        numbers, label = self._numbers, self._label
-        stats = counters(self._head.stats or [])
+        numbers, label = self.reading.numbers, self.label
+        stats = counters(self.head.stats or [])
         for name, family in TOPIC_COUNTERS.items():
             add(numbers, family.name, stats.get(name, 0), label)
-        for group in self._named:
+        for group in self.named:
             for name, family in GROUP_COUNTERS.items():
                 add(numbers, family.name, stats.get(f"{name}@{group}", 0), label, group)
             self._put_lateness(stats, group)
 
     def _put_lateness(self, stats: Mapping[str, int], group: str) -> None:
-        numbers, labels = self._numbers, (self._label, group)
+        numbers, labels = self.reading.numbers, (self.label, group)
         late = {letter: stats.get(f"{_LATE}{letter}@{group}", 0) for letter in (*LETTERS, *FORMER)}
         histogram = [*bucket_counts(late), total_ms(late) / 1000]
         add(numbers, "lisa_topic_lateness_seconds", histogram, *labels)
@@ -275,8 +290,10 @@ def read(store: Store) -> Flow[Numbers]:
     put(numbers, "lisa_topics", len(topics))
     processes: set[str] = set()
     for is_named, part in ((True, topics[:NAMED_TOPICS]), (False, topics[NAMED_TOPICS:])):
-        for some in chunks(part, TOPICS_PER_STEP):
-            yield from _read_topics(store, some, TopicReading(numbers, now_ms, is_named, processes))
+        for topics_of_step in chunks(part, TOPICS_PER_STEP):
+            yield from _read_topics(
+                store, topics_of_step, TopicReading(numbers, now_ms, is_named, processes)
+            )
     put(numbers, "lisa_consumers_alive", len(processes))
     put(numbers, "lisa_reading_seconds", time.monotonic() - began)
     return numbers
@@ -302,8 +319,8 @@ def _read_topics(store: Store, topics: Sequence[Topic], reading: TopicReading) -
         for topic, layout in zip(topics, layouts, strict=True)
         for shard in layout.counted(topic)
     }
-    for some in chunks(list(whole), TOPICS_PER_STEP):
-        yield from _read_groups(store, {shard: whole[shard] for shard in some}, reading)
+    for shards in chunks(list(whole), TOPICS_PER_STEP):
+        yield from _read_groups(store, {shard: whole[shard] for shard in shards}, reading)
 
 
 def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) -> Flow[None]:
@@ -318,21 +335,22 @@ def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) 
     flat = yield from _ask(store, asked)
     size = len(GroupReplies._fields)
     counts = {line: GroupReplies(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}
-    since = yield from _oldest_ready(store, counts)
-    late = yield from _on_ramps(store, heads, now_ms)
-    unread = yield from _oldest_unread(store, heads)
+    questions: list[Question] = []
     for topic, label in whole.items():
-        own = {name: one for (of, name), one in counts.items() if of == topic}
-        name_of_topic = label if reading.is_named else OTHERS
-        named = set(sorted(own)[:NAMED_GROUPS])
-        its = TopicNumbers(
-            reading, name_of_topic, heads[topic], own, named=named, is_whole=topic == label
+        own = {name: replies for (of, name), replies in counts.items() if of == topic}
+        topic_numbers = TopicNumbers(
+            reading=reading,
+            keys=store.keys.topic(topic),
+            label=label if reading.is_named else OTHERS,
+            head=heads[topic],
+            groups=own,
+            named=set(sorted(own)[:NAMED_GROUPS]),
+            is_whole=topic == label,
         )
-        its.put_ramp(late.get(topic))
-        its.put(
-            {name: since[topic, name] for name in own if (topic, name) in since},
-            {name: ms for (of, name), ms in unread.items() if of == topic},
-        )
+        questions += topic_numbers.put()
+    replies = yield from _ask(store, [command for command, _ in questions])
+    for (_, put_reply), reply in zip(questions, replies, strict=True):
+        put_reply(reply)
 
 
 def _head(store: Store, topic: str, now_ms: int) -> list[Command]:
@@ -361,62 +379,9 @@ def _group(store: Store, topic: str, group: str, now_ms: int) -> list[Command]:
     ]
 
 
-def _oldest_ready(
-    store: Store, counts: Mapping[tuple[str, str], GroupReplies]
-) -> Flow[dict[tuple[str, str], int]]:
-    """Due time of the next message to deliver, for groups that have a ready message."""
-    lines = [line for line, own in counts.items() if own.ready]
-    asked: list[Command] = [
-        (
-            "XRANGE",
-            store.keys.topic(topic).group(group).ready,
-            f"({counts[topic, group].last_read}",
-            "+",
-            "COUNT",
-            1,
-        )
-        for topic, group in lines
-    ]
-    replies = yield from _ask(store, asked)
-    found = {}
-    for line, reply in zip(lines, replies, strict=True):
-        due = pairs(reply[0][1]).get(b"due", b"") if reply else b""
-        if due.isdigit():
-            found[line] = int(due)
-    return found
-
-
-def _on_ramps(store: Store, heads: Mapping[str, TopicReplies], now_ms: int) -> Flow[dict[str, int]]:
-    """How many messages the ramps of topics hold back, for the topics that have a ramp."""
-    topics = [topic for topic, head in heads.items() if (head.options or [None])[-1]]
-    late_ms = now_ms - RAMP_LATE_MS
-    asked: list[Command] = [
-        ("ZCOUNT", store.keys.topic(topic).waiting, "-inf", late_ms) for topic in topics
-    ]
-    replies = yield from _ask(store, asked)
-    return {topic: count or 0 for topic, count in zip(topics, replies, strict=True)}
-
-
-def _oldest_unread(
-    store: Store, heads: Mapping[str, TopicReplies]
-) -> Flow[dict[tuple[str, str], int]]:
-    """By journal and archive, the time of the first event that the archive has not stored."""
-    lines = [
-        (topic, name, record.entry)
-        for topic, head in heads.items()
-        for name, record in head.archives.items()
-        if record.number < head.journaled
-    ]
-    asked: list[Command] = [
-        ("XRANGE", store.keys.topic(topic).events, f"({entry}", "+", "COUNT", 1)
-        for topic, _, entry in lines
-    ]
-    replies = yield from _ask(store, asked)
-    return {
-        (topic, name): entry_ms(reply[0][0])
-        for (topic, name, _), reply in zip(lines, replies, strict=True)
-        if reply
-    }
+def _first_after(stream: str, entry: str) -> Command:
+    """The command for the first entry of a stream after another one."""
+    return ("XRANGE", stream, f"({entry}", "+", "COUNT", 1)
 
 
 def _add_memory(numbers: Numbers, infos: Sequence[bytes]) -> None:
