@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
 from lisa.core.model.options import TopicOptions
-from lisa.core.model.stream import Entry, parse_read, read_command
+from lisa.core.model.stream import Entry, parse_reads, read_all_command
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.change import Reschedule
@@ -95,8 +95,8 @@ class Cast:
         return sent
 
     def read(self, count: int = 100, *, block_ms: int = 0, consumer: str = "c1") -> list[Entry]:
-        command = read_command(self.own.ready, self.group, consumer, count, block_ms)
-        return parse_read(self.store.ask(*command))
+        command = read_all_command([self.own.ready], self.group, consumer, count, block_ms)
+        return [entry for _, entries in parse_reads(self.store.ask(*command)) for entry in entries]
 
     def await_entries(self, count: int = 1) -> list[Entry]:
         """Read until so many entries came."""

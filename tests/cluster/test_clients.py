@@ -19,7 +19,7 @@ import uvloop
 from redis.sentinel import MasterNotFoundError
 
 from lisa.core.model.keys import Keys
-from lisa.core.model.stream import read_command
+from lisa.core.model.stream import read_all_command
 from lisa.core.redis import failover
 from lisa.core.redis.address import Address
 from lisa.core.redis.cluster import AsyncCluster
@@ -77,7 +77,7 @@ def test_a_dead_node_fails_only_its_own_topics(
             node.ask("SCRIPT", "FLUSH")
         drive(store.run(Declare(topic, "g")))  # the script must be loaded on the node of its keys
         ready = store.keys.topic(topic).group("g").ready
-        assert drive(store.command(*read_command(ready, "g", "c", 1, 1))) in (None, [], {})
+        assert drive(store.command(*read_all_command([ready], "g", "c", 1, 1))) in (None, [], {})
     assert time.monotonic() - began < PATIENCE.total_seconds() / 2
     with closing(Connection(Address(partial_cluster.url))) as connection:
         commands = [("ZCARD", store.keys.topic(name).waiting) for name in (lost, *living)]
@@ -289,7 +289,7 @@ def test_a_blocking_read_does_not_ask_for_the_topology(
     drive(store.run(Declare("orders", "g")))
     ready = store.keys.topic("orders").group("g").ready
     (node,) = cluster_of_one.primaries
-    drive(store.command(*read_command(ready, "g", "c", 1, 0)))
+    drive(store.command(*read_all_command([ready], "g", "c", 1, 0)))
     drive(store.command("XREAD", "COUNT", 1, "STREAMS", ready, "0"))
     assert "cmdstat_command|getkeys" not in node.info_text("commandstats")
 

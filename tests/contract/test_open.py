@@ -10,7 +10,7 @@ import pytest
 from lisa.core.delivery.opening import MOST_READS, Opening
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.options import BYTES_PER_CALL
-from lisa.core.model.stream import Entry, parse_read, read_command
+from lisa.core.model.stream import Entry, parse_reads, read_all_command
 from lisa.core.transitions import loader
 from lisa.core.transitions.delivery import Open, Opened
 from lisa.core.transitions.groups import Undeclare
@@ -75,7 +75,7 @@ def test_foreign_entries_are_cleared(bench: Bench, run: Run) -> None:
     ready = bench.keys.group("lisa").ready
     for fields in (("x", "y"), ("id", b"\xff\xfe"), ("id", "a", "due", "soon", "attempt", "one")):
         bench.store.ask("XADD", ready, "*", *fields)
-    read = parse_read(bench.store.ask(*read_command(ready, "lisa", "c1", 10, 0)))
+    ((_, read),) = parse_reads(bench.store.ask(*read_all_command([ready], "lisa", "c1", 10, 0)))
     found = [(one.id, one.due_ms, one.attempt) for one in read]
     assert found == [("", 0, 1), ("\ufffd\ufffd", 0, 1), ("a", 0, 1)]
     assert run(Open(TOPIC, "lisa", read)).envelopes == [None, None, None]
@@ -115,8 +115,8 @@ def test_the_time_of_delivery_is_not_before_the_due_time(bench: Bench, run: Run)
     bench.send(item("a", "+20"))
     while not bench.call(Promote(TOPIC)).moved:
         pass
-    read = bench.store.ask(*read_command(bench.keys.group("lisa").ready, "lisa", "c1", 1, 0))
-    (entry,) = parse_read(read)
+    read = bench.store.ask(*read_all_command([bench.keys.group("lisa").ready], "lisa", "c1", 1, 0))
+    ((_, (entry,)),) = parse_reads(read)
     assert run(Open(TOPIC, "lisa", [entry])).now_us >= entry.due_ms * 1000
 
 

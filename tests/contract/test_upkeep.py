@@ -3,7 +3,7 @@
 from typing import Any
 
 from lisa.core.model.options import SUSPECT_REASON
-from lisa.core.model.stream import read_command
+from lisa.core.model.stream import read_all_command
 from lisa.core.transitions.delivery import Open
 from lisa.core.transitions.groups import Forget
 from lisa.core.transitions.lease import ClockState, Reclaim, Reclaimed, Release, Renew, Renewed
@@ -97,7 +97,7 @@ def test_a_suspect_stays_one_until_a_handler_has_ended(bench: Bench) -> None:
     bench.check_change(stats={"released@lisa": 2}, lisa=G(ready=back, **failed))
     bench.store.ask("HSET", bench.keys.options, "paused", 1)
     entry = bench.opening("a")
-    bench.store.ask(*read_command(bench.keys.group("lisa").ready, "lisa", "c1-h", 1, 0))
+    bench.store.ask(*read_all_command([bench.keys.group("lisa").ready], "lisa", "c1-h", 1, 0))
     assert bench.call(Open(TOPIC, "lisa", [entry])).paused
     back = [*back[1:], back[0]]
     bench.check_change(options={"paused": "1"}, lisa=G(ready=back, **failed))

@@ -8,10 +8,10 @@ form, so scripts and clients in other languages implement only one.
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice, repeat
-from typing import Self
+from typing import Any, Self
 
 from lisa.core.model.clock import duration_ms, named_duration, parse_duration
 from lisa.core.model.errors import InvalidMessage
@@ -86,8 +86,8 @@ class RetryPolicy:
     @classmethod
     def of(cls, delays: Iterable[object], *, jitter: float = 0.0) -> Self:
         """A policy from a list of delays: timedelta, or text with a unit."""
-        some = islice(delays, MAX_RETRIES + 1)  # of too many, the others are not parsed
-        return cls(tuple(duration_ms(parse_duration(delay)) for delay in some), jitter)
+        first = islice(delays, MAX_RETRIES + 1)  # of too many, the others are not parsed
+        return cls(tuple(duration_ms(parse_duration(delay)) for delay in first), jitter)
 
     @classmethod
     def fixed(
@@ -99,7 +99,7 @@ class RetryPolicy:
     ) -> Self:
         """`count` retries, each after the same pause."""
         delay_ms = duration_ms(named_duration("delay", delay))
-        return cls((delay_ms,) * _checked_count(count), jitter)
+        return cls((delay_ms,) * _checked_count(count), _number("jitter", jitter))
 
     @classmethod
     def exponential(
@@ -112,6 +112,7 @@ class RetryPolicy:
         jitter: float = 0.0,
     ) -> Self:
         """`count` retries; each pause is `factor` times the previous one, up to `cap`."""
+        factor = _number("factor", factor)
         if not 1 <= factor <= 1_000:
             raise InvalidMessage(f"factor must be between 1 and 1000, not {factor!r}")
         from fractions import Fraction  # late: few programs set pauses
@@ -124,7 +125,7 @@ class RetryPolicy:
             delays.append(pause)
             # Rounded up at each step: exact for integer factors, and bounded by the cap.
             pause = min(cap_ms, -int(-pause * growth // 1))
-        return cls(tuple(delays), jitter)
+        return cls(tuple(delays), _number("jitter", jitter))
 
     def pause_ms(self, attempt: int) -> int | None:
         """The pause after that failed attempt, from 1, with jitter; None if it was the last one."""
@@ -170,32 +171,22 @@ def _from_mapping(value: Mapping[object, object]) -> RetryPolicy:
     forms = [form for form in ("fixed", "exponential", "delays") if form in value]
     if len(forms) != 1:
         raise InvalidMessage(f"a retry policy needs exactly one of {_FORMS}: {dict(value)!r}")
-    if forms == ["delays"]:
+    (form,) = forms
+    if form == "delays":
         _check_keys("a list of delays", value, ("delays", "jitter"))
         listed = RetryPolicy.parse(value["delays"])
-        jitter = _number("jitter", value["jitter"]) if "jitter" in value else listed.jitter
-        return RetryPolicy(listed.delays_ms, jitter)
-    form = forms[0]
+        return replace(listed, jitter=_number("jitter", value.get("jitter", listed.jitter)))
     _check_keys("a retry policy", value, (form,))
-    given = value[form]
+    given: Any = value[form]
     if not isinstance(given, Mapping):
         raise InvalidMessage(f"{form!r} must be a mapping of its settings, not {given!r}")
-    _check_keys(form, given, _FIXED if form == "fixed" else _EXPONENTIAL)
-    required = "delay" if form == "fixed" else "initial"
-    if required not in given:
-        raise InvalidMessage(f"{form!r} needs {required!r}, as in '{required}: 20s'")
-    pause = parse_duration(given[required])
-    count = _checked_count(given.get("count", DEFAULT_RETRIES))
-    jitter = _number("jitter", given.get("jitter", 0))
-    if form == "fixed":
-        return RetryPolicy.fixed(delay=pause, count=count, jitter=jitter)
-    return RetryPolicy.exponential(
-        initial=pause,
-        factor=_number("factor", given.get("factor", 2)),
-        cap=parse_duration(given.get("cap", DEFAULT_CAP)),
-        count=count,
-        jitter=jitter,
+    make, settings = (
+        (RetryPolicy.fixed, _FIXED) if form == "fixed" else (RetryPolicy.exponential, _EXPONENTIAL)
     )
+    _check_keys(form, given, settings)
+    if settings[0] not in given:
+        raise InvalidMessage(f"{form!r} needs {settings[0]!r}, as in '{settings[0]}: 20s'")
+    return make(**given)
 
 
 def _check_keys(what: str, given: Mapping[object, object], allowed: tuple[str, ...]) -> None:
@@ -210,12 +201,12 @@ def _checked_count(value: object) -> int:
     return value
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InvalidMessage(f"{name} is a number, not {value!r}")
+def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidMessage(f"{name} is a number, not {value!r}") from None
 
 

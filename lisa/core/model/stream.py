@@ -22,32 +22,20 @@ class Entry(NamedTuple):
 _new = tuple.__new__
 
 
-def read_command(
-    stream: str, group: str, consumer: str, count: int, block_ms: int
-) -> tuple[str | int, ...]:
-    """XREADGROUP for entries not delivered yet; `block_ms` 0 does not block."""
-    return read_all_command([stream], group, consumer, count, block_ms)
-
-
 def read_all_command(
     streams: Sequence[str], group: str, consumer: str, count: int, block_ms: int
 ) -> tuple[str | int, ...]:
-    """XREADGROUP for entries of several streams, up to `count` of each.
+    """XREADGROUP for entries not delivered yet, up to `count` of each stream.
 
-    One missing group fails the read of all.
+    `block_ms` 0 does not block. One missing group fails the read of all.
     """
     wait = ("BLOCK", block_ms) if block_ms > 0 else ()
     head = ("XREADGROUP", "GROUP", group, consumer, "COUNT", count, *wait, "STREAMS")
     return (*head, *streams, *[">"] * len(streams))
 
 
-def parse_read(reply: Any) -> list[Entry]:
-    """The entries of an XREADGROUP or XREAD reply for one stream."""
-    return [entry for _, entries in parse_reads(reply) for entry in entries]
-
-
 def parse_reads(reply: Any) -> list[tuple[bytes, list[Entry]]]:
-    """The streams of an XREADGROUP reply with their entries."""
+    """The streams of an XREADGROUP or XREAD reply with their entries."""
     return [(stream, [parse_entry(item) for item in items]) for stream, items in reply or ()]
 
 
