@@ -23,13 +23,12 @@ from pydantic import (
     model_validator,
 )
 
-from lisa.core.model import options as kinds
 from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.clock import parse_duration, parse_zone
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.late import LatePolicy, Ramp
+from lisa.core.model.late import LatePolicy
 from lisa.core.model.options import (
     GRACE,
     LARGEST_BATCH,
@@ -82,11 +81,10 @@ def listed(value: object) -> object:
 
 
 def topic_option(name: str) -> AfterValidator:
-    """A validator of a setting that is the topic option `name`; None means unset."""
+    """A validator of a setting that is the topic option `name`."""
 
-    def check(value: Any) -> Any:
-        if value is not None:
-            check_option(name, value)
+    def check(value: T) -> T:
+        check_option(name, value)
         return value
 
     return AfterValidator(check)
@@ -194,23 +192,13 @@ class _GroupEntry(Section):
     )
 
 
-_YAML_TYPES: dict[type[kinds.OptionType], Any] = {
-    kinds.DurationType: Duration,
-    kinds.PolicyType: Policy,
-    kinds.CountType: int,
-    kinds.FlagType: bool,
-    kinds.LateType: LateField,
-    kinds.RampType: Annotated[InstanceOf[Ramp], BeforeValidator(Ramp.parse)],
-    kinds.WindowType: str,
-}
-
-
 def _option_field(name: str, option: Option) -> tuple[Any, Any]:
-    """The pydantic field of one topic option."""
+    """The pydantic field of one topic option, which the option's own type reads."""
+    kind = option.kind
     meaning = f"`{name}` of the topic. {option.text}" if option.yaml_name else option.text
-    unset = option.unset or option.kind.show(option.default)
+    unset = option.unset or kind.show(option.default)
     return (
-        Annotated[_YAML_TYPES[type(option.kind)] | None, topic_option(name)],
+        Annotated[Any, BeforeValidator(lambda value: kind.decode(kind.encode(value)))],
         Field(default=None, description=f"{meaning} Unset: {unset}."),
     )
 
@@ -233,8 +221,8 @@ class GroupSettings(_OptionKeys):
 
     def options(self) -> dict[str, object]:
         """The topic options that this entry sets, by their names in Redis."""
-        values = {name: getattr(self, key) for key, name in _BY_KEY.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        given = self.model_fields_set
+        return {name: getattr(self, key) for key, name in _BY_KEY.items() if key in given}
 
 
 class ManagerServerSettings(Section):
