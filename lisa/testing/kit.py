@@ -230,11 +230,13 @@ class _Kit:
     def waiting(self, topic: str | None = None) -> list[FoundMessage]:
         """The messages that are still to be handled, by due time; between attempts, too."""
         live = [message for state in LIVE for message in self._found(topic, state)]
-        return sorted(live, key=lambda one: (one.due_ms or 0, one.topic, one.id))
+        return sorted(live, key=lambda message: (message.due_ms or 0, message.topic, message.id))
 
     def garbage(self, topic: str | None = None) -> list[FoundMessage]:
         """The dead messages with their reasons, by time of death."""
-        return sorted(self._found(topic, LiveState.GARBAGE), key=lambda one: one.due_ms or 0)
+        return sorted(
+            self._found(topic, LiveState.GARBAGE), key=lambda message: message.due_ms or 0
+        )
 
     def _found(self, topic: str | None, state: LiveState) -> list[FoundMessage]:
         names = topics_of(self._timeline.shards()) if topic is None else [Topic(topic)]
@@ -247,8 +249,8 @@ class _Kit:
                 cursor = page.cursor
                 for row in page.rows:
                     (seen,) = self._store.call_by_id(Inspect(name, [row.id]))
-                    one = found(name, row.id, seen)
-                    found_here += [one] if one is not None else []
+                    message = found(name, row.id, seen)
+                    found_here += [message] if message is not None else []
         return found_here
 
     def _advance(

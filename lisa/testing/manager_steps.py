@@ -197,9 +197,12 @@ class ManagerSteps:
         commands += _around(keys.ticks, now_ms)
         for zset in (keys.waiting, *[keys_of_group.retry for keys_of_group in own]):
             commands += _around(zset, now_ms)
-        for name, one in zip(groups, own, strict=True):
-            commands += _around(one.leases, now_ms)
-            commands += [("XLEN", one.ready), ("XPENDING", one.ready, name, "-", "+", MOST_HELD)]
+        for name, group_keys in zip(groups, own, strict=True):
+            commands += _around(group_keys.leases, now_ms)
+            commands += [
+                ("XLEN", group_keys.ready),
+                ("XPENDING", group_keys.ready, name, "-", "+", MOST_HELD),
+            ]
         return commands
 
     def _note(

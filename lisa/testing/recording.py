@@ -93,9 +93,9 @@ class _InMemory(Store):
 
     def _create(self, call: Schedule) -> Iterable[str]:
         record = Record.decode(call.record)
-        for one in call.creates:
-            is_pending = record.is_made and one.id == occurrence_id(call.name, record.tick or 0)
-            yield "a" if is_pending or self.offer(call.topic, one) else "d"
+        for new in call.creates:
+            is_pending = record.is_made and new.id == occurrence_id(call.name, record.tick or 0)
+            yield "a" if is_pending or self.offer(call.topic, new) else "d"
 
 
 class RecordedStore(_InMemory, SyncStore):
@@ -146,10 +146,16 @@ class _Recording(BaseProducer):
     def _open_to_send(self, _topic: str) -> Flow[None]:
         return _answer(None)
 
-    def _offer(self, topic: str, one: NewOccurrence) -> bool:
+    def _offer(self, topic: str, new: NewOccurrence) -> bool:
         """Record an occurrence of a schedule, unless its id is known."""
         call = Enqueue(
-            topic, "", [one.id], [str(one.due_ms)], [one.envelope], [one.ttl_ms], [one.policy]
+            topic,
+            "",
+            [new.id],
+            [str(new.due_ms)],
+            [new.envelope],
+            [new.ttl_ms],
+            [new.policy],
         )
         (message,) = sent_by(call)
         return self._accept(call, message) is Sent.ACCEPTED
@@ -161,7 +167,9 @@ class _Recording(BaseProducer):
         if isinstance(call, Cancel):
             return _answer([self._end(call.topic, message_id) for message_id in call.ids])
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
-        if not call.is_placed and any(self._has_window(call.topic, one) for one, _ in call.items):
+        if not call.is_placed and any(
+            self._has_window(call.topic, message_id) for message_id, _ in call.items
+        ):
             raise HasWindow(call.topic)
         return _answer([self._move(call.topic, *item) for item in call.items])
 
@@ -219,18 +227,18 @@ class _Recording(BaseProducer):
 
     def _get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:
         """Look up a message that was sent and not cancelled; its due time is None for a delay."""
-        one = self._live.get((check_topic(topic), check_id(message_id)))
-        if one is None:
+        message = self._live.get((check_topic(topic), check_id(message_id)))
+        if message is None:
             return _answer(None)
-        due_ms = None if one.due is None else datetime_ms(one.due)
+        due_ms = None if message.due is None else datetime_ms(message.due)
         return _answer(
             FoundMessage(
-                id=one.id,
-                topic=one.topic,
+                id=message.id,
+                topic=message.topic,
                 state=State.WAITING,
                 due_ms=due_ms,
-                body=one.body,
-                headers=one.headers,
+                body=message.body,
+                headers=message.headers,
             )
         )
 

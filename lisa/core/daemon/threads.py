@@ -187,7 +187,7 @@ class KeyedPool(Generic[K]):
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def start(self, one: K, work: Callable[[], object]) -> None:
+    def start(self, key: K, work: Callable[[], object]) -> None:
         """Run a task for a key without a running task; does nothing once the pool is closed.
 
         At the limit of threads an empty pool runs the task on the caller's thread.
@@ -195,19 +195,19 @@ class KeyedPool(Generic[K]):
         with self._changed:
             if self._is_closed:
                 return
-            self._busy.add(one)
+            self._busy.add(key)
             if (number := len(self._threads) + 1) <= len(self._busy):
                 thread = ServiceThread(f"{self._name}-{number}", self._serve, self._longest_s)
                 grow(self._threads, thread)
             is_given = bool(self._threads)
             if is_given:
-                self._work.put((one, work))
+                self._work.put((key, work))
         if not is_given:
-            self._do(one, work)
+            self._do(key, work)
 
-    def is_busy(self, one: K) -> bool:
+    def is_busy(self, key: K) -> bool:
         """Whether a task of the key runs or waits."""
-        return one in self._busy
+        return key in self._busy
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all tasks have ended; returns False after `timeout_s`."""
@@ -231,13 +231,13 @@ class KeyedPool(Generic[K]):
             self._do(*given)
             rest()
 
-    def _do(self, one: K, work: Callable[[], object]) -> None:
+    def _do(self, key: K, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001  logged; the thread continues with other tasks
             unforeseen(self._name, error)
         finally:
             with self._changed:
-                self._busy.discard(one)
+                self._busy.discard(key)
                 self._changed.notify_all()
-        self._ended(one)
+        self._ended(key)

@@ -125,12 +125,12 @@ def lasting(numbers: Numbers) -> Numbers:
     return {name: rows for name, rows in numbers.items() if FAMILIES[name].kind != "gauge"}
 
 
-def _sum(name: str, one: Value, other: Value) -> Value:
-    if isinstance(one, list) and isinstance(other, list):
-        return [a + b for a, b in zip(one, other, strict=True)]
-    if isinstance(one, list) or isinstance(other, list):
+def _sum(name: str, value: Value, added: Value) -> Value:
+    if isinstance(value, list) and isinstance(added, list):
+        return [a + b for a, b in zip(value, added, strict=True)]
+    if isinstance(value, list) or isinstance(added, list):
         raise TypeError(f"{name} is a histogram in one process and a number in another")
-    return min(one, other) if FAMILIES[name].is_least else one + other
+    return min(value, added) if FAMILIES[name].is_least else value + added
 
 
 def of_process() -> Numbers:

@@ -60,10 +60,10 @@ def load(paths: Iterable[str]) -> list[BaseMiddleware]:
         if not module or not name or module.startswith("."):
             raise ConfigError(f"middleware {path!r} must be pkg.module:name")
         try:
-            one = getattr(import_module(module), name)
+            loaded = getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"middleware {path!r} cannot be imported: {error}") from None
-        found.append(one() if isinstance(one, type) else one)
+        found.append(loaded() if isinstance(loaded, type) else loaded)
     return found
 
 
@@ -106,10 +106,10 @@ def _link(method: Callable[..., Any], call_next: Link) -> Link:
     return lambda value: method(value, call_next)
 
 
-def _is_own(one: object, method: str) -> bool:
-    return not hasattr(getattr(one, method), "passes_on")
+def _is_own(layer: object, method: str) -> bool:
+    return not hasattr(getattr(layer, method), "passes_on")
 
 
-def _name(one: object) -> str:
-    kind = one if isinstance(one, type) else type(one)
+def _name(layer: object) -> str:
+    kind = layer if isinstance(layer, type) else type(layer)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -106,7 +106,7 @@ def _substituted(value: Any, values: dict[str, Any]) -> Any:
     if isinstance(value, list):
         return [_substituted(item, values) for item in value]
     if isinstance(value, dict):
-        return {key: _substituted(one, values) for key, one in value.items()}
+        return {key: _substituted(item, values) for key, item in value.items()}
     return value
 
 

@@ -353,13 +353,13 @@ def business_day_after(window: HandOverWindow, day: date, count: int) -> date | 
     left = count
     for ahead in range(0 if count == 0 else 1, 401):
         try:
-            one = day + timedelta(days=ahead)
+            found = day + timedelta(days=ahead)
         except OverflowError:
             return None
-        if open_spans(window, one):
+        if open_spans(window, found):
             left -= 1
             if left <= 0:
-                return one
+                return found
     return None
 
 

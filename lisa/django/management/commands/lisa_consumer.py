@@ -31,7 +31,7 @@ class Command(BaseCommand):  # type: ignore[misc]
     def handle(self, *_: Any, options: list[str], **__: Any) -> None:
         """Replace this process; manage.py has put the settings module into the environment."""
         # Other directories than the standard ones: that of manage.py, and those of --pythonpath.
-        own = takewhile(lambda one: Path(one).name != STANDARD, sys.path)
+        own = takewhile(lambda entry: Path(entry).name != STANDARD, sys.path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, own))
         command = python("lisa.cli.consumer", "lisa.django.run", *options)
         os.execv(sys.executable, command)  # noqa: S606  the program is this interpreter
