@@ -162,13 +162,12 @@ def test_code_for_features_is_left_out_of_other_scripts() -> None:
 
 
 def test_every_script_has_one_transition() -> None:
-    """Beside those that ask a closed shard what it knows."""
     modules = pkgutil.iter_modules([str(Path(base.__file__).parent)])
     found = Counter(
         vars(kind)["script"]
         for module in modules
         for kind in vars(importlib.import_module(f"lisa.core.transitions.{module.name}")).values()
-        if isinstance(kind, type) and "script" in vars(kind) and "Known" not in kind.__name__
+        if isinstance(kind, type) and "script" in vars(kind)
         if kind.__module__.endswith(f".{module.name}")
     )
     assert found == Counter(loader.names())
@@ -184,7 +183,7 @@ def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
     assert ("the call's record" in parts["KEYS"]) == bool(call.call_id)
     fixed, each = argument_counts(parts["ARGV"])
     assert [len(own_arguments(name, n)) for n in (1, 3)] == [fixed + each, fixed + 3 * each]
-    assert parts["ARGV"].startswith("own group's number") == (call.own_group is not None)
+    assert parts["ARGV"].startswith("own group's number") == isinstance(call, base.OfGroup)
     assert "{'OK'" in parts["Returns"]
     knows_groups = "changed_groups()" in code(name)
     assert ("{'GROUPS', ...}" in parts["Returns"]) == knows_groups

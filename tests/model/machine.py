@@ -15,7 +15,7 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.recurring.definition import Record, define
 from lisa.core.model.stream import Entry as Read
 from lisa.core.transitions.ack import Ack, Settlement
-from lisa.core.transitions.base import Transition
+from lisa.core.transitions.base import OfGroup, Transition
 from lisa.core.transitions.delivery import Limits, Open, Pull
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.garbage import Purge, Requeue
@@ -124,7 +124,8 @@ class Machine(RuleBasedStateMachine):
         read_answer: Callable[[Any], Any] = lambda answer: answer,
     ) -> None:
         """Run a transition of one group, which must be declared."""
-        topic, group = self.stage.topic(transition.topic), transition.own_group or ""
+        assert isinstance(transition, OfGroup)
+        topic, group = self.stage.topic(transition.topic), transition.group
         self.stage.call(
             transition,
             lambda clock: model(topic, self.stage.group(topic, group), clock),

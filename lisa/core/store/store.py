@@ -21,7 +21,6 @@ from lisa.core.model.backoff import MOVING_S
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import (
     ConfigError,
-    GroupRemoved,
     InvalidMessage,
     LisaError,
     Misplaced,
@@ -59,6 +58,7 @@ from lisa.core.transitions.base import (
     STEPS_PER_CALL,
     ById,
     Elsewhere,
+    OfGroup,
     Transition,
     text,
 )
@@ -314,11 +314,9 @@ class Store:
         keys = self.keys.topic(transition.topic)
         whole: Any = None
         while True:
-            groups = transition.fixed_groups
+            groups = self._groups_for(transition)
             if groups is None:
-                groups = self._groups.get(keys.topic)
-            if groups is None or transition.own_group not in (None, *groups):
-                groups = yield from self._groups_for(transition, keys, patience)
+                groups = yield from self._read_groups(keys, patience)
             script, command = self._call(transition, keys, groups, layout)
             try:
                 if durability is None:
@@ -397,11 +395,8 @@ class Store:
         A reply that does not begin with OK has its cause in what is known: run the transition.
         """
         keys = self.keys.topic(transition.topic)
-        groups = transition.fixed_groups
+        groups = self._groups_for(transition)
         if groups is None:
-            groups = self._groups.get(keys.topic, ())
-        own = transition.own_group
-        if own is not None and own not in groups:
             return ("TIME",)  # keeps the order of replies; every role may run TIME
         return self._call(transition, keys, groups, layout)[1]
 
@@ -440,18 +435,16 @@ class Store:
             self._features.clear()
         return self._features.get(topic, NONE)
 
-    def _groups_for(
-        self, transition: Transition[Any], keys: TopicKeys, patience: Patience
-    ) -> Flow[tuple[str, ...]]:
-        """The topic's groups, read from the server if the transition moves messages of one."""
-        own = transition.own_group
-        if own is None:
-            return ()
+    def _groups_for(self, transition: Transition[Any]) -> tuple[str, ...] | None:
+        """The groups to pass; None if the known ones lack the transition's own."""
+        fixed = transition.fixed_groups
+        groups = self._groups.get(transition.topic, ()) if fixed is None else fixed
+        is_lacking = isinstance(transition, OfGroup) and transition.group not in groups
+        return None if is_lacking else groups
+
+    def _read_groups(self, keys: TopicKeys, patience: Patience) -> Flow[tuple[str, ...]]:
         reply = yield from self._repeated(Execute(("HKEYS", keys.groups)), patience=patience)
-        found = self.learn_groups(keys.topic, reply)
-        if own not in found:
-            raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")
-        return found
+        return self.learn_groups(keys.topic, reply)
 
     def _confirmed(
         self,
@@ -872,7 +865,8 @@ class _Search(Generic[T]):
             picks = self._by_shard(todo, count)
             calls = [self._transition.first_of(shard, some) for shard, some in picks.items()]
             results = yield from self._run(calls, list(picks.values()), closed, self._durability)
-            for i, result in results:
+            for i, answer in results:
+                result = self._transition.told(answer)
                 if result is Elsewhere.SETTLED:
                     self._settled_before.add(i)
                 elif not isinstance(result, Elsewhere):

@@ -51,7 +51,7 @@ def lateness_argument(letters: Iterable[str], late_ms: Iterable[int]) -> str:
     return "".join(letters) + str(max(late_ms) or "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ack(OfGroup, ById[Acked]):
     """Settle deliveries of one group. `state` is acked, or expired if they exceeded their ttl."""
 
@@ -65,8 +65,6 @@ class Ack(OfGroup, ById[Acked]):
         "s": Acked.STALE,
         "r": Acked.REPEATED,
     }
-    topic: str
-    group: str
     settlements: Sequence[Settlement]
     state: str = "acked"
 

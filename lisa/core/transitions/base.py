@@ -28,14 +28,15 @@ class HasWindow(LisaError):
     """A message may have a window: read its headers, and call again with what follows from them."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Transition(ABC, Generic[T]):
     """One call of one Lua script: its keys, its arguments, and the meaning of its reply.
 
     A transition knows its topic and, if it concerns a single group, that group. The store supplies
     the declared groups, and builds the call again if they have changed.
-    """
 
-    __slots__ = ()
+    call_id: identifies a call whose repeats get the first call's answer; empty if there is none.
+    """
 
     script: ClassVar[str]
     steps: ClassVar[int] = 1
@@ -47,11 +48,7 @@ class Transition(ABC, Generic[T]):
     checks_layout: ClassVar[bool] = False
     """Whether the script compares the caller's layout number with that of the shard."""
     topic: str
-
-    @property
-    def own_group(self) -> str | None:
-        """The group whose messages move; None for a transition of the whole topic."""
-        return None
+    call_id: str = field(default="", kw_only=True, compare=False)
 
     @property
     def fixed_groups(self) -> tuple[str, ...] | None:
@@ -62,11 +59,6 @@ class Transition(ABC, Generic[T]):
     def features(self) -> Features:
         """The features of its script that this call uses, beside those of its topic."""
         return NONE
-
-    @property
-    def call_id(self) -> str:
-        """Identifies a call whose repeats get the first call's answer; empty if there is none."""
-        return ""
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:  # noqa: ARG002  used by overrides
         """The keys of individual messages, in the order given in the script's header."""
@@ -96,7 +88,7 @@ class Transition(ABC, Generic[T]):
     def build(
         self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
     ) -> tuple[list[str], list[Argument]]:
-        """KEYS and ARGV for the given groups. Raises GroupRemoved if `own_group` is not one.
+        """KEYS and ARGV for the given groups. Raises GroupRemoved if the own group is not one.
 
         layout: number of the layout by which this shard was chosen; empty to skip the check.
         """
@@ -105,41 +97,37 @@ class Transition(ABC, Generic[T]):
             all_keys += keys.group(name)
         all_keys += self.id_keys(keys)
         arguments: list[Argument] = [keys.wake, keys.topic, actor, len(groups), *groups]
-        own = self.own_group
-        if own is not None:
-            if own not in groups:
-                raise GroupRemoved(f"group {own!r} is not declared on topic {self.topic!r}")
-            arguments.append(groups.index(own) + 1)
+        if isinstance(self, OfGroup):
+            if self.group not in groups:
+                raise GroupRemoved(f"group {self.group!r} is not declared on topic {self.topic!r}")
+            arguments.append(groups.index(self.group) + 1)
         if self.checks_layout:
             arguments.append(layout)
         arguments += self.args()
         return all_keys, arguments
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class OfGroup:
     """A transition that moves the messages of a single group."""
 
-    __slots__ = ()
-
     group: str
 
-    @property
-    def own_group(self) -> str:
-        """The group whose messages move."""
-        return self.group
+
+def _new_call_id() -> str:
+    return f"{random.getrandbits(64):016x}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recorded:
     """A transition whose answer the server stores for repeated calls with the same `call_id`."""
 
-    call_id: str = field(default_factory=lambda: f"{random.getrandbits(64):016x}", compare=False)
+    call_id: str = field(default_factory=_new_call_id, kw_only=True, compare=False)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class OfIds:
     """A transition of message ids, whose script gets the keys of each body and tombstone."""
-
-    __slots__ = ()
 
     columns: ClassVar[tuple[str, ...]] = ("ids",)
     ids: Sequence[str]
@@ -160,14 +148,13 @@ class Elsewhere(StrEnum):
     SETTLED = "settled"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ById(Transition[list[T]]):
     """A transition of individual messages, which a split topic spreads over its shards.
 
     `columns` names the fields that have one item per message, in the same order; the items of the
     first are ids, or tuples that begin with the id. The result has one item per message.
     """
-
-    __slots__ = ()
 
     columns: ClassVar[tuple[str, ...]]
     outcomes: ClassVar[Mapping[str, Any]]
@@ -185,8 +172,7 @@ class ById(Transition[list[T]]):
 
     def parse(self, reply: Sequence[Any]) -> list[T]:
         """Parse a reply with one letter per message."""
-        outcomes = self.outcomes
-        return [outcomes[letter] for letter in text(reply[0])]
+        return list(map(self.outcomes.__getitem__, text(reply[0])))
 
     def is_nowhere(self, result: T) -> bool:
         """Whether this shard did not have the message, so that another one may."""
@@ -196,9 +182,13 @@ class ById(Transition[list[T]]):
         """Whether this shard answered from a tombstone; the id may be live in an older shard."""
         return False
 
-    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[T | Elsewhere]]:
+    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[Any]]:
         """The transition that asks an older shard about the picked messages first."""
         raise NotImplementedError(f"{self.script} asks older shards after the current one")
+
+    def told(self, answer: Any) -> T | Elsewhere:
+        """What one answer to `first_of` says."""
+        return answer  # type: ignore[no-any-return]
 
     def revived(self, result: T) -> T:
         """The current shard's result for a message that an older shard has settled."""
@@ -217,7 +207,7 @@ class ById(Transition[list[T]]):
         }
         if self.call_id and len(picks) < n:  # a separate call id, stable for the same messages
             cut["call_id"] = f"{self.call_id}-{zlib.crc32(repr(list(picks)).encode()):08x}"
-        return replace(self, topic=shard, **cut)  # type: ignore[type-var]  # all are dataclasses
+        return replace(self, topic=shard, **cut)
 
 
 def text(value: bytes | str | int) -> str:

@@ -20,7 +20,7 @@ class Cancelled(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cancel(OfIds, ById[Cancelled]):
     """Cancel messages for good."""
 
@@ -34,8 +34,6 @@ class Cancel(OfIds, ById[Cancelled]):
         "d": Cancelled.DONE,
         "u": Cancelled.UNKNOWN,
     }
-    topic: str
-    ids: Sequence[str]
 
     def is_nowhere(self, result: Cancelled) -> bool:
         return result is Cancelled.UNKNOWN
@@ -53,7 +51,7 @@ class Rescheduled(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reschedule(Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal.
 
@@ -72,7 +70,6 @@ class Reschedule(Recorded, ById[Rescheduled]):
         "d": Rescheduled.DONE,
         "u": Rescheduled.UNKNOWN,
     }
-    topic: str
     items: Sequence[tuple[str, str]]
     is_placed: bool = True
 

@@ -20,15 +20,13 @@ class Pulled(NamedTuple):
     entries: list[Entry]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pull(Recorded, OfGroup, Transition[Pulled]):
     """Take at most `most` messages without waiting; `Open` reads their bodies."""
 
     script: ClassVar[str] = "pull"
     steps: ClassVar[int] = 2
     group_steps: ClassVar[float | None] = 0
-    topic: str
-    group: str
     consumer: str
     most: int
     ack_timeout_ms: int | None = None
@@ -69,7 +67,7 @@ class Opened(NamedTuple):
     limits: Sequence[Limits | None] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Open(OfGroup, Transition[Opened]):
     """Open the first of the entries that XREADGROUP or pull gave to this group's consumer.
 
@@ -81,8 +79,6 @@ class Open(OfGroup, Transition[Opened]):
     script: ClassVar[str] = "open"
     steps: ClassVar[int] = 2
     group_steps: ClassVar[float | None] = 0
-    topic: str
-    group: str
     entries: Sequence[Entry]
     ack_timeout_ms: int | None = None
     late: str = ""
@@ -94,10 +90,9 @@ class Open(OfGroup, Transition[Opened]):
         found = (("late", bool(self.late)), ("exceptions", is_exceptional))
         return frozenset(name for name, is_used in found if is_used)
 
-    @property
-    def call_id(self) -> str:
+    def __post_init__(self) -> None:
         # An entry is opened once, so calls with the same first entry are repeats.
-        return f"open:{self.group}:{self.entries[0].entry}"
+        object.__setattr__(self, "call_id", f"open:{self.group}:{self.entries[0].entry}")
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         body = keys.body("")

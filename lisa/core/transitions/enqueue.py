@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -53,17 +53,6 @@ class WindowChanged(InvalidMessage):
         self.window = window
 
 
-_KNOWN = {"u": Elsewhere.UNKNOWN, "s": Elsewhere.SETTLED}
-_OUTCOMES = {
-    "a": Sent.ACCEPTED,
-    "d": Sent.DUPLICATE,
-    "r": Sent.REPLACED,
-    "f": Sent.REPLACED_IN_FLIGHT,
-    "b": Sent.UPDATED,
-    "x": Sent.REJECTED,
-}
-
-
 def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
     """The number of values that are not None, then each with its message's number, from 1."""
     if values.count(None) == len(values):
@@ -72,7 +61,7 @@ def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
     return [len(given), *chain.from_iterable(given)]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Enqueue(ById[Sent]):
     """Send messages, given in columns, with one send token. Raises TopicFull, InvalidMessage.
 
@@ -83,6 +72,7 @@ class Enqueue(ById[Sent]):
     has_local: whether an envelope may have the header of a wall time, which managers follow.
     are_ids_new: the ids were generated for this call. If the first one is known, the call is a
         repeat, so the script need not check the others.
+    if_known: for a shard that was closed: leave ids alone that it does not know.
     """
 
     script: ClassVar[str] = "enqueue"
@@ -90,7 +80,16 @@ class Enqueue(ById[Sent]):
     group_steps: ClassVar[float | None] = 0.5
     checks_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids", "dues", "envelopes", "ttls_ms", "policies")
-    topic: str
+    outcomes: ClassVar[Mapping[str, Any]] = {
+        "a": Sent.ACCEPTED,
+        "d": Sent.DUPLICATE,
+        "r": Sent.REPLACED,
+        "f": Sent.REPLACED_IN_FLIGHT,
+        "b": Sent.UPDATED,
+        "x": Sent.REJECTED,
+        "u": Elsewhere.UNKNOWN,
+        "s": Elsewhere.SETTLED,
+    }
     token: str
     ids: Sequence[str]
     dues: Sequence[str]
@@ -101,6 +100,7 @@ class Enqueue(ById[Sent]):
     are_ids_new: bool = False
     window: str | None = None
     has_local: bool = False
+    if_known: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         body, done, ids = keys.body(""), keys.done(""), self.ids
@@ -110,7 +110,7 @@ class Enqueue(ById[Sent]):
     @property
     def features(self) -> Features:
         found = []
-        if not self.are_ids_new:
+        if self.if_known or not self.are_ids_new:
             found.append("ids")
         if self.window is not None:
             found.append("window")
@@ -128,16 +128,11 @@ class Enqueue(ById[Sent]):
 
     def args(self) -> Sequence[Argument]:
         ids = self.ids
-        kind = "new" if self.are_ids_new else "distinct" if len(set(ids)) == len(ids) else "any"
-        return self.args_of(kind)
-
-    def args_of(self, kind: str) -> Sequence[Argument]:
-        """The arguments; `kind` states what is known about the ids."""
-        ids = self.ids
+        distinct = "distinct" if self.are_ids_new or len(set(ids)) == len(ids) else "any"
         return [
             self.token,
             self.on_duplicate.value,
-            kind,
+            "known" if self.if_known else "new" if self.are_ids_new else distinct,
             len(ids),
             len(self.dues),
             *self.dues,
@@ -151,20 +146,14 @@ class Enqueue(ById[Sent]):
     def asks_older(self) -> Literal["first", "after", "never"]:
         return "never" if self.are_ids_new else "first"
 
-    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[Sent | Elsewhere]]:
-        return Known(shard, self.part(shard, picks))
+    def first_of(self, shard: str, picks: Sequence[int]) -> Enqueue:
+        return replace(self.part(shard, picks), if_known=True)
 
     def revived(self, result: Sent) -> Sent:
         return Sent.REPLACED if result is Sent.ACCEPTED else result
 
     def with_known_ids(self) -> Enqueue:
         return replace(self, are_ids_new=False)
-
-    def parse(self, reply: Sequence[Any]) -> list[Sent]:
-        outcomes = text(reply[0])
-        if outcomes.count("a") == len(outcomes):
-            return [Sent.ACCEPTED] * len(outcomes)
-        return [_OUTCOMES[letter] for letter in outcomes]
 
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"FULL":
@@ -180,29 +169,3 @@ class Enqueue(ById[Sent]):
                 f"topic {self.topic!r} allows at most {reply[3]} (its option max_body_bytes)"
             )
         Transition.refuse(self, reply)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Known(Transition[list[Sent | Elsewhere]]):
-    """An `Enqueue` for a closed shard, which only reports what it knows of each id."""
-
-    script: ClassVar[str] = "enqueue"
-    checks_layout: ClassVar[bool] = True
-    topic: str
-    sends: Enqueue
-
-    @property
-    def features(self) -> Features:
-        return self.sends.features | {"ids"}
-
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return self.sends.id_keys(keys)
-
-    def args(self) -> Sequence[Argument]:
-        return self.sends.args_of("known")
-
-    def parse(self, reply: Sequence[Any]) -> list[Sent | Elsewhere]:
-        return [_KNOWN.get(letter) or _OUTCOMES[letter] for letter in text(reply[0])]
-
-    def refuse(self, reply: Sequence[Any]) -> None:
-        self.sends.refuse(reply)

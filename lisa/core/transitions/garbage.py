@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from lisa.core.transitions.base import Argument, ById, OfGroup, OfIds, Recorded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Requeue(Recorded, OfGroup, ById[bool]):
     """Move dead messages to retry and reset their attempts. Returns which ids were in garbage."""
 
@@ -18,16 +18,14 @@ class Requeue(Recorded, OfGroup, ById[bool]):
     group_steps: ClassVar[float | None] = 0
     columns: ClassVar[tuple[str, ...]] = ("ids",)
     outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "n": False}
-    topic: str
-    group: str
     ids: Sequence[str]
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]
 
 
-@dataclass(frozen=True, slots=True)
-class Purge(Recorded, OfGroup, OfIds, ById[bool]):
+@dataclass(frozen=True)
+class Purge(Recorded, OfIds, OfGroup, ById[bool]):
     """Settle dead messages for good. Returns which ids were purged.
 
     With `before_ms`, only messages that died at or before that time.
@@ -37,9 +35,6 @@ class Purge(Recorded, OfGroup, OfIds, ById[bool]):
     steps: ClassVar[int] = 4
     group_steps: ClassVar[float | None] = 1
     outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "n": False}
-    topic: str
-    group: str
-    ids: Sequence[str]
     before_ms: int | None = None
 
     def args(self) -> Sequence[Argument]:

@@ -12,7 +12,7 @@ from lisa.core.model.sharding import topic_of
 from lisa.core.transitions.base import Argument, OfGroup, Recorded, Transition, text
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Declare(Recorded, Transition[bool]):
     """Declare a group and create its stream. Returns whether the group is new.
 
@@ -25,7 +25,6 @@ class Declare(Recorded, Transition[bool]):
     """
 
     script: ClassVar[str] = "declare"
-    topic: str
     group: str
     only_mend: bool = False
     only_lost: bool = False
@@ -67,7 +66,7 @@ class Undeclared(NamedTuple):
     gone: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Undeclare(Recorded, Transition[Undeclared]):
     """One page of a removal: deletes the declaration, and settles `ids` for the group.
 
@@ -77,7 +76,6 @@ class Undeclare(Recorded, Transition[Undeclared]):
 
     script: ClassVar[str] = "undeclare"
     steps: ClassVar[int] = 4  # as for Purge, which does the same per id
-    topic: str
     group: str
     ids: Sequence[str] = ()
     drop: bool = False
@@ -95,13 +93,11 @@ class Undeclare(Recorded, Transition[Undeclared]):
         return Undeclared(int(reply[0]), bool(int(reply[1])))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forget(OfGroup, Transition[list[str]]):
     """Delete consumers idle for `least_idle_ms` with nothing pending. Returns their names."""
 
     script: ClassVar[str] = "forget"
-    topic: str
-    group: str
     consumers: Sequence[str]
     least_idle_ms: int
 

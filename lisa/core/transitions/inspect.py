@@ -110,15 +110,13 @@ def _tombstone(value: bytes) -> Tombstone | None:
     return Tombstone(text(value[:8]), state, int(due) if due else None, int(attempts), int(at))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inspect(OfIds, ById[Inspection]):
     """Read the state of ids without changing anything."""
 
     script: ClassVar[str] = "inspect"
     steps: ClassVar[int] = 4
     checks_layout: ClassVar[bool] = True
-    topic: str
-    ids: Sequence[str]
     bodies: bool = True
 
     def args(self) -> Sequence[Argument]:

@@ -20,7 +20,7 @@ class EventPage(NamedTuple):
     items: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Read(Transition[EventPage]):
     """Read the first events between two entries, or the last ones if `backwards`.
 
@@ -29,7 +29,6 @@ class Read(Transition[EventPage]):
 
     script: ClassVar[str] = "read"
     fixed_groups: ClassVar[tuple[str, ...]] = ()
-    topic: str
     start: str
     end: str
     backwards: bool = False
@@ -79,7 +78,7 @@ class Pruned(NamedTuple):
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prune(Transition[Pruned]):
     """Remove at most `limit` events per call. `archives` are the names of archives with a record.
 
@@ -88,7 +87,6 @@ class Prune(Transition[Pruned]):
     """
 
     script: ClassVar[str] = "prune"
-    topic: str
     archives: Sequence[str] = ()
     hold_ms: int = ARCHIVE_HOLDS_MS
     limit: int = 5_000

@@ -23,7 +23,7 @@ class Begun(IntEnum):
     AND_NO_LEASE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Extend(Recorded, OfGroup, ById[bool]):
     """Renew the leases of (id, entry) pairs. Returns which of them are still held."""
 
@@ -32,8 +32,6 @@ class Extend(Recorded, OfGroup, ById[bool]):
     group_steps: ClassVar[float | None] = 0
     columns: ClassVar[tuple[str, ...]] = ("receipts",)
     outcomes: ClassVar[Mapping[str, Any]] = {"k": True, "l": False}
-    topic: str
-    group: str
     consumer: str
     receipts: Sequence[tuple[str, str]]
     ack_timeout_ms: int | None = None
@@ -52,7 +50,7 @@ class Renewed(NamedTuple):
     renewed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Renew(OfGroup, Transition[Renewed]):
     """Renew the leases in one window of a group's pending list, from `start` on.
 
@@ -63,8 +61,6 @@ class Renew(OfGroup, Transition[Renewed]):
     """
 
     script: ClassVar[str] = "renew"
-    topic: str
-    group: str
     by_ms: int = 0
     since_ms: int = 0
     start: str = FIRST
@@ -78,7 +74,7 @@ class Renew(OfGroup, Transition[Renewed]):
         return Renewed(text(cursor) or None, renewed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Release(Recorded, OfGroup, ById[bool]):
     """Give (id, entry) pairs of deliveries back to the group. Returns which were still held."""
 
@@ -87,8 +83,6 @@ class Release(Recorded, OfGroup, ById[bool]):
     group_steps: ClassVar[float | None] = 0
     columns: ClassVar[tuple[str, ...]] = ("receipts",)
     outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "s": False}
-    topic: str
-    group: str
     receipts: Sequence[tuple[str, str]]
 
     def args(self) -> Sequence[Argument]:
@@ -132,7 +126,7 @@ class Reclaimed(NamedTuple):
     returned: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reclaim(Recorded, OfGroup, Transition[Reclaimed]):
     """Check one window of a group's pending list, from `start` on.
 
@@ -142,8 +136,6 @@ class Reclaim(Recorded, OfGroup, Transition[Reclaimed]):
 
     script: ClassVar[str] = "reclaim"
     kept_ms: ClassVar[int] = 600_000
-    topic: str
-    group: str
     start: str = FIRST
     end: str = "+"
     window: int = LARGEST_WINDOW

@@ -33,12 +33,11 @@ class Promoted(NamedTuple):
     expired: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Promote(Transition[Promoted]):
     """Promote up to `limit` messages that are due by Redis's clock."""
 
     script: ClassVar[str] = "promote"
-    topic: str
     limit: int = LARGEST_BATCH
 
     def args(self) -> Sequence[Argument]:

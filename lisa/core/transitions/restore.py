@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, Elsewhere, Recorded, Transition
-from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.inspect import Inspect, Inspection
 
 
 class Restored(StrEnum):
@@ -45,7 +45,7 @@ class RestoreItem(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Restore(Recorded, ById[Restored]):
     """Restore messages; each id at most once per call. Their groups must be declared."""
 
@@ -58,7 +58,6 @@ class Restore(Recorded, ById[Restored]):
         "l": Restored.LIVE,
         "s": Restored.SETTLED,
     }
-    topic: str
     items: Sequence[RestoreItem]
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
@@ -102,34 +101,10 @@ class Restore(Recorded, ById[Restored]):
     def asks_older(self) -> Literal["first", "after", "never"]:
         return "first"
 
-    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[Restored | Elsewhere]]:
-        return _KnownIds(shard, [self.items[i].id for i in picks])
+    def first_of(self, shard: str, picks: Sequence[int]) -> Inspect:
+        return Inspect(shard, [self.items[i].id for i in picks], bodies=False)
 
-
-@dataclass(frozen=True, slots=True)
-class _KnownIds(Transition[list[Restored | Elsewhere]]):
-    """Asks an older shard which ids it knows."""
-
-    script: ClassVar[str] = "inspect"
-    checks_layout: ClassVar[bool] = True
-    topic: str
-    ids: Sequence[str]
-
-    def _inspect(self) -> Inspect:
-        return Inspect(self.topic, self.ids, bodies=False)
-
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return self._inspect().id_keys(keys)
-
-    def args(self) -> Sequence[Argument]:
-        return self._inspect().args()
-
-    def parse(self, reply: Sequence[Any]) -> list[Restored | Elsewhere]:
-        return [
-            Restored.LIVE
-            if seen.envelope
-            else Restored.SETTLED
-            if seen.tombstone
-            else Elsewhere.UNKNOWN
-            for seen in self._inspect().parse(reply)
-        ]
+    def told(self, answer: Inspection) -> Restored | Elsewhere:
+        if answer.envelope:
+            return Restored.LIVE
+        return Restored.SETTLED if answer.tombstone else Elsewhere.UNKNOWN

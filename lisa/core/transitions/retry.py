@@ -81,7 +81,7 @@ def parse_failed(outcome: bytes, failed_attempts: int | bytes) -> Retried:
     return Retried(Failed.DEAD if code == "g" else Failed.STALE, None, int(failed_attempts))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fail(Recorded, OfGroup, ById[Retried]):
     """Fail deliveries of one group."""
 
@@ -90,8 +90,6 @@ class Fail(Recorded, OfGroup, ById[Retried]):
     group_steps: ClassVar[float | None] = 0
     kept_ms: ClassVar[int] = 60_000
     columns: ClassVar[tuple[str, ...]] = ("failures",)
-    topic: str
-    group: str
     failures: Sequence[Failure]
     seed: int = field(default_factory=new_seed, compare=False)
 
@@ -165,7 +163,7 @@ def _parsed(outcome: bytes) -> Postponed:
     return Postponed(Deferred.RELEASED if code == "y" else Deferred.STALE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Postpone(Recorded, OfGroup, ById[Postponed]):
     """Defer deliveries of one group: no attempt counts."""
 
@@ -174,8 +172,6 @@ class Postpone(Recorded, OfGroup, ById[Postponed]):
     group_steps: ClassVar[float | None] = 0
     kept_ms: ClassVar[int] = 60_000
     columns: ClassVar[tuple[str, ...]] = ("deferrals",)
-    topic: str
-    group: str
     deferrals: Sequence[Deferral]
 
     def args(self) -> Sequence[Argument]:

@@ -35,7 +35,7 @@ class ScheduleOutcome(NamedTuple):
     outcomes: str
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule(Recorded, Transition[ScheduleOutcome]):
     """Replace a schedule's record if its fence is still `fence`; create and drop occurrences.
 
@@ -47,7 +47,6 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
 
     script: ClassVar[str] = "schedule"
     checks_layout: ClassVar[bool] = True
-    topic: str
     name: str
     fence: str | bytes
     record: bytes

@@ -11,7 +11,7 @@ from lisa.core.model.sharding import JOURNALED
 from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Configure(Recorded, Transition[int]):
     """Write encoded options; None removes one. Returns the number of options changed.
 
@@ -20,7 +20,6 @@ class Configure(Recorded, Transition[int]):
 
     script: ClassVar[str] = "configure"
     fixed_groups: ClassVar[tuple[str, ...]] = ()
-    topic: str
     values: Mapping[str, str | None]
     declared: bool = False
 
@@ -34,7 +33,7 @@ class Configure(Recorded, Transition[int]):
         return int(reply[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SetLayout(Transition[int]):
     """Open or close one shard for new messages; on the topic itself, forget or renumber.
 
@@ -48,7 +47,6 @@ class SetLayout(Transition[int]):
 
     script: ClassVar[str] = "set_layout"
     fixed_groups: ClassVar[tuple[str, ...]] = ()
-    topic: str
     what: Literal["open", "close", "forget", "renumber"]
     number: int
     counts: Sequence[int] = ()
@@ -61,7 +59,7 @@ class SetLayout(Transition[int]):
         return int(reply[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Absorb(Transition[bool]):
     """Merge the shards of one former count into their topic. Returns whether this call did so.
 
@@ -72,7 +70,6 @@ class Absorb(Transition[bool]):
 
     script: ClassVar[str] = "absorb"
     fixed_groups: ClassVar[tuple[str, ...]] = ()
-    topic: str
     number: int
     count: int
     counters: Mapping[str, int]
@@ -91,7 +88,7 @@ class Absorb(Transition[bool]):
         return bool(reply[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Clear(Transition[bool]):
     """Delete the keys of one shard, or of a topic. Returns whether none is left.
 
@@ -103,7 +100,6 @@ class Clear(Transition[bool]):
     """
 
     script: ClassVar[str] = "clear"
-    topic: str
     number: int
     groups: tuple[str, ...] = ()
     is_whole_topic: bool = False

@@ -37,7 +37,7 @@ _OUTCOMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expire(Recorded, OfIds, Transition[list[Expired]]):
     """End messages that have exceeded their ttl, or are too late for their late policy.
 
@@ -48,8 +48,6 @@ class Expire(Recorded, OfIds, Transition[list[Expired]]):
     script: ClassVar[str] = "expire"
     steps: ClassVar[int] = 8
     kept_ms: ClassVar[int] = 600_000
-    topic: str
-    ids: Sequence[str]
     newer: Sequence[Sequence[str] | None] = ()
 
     def args(self) -> Sequence[Argument]:
@@ -63,7 +61,7 @@ class Expire(Recorded, OfIds, Transition[list[Expired]]):
         return [_OUTCOMES[letter] for letter in text(reply[0])]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mend(Recorded, Transition[list[list[str]]]):
     """Repair ids. Returns the faults found for each. With `judge`, reports and changes nothing.
 
@@ -74,7 +72,6 @@ class Mend(Recorded, Transition[list[list[str]]]):
 
     script: ClassVar[str] = "mend"
     steps: ClassVar[int] = 4
-    topic: str
     ids: Sequence[str]
     judge: bool = False
 
@@ -101,13 +98,11 @@ class Trimmed(NamedTuple):
     indexed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trim(OfGroup, Transition[Trimmed]):
     """Check one window of a group's stream, from `start` on."""
 
     script: ClassVar[str] = "trim"
-    topic: str
-    group: str
     start: str = "-"
     window: int = 200
 
