@@ -243,24 +243,21 @@ def calls(
     """
     cost = _cost(whole, on_duplicate)
     for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
-        yield _call(topic, on_duplicate, part, send_token or new_token())
-
-
-def _call(topic: str, on_duplicate: OnDuplicate, part: Encoded, token: str) -> Enqueue:
-    head = encode_head(token)
-    return Enqueue(
-        topic,
-        token,
-        part.ids,
-        part.dues,
-        [head + tail for tail in part.tails],
-        part.ttls_ms,
-        part.policies,
-        on_duplicate,
-        part.are_ids_new,
-        "",
-        part.has_local,
-    )
+        token = send_token or new_token()
+        head = encode_head(token)
+        yield Enqueue(
+            topic,
+            token,
+            part.ids,
+            part.dues,
+            [head + tail for tail in part.tails],
+            part.ttls_ms,
+            part.policies,
+            on_duplicate=on_duplicate,
+            are_ids_new=part.are_ids_new,
+            window="",
+            has_local=part.has_local,
+        )
 
 
 def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
@@ -288,9 +285,20 @@ def fitting(lengths: Iterable[int], size: int = MOST) -> int:
 
 def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
     """The script call that sends a single message."""
-    own, due, tail, ttl_ms, policy, has_local = message
-    whole = Encoded([own or new_id()], [due], [tail], [ttl_ms], [policy], own is None, has_local)
-    return _call(topic, on_duplicate, whole, new_token())
+    token = new_token()
+    return Enqueue(
+        topic,
+        token,
+        [message.id or new_id()],
+        [message.due],
+        [encode_head(token) + message.tail],
+        [message.ttl_ms],
+        [message.policy],
+        on_duplicate=on_duplicate,
+        are_ids_new=message.id is None,
+        window="",
+        has_local=message.has_local,
+    )
 
 
 def _parts(whole: Encoded, size: int) -> Iterator[Encoded]:

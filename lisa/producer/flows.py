@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -85,28 +86,24 @@ class Sending:
         self._windows: dict[str, str] = {}
         self._watch = ManagerWatch(store)
 
-    def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
+    def _write(self, call: ById[T]) -> Flow[list[T]]:
         """Run a transition and wait for the replicas that `durability` requires."""
         try:
             return (yield from self._store.run_by_id(call, self._durability))
         except NotReplicated as error:
-            error.ids = tuple(ids)
+            error.ids = tuple(call.message_ids)
             raise
 
     def _put(self, call: Enqueue) -> Flow[list[Sent]]:
         """Send the messages of one call, in the topic's window if it has one."""
         if not self._windows and not call.has_local:
             try:
-                return (yield from self._write(call, call.ids))
+                return (yield from self._write(call))
             except WindowChanged as error:
                 self._windows[call.topic] = error.window
         from lisa.core.store.placing import enqueue_placed  # late: few topics have windows
 
-        return (
-            yield from enqueue_placed(
-                call, self._windows, self._note_local, lambda one: self._write(one, one.ids)
-            )
-        )
+        return (yield from enqueue_placed(call, self._windows, self._note_local, self._write))
 
     def _note_local(self, call: Enqueue) -> Flow[None]:
         """List the messages with a wall time, which managers follow."""
@@ -118,10 +115,6 @@ class Sending:
         """Before the first call, check that this build can read the server's schema."""
         if not self._is_layout_known:
             self._is_layout_known = yield from self._store.check_schema()
-
-    def _is_to_be_registered(self, topic: str) -> bool:
-        seen = self._registered.get(topic)
-        return seen is None or time.monotonic() - seen >= REGISTER_EVERY_S
 
     def _open_to_send(self, topic: str) -> Flow[None]:
         """Register the topic for the managers; on first use, also load its groups."""
@@ -158,7 +151,7 @@ class Sending:
         token: str | None = None,
     ) -> Flow[None]:
         """Send encoded messages and add each outcome to the report as it arrives."""
-        if self._is_to_be_registered(topic):
+        if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic, Enqueue)
         for call in calls(topic, on_duplicate, messages, size, token):
@@ -178,7 +171,7 @@ class Sending:
         self, topic: str, on_duplicate: OnDuplicate, message: Single
     ) -> Flow[SendOutcome]:
         """Send one message in its own script call."""
-        if self._is_to_be_registered(topic):
+        if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
             yield from self._open_to_send(topic)
         call = single_call(topic, on_duplicate, message)
         (outcome,) = yield from self._put(call)
@@ -201,7 +194,7 @@ class Sending:
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
         """Cancel the messages of one script call."""
         yield from self._open()
-        return (yield from self._write(Cancel(topic, ids), ids))
+        return (yield from self._write(Cancel(topic, ids)))
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         return (yield from self._cancel(topic, [message_id]))[0]
@@ -250,7 +243,7 @@ class Sending:
         items = [(check_id(message_id), due)]
         call = Reschedule(check_topic(topic), items, is_placed=is_placed)
         yield from self._open()
-        return (yield from self._write(call, [message_id]))[0]
+        return (yield from self._write(call))[0]
 
     def _reschedule_by_calendar(
         self,

@@ -193,7 +193,8 @@ class SendPlan(NamedTuple):
         tz = options.get("tz")
         zone = parse_zone(tz) if tz is not None else zone
         due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
-        headers = options.get("headers")
+        headers, ttl = options.get("headers"), options.get("ttl")
+        retry, late = options.get("retry"), options.get("late")
         is_by_calendar = not (
             options.get("at_local") is None
             and options.get("window") is None
@@ -205,8 +206,8 @@ class SendPlan(NamedTuple):
             due, headers = _placed(options, due, zone)
         return cls(
             due or NOW,
-            checked_ttl_ms(options.get("ttl")),
-            _policy(options.get("retry"), options.get("late")),
+            None if ttl is None else checked_ttl_ms(ttl),
+            None if retry is None and late is None else _policy(retry, late),
             encode_headers(headers),
             _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
             zone,

@@ -25,7 +25,7 @@ from lisa.core.model.middleware import SEND, BaseMiddleware, checked, load, meth
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Await, Flow, awaiting, blocking, rename_inherited
+from lisa.core.redis.flow import Await, Flow, awaiting, blocking, drive, rename_inherited
 from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.change import Cancel, Cancelled
@@ -153,7 +153,7 @@ class Producer(BaseProducer, BlockingSchedules):
         return SyncStore(Connection(address), keys, patience, who="producer")
 
     def _drive(self, flow: Flow[T]) -> T:
-        return self._store.drive(flow)
+        return drive(flow, self._store.connection)
 
     def send_stream(
         self, topic: str, bodies: Iterable[Any], **options: Unpack[SendOptions]

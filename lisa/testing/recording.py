@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
@@ -137,9 +137,6 @@ class _Recording(BaseProducer):
         self.cancelled: list[SentMessage] = []
         self._live: dict[tuple[str, str], SentMessage] = {}
 
-    def _is_to_be_registered(self, _topic: str) -> bool:
-        return False
-
     def _open(self) -> Flow[None]:
         return _answer(None)
 
@@ -160,7 +157,7 @@ class _Recording(BaseProducer):
         (message,) = sent_by(call)
         return self._accept(call, message) is Sent.ACCEPTED
 
-    def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
+    def _write(self, call: ById[Any]) -> Flow[list[Any]]:
         if isinstance(call, Enqueue):
             _check_sizes(call)
             return _answer([self._accept(call, message) for message in sent_by(call)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -122,8 +122,8 @@ class ProducerWatch:
         """Begin to follow."""
         watch = self
 
-        def write(self: Sending, call: ById[Any], ids: Sequence[str]) -> Flow[list[Any]]:
-            return watch._follow(self, call, ids)
+        def write(self: Sending, call: ById[Any]) -> Flow[list[Any]]:
+            return watch._follow(self, call)
 
         Sending._write = write  # type: ignore[method-assign]  # noqa: SLF001  as above
 
@@ -131,19 +131,19 @@ class ProducerWatch:
         """End, so that producers write as before."""
         Sending._write = _write  # type: ignore[method-assign]  # noqa: SLF001  as above
 
-    def _follow(self, producer: Sending, call: ById[Any], ids: Sequence[str]) -> Flow[list[Any]]:
+    def _follow(self, producer: Sending, call: ById[Any]) -> Flow[list[Any]]:
         store = producer._store  # noqa: SLF001  a producer does not show its server
         if (_server(store.connection.address.url), store.keys.prefix) != self._where:
-            return (yield from _write(producer, call, ids))
+            return (yield from _write(producer, call))
         now_ms = self._now_ms()
         if isinstance(call, Reschedule):
             items = [(message_id, dated(due, now_ms)) for message_id, due in call.items]
-            return (yield from _write(producer, replace(call, items=items), ids))
+            return (yield from _write(producer, replace(call, items=items)))
         if not isinstance(call, Enqueue):
-            return (yield from _write(producer, call, ids))
+            return (yield from _write(producer, call))
         dues = [dated(due, now_ms) for due in call.dues]
         self.topics.add(topic_of(call.topic))
-        outcomes = yield from _write(producer, replace(call, dues=dues), ids)
+        outcomes = yield from _write(producer, replace(call, dues=dues))
         for message, outcome in zip(sent_by(call, now_ms), outcomes, strict=True):
             if outcome in (Sent.ACCEPTED, Sent.REPLACED):
                 self.sent.append(message)

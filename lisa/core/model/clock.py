@@ -64,7 +64,10 @@ def parse_duration(value: object, *, bare_ms: bool = False) -> timedelta:
             f"not a duration: {value!r}; write numbers with ms, s, m, h or d, as in '1h30m'"
         )
     try:
-        return timedelta(microseconds=sum(_part_us(part) for part in _PART.finditer(text)))
+        us = 0
+        for whole, fraction, unit in _PART.findall(text):
+            us -= -int(whole + fraction) * 1_000 * _UNITS_MS[unit] // 10 ** len(fraction)
+        return timedelta(microseconds=us)
     except (OverflowError, ValueError):  # int() refuses more than 4,300 digits
         raise InvalidMessage(f"a duration of {value!r} is too long") from None
 
@@ -96,10 +99,8 @@ def checked_delay_ms(delay: timedelta | str) -> int:
     return delay_ms
 
 
-def checked_ttl_ms(ttl: timedelta | str | None) -> int | None:
-    """A ttl in milliseconds, at most `MAX_DUE_MS`; None for None. Raises InvalidMessage for 0."""
-    if ttl is None:
-        return None
+def checked_ttl_ms(ttl: timedelta | str) -> int:
+    """A ttl in milliseconds, at most `MAX_DUE_MS`. Raises InvalidMessage for 0."""
     ttl_ms = duration_ms(named_duration("ttl", ttl))
     if not ttl_ms:
         raise InvalidMessage("a ttl counts from the due time and must exceed 0")
@@ -115,14 +116,6 @@ def _bare(number: int, bare_ms: bool) -> timedelta:  # noqa: FBT001 - private, o
         return timedelta(milliseconds=number)
     except OverflowError:
         raise InvalidMessage(f"a duration of {number} ms is too long") from None
-
-
-def _part_us(part: re.Match[str]) -> int:
-    """One `<number><unit>` in microseconds, rounded up."""
-    whole, fraction, unit = part.groups()
-    digits = fraction or ""
-    scale: int = 10 ** len(digits)
-    return -(-int(whole + digits) * 1_000 * _UNITS_MS[unit] // scale)
 
 
 def duration_ms(value: timedelta) -> int:

@@ -67,7 +67,7 @@ def _check_name(what: str, name: str) -> str:
         raise InvalidMessage(
             f"{what} {name!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 _ . : -"
         )
-    return plain_text(name)
+    return name if type(name) is str else plain_text(name)
 
 
 def plain_text(text: str) -> str:
@@ -152,6 +152,14 @@ class TopicKeys:
     def done(self, message_id: str) -> str:
         """The key of a settled message's tombstone."""
         return self._done + message_id
+
+    def bodies(self, ids: Iterable[str]) -> list[str]:
+        """The keys of several messages' envelopes."""
+        return list(map(self._body.__add__, ids))
+
+    def tombstones(self, ids: Iterable[str]) -> list[str]:
+        """The keys of several messages' tombstones."""
+        return list(map(self._done.__add__, ids))
 
     def bodies_and_tombstones(self, ids: Iterable[str]) -> list[str]:
         """The keys of several messages: body and tombstone of the first, then of the next."""

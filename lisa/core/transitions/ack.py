@@ -69,9 +69,8 @@ class Ack(OfGroup, ById[Acked]):
     state: str = "acked"
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body, done = keys.body(""), keys.done("")
         ids = [one.id for one in self.settlements]
-        return [*[body + name for name in ids], *[done + name for name in ids]]
+        return keys.bodies(ids) + keys.tombstones(ids)
 
     def args(self) -> Sequence[Argument]:
         ids, entries, fences, dues, attempts, lateness, late_ms = zip(

@@ -95,8 +95,7 @@ class Open(OfGroup, Transition[Opened]):
         object.__setattr__(self, "call_id", f"open:{self.group}:{self.entries[0].entry}")
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body = keys.body("")
-        return [body + entry.id for entry in self.entries]
+        return keys.bodies([entry.id for entry in self.entries])
 
     def args(self) -> Sequence[Argument]:
         return [

@@ -103,9 +103,8 @@ class Enqueue(ById[Sent]):
     if_known: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body, done, ids = keys.body(""), keys.done(""), self.ids
-        settled = ids[:1] if self.are_ids_new else ids
-        return [*[body + one for one in ids], *[done + one for one in settled]]
+        settled = self.ids[:1] if self.are_ids_new else self.ids
+        return keys.bodies(self.ids) + keys.tombstones(settled)
 
     @property
     def features(self) -> Features:

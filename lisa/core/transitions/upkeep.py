@@ -76,7 +76,7 @@ class Mend(Recorded, Transition[list[list[str]]]):
     judge: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [keys.body(message_id) for message_id in self.ids]
+        return keys.bodies(self.ids)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids, int(self.judge)]

@@ -372,7 +372,7 @@ def define(
     name = zone_name(named_zone if named_zone is not None else zone)
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
-    retry, late = options.get("retry"), options.get("late")
+    retry, late, ttl = options.get("retry"), options.get("late"), options.get("ttl")
     headers = checked_headers(options.get("headers"))
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER], headers)
@@ -396,7 +396,7 @@ def define(
         body=text,
         template=_flag("template", options.get("template", False)),
         headers=headers,
-        ttl_ms=checked_ttl_ms(options.get("ttl")),
+        ttl_ms=None if ttl is None else checked_ttl_ms(ttl),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
         late=None if late is None else LatePolicy.parse(late).encode(),
     ).check()
