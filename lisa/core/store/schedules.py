@@ -156,14 +156,13 @@ def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePa
 
 def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
     """All schedules of a topic, sorted by name."""
-    found_: dict[str, ScheduleInfo] = {}
+    records: dict[str, Record] = {}
     cursor: str | None = None
     while True:
-        some = yield from page(store, topic, cursor)
-        found_ |= {one.name: one for one in some.schedules}
-        cursor = some.cursor
+        some, cursor = yield from record_page(store, topic, cursor)
+        records |= some
         if cursor is None:
-            return [found_[name] for name in sorted(found_)]
+            return [ScheduleInfo.of(topic, name, records[name]) for name in sorted(records)]
 
 
 class RecordPage(NamedTuple):
@@ -339,28 +338,17 @@ def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) ->
     return [t for t, one in zip(later, seen, strict=True) if one.waiting_due_ms is not None]
 
 
-def step_call(
-    topic: str,
-    name: str,
-    record: Record | None,
-    step: TickStep,
-    *,
-    removes: bool = False,
-    has_jitter: bool = True,
-) -> Schedule:
-    """The script call of a step on a topic with one shard.
-
-    removes: the step removes the schedule. has_jitter: whether the jitter moves due times.
-    """
+def step_call(topic: str, name: str, record: Record | None, step: TickStep) -> Schedule:
+    """The script call of a step on a topic with one shard."""
     definition = step.record.definition
     is_own = step.held is not None
     return Schedule(
         topic,
         name,
         record.fence if record else "",
-        b"" if removes else step.record.encode(),
+        b"" if step.removes else step.record.encode(),
         step.score,
-        creates=_occurrences(name, step, new_token(), has_jitter=has_jitter),
+        creates=_occurrences(name, step, new_token()),
         drops=[occurrence_id(name, tick) for tick in step.drops],
         earlier=[occurrence_id(name, t) for t in record.earlier] if record and is_own else [],
         overlap=definition.overlap.value if is_own else Overlap.ALLOW.value,
@@ -370,14 +358,12 @@ def step_call(
     )
 
 
-def _occurrences(
-    name: str, step: TickStep, token: str, *, has_jitter: bool = True
-) -> list[NewOccurrence]:
+def _occurrences(name: str, step: TickStep, token: str) -> list[NewOccurrence]:
     definition, head = step.record.definition, encode_head(token)
     return [
         NewOccurrence(
             occurrence_id(name, tick),
-            due_ms(definition, name, tick) if has_jitter else tick,
+            due_ms(definition, name, tick) if step.has_jitter else tick,
             head + definition.body_at(name, tick, previous, number),
             definition.ttl_ms,
             message_policy(definition.policy, definition.late),
@@ -394,33 +380,20 @@ def run_step(
     step: TickStep,
     *,
     layout: Layout,
-    removes: bool = False,
-    has_jitter: bool = True,
 ) -> Flow[ScheduleOutcome]:
-    """Run a step on a topic of a layout.
-
-    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
-    """
+    """Run a step on a topic of a layout. Raises Misplaced, TopicFull."""
     if layout.is_split:
-        run = run_split(store, topic, name, record, step, removes=removes, has_jitter=has_jitter)
-        return (yield from run)
-    call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
+        return (yield from run_split(store, topic, name, record, step))
+    call = step_call(topic, name, record, step)
     return (yield from store.run_at(call, str(layout.number), store.patience()))
 
 
 def run_split(
-    store: Store,
-    topic: str,
-    name: str,
-    record: Record | None,
-    step: TickStep,
-    *,
-    removes: bool = False,
-    has_jitter: bool = True,
+    store: Store, topic: str, name: str, record: Record | None, step: TickStep
 ) -> Flow[ScheduleOutcome]:
     """Run a step on a topic with several shards: first the occurrences, then the schedule.
 
-    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
+    Raises Misplaced, TopicFull.
     """
     state, outcomes = "done", ""
     new, score = step.record, step.score
@@ -432,7 +405,7 @@ def run_split(
         state, new, score = "held", step.held, step.held_score
     if state == "done" and step.creates:
         token = new_token()
-        made = _occurrences(name, step, token, has_jitter=has_jitter)
+        made = _occurrences(name, step, token)
         sends = Enqueue(
             topic,
             token,
@@ -444,7 +417,7 @@ def run_split(
         )
         sent = yield from store.run_by_id(sends)
         outcomes = "".join("a" if one is Sent.ACCEPTED else "d" for one in sent)
-    call = Schedule(topic, name, fence, b"" if removes else new.encode(), score)
+    call = Schedule(topic, name, fence, b"" if step.removes else new.encode(), score)
     done = yield from store.run(call)
     if done.state == "done" and dropped:
         layout = store.known_layout(Topic(topic)) or PLAIN
@@ -589,9 +562,9 @@ def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) 
         if only_declared and record.declared != record.definition.fingerprint:
             return None
         drops = [record.tick] if record.is_made and record.tick is not None else []
-        return TickStep(record=record, score=None, drops=drops)
+        return TickStep(record=record, score=None, drops=drops, removes=True)
 
-    flow = _change(store, topic, name, change, removes=True, drops_delayed=True)
+    flow = _change(store, topic, name, change, drops_delayed=True)
     try:
         return (yield from flow) is not None
     except InvalidMessage:
@@ -638,7 +611,7 @@ def run_now(store: Store, topic: str, name: str) -> Flow[str]:
         return _extra(record, [(at_ms, previous)])
 
     while True:
-        done = yield from _change(store, topic, name, change, has_jitter=False)
+        done = yield from _change(store, topic, name, change)
         if done is None or "d" not in done.outcomes:
             return occurrence_id(name, at_ms)
         at_ms += 1  # another occurrence has this id: run now was called twice in a millisecond
@@ -673,7 +646,7 @@ def backfill(
             return _extra(record, zip(ticks, [tick_before(record, ticks[0]), *ticks], strict=False))
 
         try:
-            done = yield from _change(store, topic, name, change, has_jitter=False)
+            done = yield from _change(store, topic, name, change)
         except TopicFull as error:
             if not created:
                 raise
@@ -694,6 +667,7 @@ def _extra(record: Record, ticks: Iterable[tuple[int, int | None]]) -> TickStep:
         record=record,
         score=None if record.is_paused else record.tick,
         creates=[(tick, record.made, previous) for tick, previous in ticks],
+        has_jitter=False,
     )
 
 
@@ -713,8 +687,6 @@ def _change(
     name: str,
     change: Change,
     *,
-    removes: bool = False,
-    has_jitter: bool = True,
     settles: bool = False,
     drops_delayed: bool = False,
 ) -> Flow[ScheduleOutcome | None]:
@@ -742,16 +714,7 @@ def _change(
             kept = taken_back(step.record, late)
             step = replace(step, record=kept, drops=[*step.drops, *late])
         try:
-            done = yield from run_step(
-                store,
-                topic,
-                name,
-                record,
-                step,
-                layout=layout,
-                removes=removes,
-                has_jitter=has_jitter,
-            )
+            done = yield from run_step(store, topic, name, record, step, layout=layout)
         except Misplaced:
             if patience.next_pause() is None:
                 raise

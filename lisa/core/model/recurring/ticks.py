@@ -40,6 +40,7 @@ class TickStep:
     creates: ticks of the messages to create, with the number and the previous tick of each.
     drops: ticks whose messages, if still waiting, are removed. swaps: change nothing unless all
     drops still wait. held, held_score: the record and score if an overlap prevents the creation.
+    removes: remove the record. has_jitter: whether the jitter moves due times.
     """
 
     record: Record
@@ -49,6 +50,8 @@ class TickStep:
     swaps: bool = False
     held: Record | None = None
     held_score: int | None = None
+    removes: bool = False
+    has_jitter: bool = True
 
 
 def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> int | None:
