@@ -88,6 +88,9 @@ Empty for calls of the process itself. Tasks inherit the variable from the task 
 
 UNSPLIT = str(PLAIN.number)
 
+PLACEHOLDER: Command = ("TIME",)
+"""Keeps the order of replies in place of a call that cannot be built; every role may run TIME."""
+
 FEATURES_AGE_S = 600.0
 """How long the features of topics are kept, so that topics soon pay for fewer if they use fewer."""
 
@@ -217,9 +220,10 @@ class Store:
         return self._repeated(ExecuteMany(commands))
 
     def _beside(self, key: str, *command: str) -> Flow[Any]:
-        """Run a command without keys on the node that holds `key`."""
-        (reply,) = yield from self._repeated(Chain(key, [command]))
-        return reply
+        """Run a command without keys; on a cluster, on the node that holds `key` if given."""
+        if not (key and self.has_nodes):
+            return (yield from self.command(*command))
+        return (yield from self._repeated(Chain(key, [command])))[0]
 
     def chain(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
@@ -310,24 +314,27 @@ class Store:
         patience: Patience,
         layout: str = "",
         durability: Replicas | None = None,
+        reply: Any = None,
     ) -> Flow[T]:
+        """Run a transition until it succeeds. reply: that of a call that was made already."""
         keys = self.keys.topic(transition.topic)
         whole: Any = None
         while True:
-            groups = self._groups_for(transition)
-            if groups is None:
-                groups = yield from self._read_groups(keys, patience)
-            script, command = self._call(transition, keys, groups, layout)
-            try:
-                if durability is None:
-                    reply = yield Execute(command)
-                else:
-                    reply = yield from self._confirmed(
-                        command, script, keys, groups, patience, wanted=durability
-                    )
-            except errors.ClientError as error:
-                yield from self._recover(error, script, keys, groups, patience)
-                continue
+            if reply is None:
+                groups = self._groups_for(transition)
+                if groups is None:
+                    groups = yield from self._read_groups(keys, patience)
+                script, command = self._call(transition, keys, groups, layout)
+                try:
+                    if durability is None:
+                        reply = yield Execute(command)
+                    else:
+                        reply = yield from self._confirmed(
+                            command, script, keys, groups, patience, wanted=durability
+                        )
+                except errors.ClientError as error:
+                    yield from self._recover(error, script, keys, groups, patience)
+                    continue
             if reply[0] == b"OK":
                 part = transition.parse(reply[1:])
                 whole = part if whole is None else whole + part
@@ -337,6 +344,7 @@ class Store:
                 transition = rest
             else:
                 self._learn(transition, keys.topic, reply)
+            reply = None
 
     def _learn(self, transition: Transition[Any], topic: str, reply: Sequence[Any]) -> None:
         """Take note of what another call needs. Raises the error for any other refusal."""
@@ -370,22 +378,18 @@ class Store:
         results: list[T | LisaError] = []
         is_once = patience is not None and not patience.left_s
         patience, unavailable = patience or self.patience(), False
-        for transition, reply in zip(transitions, replies, strict=True):
+        for transition, command, reply in zip(transitions, commands, replies, strict=True):
             # All transitions share one patience, or each would wait in turn for a dead server.
             if (unavailable or is_once) and not patience.left_s and errors.passes(reply):
                 results.append(errors.translated(reply, self.where))
                 continue
-            is_done = isinstance(reply, list) and reply[0] == b"OK"
-            if isinstance(reply, list) and reply[0] == b"FEATURES":
-                self._learn(transition, transition.topic, reply)
+            # _run handles every cause: flushed script, changed groups, lost connection.
+            first = None if isinstance(reply, Exception) or command == PLACEHOLDER else reply
+            flow = self._run(transition, patience.again(), layout, reply=first)
             try:
-                if is_done:
-                    results.append((yield from self._rest(transition, reply, patience, layout)))
-                else:
-                    # _run handles every cause: flushed script, changed groups, lost connection.
-                    results.append((yield from self._run(transition, patience.again(), layout)))
+                results.append((yield from flow))
             except LisaError as error:
-                unavailable = unavailable or (not is_done and isinstance(error, ServerUnavailable))
+                unavailable = unavailable or isinstance(error, ServerUnavailable)
                 results.append(error)
         return results
 
@@ -397,18 +401,8 @@ class Store:
         keys = self.keys.topic(transition.topic)
         groups = self._groups_for(transition)
         if groups is None:
-            return ("TIME",)  # keeps the order of replies; every role may run TIME
+            return PLACEHOLDER
         return self._call(transition, keys, groups, layout)[1]
-
-    def _rest(
-        self, transition: Transition[T], reply: Sequence[Any], patience: Patience, layout: str
-    ) -> Flow[T]:
-        """The result of a call that succeeded, and of the calls for what it left."""
-        part: Any = transition.parse(reply[1:])
-        rest = transition.remainder(part)
-        if rest is not None:
-            part = part + (yield from self._run(rest, patience.again(), layout))
-        return part  # type: ignore[no-any-return]  # a list, where there are parts
 
     def _call(
         self,
@@ -646,9 +640,7 @@ class Store:
 
     def server_time_us(self, key: str = "") -> Flow[int]:
         """Redis's clock in microseconds; on a cluster the clock of the node that holds `key`."""
-        is_beside = key and self.has_nodes
-        flow = self._beside(key, "TIME") if is_beside else self.command("TIME")
-        return microseconds((yield from flow))
+        return microseconds((yield from self._beside(key, "TIME")))
 
     def server_time_ms(self, key: str = "") -> Flow[int]:
         """Redis's clock in milliseconds; see `server_time_us`."""
@@ -656,9 +648,8 @@ class Store:
 
     def wake(self, topic: str) -> Flow[None]:
         """Wake the managers for a topic; on a cluster, through the topic's own node."""
-        key = self.keys.topic(topic).consumers if self.has_nodes else ""
-        command = ("PUBLISH", self.keys.wake, topic)
-        yield from self._beside(key, *command) if key else self.command(*command)
+        key = self.keys.topic(topic).consumers
+        yield from self._beside(key, "PUBLISH", self.keys.wake, topic)
 
     def _list(self, key: str, topics: Iterable[str], ask: Ask, *flags: str) -> Flow[None]:
         now = int(time.time() * 1000)
