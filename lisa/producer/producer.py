@@ -43,7 +43,6 @@ from lisa.producer.calls import (
 )
 from lisa.producer.flows import Flows, Sending
 from lisa.producer.plan import SendOptions, SendPlan
-from lisa.producer.scheduling import AwaitedSchedules, BlockingSchedules
 
 T = TypeVar("T")
 
@@ -130,7 +129,7 @@ class BaseProducer(Sending, ABC):
         )
 
 
-class Producer(BaseProducer, BlockingSchedules):
+class Producer(BaseProducer):
     """Sends, cancels, reschedules and looks up messages. Threads may share a producer.
 
     A context manager. The producer connects at the first call.
@@ -147,6 +146,15 @@ class Producer(BaseProducer, BlockingSchedules):
     reschedule = blocking(Flows.reschedule)
     fire_now = blocking(Flows.fire_now)
     get = blocking(Flows.get)
+    schedule = blocking(Flows.schedule)
+    schedules = blocking(Flows.schedules)
+    get_schedule = blocking(Flows.get_schedule)
+    pause_schedule = blocking(Flows.pause_schedule)
+    resume_schedule = blocking(Flows.resume_schedule)
+    remove_schedule = blocking(Flows.remove_schedule)
+    run_schedule = blocking(Flows.run_schedule)
+    next_ticks = blocking(Flows.next_ticks)
+    backfill_schedule = blocking(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> SyncStore:
@@ -183,7 +191,7 @@ class Producer(BaseProducer, BlockingSchedules):
         self.close()
 
 
-class AsyncProducer(BaseProducer, AwaitedSchedules):
+class AsyncProducer(BaseProducer):
     """Asynchronous version of `Producer`, for the tasks of one event loop.
 
     An asynchronous context manager. A call in another event loop than that of the first call raises
@@ -203,6 +211,15 @@ class AsyncProducer(BaseProducer, AwaitedSchedules):
     reschedule = awaiting(Flows.reschedule)
     fire_now = awaiting(Flows.fire_now)
     get = awaiting(Flows.get)
+    schedule = awaiting(Flows.schedule)
+    schedules = awaiting(Flows.schedules)
+    get_schedule = awaiting(Flows.get_schedule)
+    pause_schedule = awaiting(Flows.pause_schedule)
+    resume_schedule = awaiting(Flows.resume_schedule)
+    remove_schedule = awaiting(Flows.remove_schedule)
+    run_schedule = awaiting(Flows.run_schedule)
+    next_ticks = awaiting(Flows.next_ticks)
+    backfill_schedule = awaiting(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:

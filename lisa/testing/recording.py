@@ -76,7 +76,7 @@ class _InMemory(Store):
             return [b"0", [part for pair in records.items() for part in pair]]
         return None  # the list of topics with schedules, which managers read
 
-    def run_at(self, call: Any, *_: Any) -> Flow[Any]:
+    def run(self, call: Any, *_: Any) -> Flow[Any]:
         """Do what the script `schedule` does."""
         yield from ()
         assert isinstance(call, Schedule)  # noqa: S101  the flows of schedules run no other script

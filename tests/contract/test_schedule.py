@@ -195,5 +195,5 @@ def test_a_shard_of_another_layout_refuses(bench: Bench) -> None:
     bench.put(options={"accepts": "-3"}, schedules={"s": BEFORE})
     call = Schedule(TOPIC, "s", SEEN, AFTER, 6, creates=[NEW])
     with pytest.raises(Misplaced):
-        bench.store.drive(bench.store.run_at(call, "0", Patience(1.0)))
+        bench.store.drive(bench.store.run(call, "0", Patience(1.0)))
     bench.check_unchanged()

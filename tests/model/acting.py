@@ -222,9 +222,9 @@ def telling(store: Store, story: list[Event]) -> Iterator[None]:
     """
     run = store.run
 
-    def run_and_tell(call: Transition[T]) -> Flow[T]:
+    def run_and_tell(call: Transition[T], *more: Any) -> Flow[T]:
         if not isinstance(call, Undeclare):
-            return (yield from run(call))
+            return (yield from run(call, *more))
 
         def answer(step: Step) -> Flow[Any]:
             reply = yield step
@@ -232,7 +232,7 @@ def telling(store: Store, story: list[Event]) -> Iterator[None]:
                 story.append(("undeclared", ALL, call.group))
             return reply
 
-        said: Any = yield from answered(run(call), answer)
+        said: Any = yield from answered(run(call, *more), answer)
         assert said.settled in (0, len(call.ids)), "it is not told which of them were settled"
         story.extend(("removed", id_, call.group) for id_ in call.ids if said.settled)
         return said  # type: ignore[no-any-return]

@@ -385,7 +385,7 @@ def run_step(
     if layout.is_split:
         return (yield from run_split(store, topic, name, record, step))
     call = step_call(topic, name, record, step)
-    return (yield from store.run_at(call, str(layout.number), store.patience()))
+    return (yield from store.run(call, str(layout.number)))
 
 
 def run_split(

@@ -288,35 +288,21 @@ class Store:
             raise errors.translated(error, self.where) from error
         yield Pause(pause)
 
-    def run(self, transition: Transition[T]) -> Flow[T]:
-        """Run one transition on the shard named by its topic.
-
-        Raises the errors of `transition.refuse`, and LisaError.
-        """
-        return self._run(transition, self.patience())
-
-    def run_at(
+    def run(
         self,
         transition: Transition[T],
-        layout: str,
-        patience: Patience,
-        durability: Replicas | None = None,
-    ) -> Flow[T]:
-        """Run one transition on a shard that was chosen by the layout of that number.
-
-        Raises Misplaced if the shard follows another layout.
-        """
-        return self._run(transition, patience.again(), layout, durability)
-
-    def _run(
-        self,
-        transition: Transition[T],
-        patience: Patience,
         layout: str = "",
+        patience: Patience | None = None,
         durability: Replicas | None = None,
         reply: Any = None,
     ) -> Flow[T]:
-        """Run a transition until it succeeds. reply: that of a call that was made already."""
+        """Run one transition on the shard named by its topic.
+
+        layout: number of the layout by which the shard was chosen. patience: a new budget by
+        default. reply: that of a call that was made already. Raises the errors of
+        `transition.refuse`, Misplaced if the shard follows another layout, and LisaError.
+        """
+        patience = patience or self.patience()
         keys = self.keys.topic(transition.topic)
         whole: Any = None
         while True:
@@ -383,9 +369,9 @@ class Store:
             if (unavailable or is_once) and not patience.left_s and errors.passes(reply):
                 results.append(errors.translated(reply, self.where))
                 continue
-            # _run handles every cause: flushed script, changed groups, lost connection.
+            # `run` handles every cause: flushed script, changed groups, lost connection.
             first = None if isinstance(reply, Exception) or command == PLACEHOLDER else reply
-            flow = self._run(transition, patience.again(), layout, reply=first)
+            flow = self.run(transition, layout, patience.again(), reply=first)
             try:
                 results.append((yield from flow))
             except LisaError as error:
@@ -523,7 +509,7 @@ class Store:
         layout = self._layouts.get(topic)
         if layout is None:
             try:
-                results = yield from self._run(transition, patience, UNSPLIT, durability)
+                results = yield from self.run(transition, UNSPLIT, patience, durability)
             except Misplaced:
                 transition = transition.with_known_ids()
             else:
@@ -937,8 +923,8 @@ class _Search(Generic[T]):
         replies: list[list[R] | LisaError] = []
         for call in calls:  # replicas confirm on the connection of the write
             try:
-                reply = yield from self._store.run_at(call, layout, self._patience, durability)
-                replies.append(reply)
+                patience = self._patience.again()
+                replies.append((yield from self._store.run(call, layout, patience, durability)))
             except LisaError as error:
                 replies.append(error)
         return replies
