@@ -140,6 +140,14 @@ def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
     raise failed
 
 
+def _reply_to(topology: Topology, command: Command) -> Flow[Any]:
+    """The reply of `one_command`. Raises the server's error."""
+    (reply,) = yield from one_command(topology, command)
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 def every_primary(topology: Topology, command: Command) -> Flow[list[tuple[str, Any]]]:
     """Run one command on each primary; pairs of the node's name and its reply or error.
 
@@ -227,7 +235,7 @@ class CommandPage:
 
 
 class _Nodes:
-    """The pools of a cluster's nodes, created on first use."""
+    """The pools of a cluster's nodes, created on first use, and the flows that both clients run."""
 
     def __init__(self, topology: Topology, connect: Callable[[NodeAddress], Any]) -> None:
         self.topology = topology
@@ -248,6 +256,21 @@ class _Nodes:
                     self._left += [self._pools.pop(member) for member in gone]
                     found = self._pools[node] = self._connect(node)
         return found
+
+    def _drive(self, flow: Flow[Any]) -> Any:
+        raise NotImplementedError
+
+    def execute(self, command: Command) -> Any:
+        """Run one command on the node of its key, or without a key on any primary that answers."""
+        return self._drive(_reply_to(self.topology, command))
+
+    def execute_on_each(self, command: Command) -> Any:
+        """Run one command on each primary; pairs of the node's name and its reply or error."""
+        return self._drive(every_primary(self.topology, command))
+
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> Any:
+        """Run commands on the node that holds `key`; the replies may include errors."""
+        return self._drive(chain(self.topology, slot_of(key), commands))
 
     def named(self, name: str) -> NodeAddress:
         """The address of a node from its name."""
@@ -270,26 +293,14 @@ class _Nodes:
 class Cluster(_Nodes):
     """A blocking client; safe to share between threads."""
 
-    def execute(self, command: Command) -> Any:
-        """Run one command on the node of its key, or without a key on any primary that answers."""
-        (reply,) = drive(one_command(self.topology, command), self)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    def _drive(self, flow: Flow[Any]) -> Any:
+        return drive(flow, self)
 
     def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
         """Run commands, each when its reply is requested; the replies may include errors."""
         page = CommandPage(self.topology)
         for command in commands:
             yield drive(page.run(command), self)
-
-    def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
-        """Run one command on each primary; pairs of the node's name and its reply or error."""
-        return drive(every_primary(self.topology, command), self)
-
-    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
-        """Run commands on the node that holds `key`; the replies may include errors."""
-        return drive(chain(self.topology, slot_of(key), commands), self)
 
     def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
         """Send packed commands to a node, and return its replies."""
@@ -324,25 +335,13 @@ class AsyncCluster(_Nodes):
 
     _refreshing: asyncio.Future[bool] | None = None
 
-    async def execute(self, command: Command) -> Any:
-        """See `Cluster.execute`."""
-        (reply,) = await adrive(one_command(self.topology, command), self)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    def _drive(self, flow: Flow[Any]) -> Any:
+        return adrive(flow, self)
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """See `Cluster.begin`."""
         page = CommandPage(self.topology)
         return [await adrive(page.run(command), self) for command in commands]
-
-    async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
-        """See `Cluster.execute_on_each`."""
-        return await adrive(every_primary(self.topology, command), self)
-
-    async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
-        """See `Cluster.execute_chain`."""
-        return await adrive(chain(self.topology, slot_of(key), commands), self)
 
     async def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
         """See `Cluster.exchange`."""

@@ -116,10 +116,10 @@ class _Watch:
         self._ask = ask
         self._shown = shown
         self._lock = threading.Lock()
-        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._loops: weakref.WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = (
+        self._loops: weakref.WeakKeyDictionary[Any, asyncio.AbstractEventLoop | None] = (
             weakref.WeakKeyDictionary()
         )
+        """The connections, each with its event loop; None if it is a blocking one."""
         self._seen: set[NodeAddress] = set()
         self.thread: ServiceThread | None = None
         self._used = time.monotonic()
@@ -128,9 +128,7 @@ class _Watch:
     def add(self, connection: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Watch a new connection."""
         with self._lock:
-            self._connections.add(connection)
-            if loop is not None:
-                self._loops[connection] = loop
+            self._loops[connection] = loop
             if self.thread is None or not self.thread.is_alive():  # dead in a forked child
                 thread = ServiceThread("lisa-failover", self._run)
                 try:
@@ -151,9 +149,7 @@ class _Watch:
     def _step(self) -> bool:
         """Poll once and close stale connections. Returns False if the watch can end."""
         with self._lock:
-            connections = [
-                connection for connection in self._connections if connection.is_connected
-            ]
+            connections = [connection for connection in self._loops if connection.is_connected]
             if connections:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_S:
@@ -174,9 +170,13 @@ class _Watch:
         self._seen |= primaries
         left = [connection for connection in connections if self._is_left(connection, primaries)]
         for connection in left:
-            self._shut(connection)
             with self._lock:
-                self._connections.discard(connection)  # added again when it reconnects
+                loop = self._loops.pop(connection, None)  # added again when it reconnects
+            if loop is None:
+                interrupt(connection)
+                continue
+            with suppress(RuntimeError):  # the loop and its connections are closed
+                loop.call_soon_threadsafe(_abort, connection)
         if left:
             log.info("%s: closed %d connections to a former primary", self._shown, len(left))
         return True
@@ -184,14 +184,6 @@ class _Watch:
     def _is_left(self, connection: Any, primaries: set[NodeAddress]) -> bool:
         node = (connection.host, connection.port)
         return node not in primaries and node in self._seen
-
-    def _shut(self, connection: Any) -> None:
-        loop = self._loops.get(connection)
-        if loop is not None:
-            with suppress(RuntimeError):  # the loop and its connections are closed
-                loop.call_soon_threadsafe(_abort, connection)
-        else:
-            interrupt(connection)
 
 
 def _abort(connection: Any) -> None:
