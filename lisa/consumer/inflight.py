@@ -215,6 +215,7 @@ class Outcomes:
 
     Handlers and the reader put deliveries in, and the settler takes them out.
 
+    is_requested: whether the settler was asked to take what has ended.
     unanswered: a call for failures or deferrals that got no reply and may have taken effect. Only
         repeating the same call returns its outcomes.
     """
@@ -224,6 +225,7 @@ class Outcomes:
         self.expired: deque[Held] = deque()
         self.failures: deque[tuple[Held, Verdict]] = deque()
         self.deferrals: deque[tuple[Held, Verdict]] = deque()
+        self.is_requested = False
         self.unanswered: tuple[Fail | Postpone, Refusals] | None = None
 
     def __bool__(self) -> bool:

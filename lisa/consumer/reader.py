@@ -18,8 +18,9 @@ from lisa.consumer.heartbeat import OutageLog
 from lisa.consumer.inflight import Held
 from lisa.consumer.membership import LOOK_AGAIN_S
 from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.read_topic import ReadTopic
 from lisa.consumer.runner import Runner
-from lisa.consumer.subscription import ShutdownCalls, Subscription, give_back
+from lisa.consumer.subscription import MOST, ShutdownCalls, Subscription, give_back
 from lisa.core.daemon.threads import (
     KeyedPool,
     ServiceThread,
@@ -32,7 +33,7 @@ from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
 from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.options import HANDLER_SUFFIX
 from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
-from lisa.core.model.stream import Entry, parse_entry, parse_reads, read_all_command
+from lisa.core.model.stream import Entry, parse_reads, read_all_command
 from lisa.core.redis import errors
 from lisa.core.redis.connection import Connection, reporting_client_id
 from lisa.core.store.presence import handler_name
@@ -42,9 +43,6 @@ log = logging.getLogger("lisa.consumer")
 
 MOST_TOPICS = 50
 """Topics of one reader. Each message costs the server a read of them all."""
-
-MOST = 250
-"""The most entries of one topic per read and per call of open."""
 
 LONGEST_BLOCK = timedelta(hours=1)
 LONGEST_SHARED_BLOCK = timedelta(seconds=1)
@@ -62,153 +60,6 @@ NEXT_LOOK_S = 0.005
 
 INTERRUPTS = 20
 """Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""
-
-
-class LostReplies:
-    """The last entry that one topic's reads returned, and what lost replies delivered after it.
-
-    Entries that are pending for this consumer after that one, and that it does not hold, were lost.
-    """
-
-    def __init__(self, sub: Subscription) -> None:
-        self._sub = sub
-        self._last = "-"
-        self._after: str | None = None
-        self._until = self._next_look = 0.0
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether a lost reply may have delivered entries."""
-        return self._after is not None
-
-    def received(self, entries: Sequence[Entry]) -> None:
-        """Record the entries of a reply."""
-        self._last = entries[-1].entry
-
-    def record(self) -> None:
-        """Record that a reply was lost: the next reads look for entries that it delivered."""
-        if self._after is None:
-            self._after = self._last
-        self._until = time.monotonic() + self._sub.leases.ack_timeout_s
-        self._next_look = 0.0
-
-    def release(self, *, now: bool = False) -> None:
-        """Look for entries whose reply was lost, at most once a second, and release them.
-
-        Call this between reads while `are_possible`, because a server that hung may execute a read
-        after its connection was closed. Raises LisaError.
-        """
-        if self._after is None or (time.monotonic() < self._next_look and not now):
-            return
-        self._next_look = time.monotonic() + LOOK_AGAIN_S
-        lost = self._find()
-        if lost:
-            log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
-            self._sub.releases.make(lost)
-
-    def _find(self) -> list[tuple[str, str]]:
-        """Receipts of entries whose reply was lost. Raises LisaError."""
-        sub, after = self._sub, self._after or "-"
-        is_last_look = time.monotonic() > self._until
-        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
-        start = after if after == "-" else f"({after}"
-        try:
-            pending = sub.store.ask("XPENDING", stream, sub.group, start, "+", MOST, sub.name)
-        except ServerUnavailable:
-            raise
-        except LisaError as error:  # the group was removed with its entries; the next read raises
-            log.debug("topic %s: cannot check for lost entries: %s", sub.shard, error)
-            self._after = None
-            return []
-        found = [
-            parse_entry(item)
-            for entry in (row[0] for row in pending if row[0].decode() not in sub.leases.held)
-            for item in sub.store.ask("XRANGE", stream, entry, entry)
-        ]
-        if is_last_look and len(pending) < MOST:
-            self._after = None
-        return [(entry.id, entry.entry) for entry in found]
-
-
-class ReadTopic:
-    """A topic of a reader: its subscription, and when it may be read again.
-
-    sub: the subscription.
-    lost: what lost replies may have delivered.
-    ended: set once no reader will read the topic again.
-    """
-
-    def __init__(self, sub: Subscription) -> None:
-        self.sub = sub
-        self.lost = LostReplies(sub)
-        self.ended = threading.Event()
-        self.rests_until = 0.0
-        self.read_at = 0.0
-        self._stream = "", ""
-        self.error: BaseException | None = None
-        self._backoff = Backoff()
-        self._is_next_try = False
-
-    @property
-    def stream(self) -> str:
-        """The key of the stream that is read; the group is known."""
-        group, key = self._stream
-        if group != self.sub.group:
-            group = self.sub.group
-            key = self.sub.store.keys.topic(self.sub.shard).group(group).ready
-            self._stream = group, key
-        return key
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether the topic can be read without further steps."""
-        return self.sub.state == "running" and not self.lost.are_possible
-
-    def rest(self, seconds: float) -> None:
-        """Do not read the topic for so long."""
-        self.rests_until = time.monotonic() + seconds
-
-    def fail(self, error: BaseException) -> None:
-        """Try again after a pause, which grows."""
-        self.error = self.error or error
-        self.rest(self._backoff.take(longest_after(error)))
-
-    def succeed(self) -> BaseException | None:
-        """Take note that the topic could be read; returns the error that this ends."""
-        error, self.error = self.error, None
-        if error is not None:
-            self._backoff.reset()
-        return error
-
-    def prepare(self) -> bool:
-        """Whether the topic can be read now; takes the steps towards that. Raises LisaError."""
-        sub = self.sub
-        if pause_s := sub.membership.enter():
-            self.rest(pause_s)
-            return False
-        if sub.is_paused_topic:
-            sub.check_paused()
-            if sub.is_paused_topic:
-                self.rest(LOOK_AGAIN_S)
-                return False
-        if not sub.stats.degradation.is_degraded:
-            self._is_next_try = False
-        elif sub.leases.held:  # messages are taken one at a time
-            self.rest(FIRST_S)
-            return False
-        elif not self._is_next_try:
-            self._is_next_try = True
-            self.rest(sub.stats.degradation.backoff.pause_s)
-            return False
-        return True
-
-    def received(self, entries: list[Entry], asked_at: float) -> None:
-        """Take the entries that a read returned."""
-        self.sub.unopened, self.read_at = entries, asked_at
-        self.lost.received(entries)
-        if self._is_next_try:
-            self._is_next_try = False
-            self.sub.stats.degradation.backoff.lengthen()
 
 
 class Reader:
@@ -328,13 +179,14 @@ class Reader:
         sub = reading.sub
         if self.is_alone is not self._readers.must_be_alone(sub):
             return False
-        if sub.group and not any(one.sub.group for one in self.readings if one is not reading):
+        others = [other.sub.group for other in self.readings if other is not reading]
+        if sub.group and not any(others):
             self.group = sub.group
         return not sub.group or sub.group == self.group
 
     def _drop(self, reading: ReadTopic) -> None:
         self.readings.remove(reading)
-        self._recent = [one for one in self._recent if one is not reading]
+        self._recent = [other for other in self._recent if other is not reading]
 
     def _leave(self, reading: ReadTopic) -> None:
         """Release what no handler of a closed topic has started."""
@@ -375,7 +227,7 @@ class Reader:
                 or self._is_readable(reading)
             )
         ]
-        for reading in [one for one in readable if one.sub.unopened]:
+        for reading in [waiting for waiting in readable if waiting.sub.unopened]:
             self._hand_over(reading, startable=1)
             readable.remove(reading)
         if self._is_over():
@@ -471,13 +323,14 @@ class Reader:
 
         This reader's share of what handlers finish soon. 0 if that is unknown.
         """
-        recent = [one for one in self._recent if one in readable] or readable
+        recent = [reading for reading in self._recent if reading in readable] or readable
         size = recent[0].sub.limit.size if self.is_alone else self._runner.limit.size
-        ahead = min(one.sub.pace.ahead(size) for one in recent) // self._readers.busy_count(self)
+        ahead = min(reading.sub.pace.ahead(size) for reading in recent)
+        ahead //= self._readers.busy_count(self)
         if (batch := recent[0].sub.batch) is not None:
             waiting = len(recent[0].sub.unstarted) * batch.size
             return max(batch.size - len(batch), ahead - waiting)
-        return ahead - sum(len(one.sub.unstarted) for one in self.readings)
+        return ahead - sum(len(reading.sub.unstarted) for reading in self.readings)
 
     def _read(self, allowed: Mapping[ReadTopic, int], room: int, *, is_complete: bool) -> None:
         """Read up to `room` messages, or one for each free handler. Raises LisaError.
@@ -520,7 +373,7 @@ class Reader:
         streams = [reading.stream for reading in readings]
         block_ms = math.ceil(1_000 * block_s)
         read = read_all_command(streams, self.group, self.name, count, block_ms)
-        forgotten = [one for one in readings if one.sub.membership.is_forgotten]
+        forgotten = [reading for reading in readings if reading.sub.membership.is_forgotten]
         self._is_reading = bool(block_ms)
         try:
             if self._is_over():
@@ -697,7 +550,7 @@ class Readers:
 
     def busy_count(self, reader: Reader) -> int:
         """How many readers share what handlers finish soon: those that found messages, and this."""
-        return sum(one.is_busy or one is reader for one in list(self._readers))
+        return sum(other.is_busy or other is reader for other in list(self._readers))
 
     def subscriptions(self) -> list[Subscription]:
         """The subscriptions to all topics."""
@@ -857,21 +710,21 @@ class Readers:
         together = 1 if self.store.has_nodes else max(1, len(all_wanted))
         failed: list[LisaError] = []
         parts = list(chunks(all_wanted, together))
-        for some in parts[1:]:
-            self._pool.start(some[0], partial(self._follow_some, some, failed))
-        for some in parts[:1]:
-            self._follow_some(some, failed)
+        for part in parts[1:]:
+            self._pool.start(part[0], partial(self._follow_part, part, failed))
+        for part in parts[:1]:
+            self._follow_part(part, failed)
         self._pool.wait()
         if failed:
             raise failed[0]
 
-    def _follow_some(self, some: Sequence[WantedTopic], failed: list[LisaError]) -> None:
+    def _follow_part(self, part: Sequence[WantedTopic], failed: list[LisaError]) -> None:
         try:
-            self.store.drive(self.store.layouts([wanted.topic for wanted in some]))
+            self.store.drive(self.store.layouts([wanted.topic for wanted in part]))
         except LisaError as error:
             failed.append(error)
             return
-        for wanted in some:
+        for wanted in part:
             self._follow_one(wanted)
 
     def _follow_one(self, wanted: WantedTopic) -> None:
@@ -930,7 +783,7 @@ class Readers:
                 name = f"{self._name}-{secrets.token_hex(3)}{HANDLER_SUFFIX}"
             self._shards.setdefault((wanted.topic, group), set()).add(shard)
             sub = self._new_subscription(shard, group, name)
-            sub.pause(paused=any(one.is_paused_here for one in known if one.wanted == group))
+            sub.pause(paused=any(other.is_paused_here for other in known if other.wanted == group))
             reading = self._readings[sub] = ReadTopic(sub)
             known.append(sub)
             return self._place(reading)

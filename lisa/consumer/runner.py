@@ -50,6 +50,7 @@ class Claim(NamedTuple):
 
     sub: Subscription
     work: Work
+    plan: HandlerPlan
     where: Where
 
 
@@ -102,7 +103,7 @@ class Runner:
         self.loop = HandlerLoop(app)
         self._handlers = handlers
         self._changed = threading.Condition()
-        self._ready: dict[Subscription, Where] = {}
+        self._ready: dict[Subscription, tuple[HandlerPlan, Where]] = {}
         # A topic's limit lives as long as a subscription to one of its shards.
         self._limits = WeakValueDictionary[tuple[str, str], Limit]()
         self._work: SimpleQueue[Claim | None] = SimpleQueue()
@@ -142,7 +143,7 @@ class Runner:
         elif self.limit.size == 1 and plan.batch is None:
             where = Where.HERE
         with self._changed:
-            self._ready[sub] = where
+            self._ready[sub] = plan, where
         self.start_waiting()
 
     def start_waiting(self) -> None:
@@ -166,19 +167,17 @@ class Runner:
         """The next work for another thread; the caller holds the lock."""
         if not self.limit.free:
             return None
-        for sub, where in self._ready.items():
+        for sub, (plan, where) in self._ready.items():
             if sub.limit.free and (work := _next_of(sub, where)) is not None:
-                break
-        else:
-            return None
-        self._took(sub, where)
-        return Claim(sub, work, Where.THREAD if where is Where.HERE else where)
+                del self._ready[sub]  # let the other topics go first
+                if sub.is_waiting:
+                    self._ready[sub] = plan, where
+                self._begin(sub)
+                return Claim(sub, work, plan, Where.THREAD if where is Where.HERE else where)
+        return None
 
-    def _took(self, sub: Subscription, where: Where) -> None:
-        """Count a running handler, and let the other topics go first."""
-        del self._ready[sub]
-        if sub.is_waiting:
-            self._ready[sub] = where
+    def _begin(self, sub: Subscription) -> None:
+        """Count a running handler; the caller holds the lock."""
         self.limit.running += 1
         if sub.limit is not self.limit:
             sub.limit.running += 1
@@ -194,8 +193,11 @@ class Runner:
                 return
         self.loop.call_soon(self._start_tasks)
 
-    def _release(self, sub: Subscription) -> None:
+    def _release(self, sub: Subscription, plan: HandlerPlan | None = None) -> None:
+        """Count a handler that has ended. plan: for what a turn on a reader's thread has left."""
         with self._changed:
+            if plan is not None and sub.is_waiting:
+                self._ready.setdefault(sub, (plan, Where.HERE))
             self.limit.running -= 1
             if sub.limit is not self.limit:
                 sub.limit.running -= 1
@@ -229,9 +231,10 @@ class Runner:
     @property
     def has_work_here(self) -> bool:
         """Whether work waits for a reader's thread."""
-        return any(
-            where is Where.HERE and sub.unstarted for sub, where in list(self._ready.items())
-        )
+        for sub, (_, where) in list(self._ready.items()):
+            if where is Where.HERE and sub.unstarted:
+                return True
+        return False
 
     def run_here(self) -> None:
         """Handle what waits for a reader's thread, unless another thread does.
@@ -239,31 +242,30 @@ class Runner:
         Returns after `TURN_S` if there is more, because the reader's own topics may have messages.
         """
         ends = time.monotonic() + TURN_S
-        while (sub := self._claim_here()) is not None:
+        while (claimed := self._claim_here()) is not None:
+            sub, plan = claimed
             try:
-                self._take_turn(sub, ends)
+                self._take_turn(sub, plan, ends)
             finally:
-                self._release(sub)
+                self._release(sub, plan)
                 self.start_waiting()
             if time.monotonic() >= ends:
                 break
 
-    def _claim_here(self) -> Subscription | None:
+    def _claim_here(self) -> tuple[Subscription, HandlerPlan] | None:
         """A topic for this thread; its deliveries are taken while it has its turn."""
         with self._changed:
             if not self.limit.free:
                 return None
-            for sub, where in self._ready.items():
+            for sub, (plan, where) in self._ready.items():
                 if where is Where.HERE and sub.unstarted:
-                    break
-            else:
-                return None
-            self._took(sub, where)
-            return sub
+                    del self._ready[sub]
+                    self._begin(sub)
+                    return sub, plan
+            return None
 
-    def _take_turn(self, sub: Subscription, ends: float) -> None:
+    def _take_turn(self, sub: Subscription, plan: HandlerPlan, ends: float) -> None:
         """Handle what waits in a subscription; until `ends` if other topics wait, too."""
-        plan = self._handlers.plan(sub.topic, sub.wanted)
         busy = fast_s = 0.0
         done = fast = 0
         now, unstarted = time.monotonic(), sub.unstarted
@@ -283,7 +285,7 @@ class Runner:
             else:
                 fast += count
                 fast_s += took
-            if now >= ends and len(self._ready) > (sub in self._ready):
+            if now >= ends and self._ready:
                 break
         sub.stats.observe_fast(fast_s, fast)
         if done:
@@ -316,8 +318,8 @@ class Runner:
         return None
 
     def _run_one(self, claim: Claim) -> None:
-        sub, work, _ = claim
-        plan, now = self._handlers.plan(sub.topic, sub.wanted), time.monotonic()
+        sub, work, plan, _ = claim
+        now = time.monotonic()
         done = self._handle(sub, plan, work, now)
         if done:
             self._measure(sub, now, done)
@@ -347,8 +349,7 @@ class Runner:
         with self._changed:
             claims, self._for_loop = self._for_loop, []
         for claim in claims:
-            sub, work, _ = claim
-            plan = self._handlers.plan(sub.topic, sub.wanted)
+            sub, work, plan, _ = claim
             is_batch = isinstance(work, list) or plan.batch is not None
             run = self._batch_task if is_batch else self._task
             cancel = self.loop.start_task(run(sub, plan, work), partial(self._task_ended, claim))
@@ -356,7 +357,7 @@ class Runner:
                 held.run_in(cancel)
 
     def _task_ended(self, claim: Claim, error: BaseException | None) -> None:
-        sub, work, _ = claim
+        sub, work = claim.sub, claim.work
         if error is not None:
             unforeseen(f"topic {sub.shard}: a delivery failed", error)
             sub.fail_unhandled(work, error)

@@ -98,7 +98,7 @@ def health_of(
                 known["state"] = state
     failing = bool(faults) or is_failing
     status = "failing" if failing else "waiting" if removed else "starting" if waiting else "ok"
-    ages = {one.name: round(one.age_s, 1) for one in threads}
+    ages = {thread.name: round(thread.age_s, 1) for thread in threads}
     return {"status": status, "topics": topics, "threads": ages, "faults": faults}
 
 

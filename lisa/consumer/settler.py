@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -60,11 +61,11 @@ class SignalSender:
 
     def fire_unfit(self, unfit: Iterable[tuple[Delivered, Acked | Retried]]) -> None:
         """Fire `expired`, `retrying` or `dead` for settled messages that no handler may see."""
-        for one, outcome in unfit:
-            if one.fault is not None and isinstance(outcome, Retried):
-                self.fire_failure(one.message, one.fault.reason, outcome)
+        for delivered, outcome in unfit:
+            if delivered.fault is not None and isinstance(outcome, Retried):
+                self.fire_failure(delivered.message, delivered.fault.reason, outcome)
             elif outcome is not Acked.STALE:
-                self.fire(self.expired, one.message)
+                self.fire(self.expired, delivered.message)
 
     def fire(self, pair: tuple[Signal, Signal], message: Message) -> None:
         """Call all receivers of both signals."""
@@ -155,17 +156,17 @@ def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
             for held, verdict in deferred
         ]
         return Postpone(sub.shard, sub.group, rows), deferred
-    some = take_many(sub.outcomes.failures, size)
+    taken = take_many(sub.outcomes.failures, size)
     try:
-        settlements = settlements_of(held for held, _ in some)
+        settlements = settlements_of(held for held, _ in taken)
         failures = [
-            Failure.of(one, verdict.reason, verdict.delay, _traceback(verdict))
-            for one, (_, verdict) in zip(settlements, some, strict=True)
+            Failure.of(settlement, verdict.reason, verdict.delay, _traceback(verdict))
+            for settlement, (_, verdict) in zip(settlements, taken, strict=True)
         ]
     except BaseException:
-        put_back(sub.outcomes.failures, some)
+        put_back(sub.outcomes.failures, taken)
         raise
-    return Fail(sub.shard, sub.group, failures), some
+    return Fail(sub.shard, sub.group, failures), taken
 
 
 def _traceback(verdict: Verdict) -> str:
@@ -210,8 +211,8 @@ class Settler:
         self._settled = settled
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
-        self._requested: dict[Subscription, None] = {}
-        self._is_flush_due = threading.Event()
+        self._requested: SimpleQueue[Subscription | None] = SimpleQueue()
+        self._was_busy = False
         self._closes: float | None = None
         self._pauses: dict[Subscription, tuple[float, Backoff]] = {}
         self._thread = ServiceThread("lisa-settler", self._run, longest_s)
@@ -226,9 +227,9 @@ class Settler:
 
     def notify(self, sub: Subscription) -> None:
         """Request a flush of a subscription within 5 ms. Cheap if one is already requested."""
-        if sub not in self._requested:
-            self._requested[sub] = None
-            self._is_flush_due.set()
+        if not sub.outcomes.is_requested:
+            sub.outcomes.is_requested = True
+            self._requested.put(sub)
 
     def _settle_all(self, sub: Subscription) -> None:
         """Settle all finished deliveries of a subscription. Raises LisaError."""
@@ -241,31 +242,34 @@ class Settler:
             self._refuse(sub)
 
     def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
-        some = take_many(queue, sub.store.batch_size(sub.shard, Ack))
+        taken = take_many(queue, sub.store.batch_size(sub.shard, Ack))
         try:
-            settlements = settlements_of(some)
+            settlements = settlements_of(taken)
             if state == "expired":  # do not count an attempt
-                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
+                settlements = [
+                    settlement._replace(attempt=settlement.attempt - 1)
+                    for settlement in settlements
+                ]
             call = Ack(sub.shard, sub.group, settlements, state)
             operation = "expire" if state == "expired" else "ack"
-            outcomes = self._watch.call(sub, call, operation, some)
+            outcomes = self._watch.call(sub, call, operation, taken)
         except BaseException:
-            put_back(queue, some)
+            put_back(queue, taken)
             raise
         pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
-        self._acked(sub, some, outcomes, pair)
+        self._acked(sub, taken, outcomes, pair)
 
     def _acked(
         self,
         sub: Subscription,
-        some: Sequence[Held],
+        taken: Sequence[Held],
         outcomes: Sequence[Acked],
         pair: tuple[Signal, Signal],
     ) -> None:
         has_receivers = self._signal_sender.has_receivers(pair)
-        sub.leases.forget(some)
+        sub.leases.forget(taken)
         self._settled()
-        for held, outcome in zip(some, outcomes, strict=True):
+        for held, outcome in zip(taken, outcomes, strict=True):
             if outcome is Acked.STALE:
                 log.info(
                     "topic %s: message %s was already settled elsewhere, or replaced",
@@ -277,11 +281,11 @@ class Settler:
                 self._signal_sender.fire(pair, held.message)
 
     def _refuse(self, sub: Subscription) -> None:
-        call, some = sub.outcomes.unanswered or _refusing(sub)
-        if not some:  # dropped meanwhile
+        call, taken = sub.outcomes.unanswered or _refusing(sub)
+        if not taken:  # dropped meanwhile
             return
-        sub.outcomes.begin_call(call, some)
-        deliveries = [held for held, _ in some]
+        sub.outcomes.begin_call(call, taken)
+        deliveries = [held for held, _ in taken]
         if isinstance(call, Postpone):
             self._watch.call(sub, call, "defer", deliveries)
             sub.outcomes.end_call()
@@ -292,7 +296,7 @@ class Settler:
         sub.outcomes.end_call()
         sub.leases.forget(deliveries)
         self._settled()
-        for (held, verdict), outcome in zip(some, outcomes, strict=True):
+        for (held, verdict), outcome in zip(taken, outcomes, strict=True):
             if outcome.outcome is Failed.DEAD:
                 log.error(
                     "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
@@ -309,78 +313,67 @@ class Settler:
     def close(self, timeout_s: float) -> None:
         """Flush the rest for up to `timeout_s`, then end the thread."""
         self._closes = time.monotonic() + timeout_s
-        self._is_flush_due.set()
+        self._requested.put(None)
         self._thread.join(timeout_s + CLOSING_S)
 
     def _run(self) -> None:
-        was_busy = False
-        while True:
-            if not was_busy:  # else more is likely to end within the next 5 ms
-                self._thread.rest()
-                self._is_flush_due.wait(self._next_try_s())
-            self._thread.begin()
-            if self._closes is None:
-                time.sleep(FLUSH_AFTER_S)
-            # Clear before reading the queues, so that later outcomes request another flush.
-            self._is_flush_due.clear()
+        while self._closes is None:
             requested = self._take_requested()
-            # Read before the flush, so that a flush after the request to close finds everything.
-            closes = self._closes
             try:
-                left = self.flush(requested if closes is None else None)
+                self.flush([*requested, *self._pauses])
             except BaseException:
-                self._requested.update(requested)
-                self._is_flush_due.set()  # the restarted thread must flush again
+                for sub in requested:  # the restarted thread must flush them again
+                    self.notify(sub)
                 raise
-            was_busy = bool(requested)
-            requested.clear()  # else a removed subscription would be kept until the next flush
-            if closes is not None:
-                late_s = time.monotonic() - closes
-                if not left or late_s > 0:
-                    self._pool.wait(max(0.0, CLOSING_S - late_s))
-                    self._pool.close()
-                    return
-                if self._pool.wait(CLOSING_RETRY_S) and self._pauses:
-                    time.sleep(CLOSING_RETRY_S)
-                self._is_flush_due.set()
+            del requested  # else a removed subscription would be kept until the next flush
+        self._flush_rest(self._closes)
+
+    def _take_requested(self) -> set[Subscription]:
+        """Wait for a request or the end of a pause, then 5 ms for other requests."""
+        found = set[Subscription | None]()
+        with suppress(Empty):
+            if not self._was_busy:  # else more is likely to end within 5 ms
+                self._thread.rest()
+                found.add(self._requested.get(timeout=self._next_try_s() if self._pauses else None))
+            time.sleep(FLUSH_AFTER_S)
+            while True:
+                found.add(self._requested.get_nowait())
+        self._thread.begin()
+        self._was_busy = bool(found)
+        requested = {sub for sub in found if sub is not None}
+        for sub in requested:  # before the flush, so that what ends later is requested again
+            sub.outcomes.is_requested = False
+        return requested
 
     def _next_try_s(self) -> float | None:
-        tries = [
-            again for sub, (again, _) in list(self._pauses.items()) if not self._pool.is_busy(sub)
-        ]
+        tries = [again for sub, (again, _) in self._pauses.items() if not self._pool.is_busy(sub)]
         return max(0.0, min(tries) - time.monotonic()) if tries else None
 
-    def _take_requested(self) -> dict[Subscription, None]:
-        taken: dict[Subscription, None] = {}
-        for sub in list(self._requested):
-            taken[sub] = self._requested.pop(sub)
-        return taken
+    def _flush_rest(self, closes: float) -> None:
+        """Flush all subscriptions until nothing is left, or the time to close has come."""
+        while self.flush(list(self._subscriptions())) and time.monotonic() < closes:
+            if self._pool.wait(CLOSING_RETRY_S) and self._pauses:
+                time.sleep(CLOSING_RETRY_S)
+        self._pool.wait(max(0.0, closes + CLOSING_S - time.monotonic()))
+        self._pool.close()
 
-    def flush(self, some: Iterable[Subscription] | None = None) -> bool:
-        """Settle the finished deliveries of some subscriptions, or of all.
+    def flush(self, subscriptions: Iterable[Subscription]) -> bool:
+        """Settle the finished deliveries of subscriptions.
 
         Returns whether work or a pause is still under way.
         """
         if self._pauses:
             for sub in set(self._pauses).difference(self._subscriptions()):  # unsubscribed
                 self._pauses.pop(sub, None)
-        if some is None:
-            subscriptions = list(self._subscriptions())
-        else:
-            subscriptions = list(dict.fromkeys([*some, *self._pauses]))
         is_busy = False
         one_by_one = not self._has_nodes or len(list(self._subscriptions())) == 1
         for sub in subscriptions:
+            again, _ = self._pauses.get(sub, (0.0, None))
             if self._pool.is_busy(sub):
                 is_busy = True
+            elif again > time.monotonic() and self._closes is None:
                 continue
-            if not sub.outcomes:
-                self._end_pause(sub)
-                continue
-            again, _ = self._pauses.get(sub, (0.0, None))
-            if again > time.monotonic() and self._closes is None:
-                continue
-            if one_by_one:
+            elif one_by_one:
                 self._settle(sub)
             else:
                 is_busy = True

@@ -346,14 +346,14 @@ class Subscription:
                 self.release_unopened()
                 break
             try:
-                some, opened = self._open_some(self.unopened, read_at)
+                deliveries, opened = self._open_some(self.unopened, read_at)
             except Exception:
                 if not taken:
                     raise
                 break  # hand over the opened ones first; the next round tries again
-            size = sum(len(held.data) for held in some)
+            size = sum(len(held.data) for held in deliveries)
             self.pace.held.add(size)
-            taken += some
+            taken += deliveries
             total, count = total + size, count + opened
             del self.unopened[:opened]
         if count:
@@ -399,17 +399,17 @@ class Subscription:
             is_unread = entry.is_suspect and not is_past
             message, fault = unpack(topic, group, entry, UNREAD if is_unread else data, state)
             entry_id = entry.entry
-            one = Held(entry_id, message, data, now_us, opened_at, lease_ends)
-            one.is_suspect = entry.is_suspect
-            hold(entry_id, one)
+            held = Held(entry_id, message, data, now_us, opened_at, lease_ends)
+            held.is_suspect = entry.is_suspect
+            hold(entry_id, held)
             if fault is not None:
-                self._refuse(one, Verdict(*fault))
+                self._refuse(held, Verdict(*fault))
             elif is_past:
-                one.end()
-                self.outcomes.expired.append(one)
+                held.end()
+                self.outcomes.expired.append(held)
                 self._settle(self)
             else:
-                taken.append(one)
+                taken.append(held)
         return taken
 
     def enqueue(self, deliveries: Sequence[Held], batch: int | None, within_s: float) -> bool:
@@ -491,8 +491,8 @@ class Subscription:
 
     def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
         """Queue a handler's outcomes of a batch, which counts as at most one failure in a row."""
-        told = [one for one in outcomes if one is None or not one.is_deferral]
-        failed = [one for one in told if one is not None and not one.is_discard]
+        told = [outcome for outcome in outcomes if outcome is None or not outcome.is_deferral]
+        failed = [outcome for outcome in told if outcome is not None and not outcome.is_discard]
         if len(failed) < len(told):
             self.stats.end_row()
         elif failed:
@@ -624,9 +624,9 @@ def end_handlers(subs: Iterable[Subscription], last: ShutdownCalls) -> None:
     taken: dict[Subscription, list[Held]] = {}
     for sub in subs:
         running = sub.leases.running()
-        taken[sub] = cancelled = [one for one in running if one.task is not None]
-        for one in cancelled:
-            one.end()
+        taken[sub] = cancelled = [held for held in running if held.task is not None]
+        for held in cancelled:
+            held.end()
         if left := len(running) - len(cancelled):
             log.warning(
                 "topic %s: %d handlers did not finish in time; their messages will be "

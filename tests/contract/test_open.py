@@ -94,6 +94,11 @@ def test_a_paused_topic_returns_them_to_ready_as_new_entries(bench: Bench, run: 
         bench.check_change(stats={"cleared@lisa": cleared}, lisa=moved)
 
 
+def test_a_paused_topic_opens_nothing(bench: Bench, run: Run) -> None:
+    bench.put(options={"paused": "1"}, body="a", lisa=HELD)
+    assert run(Open(TOPIC, "lisa", [bench.opening("a")])).envelopes == [None]
+
+
 def test_another_groups_index_does_not_open_an_entry(bench: Bench, run: Run) -> None:
     bench.put(body="a", lisa=HELD, audit=HELD)
     foreign = Entry(bench.entry("a", "audit"), "a", 1, 1)

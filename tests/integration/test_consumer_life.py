@@ -16,7 +16,8 @@ from blinker import Signal
 import lisa
 from lisa.consumer import AsyncConsumer, Batch, Consumer
 from lisa.consumer.consumer import BaseConsumer
-from lisa.consumer.reader import Reader, ReadTopic
+from lisa.consumer.read_topic import ReadTopic
+from lisa.consumer.reader import Reader
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
