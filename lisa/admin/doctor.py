@@ -16,8 +16,9 @@ from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.presence import (
     NO_HEARTBEATS,
     PROBE,
-    any_write_refusal,
+    first_refusal,
     write_refusal,
+    write_trials,
 )
 from lisa.core.store.server_checks import (
     SUPPORTED,
@@ -66,7 +67,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         checks += yield from _cluster(store, answers)
         if any(isinstance(reply, ServerUnavailable) for reply in answers.values()):
             return checks  # the others may need this node
-    refusal = yield from any_write_refusal(store)
+    refusal = first_refusal((yield from store.commands_once(write_trials(store))))
     checks = with_refusal(checks, refusal)
     # Skip the writing checks on an unusable server: writes would wait until they time out.
     fails = (check.verdict is CheckResult.FAIL for check in checks if check.name in _WRITABLE)

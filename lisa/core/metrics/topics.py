@@ -279,9 +279,10 @@ def read(store: Store) -> Flow[Numbers]:
     infos = (yield from store.on_each_node("INFO", "memory")).values()
     # No number for a user who may not run INFO.
     _add_memory(numbers, [info for info in infos if not isinstance(info, LisaError)])
-    replies = yield from store.commands_once([("HGETALL", store.keys.managers)])
-    (managers,) = _readable(store, replies)
-    refusal = yield from presence.any_write_refusal(store)
+    asked_managers = ("HGETALL", store.keys.managers)
+    replies = yield from store.commands_once([asked_managers, *presence.write_trials(store)])
+    (managers,) = _readable(store, replies[:1])
+    refusal = presence.first_refusal(replies[1:])
     put(numbers, "lisa_server_refuses_writes", float(refusal is not None))
     records = presence.records_in(managers or [], presence.ManagerPresence)
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))

@@ -23,7 +23,7 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.options import HANDLER_SUFFIX
 from lisa.core.redis import errors
 from lisa.core.redis.errors import Refusal
-from lisa.core.redis.flow import Aside, Flow, any_runs
+from lisa.core.redis.flow import Aside, Command, Flow, any_runs
 from lisa.core.store.replies import microseconds, pairs
 from lisa.core.store.store import Store
 
@@ -227,17 +227,29 @@ def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | Non
     not write gets None. Raises LisaError if a server does not answer.
     """
     asked = keys if store.has_nodes else keys[:1]
-    replies = yield from store.commands_once([("ZADD", key, "XX", 0, "") for key in asked])
-    found = [errors.refusal_of(one) if isinstance(one, Exception) else None for one in replies]
+    replies = yield from store.commands_once([_trial(key) for key in asked])
+    found = [_refusal_in(one) for one in replies]
     return found if store.has_nodes else found * len(keys)
 
 
-def any_write_refusal(store: Store) -> Flow[Refusal | None]:
-    """Why the server, or any primary of the cluster, refuses writes; see `write_refusals`."""
+def _trial(key: str) -> Command:
+    return ("ZADD", key, "XX", 0, "")
+
+
+def _refusal_in(reply: object) -> Refusal | None:
+    return errors.refusal_of(reply) if isinstance(reply, Exception) else None
+
+
+def write_trials(store: Store) -> list[Command]:
+    """Commands that the server, or each primary of the cluster, refuses if it refuses writes."""
     shards = range(PROBED if store.has_nodes else 0)
     keys = [store.keys.topic(f"{PROBE}-{i}").waiting for i in shards]
-    found = yield from write_refusals(store, [store.keys.managers, *keys])
-    return next(filter(None, found), None)
+    return [_trial(key) for key in (store.keys.managers, *keys)]
+
+
+def first_refusal(replies: Sequence[object]) -> Refusal | None:
+    """Why writes are refused, from the replies to `write_trials`; None if they are accepted."""
+    return next(filter(None, map(_refusal_in, replies)), None)
 
 
 def write_refusal(store: Store, key: str) -> Flow[Refusal | None]:
