@@ -51,131 +51,30 @@ A_YEAR = timedelta(days=366)
 LIVE = (LiveState.WAITING, LiveState.RETRY, LiveState.READY, LiveState.IN_FLIGHT)
 
 
-class Timeline:
-    """The clock of one test, with the manager and the consumers that follow it.
-
-    followers: called with each new time, in epoch milliseconds.
-    """
-
-    def __init__(self, server: ClockedServer, store: SyncStore, start_ms: int) -> None:
-        self._server = server
-        self._store = store
-        self._is_running = False
-        self.now_ms = start_ms
-        self.followers: list[Callable[[int], object]] = []
-        self.watch = ProducerWatch(server.url, store.keys.prefix, self._now)
-        self.runs = HandlerRuns(store, self._now, self._just_before)
-        self.manager = ManagerSteps(store, self._now)
-        server.set_time(start_ms * 1000)
-
-    def _now(self) -> int:
-        return self.now_ms
-
-    def run_to(self, target_ms: int) -> Flow[None]:
-        """Run everything up to an instant, each event at its own time. Raises LisaError."""
-        if target_ms < self.now_ms and (self.watch.sent or self._store.drive(self._store.shards())):
-            raise ConfigError(
-                f"the clock shows {ms_datetime(self.now_ms)} and cannot go back to "
-                f"{ms_datetime(target_ms)}, because messages were sent"
-            )
-        if target_ms > MAX_DUE_MS:
-            raise ConfigError(BEYOND_END)
-        yield from self._run(target_ms)
-        self._set(target_ms)
-
-    def run_until_idle(self, within: timedelta) -> Flow[None]:
-        """Run all events; the clock stops at the last. Raises LisaError if `within` ends first."""
-        next_ms = yield from self._run(self.now_ms + duration_ms(within))
-        if next_ms is not None:
-            raise LisaError(
-                f"not idle after {human(duration_ms(within))}: the next event is at "
-                f"{ms_datetime(next_ms)}; pass a longer `within`, or use `advance`"
-            )
-
-    def join(self) -> None:
-        """Declare the groups that the attached consumers name. Raises LisaError."""
-        self.manager.join(self.shards(), self.runs.wanted())
-
-    def shards(self) -> list[Shard]:
-        """All topics and shards that the test uses, sorted by name. Raises LisaError."""
-        listed = set(self._store.drive(self._store.shards()))
-        known = self.watch.topics | {topic for topic, _ in self.runs.wanted()}
-        return sorted(listed | {own_shard(topic) for topic in topics_of(known | listed)})
-
-    def _set(self, now_ms: int) -> None:
-        if now_ms != self.now_ms:
-            self._server.set_time(now_ms * 1000)
-            self.now_ms = now_ms
-            for follower in self.followers:
-                follower(now_ms)
-
-    @contextmanager
-    def _just_before(self) -> Iterator[None]:
-        """Let the server round its time up, rather than down, to the present millisecond.
-
-        The pause before a retry begins at the time rounded up.
-        """
-        self._server.set_time(self.now_ms * 1000 - CACHED_US)
-        try:
-            yield
-        finally:
-            self._server.set_time(self.now_ms * 1000)
-
-    def _run(self, target_ms: int) -> Flow[int | None]:
-        """Run all events up to an instant; returns the next one after it, or None."""
-        if self._is_running:
-            raise ConfigError("a handler cannot move the clock that runs it")
-        self._is_running = True
-        try:
-            while True:
-                next_ms = yield from self._settle()
-                if next_ms is None or next_ms > target_ms:
-                    return next_ms
-                self._set(next_ms)
-        finally:
-            self._is_running = False
-
-    def _settle(self) -> Flow[int | None]:
-        """Run everything that is due now; returns the next instant, None if there is none."""
-        handled, is_stuck = 0, False
-        while True:
-            due = self.manager.look(self.shards(), self.runs.wanted())
-            if self.manager.step(due):
-                continue
-            if not due.ready or is_stuck:
-                return due.next_ms
-            before = handled
-            for (topic, group), count in due.ready.items():
-                delivered = yield from self._deliver(topic, group, count)
-                handled += delivered
-                self._check(handled, topic)
-            is_stuck = handled == before
-
-    def _deliver(self, topic: str, group: str, most: int) -> Flow[int]:
-        count = 0
-        while count < most and (handled := (yield from self.runs.deliver(topic, group))):
-            count += handled
-        return count
-
-    def _check(self, handled: int, topic: str) -> None:
-        if handled > MOST_AT_ONCE:
-            raise LisaError(
-                f"more than {MOST_AT_ONCE} messages were handled at one instant, the last of topic "
-                f"{topic!r}: a handler probably sends to its own topic without a delay"
-            )
-
-
 class _Kit:
-    """What the kits for blocking tests and for tests on an event loop share."""
+    """What the kits for blocking tests and for tests on an event loop share.
+
+    The clock of one test, with the manager and the consumers that follow it.
+    """
 
     def __init__(self, server: ClockedServer) -> None:
         server.clear()
+        self._server = server
         self._store = SyncStore(Connection(Address(server.url)), Keys.of(None))
         self._store.drive(self._store.check_schema())
-        self._timeline = Timeline(server, self._store, time.time_ns() // 1_000_000)
-        self._timeline.watch.start()
+        self._is_running = False
+        self._followers: list[Callable[[datetime], object]] = []
+        self._now_ms = time.time_ns() // 1_000_000
+        self._watch = ProducerWatch(server.url, self._store.keys.prefix, self._shown_ms)
+        self._runs = HandlerRuns(self._store, self._shown_ms, self._just_before)
+        self._manager = ManagerSteps(self._store, self._shown_ms)
+        server.set_time(self._now_ms * 1000)
+        self._watch.start()
         self._clock = ExitStack()
-        self._clock.enter_context(using_clock(lambda: self._timeline.now_ms))
+        self._clock.enter_context(using_clock(self._shown_ms))
+
+    def _shown_ms(self) -> int:
+        return self._now_ms
 
     @property
     def url(self) -> str:
@@ -185,7 +84,7 @@ class _Kit:
     @property
     def now(self) -> datetime:
         """The time that the test's clock shows, aware, UTC, in whole milliseconds."""
-        return ms_datetime(self._timeline.now_ms)
+        return ms_datetime(self._now_ms)
 
     def attach(self, consumer: BaseConsumer) -> None:
         """Run the handlers of a consumer of the application, which must not be started.
@@ -196,15 +95,15 @@ class _Kit:
         """
         if not isinstance(consumer, BaseConsumer):
             raise ConfigError(f"attach takes a Consumer or an AsyncConsumer, not {consumer!r}")
-        self._timeline.runs.attach(consumer)
-        self._timeline.join()
+        self._runs.attach(consumer)
+        self._manager.join(self._shards(), self._runs.wanted())
 
     def follow(self, follower: Callable[[datetime], object]) -> None:
         """Call a function with each new time, such as `traveller.move_to` of time-machine.
 
         It is called with the present time first.
         """
-        self._timeline.followers.append(lambda now_ms: follower(ms_datetime(now_ms)))
+        self._followers.append(follower)
         follower(self.now)
 
     def configure(self, topic: str, **options: object) -> None:
@@ -213,7 +112,7 @@ class _Kit:
 
     def sent(self, topic: str | None = None) -> list[SentMessage]:
         """What this process sent to the test's server since the test began, in order."""
-        return [message for message in self._timeline.watch.sent if topic in (None, message.topic)]
+        return [message for message in self._watch.sent if topic in (None, message.topic)]
 
     def handled(self, topic: str | None = None) -> list[Message]:
         """The messages that were handled successfully, in order."""
@@ -222,9 +121,7 @@ class _Kit:
     def attempts(self, topic: str | None = None) -> list[Attempt]:
         """All attempts to handle messages, in order, with their times and outcomes."""
         return [
-            attempt
-            for attempt in self._timeline.runs.attempts
-            if topic in (None, attempt.message.topic)
+            attempt for attempt in self._runs.attempts if topic in (None, attempt.message.topic)
         ]
 
     def waiting(self, topic: str | None = None) -> list[FoundMessage]:
@@ -239,7 +136,7 @@ class _Kit:
         )
 
     def _found(self, topic: str | None, state: LiveState) -> list[FoundMessage]:
-        names = topics_of(self._timeline.shards()) if topic is None else [Topic(topic)]
+        names = topics_of(self._shards()) if topic is None else [Topic(topic)]
         found_here: list[FoundMessage] = []
         for name in names:
             cursor: str | None = ""
@@ -277,7 +174,7 @@ class _Kit:
             raise ConfigError(BEYOND_END) from None
         if total < NOTHING:
             raise ConfigError(f"the clock cannot go back by {-total}")
-        return self._timeline.run_to(self._timeline.now_ms + duration_ms(total))
+        return self._run_to(self._now_ms + duration_ms(total))
 
     def _travel_to(self, moment: datetime) -> Flow[None]:
         """Move the clock to an aware datetime, like `advance`.
@@ -289,18 +186,106 @@ class _Kit:
             raise ConfigError(f"travel_to takes an aware datetime, not {moment!r}")
         if moment.utcoffset() is None:
             raise ConfigError(f"{moment.isoformat()} names no time zone; use an aware datetime")
-        return self._timeline.run_to(datetime_ms(moment))
+        return self._run_to(datetime_ms(moment))
 
     def _run_until_idle(self, *, within: timedelta | str = A_YEAR) -> Flow[None]:
         """Run all events until none is left; the clock stops at the last.
 
         Raises LisaError, also if events are left after `within`, and ConfigError.
         """
-        return self._timeline.run_until_idle(option_duration("within", within))
+        limit_ms = duration_ms(option_duration("within", within))
+        next_ms = yield from self._run(self._now_ms + limit_ms)
+        if next_ms is not None:
+            raise LisaError(
+                f"not idle after {human(limit_ms)}: the next event is at {ms_datetime(next_ms)}; "
+                "pass a longer `within`, or use `advance`"
+            )
+
+    def _run_to(self, target_ms: int) -> Flow[None]:
+        """Run everything up to an instant, each event at its own time. Raises LisaError."""
+        if target_ms < self._now_ms and (
+            self._watch.sent or self._store.drive(self._store.shards())
+        ):
+            raise ConfigError(
+                f"the clock shows {ms_datetime(self._now_ms)} and cannot go back to "
+                f"{ms_datetime(target_ms)}, because messages were sent"
+            )
+        if target_ms > MAX_DUE_MS:
+            raise ConfigError(BEYOND_END)
+        yield from self._run(target_ms)
+        self._set(target_ms)
+
+    def _shards(self) -> list[Shard]:
+        """All topics and shards that the test uses, sorted by name. Raises LisaError."""
+        listed = set(self._store.drive(self._store.shards()))
+        known = self._watch.topics | {topic for topic, _ in self._runs.wanted()}
+        return sorted(listed | {own_shard(topic) for topic in topics_of(known | listed)})
+
+    def _set(self, now_ms: int) -> None:
+        if now_ms != self._now_ms:
+            self._server.set_time(now_ms * 1000)
+            self._now_ms = now_ms
+            for follower in self._followers:
+                follower(self.now)
+
+    @contextmanager
+    def _just_before(self) -> Iterator[None]:
+        """Let the server round its time up, rather than down, to the present millisecond.
+
+        The pause before a retry begins at the time rounded up.
+        """
+        self._server.set_time(self._now_ms * 1000 - CACHED_US)
+        try:
+            yield
+        finally:
+            self._server.set_time(self._now_ms * 1000)
+
+    def _run(self, target_ms: int) -> Flow[int | None]:
+        """Run all events up to an instant; returns the next one after it, or None."""
+        if self._is_running:
+            raise ConfigError("a handler cannot move the clock that runs it")
+        self._is_running = True
+        try:
+            while True:
+                next_ms = yield from self._settle()
+                if next_ms is None or next_ms > target_ms:
+                    return next_ms
+                self._set(next_ms)
+        finally:
+            self._is_running = False
+
+    def _settle(self) -> Flow[int | None]:
+        """Run everything that is due now; returns the next instant, None if there is none."""
+        handled, is_stuck = 0, False
+        while True:
+            due = self._manager.look(self._shards(), self._runs.wanted())
+            if self._manager.step(due):
+                continue
+            if not due.ready or is_stuck:
+                return due.next_ms
+            before = handled
+            for (topic, group), count in due.ready.items():
+                delivered = yield from self._deliver(topic, group, count)
+                handled += delivered
+                self._check(handled, topic)
+            is_stuck = handled == before
+
+    def _deliver(self, topic: str, group: str, most: int) -> Flow[int]:
+        count = 0
+        while count < most and (handled := (yield from self._runs.deliver(topic, group))):
+            count += handled
+        return count
+
+    def _check(self, handled: int, topic: str) -> None:
+        if handled > MOST_AT_ONCE:
+            raise LisaError(
+                f"more than {MOST_AT_ONCE} messages were handled at one instant, the last of topic "
+                f"{topic!r}: a handler probably sends to its own topic without a delay"
+            )
 
     def _close(self) -> None:
         self._clock.close()
-        self._timeline.watch.stop()
+        self._watch.stop()
         self._store.close()
 
 
@@ -330,7 +315,7 @@ class LisaTestKit(_Kit):
     def close(self) -> None:
         """End the test: leave lifespans, close connections and the event loop."""
         try:
-            drive(self._timeline.runs.leave(), self._wait)
+            drive(self._runs.leave(), self._wait)
         finally:
             self.producer.close()
             self._close()
@@ -375,7 +360,7 @@ class AsyncLisaTestKit(_Kit):
     async def close(self) -> None:
         """End the test: leave lifespans and close all connections."""
         try:
-            await self._drive(self._timeline.runs.leave())
+            await self._drive(self._runs.leave())
         finally:
             await self.producer.close()
             self._close()
