@@ -314,10 +314,10 @@ def zone_name(zone: tzinfo | str | None) -> str:
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
-def human(ms: int) -> str:
-    """Format milliseconds in the two largest units: `"250ms"`, `"1.5s"`, `"1m 30s"`, `"2d"`."""
+def human(ms: int, units: int = 2) -> str:
+    """Format milliseconds in the largest units: `"250ms"`, `"1.5s"`, `"1m 30s"`, `"2d"`."""
     if ms < 0:
-        return f"-{human(-ms)}"
+        return f"-{human(-ms, units)}"
     if ms < 1_000:
         return f"{ms}ms"
     if ms < 60_000:
@@ -328,16 +328,12 @@ def human(ms: int) -> str:
         count, ms = divmod(ms, length)
         parts.append((count, unit))
     first = next(index for index, (count, _) in enumerate(parts) if count)
-    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + units] if count)
 
 
 def exact(ms: int) -> str:
     """Milliseconds in all their units, as `parse_duration` reads them: `"1d 2h 3m"`."""
-    parts = []
-    for unit, length in _UNITS_MS.items():
-        count, ms = divmod(ms, length)
-        parts += [f"{count}{unit}"] if count else []
-    return " ".join(parts) or "0ms"
+    return human(ms, len(_UNITS_MS))
 
 
 def in_one_unit(ms: int) -> str:

@@ -128,9 +128,7 @@ class DurationType(OptionType):
         return in_one_unit(duration_ms(value))
 
     def show(self, value: timedelta) -> str:
-        ms = duration_ms(value)
-        shown = human(ms)
-        return shown if parse_duration(shown) == value else exact(ms)
+        return exact(duration_ms(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -375,19 +375,16 @@ def _why_closed(window: HandOverWindow, at_ms: int) -> list[str]:
     wall, lines = wall_time(zone, at_ms // 1000), []
     if opening.opens_ms == at_ms:
         return [f"open at {wall:%a %Y-%m-%d %H:%M}"]
-    lines.append(f"closed at {wall:%a %Y-%m-%d %H:%M}: {_why(window, wall)}")
+    why = window.why_closed(wall.date(), wall.hour * 60 + wall.minute)
+    lines.append(f"closed at {wall:%a %Y-%m-%d %H:%M}: {why}")
     until = wall_time(zone, opening.opens_ms // 1000)
     day = wall.date() + timedelta(days=1)
     while day < until.date() and len(lines) < 20:
         if not open_spans(window, day):
-            lines.append(f"closed on {day:%a %Y-%m-%d}: {window.why_day_closed(day)}")
+            lines.append(f"closed on {day:%a %Y-%m-%d}: {window.why_closed(day)}")
         day += timedelta(days=1)
     shown = f"{until:%a %Y-%m-%d %H:%M} {window.tz or 'UTC'}"
     return [*lines, f"opens at {shown}: {_utc(opening.opens_ms)}"]
-
-
-def _why(window: HandOverWindow, wall: Any) -> str:
-    return window.why_closed_at(wall.date(), wall.hour * 60 + wall.minute) or "closed"
 
 
 def _utc(at_ms: int) -> str:

@@ -171,26 +171,18 @@ class HandOverWindow:
                 return f"holiday in {calendar}: {name}"
         return ""
 
-    def why_day_closed(self, day: date) -> str:
-        """Why a date has no open minute."""
+    def why_closed(self, day: date, minute: int | None = None) -> str:
+        """Why a minute of a date is closed, or without a minute, why the whole date is."""
         if why := self.why_closed_on(day):
             return why
-        if self.opens and not any(any(rule.on(day)) for rule in self.opens):
-            return f"outside {'; '.join(rule.text for rule in self.opens)}"
-        closing = [rule.text for rule in self.closes if any(rule.on(day))]
-        return ", ".join(f"not {text}" for text in closing)
 
-    def why_closed_at(self, day: date, minute: int) -> str:
-        """Why a minute of a date is closed; "" if it is open."""
-        if why := self.why_closed_on(day):
-            return why
-        for rule in self.closes:
-            if any(start <= minute < end for start, end in rule.on(day)):
-                return f"not {rule.text}"
-        for rule in self.opens:
-            if any(start <= minute < end for start, end in rule.on(day)):
-                return ""
-        return f"outside {'; '.join(rule.text for rule in self.opens)}" if self.opens else ""
+        def covers(rule: Rule) -> bool:
+            spans = rule.on(day)
+            return any(minute is None or start <= minute < end for start, end in spans)
+
+        if self.opens and not any(map(covers, self.opens)):
+            return f"outside {'; '.join(rule.text for rule in self.opens)}"
+        return ", ".join(f"not {rule.text}" for rule in self.closes if covers(rule))
 
 
 def parse(text: object) -> HandOverWindow:
