@@ -14,12 +14,12 @@ from opentelemetry.metrics import Meter, MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 import lisa
+from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, meant_to_be_raised
 from lisa.middleware import Middleware
 
 if TYPE_CHECKING:
     from lisa.consumer import Batch, Settled
-    from lisa.core.model.message import Message
     from lisa.producer import SendCall, SendOutcome
 
 
@@ -159,37 +159,22 @@ class Telemetry(Middleware):
         with self._sending(call) as take:
             return take(await call_next(call))
 
-    def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
-        """Trace a handler."""
+    def handle(self, given: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Trace a handler, or a batch handler."""
         if self.is_idle():
-            return call_next(message)
-        with self._handling([message]) as take:
-            return take(call_next(message))
+            return call_next(given)
+        with self._handling(given) as take:
+            return take(call_next(given))
 
-    async def handle_async(
-        self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
-    ) -> Any:
-        """Trace an `async def` handler."""
+    async def handle_async(self, given: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Trace an `async def` handler, or batch handler."""
         if self.is_idle():
-            return await call_next(message)
-        with self._handling([message]) as take:
-            return take(await call_next(message))
+            return await call_next(given)
+        with self._handling(given) as take:
+            return take(await call_next(given))
 
-    def handle_batch(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
-        """Trace a batch handler."""
-        if self.is_idle():
-            return call_next(batch)
-        with self._handling(batch, in_batches=True) as take:
-            return take(call_next(batch))
-
-    async def handle_batch_async(
-        self, batch: Batch, call_next: Callable[[Batch], Awaitable[Any]]
-    ) -> Any:
-        """Trace an `async def` batch handler."""
-        if self.is_idle():
-            return await call_next(batch)
-        with self._handling(batch, in_batches=True) as take:
-            return take(await call_next(batch))
+    handle_batch = handle  # type: ignore[assignment]  # it takes both
+    handle_batch_async = handle_async  # type: ignore[assignment]  # as above
 
     def settled(self, settled: Settled) -> None:
         """Record a finished settlement."""
@@ -253,20 +238,19 @@ class Telemetry(Middleware):
             self._instruments.sent.add(count, attributes)
 
     @contextmanager
-    def _handling(
-        self, messages: Sequence[Message], *, in_batches: bool = False
-    ) -> Iterator[Callable[[Any], Any]]:
+    def _handling(self, given: Message | Batch) -> Iterator[Callable[[Any], Any]]:
         """The span of a handler. Yields a function that takes the result and returns it."""
-        first = messages[0]
+        messages: Sequence[Message] = [given] if isinstance(given, Message) else given
+        in_batches, first = messages is given, messages[0]
         attributes = attributes_of("process", "process", first.topic, first.group)
         self._instruments.consumed.add(len(messages), attributes)
         self._record_lateness(messages)
         own = _count(len(messages)) if in_batches else _identity(first)
         # The consumer's own context did not cause the message, so it is ignored.
-        given = Context() if in_batches else propagate.extract(first.headers, Context())
+        parent = Context() if in_batches else propagate.extract(first.headers, Context())
         span = self._tracer.start_span(
             f"process {first.topic}",
-            given if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, given),
+            parent if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, parent),
             SpanKind.CONSUMER,
             attributes | own,
             _links(messages),
@@ -287,7 +271,7 @@ class Telemetry(Middleware):
 
         began = time.monotonic()
         try:
-            with _current(span, given):
+            with _current(span, parent):
                 yield take
         except BaseException as error:
             if _is_failure(error):
