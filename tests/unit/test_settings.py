@@ -21,8 +21,8 @@ from lisa.core.settings import (
     ProducerSettings,
     RoleSettings,
 )
+from lisa.core.settings.names import fields, kebab, sections
 from lisa.core.settings.sections import ScheduleSettings
-from lisa.core.settings.sources import fields, kebab, sections
 from tests.generators import DOCS, generator
 from tests.programs import python
 from tests.servers import ROOT

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 import yaml
-from pydantic.alias_generators import to_snake
 
 from lisa.core.model.errors import ConfigError
+from lisa.core.settings.names import snake
 
 ROOT = "lisa-delay-queue"
 _TAG = "tag:yaml.org,2002:"
@@ -81,7 +81,7 @@ def _with_texts(node: Any, done: dict[int, Any]) -> Any:
         made.value += [_with_texts(child, done) for child in node.value]
         return made
     for key, value in node.value:
-        name = to_snake(key.value) if isinstance(key, yaml.ScalarNode) else ""
+        name = snake(key.value) if isinstance(key, yaml.ScalarNode) else ""
         if name in _TEXTS and isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS:
             text = yaml.ScalarNode(f"{_TAG}str", value.value, value.start_mark, value.end_mark)
             made.value.append((key, text))
@@ -137,7 +137,7 @@ def _has_tls(source: str, ssl: Any) -> bool:
 def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
     """The contents of the root and of `spring.redis`. Raises ConfigError with the fix."""
     document = _document(path)
-    roots = [key for key in document if to_snake(str(key)) == to_snake(ROOT)]
+    roots = [key for key in document if snake(key) == snake(ROOT)]
     if len(roots) > 1:
         raise ConfigError(f"{path}: the root {ROOT} is given twice; remove one")
     spring = _section(path, _section(path, document, "spring"), "redis")
@@ -146,7 +146,7 @@ def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
         hint = f"rename {near[0]}" if near else f"put the settings under '{ROOT}:'"
         raise ConfigError(f"{path}: there is no {ROOT} in this file; {hint}")
     root = _section(path, document, roots[0]) if roots else {}
-    return root, {to_snake(str(key)): value for key, value in spring.items()}
+    return root, {snake(key): value for key, value in spring.items()}
 
 
 def _document(path: Path) -> dict[Any, Any]:

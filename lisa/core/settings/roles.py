@@ -12,12 +12,14 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
+from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
     DurabilityField,
@@ -27,11 +29,14 @@ from lisa.core.settings.sections import (
     Names,
     RedisSettings,
     ScheduleSettings,
-    Section,
+    Strict,
     Zone,
     checked,
 )
-from lisa.core.settings.sources import explain, kebab, merged, read_sources
+from lisa.core.settings.sources import explain, read_sources
+
+_SOURCES = "sources"
+
 
 _MIDDLEWARE = Field(
     default=(),
@@ -47,8 +52,10 @@ def _lower(value: object) -> object:
 ListenAddress = Annotated[str, BeforeValidator(checked(listen_address))]
 
 
-class RoleSettings(Section):
+class RoleSettings(Strict, BaseSettings):
     """Settings of every role."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     role: ClassVar[str]
 
@@ -67,6 +74,19 @@ class RoleSettings(Section):
     )
 
     @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - known to the sources
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - does not check names
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources that `load` reads; sections merge key by key, other values replace."""
+        sources: tuple[PydanticBaseSettingsSource, ...] | None = init_settings().get(_SOURCES)
+        return sources or (init_settings,)
+
+    @classmethod
     def load(cls, path: Path | str | None = None, **overrides: Any) -> Self:
         """Load the settings. Precedence: overrides, environment, file.
 
@@ -75,8 +95,9 @@ class RoleSettings(Section):
         not given. Raises ConfigError with a one-line message.
         """
         sources = read_sources(cls, path, overrides, ROLES)
+        given: dict[str, Any] = {_SOURCES: sources}
         try:
-            return cls.model_validate(merged(sources))
+            return cls(**given)
         except ValidationError as error:
             raise explain(error, sources) from None
 

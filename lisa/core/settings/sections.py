@@ -45,7 +45,7 @@ from lisa.core.model.recurring.definition import (
     define,
 )
 from lisa.core.model.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
-from lisa.core.settings.sources import leaves
+from lisa.core.settings.names import leaves
 
 T = TypeVar("T")
 
