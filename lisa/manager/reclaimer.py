@@ -118,7 +118,7 @@ class LeaseHold:
             self._until.pop(held, None)
 
     def _add(self, outages: dict[str, _Outages], name: str, since: float, gap_s: float) -> None:
-        # A later outage that is no shorter replaces the earlier ones.
+        # A later outage replaces earlier ones that were not longer.
         kept = tuple(outage for outage in outages.get(name, ()) if outage[1] > gap_s)
         outages[name] = (*kept, (since, gap_s))
         self._added += 1

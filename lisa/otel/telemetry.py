@@ -308,7 +308,7 @@ def _current(span: Span, context: Context | None = None) -> Iterator[None]:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether a raised error is a failure; a `Defer`, also in an exception group, is none."""
+    """Whether a raised error is a failure; a `Defer`, also in an exception group, is not."""
     if not isinstance(error, (Defer, BaseExceptionGroup)):
         return True
     from lisa.consumer.inflight import verdict_of  # late: producers do not need consumers

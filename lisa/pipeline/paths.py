@@ -48,7 +48,7 @@ _HIDDEN = ("_", ".")
 def readable(source: str, endings: tuple[str, ...], *, is_recursive: bool = False) -> str:
     """The path under which Spark reads `source`, with LOCAL_FILES.
 
-    A path that exists is no pattern; others may be, as in `orders-*.csv`. Raises ConfigError for
+    A path that exists is not a pattern; others may be, as in `orders-*.csv`. Raises ConfigError for
     files with these endings that Spark would ignore: those whose names begin with _ or a dot, and
     those in folders within, unless these are partitions (`day=1`). is_recursive: with those.
     """

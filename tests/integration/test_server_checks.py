@@ -121,10 +121,10 @@ def test_an_address_of_another_kind_is_refused_at_once(
         port = made.ports[0]
         cases = [
             *((url, "is a node of a cluster: use redis\\+cluster://") for url in two_nodes),
-            (f"redis+cluster://{host}", "is no node of a cluster: use redis://host:port"),
+            (f"redis+cluster://{host}", "does not belong to a cluster: use redis://host:port"),
             (f"redis+sentinel://{host}/shop", "is no Sentinel: use redis://host:port"),
             (f"redis://127.0.0.1:{port}", "is a Sentinel: use redis\\+sentinel://"),
-            (f"redis+cluster://127.0.0.1:{port}", "is no node of a cluster"),
+            (f"redis+cluster://127.0.0.1:{port}", "does not belong to a cluster"),
         ]
         for url, cure in cases:
             for role in (*ROLES, *ROLES):  # the refusal is not forgotten

@@ -122,7 +122,7 @@ def test_invalid_command_lines_are_refused(wrong: str, capsys: pytest.CaptureFix
 
 
 def test_the_page_says_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = (ROOT / "tests" / "torture" / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r'^\$ make torture ARGS="(.*)"$', page, re.MULTILINE)
     assert commands
     for command in commands:

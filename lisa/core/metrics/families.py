@@ -86,7 +86,7 @@ GROUP_COUNTERS = _counters(
     {
         "acked": "Messages handled and settled.",
         "acked_late": "Acks after the end of the lease that still settled the message.",
-        "stale": "Settlements without effect: the delivery was no longer held.",
+        "stale": "Settlements without effect: the lease had ended, or it was settled before.",
         "retried": "Failed attempts that will be repeated.",
         "garbage": "Messages moved to garbage.",
         "reclaimed": "Deliveries reclaimed after the ack timeout.",

@@ -78,7 +78,7 @@ def meant_to_be_raised(result: object) -> Exception | None:
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """The errors that an exception group holds, in order; the error itself if it is no group."""
+    """The errors that an exception group holds, in order; the error itself if it is not a group."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return

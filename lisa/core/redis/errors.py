@@ -192,7 +192,7 @@ def _refused(where: str, refusal: Refusal) -> str:
 _KINDS = {
     "cluster": "is a node of a cluster: use redis+cluster://host:port",
     "sentinel": "is a Sentinel: use redis+sentinel://host:port/service",
-    "standalone": "is no node of a cluster: use redis://host:port",
+    "standalone": "does not belong to a cluster: use redis://host:port",
     "no sentinel": "is no Sentinel: use redis://host:port, or redis+cluster:// for a cluster",
 }
 """Mode of a server, as in INFO -> the cure for an address of another kind."""

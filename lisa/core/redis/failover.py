@@ -62,7 +62,7 @@ class _LatestEpoch:
                     return state["ip"], state["port"]
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if errors and not states and not any(map(passes, errors)):
-            raise errors[0]  # a wrong password, or servers that are no sentinels
+            raise errors[0]  # a wrong password, or servers that are not sentinels
         why = "no usable primary" if states else "no Sentinel knows a service of this name"
         shown = "; ".join([why, *map(str, errors)])
         raise MasterNotFoundError(f"service {service!r}: {shown}")

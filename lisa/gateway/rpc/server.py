@@ -33,7 +33,7 @@ from lisa.gateway.shares import MOST_STREAMS, SPARE_CALLS, Crowded, Shares
 
 SERVICE = lisa_pb2.DESCRIPTOR.services_by_name["Lisa"]
 CONSUME = "Consume"
-"""The method that is no operation of the HTTP API."""
+"""The only method without an operation of the HTTP API."""
 
 _encoder = msgspec.json.Encoder(enc_hook=lambda _error: None)  # null for a message in `failed`
 

@@ -372,7 +372,7 @@ def _ranges(
 
 
 def _quoted(text: str) -> str:
-    # Backslash is no escape character: PostgreSQL's default, and set for our MariaDB sessions.
+    # A backslash does not escape: PostgreSQL's default, and set for our MariaDB sessions.
     return "'" + text.replace("'", "''") + "'"
 
 

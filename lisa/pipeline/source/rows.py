@@ -371,7 +371,7 @@ def _utf8(body: bytes | None) -> bytes:
 
 def _tail_of_kind(kind: str, headers: bytes, body: bytes | None) -> bytes:
     if kind not in _CHECKED:
-        raise InvalidMessage(f"its kind {kind!r} is none of j, s and b")
+        raise InvalidMessage(f"its kind {kind!r} is not j, s or b")
     return kind.encode() + headers + _CHECKED[kind](body)
 
 

@@ -82,7 +82,7 @@ def parse_calendar(text: str) -> Calendar:
 
 
 def holiday_name(calendar: Calendar, day: date) -> str:
-    """The name of a date's holiday; "" if the date is none. Raises what `parse_calendar` raises."""
+    """The name of a date's holiday; "" for other dates. Raises what `parse_calendar` raises."""
     return _names_of(calendar, day.year).get(day, "")
 
 
@@ -303,7 +303,7 @@ def _span(text: str) -> Span:
 
 
 def _minute(text: str) -> int:
-    """The minute of the day; -1 if the text is none."""
+    """The minute of the day; -1 for other text."""
     found = _TIME.fullmatch(text)
     minute = int(found[1]) * 60 + int(found[2] or 0) if found else -1
     return minute if minute <= DAY else -1
