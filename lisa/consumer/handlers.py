@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -271,10 +271,16 @@ def _through(
 
 
 class HandlerPlan(NamedTuple):
-    """The current handlers of a topic: single-message receivers and at most one batch handler."""
+    """The current handlers of a topic: single-message receivers and at most one batch handler.
+
+    is_async: whether all are `async def`, so that no thread is needed.
+    timeout_s: the shortest of their timeouts in seconds; 1 h if none has a timeout.
+    """
 
     receivers: tuple[Receiver | Listener, ...]
     batch: Receiver | None
+    is_async: bool
+    timeout_s: float
 
     def check(self) -> None:
         """Raise ConfigError if a receiver lacks a method of the middleware.
@@ -289,30 +295,15 @@ class HandlerPlan(NamedTuple):
     def names(self) -> list[str]:
         """The names of the handlers, with their modules."""
         functions = [
-            one.handler if isinstance(one, Receiver) else one.function for one in self._all
+            receiver.handler if isinstance(receiver, Receiver) else receiver.function
+            for receiver in (*self.receivers, *filter(None, [self.batch]))
         ]
-        return [f"{one.__module__}.{function_name(one)}" for one in functions]
+        return [f"{function.__module__}.{function_name(function)}" for function in functions]
 
     @property
     def is_empty(self) -> bool:
         """Whether the topic has no handler."""
-        return not self._all
-
-    @property
-    def _all(self) -> tuple[Receiver | Listener, ...]:
-        return (*self.receivers, self.batch) if self.batch else self.receivers
-
-    @property
-    def is_async(self) -> bool:
-        """Whether all handlers are `async def`, so that no thread is needed."""
-        every = self._all
-        return bool(every) and all(one.is_async for one in every)
-
-    @property
-    def timeout_s(self) -> float:
-        """The shortest timeout of all handlers in seconds; 1 h if none has a timeout."""
-        asked = [one.timeout_s for one in self._all if one.timeout_s is not None]
-        return min(asked, default=DEFAULT_TIMEOUT.total_seconds())
+        return not (self.receivers or self.batch)
 
 
 SHARED_OPTIONS = ("retry", "concurrency")
@@ -433,20 +424,19 @@ class Handlers:
 
         Weakly connected receivers may have disappeared.
         """
-        heard: Iterable[Any] = (
-            *self.signals.received.receivers_for(topic),
-            *everywhere.received.receivers_for(topic),
-        )
-        if self._named:
-            scope = self._scope(topic, wanted)
-            heard = [one for one in heard if not isinstance(one, Receiver) or one.group == scope]
-        return HandlerPlan(
-            tuple(
-                one if isinstance(one, Receiver) else Listener.of(one, self.middleware)
-                for one in heard
-            ),
-            self.batch(topic, wanted),
-        )
+        scope, receivers = self._scope(topic, wanted), list[Receiver | Listener]()
+        for signal in (self.signals.received, everywhere.received):
+            for heard in signal.receivers_for(topic):
+                if not isinstance(heard, Receiver):
+                    receivers.append(Listener.of(heard, self.middleware))
+                elif heard.group == scope:
+                    receivers.append(heard)
+        batch = self._batches.get((topic, scope))
+        every = [*receivers, batch] if batch else receivers
+        timeouts = [handler.timeout_s for handler in every if handler.timeout_s is not None]
+        is_async = bool(every) and all(handler.is_async for handler in every)
+        timeout_s = min(timeouts, default=DEFAULT_TIMEOUT.total_seconds())
+        return HandlerPlan(tuple(receivers), batch, is_async, timeout_s)
 
 
 def _senders(signal: Signal) -> Iterator[str]:

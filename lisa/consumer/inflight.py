@@ -65,6 +65,7 @@ class Held(msgspec.Struct, eq=False):
         clock, in `time.monotonic` seconds. No handler starts from then on.
     is_suspect: an earlier process ended while it held the message; the handler begins alone.
     overdue: the handler exceeded its timeout; leases of such handlers are not renewed.
+    task: of an `async def` handler that runs.
     """
 
     entry: str
@@ -95,22 +96,6 @@ class Held(msgspec.Struct, eq=False):
         """Record the message's window; Redis's clock showed `at_us` at or after `at`."""
         self.limits = limits
         self.closes = at + limits.closes_ms / 1e3 - at_us / 1e6
-
-    def begin(self, now: float) -> None:
-        """Record that a handler runs."""
-        self.started = now
-
-    def run_in(self, task: Cancellable) -> None:
-        """Keep the task of an `async def` handler."""
-        self.task = task
-
-    def end(self) -> None:
-        """Record that the handler has finished, or that the delivery was dropped."""
-        self.ended = True
-
-    def extend_lease(self, ends: float) -> None:
-        """Record that the lease was extended."""
-        self.lease_ends = ends
 
     def lose_lease(self) -> None:
         """Record that the manager reclaimed the delivery; the lease is never extended again."""

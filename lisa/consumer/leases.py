@@ -121,7 +121,7 @@ class Leases:
 
     def drop(self, held: Held) -> None:
         """Remove a delivery that this consumer no longer holds; ignores its handler's outcome."""
-        held.end()
+        held.ended = True
         self.held.pop(held.entry, None)
 
     def all(self) -> list[Held]:
@@ -159,7 +159,7 @@ class Leases:
         except LisaError:
             return False
         if kept:
-            held.extend_lease(now + self.ack_timeout_s)
+            held.lease_ends = now + self.ack_timeout_s
         return kept
 
     def extend_due(self, now: float) -> bool | None:
@@ -177,7 +177,7 @@ class Leases:
             kept = self._store.call(self._extension(some))
             for held, is_kept in zip(some, kept, strict=True):
                 if is_kept:
-                    held.extend_lease(asked + self.ack_timeout_s)
+                    held.lease_ends = asked + self.ack_timeout_s
                 elif not held.ended and held.entry in self.held:
                     self._lose(held)
         return True if due else None

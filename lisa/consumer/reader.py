@@ -24,9 +24,7 @@ from lisa.consumer.subscription import MOST, ShutdownCalls, Subscription, give_b
 from lisa.core.daemon.threads import (
     KeyedPool,
     ServiceThread,
-    begin_round,
     longest_round_s,
-    rest,
     unforeseen,
 )
 from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
@@ -250,11 +248,11 @@ class Reader:
         if not self._runner.has_work_here:
             return
         self.is_handling = True
-        rest()
+        self.thread.rest()
         try:
             self._runner.run_here()
         finally:
-            begin_round()
+            self.thread.begin()
             self.is_handling = False
 
     def _wait_free(self, reading: ReadTopic) -> bool:
@@ -489,7 +487,7 @@ class Reader:
         if self.error is not None:
             self._readers.outages.end(f"{self._what}: reading again", self.error)
             self.error = None
-        self._backoff.reset()
+            self._backoff.reset()
         for reading in readings:
             if reading.error is not None and (error := reading.succeed()):
                 self._readers.outages.end(f"topic {reading.sub.shard}: reading again", error)

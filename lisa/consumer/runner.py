@@ -354,7 +354,7 @@ class Runner:
             run = self._batch_task if is_batch else self._task
             cancel = self.loop.start_task(run(sub, plan, work), partial(self._task_ended, claim))
             for held in deliveries_of(work):
-                held.run_in(cancel)
+                held.task = cancel
 
     def _task_ended(self, claim: Claim, error: BaseException | None) -> None:
         sub, work = claim.sub, claim.work
@@ -369,7 +369,7 @@ class Runner:
         began = time.monotonic()
         if not await self._is_startable(sub, held, began):
             return
-        held.begin(began)
+        held.started = began
         outcome = await on_message_async(plan, held)
         if self._is_leaving and held.ended:
             return
@@ -381,7 +381,7 @@ class Runner:
         started = []
         for held in deliveries_of(work):
             if await self._is_startable(sub, held, began):
-                held.begin(time.monotonic())
+                held.started = time.monotonic()
                 started.append(held)
         if not started:
             return

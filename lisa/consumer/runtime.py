@@ -135,19 +135,16 @@ class Runtime:
         self._patient_store = SyncStore(Connection(address), options.keys, who="consumer")
         self._outages = OutageLog()
         self._longest_s = longest_round_s(address.socket_timeout_s)
-        self._signal_sender = SignalSender(
-            handlers.signals,
-            lambda receiver: self._runner.loop.spawn_logged(receiver),  # noqa: PLW0108  see below
-        )
+        self._runner = Runner(options.concurrency, handlers, app)
+        self._signal_sender = SignalSender(handlers.signals, self._runner.loop.spawn_logged)
         self._settler = Settler(
             lambda: self.readers.subscriptions(),  # noqa: PLW0108  it is created below
             self._signal_sender,
             has_nodes=self._store.has_nodes,
             longest_s=self._longest_s,
             watch=SettleWatch(handlers.middleware),
-            settled=lambda: self._runner.start_waiting(),  # noqa: PLW0108
+            settled=self._runner.start_waiting,
         )
-        self._runner = Runner(options.concurrency, handlers, app)
         self._ahead = AheadBytes(self._bytes_ahead)
         self.readers = Readers(
             self._store,

@@ -405,7 +405,7 @@ class Subscription:
             if fault is not None:
                 self._refuse(held, Verdict(*fault))
             elif is_past:
-                held.end()
+                held.ended = True
                 self.outcomes.expired.append(held)
                 self._settle(self)
             else:
@@ -437,7 +437,7 @@ class Subscription:
         """Mark a delivery as running; returns False if `may_start` is."""
         if not self.may_start(held, now):
             return False
-        held.begin(time.monotonic() if held.is_suspect else now)
+        held.started = time.monotonic() if held.is_suspect else now
         return True
 
     def may_start(self, held: Held, now: float) -> bool:
@@ -507,7 +507,7 @@ class Subscription:
 
     def _succeed(self, held: Held) -> None:
         self.stats.succeed()
-        held.end()
+        held.ended = True
         self.outcomes.acks.append(held)
         self._settle(self)
 
@@ -533,7 +533,7 @@ class Subscription:
                 self._refuse(held, Verdict(reason_of(error), None, error))
 
     def _refuse(self, held: Held, verdict: Verdict) -> None:
-        held.end()
+        held.ended = True
         queue = self.outcomes.deferrals if verdict.is_deferral else self.outcomes.failures
         queue.append((held, verdict))
         self._settle(self)
@@ -626,7 +626,7 @@ def end_handlers(subs: Iterable[Subscription], last: ShutdownCalls) -> None:
         running = sub.leases.running()
         taken[sub] = cancelled = [held for held in running if held.task is not None]
         for held in cancelled:
-            held.end()
+            held.ended = True
         if left := len(running) - len(cancelled):
             log.warning(
                 "topic %s: %d handlers did not finish in time; their messages will be "
