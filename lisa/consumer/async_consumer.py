@@ -215,7 +215,7 @@ def _until_signalled(end: Callable[[], Any]) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    numbers = [one for one in stopping() if one != signal.SIGINT]  # that is asyncio's
+    numbers = [number for number in stopping() if number != signal.SIGINT]  # that is asyncio's
 
     def terminate() -> None:
         loop.remove_signal_handler(signal.SIGTERM)

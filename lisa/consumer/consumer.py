@@ -443,14 +443,14 @@ class BaseConsumer(Registration):
         named = self._handlers.groups(topic)
         if not named:
             return self._options.wanted_for(topic)
-        configured = [one for one in self._options.configured if one.topic == topic]
-        names = {one.group: one.name for one in configured}
+        configured = [wanted for wanted in self._options.configured if wanted.topic == topic]
+        names = {wanted.group: wanted.name for wanted in configured}
         # With a name of its own, because a topic has one presence record for each name.
         own = self._options.name or "lisa"
         by_handlers = [WantedTopic(Topic(topic), group, names.get(group) or own) for group in named]
         if not self._handlers.has_without_group(topic):
-            return [*by_handlers, *(one for one in configured if one.group not in named)]
-        others = [one for one in self._options.wanted_for(topic) if one.group not in named]
+            return [*by_handlers, *(wanted for wanted in configured if wanted.group not in named)]
+        others = [wanted for wanted in self._options.wanted_for(topic) if wanted.group not in named]
         if not others:
             raise ConfigError(
                 f"topic {topic!r}: one handler has group={named[0]!r} and another one takes the "

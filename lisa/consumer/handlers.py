@@ -287,9 +287,9 @@ class HandlerPlan(NamedTuple):
 
         Receivers may also be connected later. Their messages then fail with this error.
         """
-        for one in self.receivers:
-            if isinstance(one, Listener) and one.error is not None:
-                raise one.error
+        for receiver in self.receivers:
+            if isinstance(receiver, Listener) and receiver.error is not None:
+                raise receiver.error
 
     @property
     def names(self) -> list[str]:
@@ -390,7 +390,7 @@ class Handlers:
     def has_without_group(self, topic: str) -> bool:
         """Whether a handler of the topic names no group."""
         own = self._own.get(topic, ())
-        return (topic, "") in self._batches or any(not one.group for one in own)
+        return (topic, "") in self._batches or any(not receiver.group for receiver in own)
 
     def module_topics(self) -> list[str]:
         """The topics of module-wide receivers, sorted by name."""
@@ -407,9 +407,11 @@ class Handlers:
     def option(self, topic: str, wanted: str, name: str) -> Any:
         """The value of one of `SHARED_OPTIONS` that a handler gives, or None."""
         scope = self._scope(topic, wanted)
-        own = [one for one in self._own.get(topic, ()) if one.group == scope]
+        own = [receiver for receiver in self._own.get(topic, ()) if receiver.group == scope]
         every = [*own, *filter(None, [self._batches.get((topic, scope))])]
-        return next((value for one in every if (value := getattr(one, name)) is not None), None)
+        return next(
+            (value for receiver in every if (value := getattr(receiver, name)) is not None), None
+        )
 
     def _check_shared(self, topic: str, group: str, name: str, value: object) -> None:
         known = self.option(topic, group, name)
@@ -480,7 +482,7 @@ class Batch(Sequence[Message[Body_co]]):
 
         Raises InvalidMessage if the message is not in this batch.
         """
-        if not any(one is message for one in self._messages):
+        if not any(own is message for own in self._messages):
             raise InvalidMessage(f"message {message.id!r} is not in this batch")
         self._failed[message.id] = verdict_of(meant_to_be_raised(error) or error)
 
@@ -571,7 +573,7 @@ def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
             outcome = outcomes[index] = yield from on_message(plan, held)
             if _is_cancelled(outcome, deliveries):
                 done = index if receiver is None else 0
-                return [*outcomes[:done], *(one or outcome for one in outcomes[done:])]
+                return [*outcomes[:done], *(known or outcome for known in outcomes[done:])]
         if receiver is None:
             continue
         try:
@@ -589,7 +591,7 @@ def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
 def _is_cancelled(outcome: Outcome, deliveries: list[Held]) -> bool:
     """Whether the consumer cancelled a batch; a receiver may also raise CancelledError itself."""
     is_cancelled = outcome is not None and isinstance(outcome.error, asyncio.CancelledError)
-    return is_cancelled and any(one.overdue or one.ended for one in deliveries)
+    return is_cancelled and any(held.overdue or held.ended for held in deliveries)
 
 
 def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:

@@ -87,7 +87,7 @@ class Announcer:
         What is not as expected is left to `announce`: a first or a lost record, and any error.
         """
         subs = [
-            one for one in subs if one.membership.is_announced and one.shard == own_shard(one.topic)
+            sub for sub in subs if sub.membership.is_announced and sub.shard == own_shard(sub.topic)
         ]
         if not subs:
             return
@@ -152,7 +152,7 @@ class Announcer:
         if sub.limit.free and self._limit.free:
             return 0
         if len(running) < sub.limit.size:  # those of other topics have the rest
-            running = [held for one in self._subscriptions() for held in one.leases.running()]
+            running = [held for sub in self._subscriptions() for held in sub.leases.running()]
         began = max((held.started for held in running), default=time.monotonic())
         return max(0, round((time.monotonic() - began) * 1000))
 
@@ -308,8 +308,8 @@ class Heartbeat:
         reading = [sub for sub in due if not sub.closing.is_set()]
         if len(reading) > 1:
             with suppress(LisaError):  # each one's own call will meet the error
-                for some in chunks(reading[:MOST_PER_STEP], MOST_TOGETHER):
-                    self._announcer.announce_together(some)
+                for part in chunks(reading[:MOST_PER_STEP], MOST_TOGETHER):
+                    self._announcer.announce_together(part)
         for sub in sorted(self._due(due), key=lambda sub: self._announced_at.get(sub, -math.inf)):
             yield sub, self._announce
         yield None, self._check_layouts
@@ -358,7 +358,7 @@ class Heartbeat:
             is_answered = True  # the reader notices and logs it
         except LisaError as error:
             failed = error
-            if sub is not None and all(one is not sub for one, _ in list(self._failing)):
+            if sub is not None and all(failing is not sub for failing, _ in list(self._failing)):
                 self._outages.warn(f"topic {sub.shard}: no heartbeat", error)
         except Exception as error:  # noqa: BLE001  logged; the other topics keep their leases
             unforeseen(f"topic {sub.shard if sub else '-'}: heartbeat", error)

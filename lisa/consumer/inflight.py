@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 def take_many(queue: deque[T], most: int) -> list[T]:
     """Remove and return up to `most` items; fewer if another thread takes items too."""
-    some: list[T] = []
+    part: list[T] = []
     with suppress(IndexError):
-        while len(some) < most:
-            some.append(queue.popleft())
-    return some
+        while len(part) < most:
+            part.append(queue.popleft())
+    return part
 
 
 def put_back(queue: deque[T], items: Sequence[T]) -> None:
@@ -161,10 +161,10 @@ def verdict_of(error: object) -> Verdict:
     """
     if isinstance(error, BaseExceptionGroup):
         verdicts = [verdict_of(leaf) for leaf in leaves_of(error)]
-        if any(one.error is not None for one in verdicts):
+        if any(verdict.error is not None for verdict in verdicts):
             return Verdict(reason_of(error), None, error)
-        reason = joined(one.reason for one in verdicts)
-        return max(verdicts, key=lambda one: one.precedence)._replace(reason=reason)
+        reason = joined(verdict.reason for verdict in verdicts)
+        return max(verdicts, key=lambda verdict: verdict.precedence)._replace(reason=reason)
     if isinstance(error, (Retry, Defer)):
         # A subclass may not call `super().__init__`.
         delay: timedelta | None = getattr(error, "delay", None)
@@ -184,12 +184,14 @@ def combined(first: Outcome, second: Outcome) -> Outcome:
     """The outcome for two receivers of one message, which both get if it is delivered again."""
     if first is None or second is None:
         return first or second
-    return max(first, second, key=lambda one: one.precedence)
+    return max(first, second, key=lambda outcome: outcome.precedence)
 
 
 def settlements_of(deliveries: Iterable[Held]) -> list[Settlement]:
     """The settlement of each delivery."""
-    return [settlement_of(one.message, one.entry, one.data, one.handed_us) for one in deliveries]
+    return [
+        settlement_of(held.message, held.entry, held.data, held.handed_us) for held in deliveries
+    ]
 
 
 Refusals = list[tuple[Held, Verdict]]

@@ -51,17 +51,17 @@ class Releases:
         released later, unless the consumer is stopping.
         """
         released, shard = True, self._membership.shard
-        for some in chunks(receipts, self._store.batch_size(shard, Release)):
+        for part in chunks(receipts, self._store.batch_size(shard, Release)):
             try:
-                self._store.call(Release(shard, self._membership.group, some))
+                self._store.call(Release(shard, self._membership.group, part))
             except ServerUnavailable as error:
-                left = receipts[receipts.index(some[0]) :]  # further calls would time out too
+                left = receipts[receipts.index(part[0]) :]  # further calls would time out too
                 if not self._is_closing():
                     self._owed.extend(left)
                 self._failed("released", len(left), error)
                 return False
             except LisaError as error:
-                self._failed("released", len(some), error)
+                self._failed("released", len(part), error)
                 released = False
         return released
 
@@ -172,18 +172,18 @@ class Leases:
             for held in self.all()
             if held.lease_ends and not held.overdue and self._is_due(held.lease_ends - now)
         ]
-        for some in chunks(due, self._store.batch_size(self._membership.shard, Extend)):
+        for part in chunks(due, self._store.batch_size(self._membership.shard, Extend)):
             asked = time.monotonic()
-            kept = self._store.call(self._extension(some))
-            for held, is_kept in zip(some, kept, strict=True):
+            kept = self._store.call(self._extension(part))
+            for held, is_kept in zip(part, kept, strict=True):
                 if is_kept:
                     held.lease_ends = asked + self.ack_timeout_s
                 elif not held.ended and held.entry in self.held:
                     self._lose(held)
         return True if due else None
 
-    def _extension(self, some: Sequence[Held], begun: Begun = Begun.NO) -> Extend:
-        member, receipts = self._membership, [held.receipt for held in some]
+    def _extension(self, part: Sequence[Held], begun: Begun = Begun.NO) -> Extend:
+        member, receipts = self._membership, [held.receipt for held in part]
         return Extend(member.shard, member.group, member.name, receipts, begun=begun)
 
     def _is_due(self, left_s: float) -> bool:
@@ -212,8 +212,8 @@ class Leases:
             if not held.overdue and now - held.started > self.handler_timeout_s > 0
         ]
         with suppress(LisaError):  # then the messages return as if they had not begun
-            for some in chunks(overdue, self._store.batch_size(self._membership.shard, Extend)):
-                self._store.call(self._extension(some, Begun.AND_NO_LEASE))
+            for part in chunks(overdue, self._store.batch_size(self._membership.shard, Extend)):
+                self._store.call(self._extension(part, Begun.AND_NO_LEASE))
         for held in overdue:
             log.error(
                 "topic %s: the handler of message %s exceeded %g s; its lease is no longer renewed",

@@ -61,7 +61,9 @@ def _named(module: ModuleType, name: str) -> AnyConsumer:
 
 def _only(module: ModuleType) -> AnyConsumer:
     consumers = {
-        id(one): (name, one) for name, one in vars(module).items() if isinstance(one, AnyConsumer)
+        id(value): (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, AnyConsumer)
     }
     if len(consumers) > 1:
         names = ", ".join(sorted(name for name, _ in consumers.values()))
@@ -70,8 +72,8 @@ def _only(module: ModuleType) -> AnyConsumer:
             f"{module.__name__}:NAME"
         )
     if consumers:
-        ((_, one),) = consumers.values()
-        return one
+        ((_, consumer),) = consumers.values()
+        return consumer
     if not everywhere.received.receivers:
         raise ConfigError(
             f"module {module.__name__} has neither a consumer nor a receiver of "

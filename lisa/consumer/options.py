@@ -95,12 +95,17 @@ class ConsumerOptions:
             changes["configured_middleware"] = tuple(load(settings.middleware))
         if "poll_timeout_millis" in inner:
             changes["poll_timeout"] = timedelta(milliseconds=server.poll_timeout_millis)
-        wanted = [WantedTopic(Topic(one.topic), one.group, one.consumer) for one in settings.groups]
+        wanted = [
+            WantedTopic(Topic(group.topic), group.group, group.consumer)
+            for group in settings.groups
+        ]
         return replace(self, **changes, configured=wanted)
 
     def without(self, topic: str) -> Self:
         """These options without a configured topic."""
-        return replace(self, configured=[one for one in self.configured if one.topic != topic])
+        return replace(
+            self, configured=[wanted for wanted in self.configured if wanted.topic != topic]
+        )
 
     def wanted_for(self, topic: str) -> list[WantedTopic]:
         """What to read of a topic: for each configured group, or for the consumer's group."""

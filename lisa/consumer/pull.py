@@ -117,7 +117,7 @@ class PulledMessage:
 
     def _ask(self, call: ById[T]) -> Flow[T]:
         """The outcome of a call; repeats an equal call that got no reply."""
-        call = next((one for one in self._unanswered if one == call), call)
+        call = next((other for other in self._unanswered if other == call), call)
         if call not in self._unanswered:
             self._unanswered.append(call)
         outcomes = yield from self._store.run_by_id(call)
@@ -310,9 +310,9 @@ class Puller(Generic[D]):
             source.repeat(taken)
             raise
         return [
-            self._new_delivery(one, timeout_ms)
-            for one in opened
-            if one is not None and one.is_for_handler
+            self._new_delivery(delivered, timeout_ms)
+            for delivered in opened
+            if delivered is not None and delivered.is_for_handler
         ]
 
     def _release(self, source: GroupSource, receipts: list[tuple[str, str]]) -> Flow[None]:
@@ -360,7 +360,7 @@ class Puller(Generic[D]):
         sources, shards = list(self._sources.values()), list(self._announced)
         self._announced.clear()
         return [
-            *(one.give_back(store) for one in sources if one.may_hold_some),
+            *(source.give_back(store) for source in sources if source.may_hold_some),
             *(presence.leave_consumer(store, shard, self._name) for shard in shards),
         ]
 

@@ -61,10 +61,10 @@ class Expirer:
             for zset in (keys.waiting, keys.expiry):
                 self._store.ask("ZREM", zset, *foreign)
         listening = self._signals.listens_to_ends(topic)
-        for some in chunks(ids, self._store.batch_size(topic, Inspect)):
-            before = self._store.call(Inspect(topic, some)) if listening else []
-            newer = _newer_occurrences(self._store, topic, some)
-            outcomes += self._run(Expire(topic, some, newer), before)
+        for part in chunks(ids, self._store.batch_size(topic, Inspect)):
+            before = self._store.call(Inspect(topic, part)) if listening else []
+            newer = _newer_occurrences(self._store, topic, part)
+            outcomes += self._run(Expire(topic, part, newer), before)
         return outcomes
 
     def _repeat(self, topic: str) -> None:
@@ -140,7 +140,11 @@ def _collapsing(store: SyncStore, shard: str, ids: Sequence[str]) -> Sequence[st
         late = split_policy(text(stored))[1] if stored else None
         return late or (text(topics) if topics else "")
 
-    return [one for one, mine in zip(ids, own, strict=True) if policy(mine).endswith(collapse)]
+    return [
+        message_id
+        for message_id, mine in zip(ids, own, strict=True)
+        if policy(mine).endswith(collapse)
+    ]
 
 
 def _records(
@@ -158,9 +162,9 @@ def _records(
 def _read(store: SyncStore, topic: str, names: Sequence[str]) -> dict[str, Record]:
     records: dict[str, Record] = {}
     stored = store.ask("HMGET", store.keys.topic(topic).schedules, *names)
-    for name, one in zip(names, stored, strict=True):
+    for name, record in zip(names, stored, strict=True):
         try:
-            records |= {name: Record.decode(one)} if one else {}
+            records |= {name: Record.decode(record)} if record else {}
         except InvalidMessage:
             continue  # the scheduler reports it
     return records
@@ -209,7 +213,7 @@ def _shares_shard(store: SyncStore, shard: str, message_id: str) -> bool:
 
 def _inspected(store: SyncStore, shard: str, ids: Sequence[str]) -> dict[str, Inspection]:
     seen: dict[str, Inspection] = {}
-    for some in chunks(ids, store.batch_size(shard, Inspect)):
-        call = Inspect(topic_of(shard), some, bodies=False)
-        seen |= zip(some, store.call_by_id(call), strict=True)
+    for part in chunks(ids, store.batch_size(shard, Inspect)):
+        call = Inspect(topic_of(shard), part, bodies=False)
+        seen |= zip(part, store.call_by_id(call), strict=True)
     return seen

@@ -98,11 +98,11 @@ class IdleTopics:
         now = time.monotonic()
         count = max(1, int(PER_S * (now - self._last.get(check, now - 1.0))))
         self._last[check] = now
-        some = list(islice(self._rounds.get(check, iter(())), count))
-        if not some:
+        part = list(islice(self._rounds.get(check, iter(())), count))
+        if not part:
             self._rounds[check] = iter(list(self._idle))
-            some = list(islice(self._rounds[check], count))
-        return [shard for shard in some if shard in self._idle]
+            part = list(islice(self._rounds[check], count))
+        return [shard for shard in part if shard in self._idle]
 
     def due(self, check: str) -> list[Shard]:
         """The topics for the named check: all active ones, and its share of the idle ones."""

@@ -300,18 +300,18 @@ class Promoter:
         so that every topic is covered within `TICKS` calls, and all of the others. A topic with a
         newly unreadable key is due now, so that `step` reports the error.
         """
-        some = [*self._next_part(topics), *others]
-        keys = {topic: self._store.keys.topic(topic) for topic in some}
+        part = [*self._next_part(topics), *others]
+        keys = {topic: self._store.keys.topic(topic) for topic in part}
         retries = {
             topic: [keys[topic].group(name).retry for name in self._store.known_groups(topic) or ()]
-            for topic in some
+            for topic in part
         }
-        heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in some])
+        heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in part])
         now = time.monotonic()
         self._last |= dict.fromkeys(
-            [topic for topic, head in zip(some, heads, strict=True) if isinstance(head, list)], now
+            [topic for topic, head in zip(part, heads, strict=True) if isinstance(head, list)], now
         )
-        asked = [topic for topic in some if retries[topic]]
+        asked = [topic for topic in part if retries[topic]]
         found = ask_all(self._store, [("EXISTS", *retries[topic]) for topic in asked])
         failing = [
             (topic, zset)
@@ -320,10 +320,10 @@ class Promoter:
             for zset in retries[topic]
         ]
         heads += ask_all(self._store, [head_command(zset) for _, zset in failing])
-        read = list(zip([*some, *[topic for topic, _ in failing]], heads, strict=True))
+        read = list(zip([*part, *[topic for topic, _ in failing]], heads, strict=True))
         unreadable = {topic for topic, head in read if isinstance(head, Exception)}
         instants = dict.fromkeys(unreadable - self._unreadable, now)
-        self._unreadable = self._unreadable.difference(some) | unreadable
+        self._unreadable = self._unreadable.difference(part) | unreadable
         for topic, head in read:
             due_ms = head_ms(head)
             if due_ms is not None:
@@ -337,9 +337,9 @@ class Promoter:
         if len(topics) <= most:
             return topics
         later = [topic for topic in topics if topic > self._polled_up_to]
-        some = (later + [topic for topic in topics if topic <= self._polled_up_to])[:most]
-        self._polled_up_to = some[-1]
-        return some
+        part = (later + [topic for topic in topics if topic <= self._polled_up_to])[:most]
+        self._polled_up_to = part[-1]
+        return part
 
     def lag_s(self, topic: str) -> float:
         """How long to let another manager go first after an announcement for a topic."""

@@ -180,10 +180,10 @@ class Registry:
 
     def _read_groups(self, topics: Sequence[str]) -> None:
         """Read the groups of new topics, many in one round trip."""
-        for some in chunks(topics, PAGE):
-            keys = [self._store.keys.topic(topic).groups for topic in some]
+        for part in chunks(topics, PAGE):
+            keys = [self._store.keys.topic(topic).groups for topic in part]
             replies = ask_all(self._store, [("HKEYS", key) for key in keys])
-            for topic, reply in zip(some, replies, strict=True):
+            for topic, reply in zip(part, replies, strict=True):
                 if isinstance(reply, list):
                     self._store.learn_groups(topic, reply)
 
@@ -263,7 +263,7 @@ class Registry:
         if (self.plan.schedules, self.plan.window) != (plan.schedules, plan.window):
             changes.append("the intervals of services, or count, changed: restart to apply them")
         with self._lock:
-            scheduled = {topic for topic, one in self.plan.topics.items() if one.schedules}
+            scheduled = {topic for topic, options in self.plan.topics.items() if options.schedules}
             self.plan = plan
             _warn(plan)
             for shard in self._topics:

@@ -51,13 +51,13 @@ class Scheduler:
         A safety net in case an announcement was lost. Each call covers the next page of topics.
         """
         later = [topic for topic in topics if topic > self._polled_up_to]
-        some = (later or topics)[:PAGE]
-        self._polled_up_to = some[-1] if some else ""
-        keys = [self._store.keys.topic(topic).ticks for topic in some]
+        part = (later or topics)[:PAGE]
+        self._polled_up_to = part[-1] if part else ""
+        keys = [self._store.keys.topic(topic).ticks for topic in part]
         heads = map(head_ms, ask_all(self._store, [head_command(key) for key in keys]))
         return {
             topic: self._clock.instant(head)
-            for topic, head in zip(some, heads, strict=True)
+            for topic, head in zip(part, heads, strict=True)
             if head is not None
         }
 

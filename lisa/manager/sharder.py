@@ -271,8 +271,8 @@ class Sharder:
         self._store.ask("ZREM", self._store.keys.topics, *shards)
         seen = self._store.drive(states_of(self._store, shards))
         calls = [
-            Clear(shard, layout.number, tuple(one.all_groups))
-            for shard, one in zip(shards, seen, strict=True)
+            Clear(shard, layout.number, tuple(state.all_groups))
+            for shard, state in zip(shards, seen, strict=True)
         ]
         return [self._store.call(call) for call in calls] == [True] * len(calls)
 

@@ -77,9 +77,9 @@ class SignalQueue:
         listening |= everywhere.dead.has_receivers_for(topic_of(topic))
         if not listening:
             return
-        for some in chunks(moved, self._store.batch_size(topic, Inspect)):
-            found = self._store.call(Inspect(topic, [message.id for message in some]))
-            for (message_id, due_ms, retried), inspection in zip(some, found, strict=True):
+        for part in chunks(moved, self._store.batch_size(topic, Inspect)):
+            found = self._store.call(Inspect(topic, [message.id for message in part]))
+            for (message_id, due_ms, retried), inspection in zip(part, found, strict=True):
                 dead = retried.outcome is Failed.DEAD
                 state = next(
                     (held for held in inspection.group_states if held.group == group),

@@ -208,8 +208,8 @@ class Sweeper:
         known = self._store.ask("XINFO", "CONSUMERS", ready, group)
         names = {text(pairs(info)[b"name"]) for info in known}
         names |= {record.name for record in gone if record.group == group}
-        for some in chunks(sorted(names - alive), PAGE):
-            forgotten = self._store.call(Forget(topic, group, some, presence.GONE_AFTER_MS))
+        for part in chunks(sorted(names - alive), PAGE):
+            forgotten = self._store.call(Forget(topic, group, part, presence.GONE_AFTER_MS))
             if forgotten:
                 TopicLog(log, topic, group).info("forgot consumers %s", ", ".join(forgotten))
 
@@ -226,8 +226,8 @@ class Sweeper:
             if foreign:  # another program wrote them; no message has them
                 self._store.ask("ZREM", garbage, *foreign)
             count = len(foreign)
-            for some in chunks(ids, self._store.batch_size(topic, Purge)):
-                done = self._store.call(Purge(topic, group, some, before_ms))
+            for part in chunks(ids, self._store.batch_size(topic, Purge)):
+                done = self._store.call(Purge(topic, group, part, before_ms))
                 count += done.count(True)
             purged += count
             if count == 0:

@@ -91,8 +91,8 @@ class Trimmer:
         for _ in range(MOST_WINDOWS):
             reply, flat = self._store.ask("HSCAN", entries, cursor, "COUNT", WINDOW)
             ids = [text(field) for field in flat[::2]]
-            for some in chunks(ids, self._store.batch_size(topic, Mend)):
-                mended += sum(bool(faults) for faults in self._store.call(Mend(topic, some)))
+            for part in chunks(ids, self._store.batch_size(topic, Mend)):
+                mended += sum(bool(faults) for faults in self._store.call(Mend(topic, part)))
             cursor = text(reply)
             if cursor == "0":
                 break

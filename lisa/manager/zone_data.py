@@ -197,12 +197,15 @@ class ZoneData:
             "ZSCAN", key, self._local_cursors.pop(topic, "0"), "COUNT", IDS
         )
         cursor, pairs = text(reply[0]), reply[1]
-        scores = [(text(one), int(float(at))) for one, at in zip(*[iter(pairs)] * 2, strict=True)]
-        listed = [(one, at) for one, at in scores if at > now_ms]
+        scores = [
+            (text(message_id), int(float(at)))
+            for message_id, at in zip(*[iter(pairs)] * 2, strict=True)
+        ]
+        listed = [(message_id, at) for message_id, at in scores if at > now_ms]
         if listed:
             window = self._store.drive(self._store.options(topic)).window or ""
-            for some in chunks(listed, self._store.batch_size(topic, Reschedule)):
-                self._move(topic, some, window, now_ms)
+            for part in chunks(listed, self._store.batch_size(topic, Reschedule)):
+                self._move(topic, part, window, now_ms)
         if cursor == "0":
             return True
         self._local_cursors[topic] = cursor

@@ -47,9 +47,9 @@ def join(store: Store, shard: Shard, wanted: str) -> Flow[str | None]:
     yield from store.check_schema()
     try:
         yield from store.register([shard])
-        for one in sorted({own_shard(topic), shard}) if wanted else ():
-            is_new = yield from store.run(Declare(one, wanted))
-            if is_new and one == own_shard(topic):
+        for known in sorted({own_shard(topic), shard}) if wanted else ():
+            is_new = yield from store.run(Declare(known, wanted))
+            if is_new and known == own_shard(topic):
                 yield from _log_new_group(store, topic, wanted)
     except ServerUnavailable as error:
         if not is_full(error.__cause__):
@@ -76,7 +76,7 @@ def was_never_sent_to(store: Store, shard: Shard) -> Flow[bool]:
 
 def _log_new_group(store: Store, topic: Topic, group: str) -> Flow[None]:
     """Log a group that a consumer has declared: a warning if its name may be a typing error."""
-    others = [one for one in (yield from store.groups(topic)) if one != group]
+    others = [other for other in (yield from store.groups(topic)) if other != group]
     if not others:
         log.info("topic %s: declared group %s", topic, group)
         return

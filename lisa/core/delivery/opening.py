@@ -174,10 +174,10 @@ def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
 
 def _warn(topic: str, unknown: Sequence[str]) -> None:
     """Log each error about a zone once."""
-    for one in dict.fromkeys(unknown):
-        if (topic, one) not in _told and len(_told) < MOST_TOLD:
-            _told.add((topic, one))
-            log.warning("topic %s: %s", topic, one)
+    for zone_error in dict.fromkeys(unknown):
+        if (topic, zone_error) not in _told and len(_told) < MOST_TOLD:
+            _told.add((topic, zone_error))
+            log.warning("topic %s: %s", topic, zone_error)
 
 
 def _complete(store: Store, bodies: Sequence[str], heads: Sequence[bytes]) -> Flow[list[bytes]]:

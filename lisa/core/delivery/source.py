@@ -158,10 +158,10 @@ class GroupSource:
         found: list[Delivered | None] = []
         total = 0
         while len(found) < len(entries) and total < limit:
-            some = entries[len(found) : len(found) + self._store.batch_size(shard, Open)]
+            part = entries[len(found) : len(found) + self._store.batch_size(shard, Open)]
             late = self._consumer if time.monotonic() - taken.asked_at > LATE_S else ""
             try:
-                call = Open(shard, self.group, some, ack_timeout_ms, late)
+                call = Open(shard, self.group, part, ack_timeout_ms, late)
                 opened = yield from self._opening.open(call)
             except LisaError:
                 if not found:
@@ -170,7 +170,7 @@ class GroupSource:
             size = sum(len(data or b"") for data in opened.envelopes)
             total += size
             self._size.measured(size, len(opened.envelopes))
-            found += self._delivered(some[: len(opened.envelopes)], opened)
+            found += self._delivered(part[: len(opened.envelopes)], opened)
         return found
 
     def settle_unfit(
@@ -180,15 +180,23 @@ class GroupSource:
 
         Returns each of them with its outcome. Raises LisaError.
         """
-        unfit = [one for one in opened if one is not None and not one.is_for_handler]
-        faulty = [one for one in unfit if one.fault]
-        expired = [one for one in unfit if not one.fault]
+        unfit = [
+            delivered
+            for delivered in opened
+            if delivered is not None and not delivered.is_for_handler
+        ]
+        faulty = [delivered for delivered in unfit if delivered.fault]
+        expired = [delivered for delivered in unfit if not delivered.fault]
         outcomes: list[Acked | Retried] = []
         if faulty:
-            failures = [Failure.of(one.settlement, *one.fault) for one in faulty if one.fault]
+            failures = [
+                Failure.of(delivered.settlement, *delivered.fault)
+                for delivered in faulty
+                if delivered.fault
+            ]
             outcomes += yield from self._store.run_by_id(Fail(self.topic, self.group, failures))
         if expired:
-            settlements = [one.settlement for one in expired]
+            settlements = [delivered.settlement for delivered in expired]
             call = Ack(self.topic, self.group, settlements, "expired")
             outcomes += yield from self._store.run_by_id(call)
         return list(zip([*faulty, *expired], outcomes, strict=True))
@@ -216,8 +224,8 @@ class GroupSource:
                 with suppress(GroupRemoved):  # and its deliveries with it
                     pulled = yield from store.run(call)
                     receipts = [(entry.id, entry.entry) for entry in pulled.entries]
-                    for some in chunks(receipts, store.batch_size(shard, Release)):
-                        yield from store.run(Release(shard, self.group, some))
+                    for part in chunks(receipts, store.batch_size(shard, Release)):
+                        yield from store.run(Release(shard, self.group, part))
 
     def wait_for(
         self, empty: Mapping[Shard, Pulled], longest_s: float
