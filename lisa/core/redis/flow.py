@@ -277,24 +277,10 @@ class Patience:
         return min(self._backoff.take(most_s) * random.uniform(0.5, 1.0), left)
 
 
-class TooFewReplicas(Exception):
-    """Only `count` replicas had the write at the deadline."""
+def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Flow[tuple[Any, int]]:
+    """The reply to a script call, and how many replicas have its writes.
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count
-
-
-def _wait(wanted: Replicas, within_ms: int) -> Command:
-    """The command that waits for replicas; a time limit of 0 would block forever."""
-    within_ms = max(1, within_ms)
-    if wanted.fsync:
-        return ("WAITAOF", 0, wanted.count, within_ms)
-    return ("WAIT", wanted.count, within_ms)
-
-
-def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Flow[Any]:
-    """The reply to a script call, once `wanted.count` replicas have its writes.
+    Waits for `wanted.count` replicas, and returns this number if the call wrote nothing.
 
     WAIT counts the replicas that have everything written *on its connection*. A call that is
     repeated after a lost reply writes nothing on its new connection, so a bare WAIT could confirm a
@@ -302,23 +288,22 @@ def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Fl
     Therefore a dummy write, a key that expires immediately, is sent between the script and WAIT: a
     replica that has it has everything before it. All three are sent together on one connection.
 
-    `mark` is a key on the same node, for the dummy write. Raises `TooFewReplicas` and errors of
-    the client.
+    `mark` is a key on the same node, for the dummy write. Raises errors of the client.
     """
-    wait = _wait(wanted, int(within_s * 1000))
+    within_ms = max(1, int(within_s * 1000))  # 0 would block forever
+    wait: Command = ("WAIT", wanted.count, within_ms)
+    if wanted.fsync:
+        wait = ("WAITAOF", 0, wanted.count, within_ms)
     reply, *rest = yield Chain(mark, (call, ("SET", mark, "", "PX", 1), wait))
     if isinstance(reply, Exception):
         raise reply
     if reply[0] != b"OK":
-        return reply  # refused or out of date: nothing was written
-    marked, waited = rest
-    for answer in (marked, waited):
+        return reply, wanted.count  # refused or out of date
+    for answer in rest:
         if isinstance(answer, Exception):
             raise answer
-    count = waited[1] if wanted.fsync else waited
-    if count < wanted.count:
-        raise TooFewReplicas(count)
-    return reply
+    waited = rest[-1]
+    return reply, waited[1] if wanted.fsync else waited
 
 
 def lacks_command(error: BaseException) -> bool:

@@ -43,7 +43,6 @@ from lisa.core.redis.flow import (
     Flow,
     Patience,
     Pause,
-    TooFewReplicas,
     adrive,
     confirmed,
     drive,
@@ -446,13 +445,7 @@ class Store:
             slice_s = self.connection.address.socket_timeout_s * WAIT_SHARE
             within_s = min(slice_s, max(patience.left_s, SHORTEST_WAIT_S))
             try:
-                return (yield from confirmed(command, keys.confirm, wanted, within_s))
-            except TooFewReplicas as few:
-                count = few.count
-                pause = patience.next_pause()
-                if pause is None:
-                    raise self._not_replicated(count, wanted) from None
-                yield Pause(pause)
+                reply, count = yield from confirmed(command, keys.confirm, wanted, within_s)
             except errors.ClientError as error:
                 if lacks_command(error):
                     raise ConfigError(
@@ -464,6 +457,13 @@ class Store:
                     yield from self._recover(error, script, keys, groups, patience)
                 except ServerUnavailable:
                     raise self._not_replicated(count, wanted) from error
+            else:
+                if count >= wanted.count:
+                    return reply
+                pause = patience.next_pause()
+                if pause is None:
+                    raise self._not_replicated(count, wanted)
+                yield Pause(pause)
 
     def _not_replicated(self, count: int, wanted: Replicas) -> NotReplicated:
         return NotReplicated(
@@ -881,10 +881,8 @@ class _Search(Generic[T]):
                 self._results[i] = transition.revived(result) if revived else result
 
     def _by_shard(self, todo: Sequence[int], count: int) -> dict[Shard, list[int]]:
-        found: dict[Shard, list[int]] = {}
-        for i in todo:
-            found.setdefault(self._layout.shard_for(self._topic, self._ids[i], count), []).append(i)
-        return found
+        shard_for = self._layout.shard_for
+        return grouped((shard_for(self._topic, self._ids[i], count), i) for i in todo)
 
     def _run(
         self,
