@@ -180,7 +180,7 @@ class CutWhileMending(Connection):
         if command[0] == "HKEYS":
             return [b"lisa"]
         if command[1] == loader.load(Declare.script).sha:
-            raise redis.exceptions.NoScriptError("No matching script")
+            raise redis.exceptions.NoScriptError("No matching script", status_code="NOSCRIPT")
         raise redis.ResponseError("NOGROUP No such key")
 
     def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:

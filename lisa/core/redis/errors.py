@@ -18,23 +18,12 @@ LOST = (client.ConnectionError, client.TimeoutError, OSError)
 _PASSING = (
     client.ConnectionError,
     client.TimeoutError,
-    client.BusyLoadingError,
     client.ClusterError,  # CLUSTERDOWN, or too many redirections while a slot moves
-    client.TryAgainError,
-    client.MasterDownError,
-    client.ReadOnlyError,
     client.RedisClusterException,
     OSError,
     EOFError,
 )
-_NEVER = (
-    client.AskError,  # and its subclass MovedError: the cluster's clients follow them
-    client.AuthenticationError,
-    client.AuthorizationError,
-    client.AuthenticationWrongNumberOfArgsError,
-    client.NoPermissionError,
-    client.OutOfMemoryError,
-)
+_NEVER = (client.AuthenticationError, client.AuthorizationError)  # connection errors in redis-py
 _UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)
 _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
 """How servers word a refusal; the last form is that of Redis 6.2 inside scripts."""
@@ -44,17 +33,18 @@ _IN_SCRIPT = re.compile(r"^Error running script .*?: -(?=[A-Z]+ )")
 _CUT = ("handler is closed", "transport is closed")
 """Messages of uvloop and asyncio for a connection that was closed while in use."""
 _STREAMS = frozenset({"writelines", "drain", "write", "read", "feed_data", "close", "at_eof"})
-_PASSING_WORDS = (
-    "READONLY",
-    "UNBLOCKED",
-    "LOADING",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "BUSY ",
-    "NOREPLICAS",
-    "MISCONF",  # it cannot write to its disk
-    "ERR WAIT cannot be used with replica",
+_PASSING_CODES = frozenset(
+    {
+        "READONLY",
+        "UNBLOCKED",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "BUSY",
+        "NOREPLICAS",
+        "MISCONF",  # it cannot write to its disk
+    }
 )
 
 
@@ -63,26 +53,33 @@ def _text_of(error: BaseException | None) -> str:
     return _IN_SCRIPT.sub("", str(error))
 
 
+def code_of(error: BaseException | None) -> str:
+    """The first word of a server's error, which redis-py removes from errors that it knows."""
+    return getattr(error, "status_code", None) or _text_of(error).partition(" ")[0]
+
+
 def is_moving(error: BaseException) -> bool:
     """Whether a slot moves, so that its keys are on two nodes."""
-    return isinstance(error, client.TryAgainError) or _text_of(error).startswith("TRYAGAIN")
+    return code_of(error) == "TRYAGAIN"
 
 
 def passes(error: BaseException) -> bool:
     """Whether the error is temporary, so that the same call may succeed later."""
     if isinstance(error, _NEVER):
         return False
-    return isinstance(error, _PASSING) or _text_of(error).startswith(_PASSING_WORDS)
+    if isinstance(error, _PASSING) or code_of(error) in _PASSING_CODES:
+        return True
+    return _text_of(error).startswith("ERR WAIT cannot be used with replica")
 
 
 def is_full(error: BaseException | None) -> bool:
     """Whether the server refused a write because it is out of memory."""
-    return isinstance(error, client.OutOfMemoryError) or _text_of(error).startswith("OOM")
+    return code_of(error) == "OOM"
 
 
 def is_read_only(error: BaseException | None) -> bool:
     """Whether the server refused a write because it is a read-only replica."""
-    return isinstance(error, client.ReadOnlyError) or _text_of(error).startswith("READONLY")
+    return code_of(error) == "READONLY"
 
 
 def is_cut(error: BaseException) -> bool:
@@ -117,6 +114,7 @@ FULL = Refusal(
     "memory", "is out of memory", "raise its maxmemory, or let consumers reduce the backlog"
 )
 _REFUSALS = {
+    "OOM": FULL,
     "MISCONF": Refusal(
         "persistence", "cannot save its data", "check the server's log and its disk"
     ),
@@ -133,16 +131,12 @@ _REFUSALS = {
 
 def refusal_of(error: BaseException | None) -> Refusal | None:
     """Why the server refused a write that it would take in order; None for any other error."""
-    if is_full(error):
-        return FULL
-    if is_read_only(error):
-        return _REFUSALS["READONLY"]
-    return _REFUSALS.get(_text_of(error).partition(" ")[0])
+    return _REFUSALS.get(code_of(error))
 
 
 def is_missing_script(error: BaseException) -> bool:
     """Whether the server has lost its scripts (restart, SCRIPT FLUSH)."""
-    return isinstance(error, client.NoScriptError) or str(error).startswith("NOSCRIPT")
+    return code_of(error) == "NOSCRIPT"
 
 
 def is_missing_group(error: BaseException) -> bool:
@@ -225,7 +219,7 @@ def translated(error: BaseException, where: str) -> LisaError:
         )
     if refusal := refusal_of(error):
         return ServerUnavailable(_refused(where, refusal))
-    if reason.startswith("LOADING"):
+    if code_of(error) == "LOADING":
         return ServerUnavailable(f"{where} is loading its data and does not answer until then")
     if is_moving(error):
         return SlotMoving(f"{where} is moving the topic's slot to another node: {reason}")
