@@ -105,13 +105,6 @@ class ScheduleInfo:
         )
 
 
-class SchedulePage(NamedTuple):
-    """Some schedules, and the cursor of the next page; None at the end."""
-
-    schedules: list[ScheduleInfo]
-    cursor: str | None
-
-
 def get(store: Store, topic: str, name: str) -> Flow[ScheduleInfo | None]:
     """One schedule; None if there is none of that name."""
     record = yield from get_record(store, topic, name)
@@ -144,14 +137,6 @@ def record_page(
 def is_cursor(cursor: str) -> bool:
     """Whether the server accepts a cursor of `record_page`: an unsigned number of 64 bits."""
     return _CURSOR.fullmatch(cursor) is not None and int(cursor) < 1 << 64
-
-
-def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:
-    """Some of a topic's schedules, in no particular order; see `record_page`."""
-    records, following = yield from record_page(store, topic, cursor)
-    return SchedulePage(
-        [ScheduleInfo.of(topic, name, record) for name, record in records.items()], following
-    )
 
 
 def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:

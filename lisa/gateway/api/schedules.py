@@ -261,11 +261,11 @@ async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     cursor = call.query.cursor
     if cursor is not None and not schedules.is_cursor(cursor):
         raise unknown_cursor(cursor)
-    page = await call.gateway.ask(schedules.page, call.topic, cursor)
-    if not page.schedules and cursor is None:
+    records, following = await call.gateway.ask(schedules.record_page, call.topic, cursor)
+    if not records and cursor is None:
         await require_topic(call.gateway, call.topic)
-    shown = [_schedule(schedule) for schedule in page.schedules]
-    return SchedulesAnswer(schedules=shown, cursor=page.cursor)
+    shown = [_schedule(ScheduleInfo.of(call.topic, *one)) for one in records.items()]
+    return SchedulesAnswer(schedules=shown, cursor=following)
 
 
 @operations.add("listAllSchedules", "GET", "/v1/schedules", answers={200: "A page."})
