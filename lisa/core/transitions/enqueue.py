@@ -113,9 +113,9 @@ class Enqueue(ById[Sent]):
             found.append("ids")
         if self.window is not None:
             found.append("window")
-        if self.ttls_ms:
+        if self.ttls_ms.count(None) < len(self.ttls_ms):
             found.append("ttl")
-        if self.policies:
+        if self.policies.count(None) < len(self.policies):
             found.append("policy")
         # By this machine's clock, which may save a call: the script decides by Redis's.
         now_ms, is_now = time.time() * 1000, self.on_duplicate is OnDuplicate.UPDATE
