@@ -55,7 +55,6 @@ from lisa.producer.plan import (
 )
 
 if TYPE_CHECKING:
-    from lisa.core.model.windows.placing import LocalTime
     from lisa.core.store.inspection import FoundMessage
     from lisa.core.store.schedules import ScheduleInfo
 
@@ -106,13 +105,7 @@ class Sending:
                 self._windows[call.topic] = error.window
         from lisa.core.store.placing import enqueue_placed  # late: few topics have windows
 
-        return (yield from enqueue_placed(call, self._windows, self._note_local, self._write))
-
-    def _note_local(self, call: Enqueue) -> Flow[None]:
-        """List the messages with a wall time, which managers follow."""
-        from lisa.core.store.placing import note_local  # late: few programs send such messages
-
-        yield from note_local(self._store, call)
+        return (yield from enqueue_placed(self._store, call, self._windows, self._write))
 
     def _open(self) -> Flow[None]:
         """Before the first call, check that this build can read the server's schema."""
@@ -259,6 +252,7 @@ class Sending:
         """Change a due time by a wall time or in a window; see `place_again` for the arguments."""
         # Imported late: few programs use windows.
         from lisa.core.model.windows.placing import clock_ms, place_again
+        from lisa.core.store.placing import note_new_local
 
         yield from self._open()
         headers, window = yield from self._read_placing(check_topic(topic), check_id(message_id))
@@ -266,7 +260,7 @@ class Sending:
             options, due, zone, headers=headers or {}, topic_window=window, now_ms=clock_ms()
         )
         if local is not None and headers is not None:
-            yield from self._note_new_local(topic, message_id, due, local)
+            yield from note_new_local(self._store, topic, message_id, due, local)
         return (yield from self._reschedule(topic, message_id, due))
 
     def _read_placing(
@@ -279,14 +273,6 @@ class Sending:
         (seen,) = yield from self._store.run_by_id(Inspect(topic, [message_id]))
         options = yield from self._store.options(topic)
         return (headers_of(seen.envelope) if seen.envelope else None), options.window or ""
-
-    def _note_new_local(
-        self, topic: str, message_id: str, due: str, local: LocalTime
-    ) -> Flow[None]:
-        """List a message with its new wall time, which managers follow."""
-        from lisa.core.store.placing import note_new_local
-
-        yield from note_new_local(self._store, topic, message_id, due, local)
 
     def _set_paused(self, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:
         from lisa.core.store import schedules

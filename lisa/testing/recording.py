@@ -49,6 +49,7 @@ class _InMemory(Store):
     def begin(self, offer: Offer) -> None:
         """Start without schedules; `offer` takes the occurrences besides those of the ticks."""
         self.offer, self._now_us, self._records = offer, time.time_ns() // 1_000, {}
+        self.has_nodes = False  # also at the address of a cluster
 
     def known_layout(self, _topic: Topic) -> Layout | None:
         return PLAIN
@@ -74,7 +75,7 @@ class _InMemory(Store):
             return records.get(str(command[2]))
         if name == "HSCAN":
             return [b"0", [part for pair in records.items() for part in pair]]
-        return None  # the list of topics with schedules, which managers read
+        return None  # the lists of topics with schedules and wall times, which managers read
 
     def run(self, call: Any, *_: Any) -> Flow[Any]:
         """Do what the script `schedule` does."""
@@ -179,12 +180,6 @@ class _Recording(BaseProducer):
     ) -> Flow[tuple[Mapping[str, str] | None, str]]:
         found = self._live.get((topic, message_id))
         return _answer((None if found is None else found.headers, ""))
-
-    def _note_local(self, _call: Enqueue) -> Flow[None]:
-        return _answer(None)
-
-    def _note_new_local(self, *_: object) -> Flow[None]:
-        return _answer(None)
 
     def _accept(self, call: Enqueue, message: SentMessage) -> Sent:
         key = (message.topic, message.id)

@@ -35,16 +35,16 @@ MOST_CHANGES = 5
 
 
 def enqueue_placed(
+    store: Store,
     call: Enqueue,
     windows: dict[str, str],
-    note: Callable[[Enqueue], Flow[None]],
     write: Callable[[Enqueue], Flow[list[Sent]]],
 ) -> Flow[list[Sent]]:
     """Send the messages of a call with due times in the topic's window.
 
-    windows: the windows of topics, as far as known. note: lists messages with a wall time. Raises
-    what `write` raises, and InvalidMessage if the topic's window does not open within 400 days, or
-    if it takes the zone from a header that names none.
+    windows: the windows of topics, as far as known. Raises what `write` raises, and InvalidMessage
+    if the topic's window does not open within 400 days, or if it takes the zone from a header that
+    names none.
     """
     is_current = False
     for left in reversed(range(MOST_CHANGES)):
@@ -55,7 +55,7 @@ def enqueue_placed(
                 raise
             placed = call  # perhaps the topic has another window by now, which the reply tells
         if call.has_local:
-            yield from note(placed)
+            yield from note_local(store, placed)
         try:
             return (yield from write(placed))
         except WindowChanged as error:
