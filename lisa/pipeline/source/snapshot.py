@@ -14,7 +14,7 @@ BYTES_PER_CALL, or a single body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -35,17 +35,22 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lisa.admin.messages import LiveState
-from lisa.admin.reading import Position, pending_entries, positions_in, sorted_page, unread_entries
+from lisa.admin.messages import (
+    FoundAt,
+    LiveState,
+    MessageSource,
+    Row,
+    candidates,
+    rows_of,
+)
+from lisa.admin.reading import Position, positions_in
 from lisa.core.model.clock import EPOCH
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.model.sharding import Layout, Topic, shard_suffix, topic_of
-from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import readable
 from lisa.core.store.store import Store, chunks, portions
-from lisa.core.transitions.inspect import Inspect, parted
 from lisa.pipeline.server import Server
 from lisa.pipeline.source import options
 from lisa.pipeline.source.events import opened
@@ -73,17 +78,7 @@ BATCH_ROWS = 10_000
 
 BATCH_BYTES = 16 << 20
 
-_COLUMNS = (
-    "id",
-    "group",
-    "state",
-    "due",
-    "attempts",
-    "reason",
-    "consumer",
-    "expires",
-    "envelopes",
-)
+_IN_STREAM = (LiveState.READY, LiveState.IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -269,8 +264,8 @@ def read_part(store: SyncStore, part: ReadPart, rows: RowCollector) -> Iterator[
     The states of a group are read in the order in which messages pass through them: a message that
     moves during the read is found twice and deduplicated, rather than missed.
     """
-    for pages in _pages(store, part):
-        for found in pages:
+    for source in _sources(part):
+        for found in _pages(store, part, source):
             store.drive(rows.add(store, found))
             if rows.full:
                 yield rows.take()
@@ -278,136 +273,38 @@ def read_part(store: SyncStore, part: ReadPart, rows: RowCollector) -> Iterator[
         yield rows.take()
 
 
-def _pages(store: SyncStore, part: ReadPart) -> Iterator[Iterator[LiveMessages]]:
-    if part.ids is not None:
-        yield _by_id(store, part)
-        return
-    keys = store.keys.topic(part.topic)
-    if "waiting" in part.states:
-        yield _sorted(store, part, keys.waiting, "waiting", None)
-    for name in part.groups:
-        own = keys.group(name)
-        if "ready" in part.states:
-            yield _stream(store, part.topic, name, "ready", _ready)
-        if "in_flight" in part.states:
-            yield _stream(store, part.topic, name, "in_flight", _in_flight)
-        for state, key in (("retry", own.retry), ("garbage", own.garbage)):
+def _sources(part: ReadPart) -> Iterator[MessageSource]:
+    if LiveState.WAITING in part.states:
+        yield MessageSource(part.topic, "", LiveState.WAITING, None)
+    for group in part.groups:
+        for state in (*_IN_STREAM, LiveState.RETRY, LiveState.GARBAGE):
             if state in part.states:
-                yield _sorted(store, part, key, state, name)
+                yield MessageSource(part.topic, group, state, None)
 
 
-def _sorted(
-    store: SyncStore, part: ReadPart, key: str, state: str, group: str | None
-) -> Iterator[LiveMessages]:
-    after = part.after
+def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[list[Row]]:
+    """The part's messages that one source has, a page at a time."""
+    if part.ids is not None:
+        asked = [FoundAt(source, one.encode("utf-8", "replace")) for one in part.ids]
+        for some in chunks(asked, PAGE):
+            yield store.drive(rows_of(store, some))
+        return
+    after, until = (None, None) if source.state in _IN_STREAM else (part.after, part.until)
+    position = f"{after.score}:{after.member.decode('utf-8', 'surrogateescape')}" if after else ""
     while True:
-        page = store.drive(sorted_page(store, key, after, PAGE))
-        inside = page
-        if part.until is not None:
-            inside = [member for member in page if member <= part.until]
-        ids, dues = [], []
-        for score, member in inside:
-            for name in readable([member])[0]:
-                ids.append(name)
-                dues.append(score)
-        found = LiveMessages(state, group, ids, dues)
-        if group is not None and ids:
-            store.drive(_failures(store, part.topic, group, found))
-        yield found
-        if len(inside) < PAGE:
+        found, behind = store.drive(candidates(store, source, position, PAGE))
+        inside = [one for one in found if until is None or one.order <= until]
+        if source.state is LiveState.WAITING:
+            yield [
+                Row(id=name, topic=part.topic, state=source.state, group=None, due_ms=one.order[0])
+                for one in inside
+                for name in readable([one.id])[0]
+            ]
+        else:
+            yield store.drive(rows_of(store, [FoundAt(source, one.id) for one in inside]))
+        if behind is None or len(inside) < len(found):
             return
-        after = inside[-1]
-
-
-def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow[None]:
-    """Set the number of failed attempts and the last reason."""
-    own = store.keys.topic(topic).group(group)
-    attempts, reasons = yield from store.commands(
-        [
-            ("HMGET", own.attempts, *found.ids),
-            ("HMGET", own.reasons, *found.ids),
-        ]
-    )
-    found.attempts = [int(attempt or 0) for attempt in attempts]
-    found.reasons = [None if reason is None else parted(reason).reason for reason in reasons]
-
-
-_Page = Callable[[Store, str, str, str], Flow[tuple[list[tuple[Any, str | None]], str | None]]]
-
-
-def _stream(
-    store: SyncStore, topic: str, group: str, state: str, read: _Page
-) -> Iterator[LiveMessages]:
-    """Messages in a group's stream, if the group's index refers to their entry."""
-    own = store.keys.topic(topic).group(group)
-    position: str | None = ""
-    while position is not None:
-        items, position = store.drive(read(store, own.ready, group, position))
-        entries = [(parse_entry(item), consumer) for item, consumer in items]
-        named = [entry for entry in entries if entry[0].id and readable([entry[0].id.encode()])[0]]
-        if not named:
-            continue
-        indexed = store.ask("HMGET", own.entries, *(entry.id for entry, _ in named))
-        held = [
-            one
-            for one, index in zip(named, indexed, strict=True)
-            if index is not None and index.decode() == one[0].entry
-        ]
-        if not held:
-            continue
-        found = LiveMessages(
-            state, group, [entry.id for entry, _ in held], [entry.due_ms for entry, _ in held]
-        )
-        store.drive(_failures(store, topic, group, found))
-        found.consumers = [consumer for _, consumer in held]
-        yield found
-
-
-def _ready(
-    store: Store, key: str, group: str, position: str
-) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
-    items = yield from unread_entries(store, key, group, position, PAGE)
-    behind = items[-1][0].decode() if len(items) == PAGE else None
-    return [(item, None) for item in items], behind
-
-
-def _in_flight(
-    store: Store, key: str, group: str, position: str
-) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
-    start = f"({position}" if position else "-"
-    held = yield from pending_entries(store, key, group, start, PAGE)
-    items = [(item, row[1].decode("utf-8", "replace")) for row, item in held if item]
-    return items, held[-1][0][0].decode() if len(held) == PAGE else None
-
-
-def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:
-    """Look up ids in all states of the part."""
-    ids, _ = readable([message_id.encode("utf-8", "replace") for message_id in part.ids or ()])
-    for some in chunks(ids, store.batch_size(part.topic, Inspect)):
-        seen = store.call(Inspect(part.topic, some, bodies=False))
-        for one, inspection in zip(some, seen, strict=True):
-            if inspection.waiting_due_ms is not None and "waiting" in part.states:
-                yield LiveMessages("waiting", None, [one], [inspection.waiting_due_ms])
-            for held in inspection.group_states:
-                if held.group in part.groups and held.state in part.states:
-                    found = LiveMessages(held.state, held.group, [one], [])
-                    found.dues = [held.due_ms]
-                    found.attempts = [held.failed_attempts]
-                    found.reasons, found.consumers = [held.reason], [held.consumer]
-                    yield found
-
-
-class LiveMessages:
-    """Messages in the same state and group, as columns."""
-
-    def __init__(self, state: str, group: str | None, ids: list[str], dues: list[int]) -> None:
-        self.state = state
-        self.group = group
-        self.ids = ids
-        self.dues: Sequence[int | None] = dues
-        self.attempts: Sequence[int] = [0] * len(ids)
-        self.reasons: Sequence[str | None] = [None] * len(ids)
-        self.consumers: Sequence[str | None] = [None] * len(ids)
+        position = behind
 
 
 class RowCollector:
@@ -417,66 +314,60 @@ class RowCollector:
         self._topic = topic
         self._schema = schema
         self._seen: set[tuple[str | None, str]] = set()
-        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         names = set(schema.names)
         self._with_bodies = bool(names & {"body", "headers", "kind", "envelope"})
         self._with_expiry = "expires" in names
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: list[Row] = []
+        self._envelopes: list[bytes] = []
+        self._ends: list[int | None] = []
         self._bytes = 0
 
     @property
     def full(self) -> bool:
         """Whether there are enough rows for a record batch."""
-        return len(self._columns["id"]) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+        return len(self._rows) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def take(self) -> pa.RecordBatch:
         """The rows added since the last batch."""
-        columns: dict[str, Any] = dict(self._columns)
-        self._columns = {name: [] for name in _COLUMNS}
-        rows, self._bytes = len(columns["id"]), 0
-        for name in ("due", "expires"):
-            columns[name] = timestamps(pa.array(columns[name], pa.int64()))
-        columns["topic"] = pa.repeat(pa.scalar(topic_of(self._topic)), rows)
-        columns["shard"] = pa.repeat(pa.scalar(shard_suffix(self._topic), pa.string()), rows)
-        envelopes = columns.pop("envelopes")
+        rows, count = self._rows, len(self._rows)
+        columns: dict[str, Any] = {
+            name: [getattr(row, name) for row in rows]
+            for name in ("id", "group", "state", "attempts", "reason", "consumer")
+        }
+        columns["due"] = timestamps(pa.array([row.due_ms for row in rows], pa.int64()))
+        columns["expires"] = timestamps(pa.array(self._ends, pa.int64()))
+        columns["topic"] = pa.repeat(pa.scalar(topic_of(self._topic)), count)
+        columns["shard"] = pa.repeat(pa.scalar(shard_suffix(self._topic), pa.string()), count)
         if self._with_bodies:
-            columns.update(opened(envelopes), envelope=envelopes)
-        return to_batch(self._schema, columns, rows)
+            columns.update(opened(self._envelopes), envelope=self._envelopes)
+        self._clear()
+        return to_batch(self._schema, columns, count)
 
     def __len__(self) -> int:
-        return len(self._columns["id"])
+        return len(self._rows)
 
-    def add(self, store: Store, found: LiveMessages) -> Flow[None]:
+    def add(self, store: Store, found: Sequence[Row]) -> Flow[None]:
         """Add messages with their other columns; messages that no longer exist are skipped."""
-        fresh = [i for i, one in enumerate(found.ids) if (found.group, one) not in self._seen]
-        ids = [found.ids[i] for i in fresh]
-        if not ids:
+        fresh = [row for row in found if (row.group, row.id) not in self._seen]
+        if not fresh:
             return
-        self._seen.update((found.group, message_id) for message_id in ids)
+        self._seen.update((row.group, row.id) for row in fresh)
+        ids = [row.id for row in fresh]
         bodies: list[bytes | None] = [b""] * len(ids)
         if self._with_bodies:
             bodies = yield from _bodies(store, self._topic, ids)
-        ends = (yield from self._ends(store, ids)) if self._with_expiry else [None] * len(ids)
-        columns = self._columns
-        for index, i in enumerate(fresh):
-            body = bodies[index]
-            if body is None:
-                continue
-            self._bytes += len(body)
-            values = (
-                ids[index],
-                found.group,
-                found.state,
-                found.dues[i],
-                found.attempts[i],
-                found.reasons[i],
-                found.consumers[i],
-                ends[index],
-                body,
-            )
-            for name, value in zip(_COLUMNS, values, strict=True):
-                columns[name].append(value)
+        ends = (yield from self._expiries(store, ids)) if self._with_expiry else [None] * len(ids)
+        for row, body, end in zip(fresh, bodies, ends, strict=True):
+            if body is not None:
+                self._rows.append(row)
+                self._envelopes.append(body)
+                self._ends.append(end)
+                self._bytes += len(body)
 
-    def _ends(self, store: Store, ids: Sequence[str]) -> Flow[list[int | None]]:
+    def _expiries(self, store: Store, ids: Sequence[str]) -> Flow[list[int | None]]:
         key = store.keys.topic(self._topic).expiry
         if not (yield from store.command("EXISTS", key)):
             return [None] * len(ids)
