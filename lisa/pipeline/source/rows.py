@@ -1,8 +1,8 @@
 """Converts rows to messages.
 
 Values are read from Arrow column by column, because an object per row would cost more than
-everything else. Rows that are not valid messages are refused with a reason. `Placing` chooses the
-due times of rows with a wall time or a window, as `Producer.send` does.
+everything else. Rows that are not valid messages are refused with a reason. Rows with a wall time
+or a window are placed as by `Producer.send`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from datetime import datetime
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -40,9 +39,6 @@ T = TypeVar("T")
 
 _INTEGERS = range(-(1 << 63), 1 << 64)
 """Decimals without fraction, such as Parquet's uint64, are numbers in JSON if they are in here."""
-
-CALENDAR_COLUMNS = ("at_local", "window")
-"""The columns that need this module; `tz` belongs to both."""
 
 
 class _Conversion:
@@ -72,35 +68,42 @@ class _Conversion:
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """Messages as columns; `ids` and `topics` are None if the table lacks the column.
+    """Messages as columns; `ids` and `topics` are empty if the table lacks the column.
 
-    dues: in the form that Lua scripts parse. tails: envelopes without their heads. asked: the due
-    times as the table gives them, before windows moved them; ids are derived from these. refused:
-    row number -> why the row is not a valid message.
+    numbers: their row numbers in the Arrow batch. dues: in the form that Lua scripts parse. tails:
+    envelopes without their heads. asked: the due times as the table gives them, before windows
+    moved them; ids are derived from these. refused: row number -> why the row is not a valid
+    message.
     """
 
-    topics: Sequence[str] | None
-    ids: Sequence[str] | None
+    numbers: Sequence[int]
+    ids: Sequence[str]
     dues: Sequence[str]
     tails: Sequence[bytes]
     ttls_ms: Sequence[int | None]
     policies: Sequence[str | None]
-    asked: Sequence[str]
-    refused: dict[int, str] = field(default_factory=dict)
+    topics: Sequence[str] = ()
+    asked: Sequence[str] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
 
-    def good(self) -> tuple[Sequence[int], MessageColumns]:
-        """The row numbers of the rows that are not refused, and these rows."""
-        numbers: Sequence[int] = range(len(self.tails))
+    def good(self) -> MessageColumns:
+        """The messages that are not refused."""
         if not self.refused:
-            return numbers, self
-        numbers = [number for number in numbers if number not in self.refused]
-        columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        del columns["refused"]
-        picked: dict[str, Any] = {
-            name: None if column is None else [column[number] for number in numbers]
-            for name, column in columns.items()
-        }
-        return numbers, MessageColumns(**picked)
+            return self
+        return self.picked([number for number in self.numbers if number not in self.refused])
+
+    def cut(self, start: int, end: int | None = None) -> MessageColumns:
+        """The messages from index `start` up to but not including `end`."""
+        return self._of_each(lambda column: column[start:end])
+
+    def picked(self, positions: Sequence[int]) -> MessageColumns:
+        """The messages at the given indexes."""
+        return self._of_each(lambda column: [column[index] for index in positions])
+
+    def _of_each(self, select: Callable[[Sequence[Any]], Sequence[Any]]) -> MessageColumns:
+        columns = {column.name: getattr(self, column.name) for column in fields(self)[:-1]}
+        picked: Any = {name: select(column) for name, column in columns.items() if column}
+        return replace(self, refused={}, **picked)
 
 
 def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
@@ -125,13 +128,14 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         given = each("headers", _different, None, columns["headers"].to_pylist())
     headers: Sequence[bytes] = ()
     asked = dues
-    if not columns.keys().isdisjoint(CALENDAR_COLUMNS):
+    if "at_local" in columns or "window" in columns:
         dues, asked, headers = _placed(columns, dues, given, conversion)
     elif given:
-        headers = each("headers", row_headers, b"0000", given)
+        headers = each("headers", _row_headers, b"0000", given)
     kinds = columns["kind"].to_pylist() if "kind" in columns else ()
     tails = _tails(columns["body"], headers, kinds, conversion, json_text=json_text)
-    ids = topics = None
+    ids: Sequence[str] = ()
+    topics: Sequence[str] = ()
     if "id" in columns:
         texts = columns["id"].cast(pa.string())
         ids = texts.to_pylist()
@@ -139,7 +143,17 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
             ids = each("id", _id, "", ids)
     if "topic" in columns:
         topics = each("topic", _topic, "", columns["topic"].to_pylist())
-    return MessageColumns(topics, ids, dues, tails, ttls, policies, asked, conversion.refused)
+    return MessageColumns(
+        numbers=range(batch.num_rows),
+        ids=ids,
+        dues=dues,
+        tails=tails,
+        ttls_ms=ttls,
+        policies=policies,
+        topics=topics,
+        asked=asked,
+        refused=conversion.refused,
+    )
 
 
 def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> list[str]:
@@ -157,18 +171,37 @@ def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> l
 def _placed(
     columns: Mapping[str, pa.Array], dues: list[str], given: Sequence[Any], conversion: _Conversion
 ) -> tuple[list[str], list[str], list[bytes]]:
-    """Due times, the same before windows moved them, and headers of rows placed by a calendar."""
-    is_local = "at_local" in columns
-    placing = Placing(is_local=is_local)
-    named = {
-        name: columns[name].to_pylist() for name in columns.keys() & {"at_local", "tz", "window"}
-    }
-    rows = placing.rows([None] * len(dues) if is_local else dues, named, given)
-    name = "at_local" if is_local else "window"
-    placed = conversion.each(name, placing.place, REFUSED, rows)
-    made = zip(*placed, strict=True) if placed else ((), (), ())
-    due, asked, headers = map(list, made)
-    return due, asked, headers
+    """Due times, the same before windows moved them, and headers of rows placed by a calendar.
+
+    Equal rows are placed once.
+    """
+    is_local, now_ms = "at_local" in columns, clock_ms()
+    nothing: list[None] = [None] * len(dues)
+    named = (
+        columns[name].to_pylist() if name in columns else nothing
+        for name in ("at_local", "tz", "window")
+    )
+
+    @cache
+    def placed(row: tuple[Any, ...]) -> tuple[str, str, bytes]:
+        due, at_local, tz, window, pairs = row
+        if is_local:
+            # A wall time is in the headers. Its instant depends on the machine's time zone data.
+            due, asked = None, ""
+            _not_null(at_local)
+        else:
+            asked = due
+        options = {"at_local": at_local, "window": window, "headers": dict(pairs)}
+        made = place(options, due, tz, now_ms)
+        return made.due, asked, encode_headers(made.headers)
+
+    headers = (tuple(sorted(pairs or ())) for pairs in given or nothing)
+    rows = list(zip(dues, *named, headers, strict=True))
+    refused = ("0", "0", b"0000")
+    found = conversion.each("at_local" if is_local else "window", placed, refused, rows)
+    made = zip(*found, strict=True) if found else ((), (), ())
+    due, asked, encoded = map(list, made)
+    return due, asked, encoded
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
@@ -386,73 +419,11 @@ def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
     return encode_tail(_not_null(body), headers)
 
 
-class CalendarRow(NamedTuple):
-    """What places one row. due: as for a script, None for a row with a wall time."""
-
-    due: str | None
-    at_local: datetime | str | None
-    tz: str | None
-    window: str | None
-    headers: Mapping[str, str]
-
-
-class PlacedRow(NamedTuple):
-    """Due time for a script, the same before its move into a window, and encoded headers."""
-
-    due: str
-    asked: str
-    headers: bytes
-
-
-def row_headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
-    """The encoded headers of a row that this module does not place. Raises InvalidMessage."""
+def _row_headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
+    """The encoded headers of a row that no calendar places. Raises InvalidMessage."""
     if not pairs:
         return b"0000"
     headers = dict(sorted(pairs, key=itemgetter(0)))
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER])
     return encode_headers(headers)
-
-
-REFUSED = PlacedRow("0", "0", b"0000")
-"""Stands for a row that cannot be placed."""
-
-
-class Placing:
-    """Places the rows of one batch; equal rows without headers are placed once."""
-
-    def __init__(self, *, is_local: bool) -> None:
-        self._is_local = is_local
-        self._now_ms = clock_ms()
-        self._known: dict[CalendarRow, PlacedRow] = {}
-
-    def rows(
-        self,
-        dues: Sequence[str | None],
-        columns: Mapping[str, Sequence[Any]],
-        headers: Sequence[Sequence[tuple[str, str]] | None],
-    ) -> list[CalendarRow]:
-        """The rows to place, from their columns; a missing column is null in every row."""
-        nothing: list[None] = [None] * len(dues)
-        named = (columns.get(name, nothing) for name in ("at_local", "tz", "window"))
-        given = [dict(sorted(pairs)) if pairs else {} for pairs in headers] or [{}] * len(dues)
-        return [CalendarRow(*row) for row in zip(dues, *named, given, strict=True)]
-
-    def place(self, row: CalendarRow) -> PlacedRow:
-        """Choose a row's due time. Raises InvalidMessage."""
-        if row.headers:
-            return self._placed(row)
-        key = row._replace(headers=None)  # type: ignore[arg-type]  # a key only
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._placed(row)
-        return found
-
-    def _placed(self, row: CalendarRow) -> PlacedRow:
-        if self._is_local and row.at_local is None:
-            raise InvalidMessage("value is null")
-        options = {"at_local": row.at_local, "window": row.window, "headers": row.headers}
-        made = place(options, row.due, row.tz, self._now_ms)
-        # A wall time is in the headers. Its instant depends on the machine's time zone data.
-        asked = row.due if row.due is not None else ""
-        return PlacedRow(made.due, asked, encode_headers(made.headers))

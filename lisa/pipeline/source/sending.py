@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,6 +24,7 @@ from lisa.core.transitions.topic import Configure
 from lisa.pipeline.server import Server
 from lisa.pipeline.source.identity import Tokens
 from lisa.pipeline.source.outcome import Refused, TaskResult
+from lisa.pipeline.source.rows import MessageColumns
 from lisa.producer.calls import fitting
 
 REGISTER_EVERY_S = 20.0
@@ -62,29 +62,6 @@ class WriteOptions:
     has_local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SendPart:
-    """Messages of one topic, as columns; `numbers` are their row numbers in the Arrow batch."""
-
-    numbers: Sequence[int]
-    ids: Sequence[str]
-    dues: Sequence[str]
-    tails: Sequence[bytes]
-    ttls_ms: Sequence[int | None]
-    policies: Sequence[str | None]
-
-    def cut(self, start: int, end: int | None = None) -> SendPart:
-        """The messages from index `start` up to but not including `end`."""
-        return self._of_each(lambda column: column[start:end])
-
-    def picked(self, positions: Sequence[int]) -> SendPart:
-        """The messages at the given indexes."""
-        return self._of_each(lambda column: [column[index] for index in positions])
-
-    def _of_each(self, select: Callable[[Sequence[Any]], Sequence[Any]]) -> SendPart:
-        return SendPart(*(select(getattr(self, field.name)) for field in fields(self)))
-
-
 class Sender:
     """Sends messages of any topics, and counts their outcomes."""
 
@@ -106,7 +83,9 @@ class Sender:
         self.batch: pa.RecordBatch | None = None
         """The Arrow batch of the messages being sent."""
 
-    def send(self, topic: str, part: SendPart) -> Iterator[tuple[SendPart, Sequence[Sent]]]:
+    def send(
+        self, topic: str, part: MessageColumns
+    ) -> Iterator[tuple[MessageColumns, Sequence[Sent]]]:
         """Send messages of one topic; yields sent messages and their outcomes, call by call.
 
         Refused messages are recorded, not yielded. Raises LisaError if the server does not answer
@@ -158,7 +137,7 @@ class Sender:
             self._tokens[topic] = Tokens(*self._about, topic)
         self._registered[topic] = now
 
-    def _without_large(self, topic: str, part: SendPart) -> SendPart:
+    def _without_large(self, topic: str, part: MessageColumns) -> MessageColumns:
         """Refuse bodies above the topic's limit before sending them."""
         limit, before_headers = self._largest[topic], HEAD_BYTES - 10
         longest = limit + before_headers
@@ -178,8 +157,8 @@ class Sender:
         return part.picked(kept)
 
     def _call(
-        self, topic: str, token: str, part: SendPart
-    ) -> Iterator[tuple[SendPart, list[Sent]]]:
+        self, topic: str, token: str, part: MessageColumns
+    ) -> Iterator[tuple[MessageColumns, list[Sent]]]:
         """Send one call; split it if some of its messages are rejected."""
         left, size = part, len(part.ids)
         while left.ids:
@@ -202,7 +181,7 @@ class Sender:
             yield one, outcomes
             left = left.cut(size)
 
-    def _patient(self, topic: str, token: str, part: SendPart) -> list[Sent]:
+    def _patient(self, topic: str, token: str, part: MessageColumns) -> list[Sent]:
         """Send one script call, waiting for space in a full topic.
 
         The total time of waiting is bounded by `patience`, over all calls.
@@ -237,11 +216,11 @@ class Sender:
                     raise
                 time.sleep(backoff.take(left))
 
-    def _refuse_all(self, topic: str, part: SendPart, error: LisaError) -> None:
+    def _refuse_all(self, topic: str, part: MessageColumns, error: LisaError) -> None:
         for number, one in zip(part.numbers, part.ids, strict=True):
             self.refuse(topic, number, one, str(error))
 
-    def _count(self, topic: str, part: SendPart, outcomes: Sequence[Sent]) -> None:
+    def _count(self, topic: str, part: MessageColumns, outcomes: Sequence[Sent]) -> None:
         counts = self._result.counts(topic)
         counts.accepted += outcomes.count(Sent.ACCEPTED)
         counts.duplicate += outcomes.count(Sent.DUPLICATE)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import check_topic
 from lisa.core.model.options import PRODUCER_RETRY_TIME
-from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
 from lisa.pipeline.server import Server
@@ -46,7 +46,7 @@ from lisa.pipeline.source.outcome import (
     write_unwritten,
 )
 from lisa.pipeline.source.rows import MessageColumns, read_rows
-from lisa.pipeline.source.sending import Sender, SendPart, WriteOptions
+from lisa.pipeline.source.sending import Sender, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
@@ -238,29 +238,25 @@ class Task:
 
     def _send(self, rows: MessageColumns) -> None:
         for row, reason in sorted(rows.refused.items()):
-            topic = self._options.topic or (rows.topics or ())[row]
+            topic = self._options.topic or rows.topics[row]
             self._sender.refuse(topic, row, rows.ids[row] if rows.ids else None, reason)
-        numbers, rows = rows.good()
-        ids = (rows.ids or ()) if self._identity is None else self._identity.ids(rows)
-        whole = SendPart(numbers, ids, rows.dues, rows.tails, rows.ttls_ms, rows.policies)
-        for topic, part in self._by_topic(rows.topics, whole):
+        rows = rows.good()
+        if self._identity is not None:
+            rows = replace(rows, ids=self._identity.ids(rows))
+        for topic, part in self._by_topic(rows):
             for sent, outcomes in self._sender.send(topic, part):
                 if self._identity is not None and not self._options.together:
                     self._remember(topic, sent, outcomes)
 
-    def _by_topic(
-        self, topics: Sequence[str] | None, whole: SendPart
-    ) -> Iterator[tuple[str, SendPart]]:
-        if topics is None:
-            yield self._options.topic or "", whole
+    def _by_topic(self, rows: MessageColumns) -> Iterator[tuple[str, MessageColumns]]:
+        if self._options.topic is not None:
+            yield self._options.topic, rows
             return
-        positions: dict[str, list[int]] = defaultdict(list)
-        for index, topic in enumerate(topics):
-            positions[topic].append(index)
-        for topic, some in positions.items():
-            yield topic, whole.picked(some)
+        positions_of = grouped((topic, index) for index, topic in enumerate(rows.topics))
+        for topic, positions in positions_of.items():
+            yield topic, rows.picked(positions)
 
-    def _remember(self, topic: str, part: SendPart, outcomes: Sequence[Sent]) -> None:
+    def _remember(self, topic: str, part: MessageColumns, outcomes: Sequence[Sent]) -> None:
         """Keep the digests of all rows, and the rows that were answered as duplicates.
 
         If another task has equal rows, the duplicates are sent again with other ordinals.
@@ -361,7 +357,9 @@ def _send(
     # Each of these rows was counted as a duplicate before.
     whole.counts(topic).duplicate -= len(rows)
     ids, dues, tails, ttls_ms, policies = zip(*rows, strict=True)
-    for _ in sender.send(topic, SendPart(range(len(ids)), ids, dues, tails, ttls_ms, policies)):
+    for _ in sender.send(
+        topic, MessageColumns(range(len(ids)), ids, dues, tails, ttls_ms, policies)
+    ):
         pass
 
 
