@@ -90,7 +90,7 @@ def archive(
 
     Exit code 1 if the journal has a gap; the message names it.
     """
-    where, connection = str(source.where), shared.connection()
+    where, server = str(source.where), shared.server()
     if source.is_database and checkpoint is None and not compact_only:
         raise click.UsageError("an archive in a database needs --checkpoint DIR")
     if compact_only and source.is_database:
@@ -113,7 +113,8 @@ def archive(
             properties=source.properties,
             stop=stop,
             progress=_print_batch_as_json if shared.json else _print_batch,
-            **connection,
+            url=server.url,
+            prefix=server.prefix,
             **options,
         )
     _print_result(done, as_json=shared.json)

@@ -59,15 +59,14 @@ def audit(
     Exit code 1 if a message is missing.
     """
     start, end = period(start, end, until="--to")
-    connection = shared.connection()
+    server = shared.server()
     with shared.session("audit", source) as spark:
         from lisa.pipeline.jobs.audit import audit as run_job
-        from lisa.pipeline.server import Server
 
         result = run_job(
             spark,
             lambda: source.open(spark),
-            None if offline else Server(**connection),
+            None if offline else server,
             topics=topics or None,
             start=start,
             end=end,

@@ -38,17 +38,16 @@ def erase(
 
     Exit code 1 if the journal has events of these messages that are not archived yet.
     """
-    connection = shared.connection()
+    server = shared.server()
     with shared.session("erase", source) as spark:
         from lisa.pipeline.jobs.deletion import erase as run_job
-        from lisa.pipeline.server import Server
 
         done = run_job(
             spark,
             str(source.where),
             ids,
             topics=topics or None,
-            server=None if offline else Server(**connection),
+            server=None if offline else server,
             properties=source.properties,
         )
     if shared.json:

@@ -62,16 +62,15 @@ def restore(
 
     Exit code 1 if an archived message could not be restored.
     """
-    connection = shared.connection()
+    server = shared.server()
     to = report or f"restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3]
     with shared.session("restore", source) as spark:
         from lisa.pipeline.jobs.restore import restore as run_job
-        from lisa.pipeline.server import Server
 
         result = run_job(
             spark,
             source.open(spark),
-            Server(**connection),
+            server,
             to,
             topics=topics or None,
             ids=ids or None,

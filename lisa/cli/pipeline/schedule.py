@@ -164,7 +164,7 @@ def schedule(
         raise click.UsageError("give --topic or --topic-column, not both")
     if sum(options[name] is not None for name in ("due", "delay", "at_local")) > 1:
         raise click.UsageError("give one of --due, --delay and --at-local")
-    connection = shared.connection()
+    server = shared.server()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
     with shared.session("schedule") as spark, _progress_bar() as progress:
@@ -173,7 +173,14 @@ def schedule(
 
         found = read(spark, source, kind, read_option, schema)
         rows = as_messages(found, columns, all_to=topic)
-        done = run_job(rows, topic=topic, progress=progress, **connection, **options)
+        done = run_job(
+            rows,
+            topic=topic,
+            progress=progress,
+            url=server.url,
+            prefix=server.prefix,
+            **options,
+        )
     _print_result(done, options["refused"], as_json=shared.json)
     if TIMES.isdisjoint(rows.columns) and not shared.json:
         click.echo("lisa: no column and no option gives a time: all rows are due now", err=True)

@@ -86,16 +86,15 @@ def search(
         raise click.UsageError("nothing to search: add --archive, or remove --no-live")
     for topic in conditions["topics"]:
         check_topic(topic)
-    connection = shared.connection()
+    server = shared.server()
     with shared.session("search", source) as spark:
         from lisa.pipeline.jobs.search import search as run_job
-        from lisa.pipeline.server import Server
 
         found = run_job(
             spark,
             _query(**conditions),
             archive=source.open(spark) if source else None,
-            server=Server(**connection) if live else None,
+            server=server if live else None,
         )
         shown = found if out is None else _written(found, out, form)
         some = _in_ms(shown.limit(limit + 1)).collect()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, tzinfo
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from lisa.pipeline.archive import Archive
     from lisa.pipeline.jobs.windows import Window
+    from lisa.pipeline.server import Server
 
 topic_option = click.option(
     "--topic", "topics", multiple=True, help="Only this topic; may be repeated."
@@ -36,13 +37,6 @@ id_option = click.option("--id", "ids", multiple=True, help="Only this message; 
 F = TypeVar("F", bound=Callable[..., Any])
 
 EVERY_S = 5.0
-
-
-class ServerOptions(TypedDict):
-    """The server, as options of the data source and arguments of the jobs."""
-
-    url: str
-    prefix: str
 
 
 def _silence_query_errors() -> None:
@@ -104,18 +98,16 @@ class JobOptions:
                 lines.spark = None
                 spark.stop()
 
-    def connection(self) -> ServerOptions:
-        """The data source's options `url` and `prefix`, from the command line and environment.
+    def server(self) -> Server:
+        """The server that the command line or the environment names.
 
-        Raises ConfigError if a URL cannot express the server's settings: Spark's workers receive
-        only a URL.
+        Raises ConfigError if a URL cannot express its settings: Spark's workers receive only a URL.
         """
-        address, prefix = self.chosen.server()
-        if "?" in address.url or address.options or address.username or address.password:
-            from lisa.pipeline.source.options import as_url
+        from lisa.pipeline.server import Server
+        from lisa.pipeline.source.options import as_url
 
-            return {"url": as_url(address), "prefix": prefix}
-        return {"url": address.url, "prefix": prefix}
+        address, prefix = self.chosen.server()
+        return Server(as_url(address), prefix)
 
     def show_stage(self, description: str) -> None:
         """Print the current stage to stderr; print nothing with --json."""
