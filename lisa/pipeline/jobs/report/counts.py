@@ -69,7 +69,8 @@ ERROR = 2 ** (0.5 / OCTAVE) - 1
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
-_SHOWN = {*COUNTED, "late"}
+TimeCounts = tuple[str, int, dict[str, int]]
+"""Topic, epoch seconds of the start of a time, and counts by COUNTED."""
 
 WEEK_S = 7 * 86_400
 
@@ -268,25 +269,10 @@ class Percentiles:
     max: int
 
 
-@dataclass(frozen=True, slots=True)
-class EventTally:
-    """Counts of events.
-
-    events: number of all events. first_us, last_us: epoch microseconds, None without events.
-    hours: (topic, epoch seconds of the hour, counts by COUNTED), ordered by hour and topic.
-    parts: the same for parts of an hour, see `cells.log_cells`.
-    attempts: (topic, attempt that succeeded, messages); each group counts separately.
-    capacities: topic -> messages handled in the best hour, 95th percentile of busy hours, number
-        of busy hours; of the topic's slowest group.
-    """
-
-    events: int
-    first_us: int | None
-    last_us: int | None
-    hours: list[tuple[str, int, dict[str, int]]]
-    parts: list[tuple[str, int, dict[str, int]]]
-    attempts: list[tuple[str, int, int]]
-    capacities: dict[str, tuple[int, int, int]]
+def by_p99(parts: Mapping[tuple[Any, ...], Percentiles]) -> list[tuple[str, Percentiles]]:
+    """The topics of `percentiles` with theirs, highest p99 first."""
+    found = [(str(part[1]), one) for part, one in parts.items() if part[0] == ("topic",)]
+    return sorted(found, key=lambda one: (-one[1].p99, one[0]))
 
 
 @contextmanager
@@ -299,71 +285,43 @@ def cached(frame: DataFrame) -> Iterator[DataFrame]:
         frame.unpersist()
 
 
-def tally(cells: DataFrame) -> EventTally:
-    """Everything except percentiles and reasons, with one query."""
-    plain = cells.where("what != 'gap'").groupBy(
-        "topic",
-        "hour",
-        "part",
-        "what",
-        "group",
-        sf.when(sf.col("what") == "handled", sf.col("number")).alias("attempt"),
-    )
-    found = plain.agg(sf.sum("n"), sf.min("first"), sf.max("last")).toArrow()
-    hours: dict[tuple[int, str], dict[str, int]] = {}
-    parts: dict[tuple[int, str], dict[str, int]] = {}
-    attempts: dict[tuple[str, int], int] = {}
-    groups: dict[tuple[str, str | None], dict[int, int]] = {}
-    events, first_us, last_us = 0, None, None
-    for batch in found.to_batches(max_chunksize=10_000):
-        for topic, hour, part, what, group, attempt, n, first, last in zip(
-            *(column.to_pylist() for column in batch.columns), strict=True
-        ):
-            events += n
-            first_us = first if first_us is None else min(first, first_us)
-            last_us = last if last_us is None else max(last, last_us)
-            if what not in _SHOWN:
-                continue
-            for found_in, at in ((hours, hour), (parts, part)):
-                counts = found_in.setdefault((at, topic), dict.fromkeys(COUNTED, 0))
-                if what in counts:
-                    counts[what] += n
-            if what == "handled":
-                key = (topic, attempt or 1)
-                attempts[key] = attempts.get(key, 0) + n
-                by_hour = groups.setdefault((topic, group), {})
-                by_hour[hour] = by_hour.get(hour, 0) + n
-    return EventTally(
-        events=events,
-        first_us=first_us,
-        last_us=last_us,
-        hours=[(topic, hour, counts) for (hour, topic), counts in sorted(hours.items())],
-        parts=[(topic, part, counts) for (part, topic), counts in sorted(parts.items())],
-        attempts=[(*key, n) for key, n in sorted(attempts.items())],
-        capacities=_capacities(groups),
-    )
+def by_time(cells: DataFrame, time: str) -> list[TimeCounts]:
+    """The counts of each topic and `hour` or `part`, ordered by time and topic."""
+    shown = cells.where(sf.col("what").isin(*COUNTED, "late")).groupBy(time, "topic")
+    counts = shown.pivot("what", [*COUNTED]).agg(sf.sum("n")).na.fill(0)
+    return [
+        (topic, at, dict(zip(COUNTED, own, strict=True)))
+        for at, topic, *own in counts.orderBy(time, "topic").collect()
+    ]
 
 
-def _capacities(
-    groups: Mapping[tuple[str, str | None], Mapping[int, int]],
-) -> dict[str, tuple[int, int, int]]:
-    """Topic -> capacity of its slowest group, the one with the lowest best hour."""
-    found: dict[str, tuple[int, int, int]] = {}
-    for (topic, _), by_hour in groups.items():
-        ranked = sorted(by_hour.values())
-        p95 = ranked[-(-95 * len(ranked) // 100) - 1]
-        now = (ranked[-1], p95, len(ranked))
-        found[topic] = min(found.get(topic, now), now)
-    return found
+def attempts(cells: DataFrame) -> list[tuple[str, int, int]]:
+    """(topic, attempt that succeeded, messages); each group counts separately."""
+    attempt = sf.greatest("number", sf.lit(1)).alias("attempt")
+    handled = cells.where("what = 'handled'").groupBy("topic", attempt).agg(sf.sum("n"))
+    return [tuple(row) for row in handled.orderBy("topic", "attempt").collect()]
 
 
-def reasons(cells: DataFrame, most: int, found: EventTally) -> list[tuple[str, str, int]]:
+def capacities(cells: DataFrame) -> dict[str, tuple[int, int, int]]:
+    """Topic -> messages in its best hour, 95th percentile of busy hours, their number.
+
+    Those of its slowest group, the one with the lowest best hour.
+    """
+    hours = cells.where("what = 'handled'").groupBy("topic", "group", "hour")
+    groups = hours.agg(sf.sum("n").alias("n")).groupBy("topic", "group")
+    p95 = sf.expr("percentile_disc(0.95) WITHIN GROUP (ORDER BY n)").cast("long")
+    own = groups.agg(sf.struct(sf.max("n"), p95, sf.count("*")).alias("own"))
+    slowest = own.groupBy("topic").agg(sf.min("own"))
+    return {topic: tuple(found) for topic, found in slowest.collect()}
+
+
+def reasons(cells: DataFrame, most: int, hours: Sequence[TimeCounts]) -> list[tuple[str, str, int]]:
     """(topic, reason, messages): the `most` most frequent pairs over all topics.
 
     All other reasons of a topic are combined under the empty reason.
     """
     rest: dict[str, int] = {}
-    for topic, _, counts in found.hours:
+    for topic, _, counts in hours:
         rest[topic] = rest.get(topic, 0) + counts["garbage"]
     if not any(rest.values()):
         return []
@@ -471,12 +429,12 @@ class Weeks:
         return self.lateness.get(key)
 
 
-def weeks_of(cells: DataFrame, found: EventTally) -> Weeks | None:
+def weeks_of(
+    cells: DataFrame, hours: Sequence[TimeCounts], first_s: int, last_s: int
+) -> Weeks | None:
     """The two weeks up to the end of the hour of the last event; None with less than two weeks."""
-    hours = found.hours
-    if not hours or found.first_us is None or found.last_us is None:
+    if not hours:
         return None
-    first_s, last_s = found.first_us // 1_000_000, found.last_us // 1_000_000
     shift = hours[0][1] % 3_600
     end = (last_s - shift) // 3_600 * 3_600 + shift + 3_600
     begin, middle = end - 2 * WEEK_S, end - WEEK_S

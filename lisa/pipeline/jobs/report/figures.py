@@ -20,11 +20,14 @@ from lisa.core.model.clock import EPOCH, datetime_ms
 from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.jobs.report.counts import (
     HOUR_S,
-    EventTally,
     Percentiles,
     Span,
+    TimeCounts,
     Weeks,
+    attempts,
+    by_time,
     cached,
+    capacities,
     full_hour_shift,
     histogram,
     log_cells,
@@ -32,7 +35,6 @@ from lisa.pipeline.jobs.report.counts import (
     percentiles,
     reasons,
     span_of,
-    tally,
     weeks_of,
 )
 from lisa.pipeline.jobs.windows import JobScope
@@ -172,8 +174,8 @@ class Figures:
     last: datetime | None
     now: datetime | None
     span: Span | None
-    hours: Sequence[tuple[str, int, Mapping[str, int]]]
-    parts: Sequence[tuple[str, int, Mapping[str, int]]]
+    hours: Sequence[TimeCounts]
+    parts: Sequence[TimeCounts]
     weeks: Weeks | None
     lateness: Mapping[tuple[Any, ...], Percentiles]
     histogram: Mapping[int, int]
@@ -223,6 +225,16 @@ class Figures:
                 sums[self.span.index(at)] += counts[what]
         return sums
 
+    def garbage_by_reason(self, most: int) -> dict[str, int]:
+        """Reason -> messages: the `most` most frequent ones, and the others under an empty one."""
+        sums: Counter[str] = Counter()
+        for _, reason, n in self.reasons:
+            sums[reason] += n
+        other = sums.pop("", 0)
+        ranked = sums.most_common()
+        other += sum(n for _, n in ranked[most:])
+        return dict(ranked[:most]) | ({"": other} if other else {})
+
     def late(self, topic: str | None = None) -> Percentiles | None:
         """Lateness of one topic, or of all topics; None without deliveries."""
         return self.lateness.get(((),) if topic is None else (("topic",), topic))
@@ -243,39 +255,40 @@ def gather(
     """
     slo_us = slo // timedelta(microseconds=1)
     with ExitStack() as kept:
-        cells, found, span = _counted(_log_in(log, asked), asked, zone, slo_us, kept)
+        cells, (events, first_us, last_us), span = _counted(
+            _log_in(log, asked), asked, zone, slo_us, kept
+        )
         rows = message_cells(
             selected(messages, asked.topics or None), _micros(asked.start), _micros(asked.end)
         )
         lives = kept.enter_context(cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
-        newest_us = max(changed_us or 0, found.last_us or 0)
+        newest_us = max(changed_us or 0, last_us)
         sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
-        wanted = demands(lives, newest_us // 1_000_000)
+        wanted, hours = demands(lives, newest_us // 1_000_000), by_time(cells, "hour")
+        known = capacities(cells)
         return Figures(
             asked=asked,
             zone=zone,
             slo_us=slo_us,
-            events=found.events,
-            first=_moment(found.first_us),
-            last=_moment(found.last_us),
-            now=_moment(newest_us or None),
+            events=events,
+            first=_moment(first_us),
+            last=_moment(last_us),
+            now=_moment(newest_us),
             span=span,
-            hours=found.hours,
-            parts=found.parts,
-            weeks=weeks_of(cells, found),
+            hours=hours,
+            parts=by_time(cells, "part"),
+            weeks=weeks_of(cells, hours, first_us // 1_000_000, last_us // 1_000_000),
             lateness={} if span is None else percentiles(cells, "late", sets, span),
             histogram=histogram(cells),
             handling=percentiles(lives, "handling", [("topic",), ()]),
-            attempts=found.attempts,
-            reasons=reasons(cells, REASONS, found),
-            capacities=found.capacities,
+            attempts=attempts(cells),
+            reasons=reasons(cells, REASONS, hours),
+            capacities=known,
             demands=wanted,
-            crossings=_crossings(wanted, found.capacities),
+            crossings=_crossings(wanted, known),
             unknown=[
-                topic
-                for topic, demand in wanted.items()
-                if topic not in found.capacities and demand.total
+                topic for topic, demand in wanted.items() if topic not in known and demand.total
             ],
             gaps=gaps,
         )
@@ -295,18 +308,19 @@ def _log_in(log: DataFrame, asked: JobScope) -> DataFrame:
 
 def _counted(
     log: DataFrame, asked: JobScope, zone: tzinfo, slo_us: int, kept: ExitStack
-) -> tuple[DataFrame, EventTally, Span | None]:
-    """The cells of the log, what they count, and the steps of the time axis."""
+) -> tuple[DataFrame, tuple[int, int, int], Span | None]:
+    """The cells of the log; events, and the times of the first and last; the time axis's steps."""
     near = asked.start or asked.end or datetime.now(UTC)
     shift_s, part_s = full_hour_shift(zone, int(near.timestamp())), HOUR_S
     while True:
         cells = kept.enter_context(cached(log_cells(log, shift_s, slo_us, part_s)))
-        found = tally(cells)
-        if found.first_us is None or found.last_us is None:
-            return cells, found, None
-        span = span_of(found.first_us // 1_000_000, found.last_us // 1_000_000, zone, shift_s)
+        counted = cells.where("what != 'gap'").agg(sf.sum("n"), sf.min("first"), sf.max("last"))
+        [(events, first_us, last_us)] = counted.collect()
+        if not events:
+            return cells, (0, 0, 0), None
+        span = span_of(first_us // 1_000_000, last_us // 1_000_000, zone, shift_s)
         if span.part_s >= part_s:
-            return cells, found, span
+            return cells, (events, first_us, last_us), span
         part_s = span.part_s
 
 
@@ -327,5 +341,5 @@ def _micros(moment: datetime | None) -> int | None:
     return None if moment is None else datetime_ms(moment) * 1_000
 
 
-def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else EPOCH + timedelta(microseconds=micros)
+def _moment(micros: int) -> datetime | None:
+    return EPOCH + timedelta(microseconds=micros) if micros else None

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lisa.core.model.extras import requires
-from lisa.pipeline.jobs.report.counts import COUNTED, Percentiles
+from lisa.pipeline.jobs.report.counts import COUNTED, Percentiles, by_p99
 from lisa.pipeline.jobs.report.figures import DAYS, HOURS, MINUTES, Crossing, Figures, backlog
 from lisa.pipeline.jobs.report.formatting import clipped, count, length
 
@@ -237,20 +237,14 @@ def _attempts(figures: Figures) -> Plot:
 
 def _reasons(figures: Figures) -> Plot:
     """Garbage by reason."""
-    sums: dict[str, int] = {}
-    for _, reason, n in figures.reasons:
-        sums[reason] = sums.get(reason, 0) + n
-    other = sums.pop("", 0)
-    ranked = sorted(sums.items(), key=lambda one: -one[1])
-    other += sum(n for _, n in ranked[MOST_BARS:])
-    bars = ranked[:MOST_BARS] + ([("all others", other)] if other else [])
+    found = figures.garbage_by_reason(MOST_BARS)
+    bars = [(reason or "all others", n) for reason, n in found.items()]
     return _bars("Garbage by reason", bars, "messages", "garbage", count)
 
 
 def _slowest(title: str, parts: Mapping[tuple[Any, ...], Percentiles], unit: str, hue: str) -> Plot:
     """The topics with the highest p99."""
-    values = [(part[1], one.p99) for part, one in parts.items() if part[0] == ("topic",)]
-    ranked = sorted(values, key=lambda one: -one[1])[:MOST_BARS]
+    ranked = [(topic, one.p99) for topic, one in by_p99(parts)[:MOST_BARS]]
     return _bars(title, ranked, unit, hue, length, scale=1e-6)
 
 

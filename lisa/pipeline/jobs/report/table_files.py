@@ -17,28 +17,6 @@ from lisa.pipeline.source import files
 
 _LATE = ("hand_overs", "early", "within_slo", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
-TABLES = {
-    "hourly": ("topic", "hour", "hour_local", *COUNTED, *_LATE),
-    "topics": ("topic", *COUNTED, "best_hour", "p95_hour", "busy_hours"),
-    "lateness": ("topic", *_LATE),
-    "lateness_trend": ("topic", "from", "to", *_LATE),
-    "handling": ("topic", "messages", "p50_us", "p90_us", "p99_us", "p999_us", "max_us"),
-    "attempts": ("topic", "attempt", "messages"),
-    "garbage": ("topic", "reason", "messages"),
-    "due": ("topic", "unit", "from", "messages"),
-    "falling_behind": (
-        "topic",
-        "from",
-        "load",
-        "capacity",
-        "most_left_over",
-        "most_at",
-        "drained_at",
-    ),
-    "gaps": tuple(field.name for field in fields(ArchiveGap)),
-}
-"""Table -> its columns. A null topic means all topics together."""
-
 _TEXTS = {"topic", "hour_local", "reason", "unit", "after_id", "to_id", "shard"}
 _TIMES = {"hour", "from", "to", "most_at", "drained_at", "at"}
 """The columns of other types than integer."""
@@ -59,9 +37,9 @@ def write_tables(figures: Figures, to: str) -> tuple[str, ...]:
     Raises ConfigError if a file cannot be written.
     """
     written = []
-    for name, columns in TABLES.items():
+    for name, (columns, rows_of) in TABLES.items():
         schema = pa.schema([(column, _type_of(column)) for column in columns])
-        rows = [dict(zip(columns, row, strict=True)) for row in _ROWS[name](figures)]
+        rows = [dict(zip(columns, row, strict=True)) for row in rows_of(figures)]
         table = pa.Table.from_pylist(rows, schema=schema)
         for kind, write in (("parquet", parquet.write_table), ("csv", csv.write_csv)):
             content = pa.BufferOutputStream()
@@ -140,15 +118,22 @@ def _falling_behind(figures: Figures) -> Iterator[Row]:
         )
 
 
-_ROWS: dict[str, Callable[[Figures], Iterable[Row]]] = {
-    "hourly": _hourly,
-    "topics": _topics,
-    "lateness": _lateness,
-    "lateness_trend": _trend,
-    "handling": _handling,
-    "attempts": lambda figures: figures.attempts,
-    "garbage": lambda figures: figures.reasons,
-    "due": _due,
-    "falling_behind": _falling_behind,
-    "gaps": lambda figures: [astuple(gap) for gap in figures.gaps],
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Figures], Iterable[Row]]]] = {
+    "hourly": (("topic", "hour", "hour_local", *COUNTED, *_LATE), _hourly),
+    "topics": (("topic", *COUNTED, "best_hour", "p95_hour", "busy_hours"), _topics),
+    "lateness": (("topic", *_LATE), _lateness),
+    "lateness_trend": (("topic", "from", "to", *_LATE), _trend),
+    "handling": (("topic", "messages", *_LATE[3:]), _handling),
+    "attempts": (("topic", "attempt", "messages"), lambda figures: figures.attempts),
+    "garbage": (("topic", "reason", "messages"), lambda figures: figures.reasons),
+    "due": (("topic", "unit", "from", "messages"), _due),
+    "falling_behind": (
+        ("topic", "from", "load", "capacity", "most_left_over", "most_at", "drained_at"),
+        _falling_behind,
+    ),
+    "gaps": (
+        tuple(field.name for field in fields(ArchiveGap)),
+        lambda figures: [astuple(gap) for gap in figures.gaps],
+    ),
 }
+"""Table -> its columns, and their rows. A null topic means all topics together."""
