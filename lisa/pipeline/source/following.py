@@ -1,7 +1,7 @@
 """Finds the unread events of journals, and gaps in them, and reads them, in calls of bounded cost.
 
 A topic has one journal, a sharded topic one per shard; each is followed separately. Positions
-between two known events are found by interpolating event numbers, reading one event at a time.
+between two known events are found by bisection, reading one event at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from lisa.core.store.store import SyncStore
 
-_PROBES = 200  # every third probe halves the distance, and 63 halvings are always enough
 OLDER = "the server came back empty or older than what was read"
 TRIMMED = "they were trimmed, or lost by the server, before they were read"
 
@@ -158,45 +157,35 @@ def mark_at(
 ) -> Flow[Mark]:
     """The position after an event with number `wanted`, or up to `slack` less.
 
-    between: positions before and after that event. Uses interpolation search by event time.
+    between: positions before and after that event. Halves the time between them, and then the
+    sequence numbers within a millisecond.
     """
     key = store.keys.topic(journal).events
-    low, high = between
-    low_at, high_at = low.where, high.where
-    low_number, high_number = low.number, high.number
-    best = low
-    for turn in range(_PROBES):
-        if wanted - low_number <= slack:
+    best, high = between
+    end = high.where
+    while wanted - best.number > slack:
+        middle = _middle(best.where, end, wanted - best.number)
+        if middle is None:
             break
-        guess = _between(low_at, high_at, wanted - low_number, high_number - low_number, turn)
-        if guess is None:
-            break
-        found = yield from _search(store, "XRANGE", key, "{}-{}".format(*guess), high.entry)
-        if found is not None and low_number < found.number <= wanted:
-            best, low_at, low_number = found, found.where, found.number
+        found = yield from _search(store, "XRANGE", key, "{}-{}".format(*middle), high.entry)
+        if found is not None and best.number < found.number <= wanted:
+            best = found
         else:
-            high_at = guess
-            if found is not None and wanted < found.number < high_number:
-                high_number = found.number
+            end = middle
     return best
 
 
-def _between(
-    low: tuple[int, int], high: tuple[int, int], steps: int, span: int, turn: int
-) -> tuple[int, int] | None:
-    """An entry id between `low` and `high`, estimated to be `steps` events after `low`."""
-    if low[0] == high[0]:
-        guess = low[1] + max(1, steps)  # sequence numbers within a millisecond are consecutive
-        guess = guess if guess < high[1] else (low[1] + high[1]) // 2
-        return (low[0], guess) if low[1] < guess < high[1] else None
-    width = high[0] - low[0]
-    ahead = width // 2 if turn % 3 == 2 else width * steps // max(span, 1)
-    if ahead <= 0:
-        return low[0], low[1] + max(1, steps)
-    guess_ms = min(low[0] + ahead, high[0])
-    if (guess_ms, 0) < high:
-        return guess_ms, 0
-    return (low[0] + width // 2, 0) if width > 1 else (low[0], low[1] + max(1, steps))
+def _middle(low: tuple[int, int], high: tuple[int, int], steps: int) -> tuple[int, int] | None:
+    """An entry id between two others, at most `steps` behind the lower one within its millisecond.
+
+    None if there is none: sequence numbers within a millisecond are consecutive.
+    """
+    if high[0] - low[0] > 1:
+        return (low[0] + high[0]) // 2, 0
+    if high[0] > low[0]:
+        return (high[0], 0) if high[1] else (low[0], low[1] + steps)
+    ahead = min(steps, (high[1] - low[1]) // 2)
+    return (low[0], low[1] + ahead) if ahead else None
 
 
 def _search(store: Store, command: str, key: str, start: str, end: str) -> Flow[Mark | None]:
