@@ -41,7 +41,6 @@ from lisa.pipeline.jobs.message_history import (
 from lisa.pipeline.jobs.restore_tasks import (
     LIST_SCHEMA,
     PLAN_SCHEMA,
-    cancelling,
     planning,
     restoring,
     reviving,
@@ -285,8 +284,7 @@ class RestoreLists:
             "topic", "id", "token", "state", "attempts", sf.unix_millis("due").alias("due_ms")
         )
         found = ended.join(here, ["topic", "id"], "left_semi")
-        revived = found.mapInArrow(reviving(self._server), LIST_SCHEMA)
-        return revived.mapInArrow(cancelling(self._server), LIST_SCHEMA) if settle else revived
+        return found.mapInArrow(reviving(self._server, settle=settle), LIST_SCHEMA)
 
 
 def _unsettled(lives: DataFrame) -> DataFrame:

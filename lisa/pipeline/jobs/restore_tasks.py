@@ -1,7 +1,7 @@
 """The tasks of a restore on Spark's workers: plan, query the server, restore, cancel.
 
-`planning`, `restoring`, `reviving` and `cancelling` return a task for `DataFrame.mapInArrow`;
-`judge` plans the restore of one message: its envelope, and its state in each group.
+`planning`, `restoring` and `reviving` return a task for `DataFrame.mapInArrow`; `judge` plans the
+restore of one message: its envelope, and its state in each group.
 """
 
 from __future__ import annotations
@@ -208,40 +208,24 @@ def _item(row: Row) -> RestoreItem:
     )
 
 
-def reviving(server: Server) -> Mapped:
-    """Ended lives (rows with topic, id, token, state) -> those live on the server, LIST_SCHEMA."""
+def reviving(server: Server, *, settle: bool) -> Mapped:
+    """Ended lives (rows with topic, id, token, state) -> those live on the server, LIST_SCHEMA.
 
-    def revive(store: SyncStore, topic: str, rows: list[Row]) -> Iterator[list[Row]]:
-        seen = store.drive(inspected(store, topic, [row["id"] for row in rows]))
-        yield [
-            _listed(row, "revived", f"archived as {row['state']}")
-            for row, one in zip(rows, seen, strict=True)
-            if _is_same(row, one)
-        ]
-
-    return mapped_by_topic(server, LIST_SCHEMA, revive)
-
-
-def cancelling(server: Server) -> Mapped:
-    """Cancel revived messages (LIST_SCHEMA); adds the answer of the cancel to `reason`.
-
-    Skips ids that were sent again meanwhile, because they are other messages.
+    settle: cancel them; `reason` then has the answer, too.
     """
 
-    def cancel(store: SyncStore, topic: str, rows: list[Row]) -> Iterator[list[Row]]:
+    def revive(store: SyncStore, topic: str, rows: list[Row]) -> Iterator[list[Row]]:
         store.drive(store.groups(topic))
         for some in chunks(rows, store.batch_size(topic, Cancel)):
-            yield _cancelled(store, topic, some)
+            seen = store.drive(inspected(store, topic, [row["id"] for row in some]))
+            live = [row for row, one in zip(some, seen, strict=True) if _is_same(row, one)]
+            reasons = [f"archived as {row['state']}" for row in live]
+            if settle and live:
+                said = store.call_by_id(Cancel(topic, [row["id"] for row in live]))
+                reasons = [f"{why}; now {now}" for why, now in zip(reasons, said, strict=True)]
+            yield [_listed(row, "revived", why) for row, why in zip(live, reasons, strict=True)]
 
-    return mapped_by_topic(server, LIST_SCHEMA, cancel)
-
-
-def _cancelled(store: SyncStore, topic: str, rows: Sequence[Row]) -> list[Row]:
-    seen = store.drive(inspected(store, topic, [row["id"] for row in rows]))
-    same = [row for row, one in zip(rows, seen, strict=True) if _is_same(row, one)]
-    answers = store.call_by_id(Cancel(topic, [row["id"] for row in same])) if same else []
-    said = {row["id"]: answer for row, answer in zip(same, answers, strict=True)}
-    return [row | {"reason": f"{row['reason']}; now {said.get(row['id'], 'gone')}"} for row in rows]
+    return mapped_by_topic(server, LIST_SCHEMA, revive)
 
 
 def _is_same(row: Row, seen: Inspection) -> bool:
