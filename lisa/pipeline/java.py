@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import pwd
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -79,48 +80,31 @@ def _wrapped(home: Path) -> Path:
     Spark requests the incubating vector module, which only linear algebra uses. The packaged
     runtime lacks the module and would not start; others print a warning.
     """
-    java = home / "bin" / "java"
-    if java.is_file() and java.read_bytes()[: len(_MARK)] == _MARK:
+    if home.is_relative_to(_folder()):
         return home
+    java = home / "bin" / "java"
     without = ["--add-modules=jdk.incubator.vector"]
     if java.is_relative_to(sys.prefix):  # the packaged Java is too new to have this package
         without.append("--add-opens=java.base/sun.security.action=*")
-    script = _WRAPPER.format(java=java, without=" | ".join(without))
-    name = hashlib.sha256(script.encode()).hexdigest()[:12]
-    problem: OSError | None = None
-    for folder in (Path(sys.prefix, "share", "lisa"), Path.home() / ".cache" / "lisa", None):
-        try:
-            return _written(script, (folder or _private_folder()) / f"java-{name}")
-        except OSError as error:
-            problem = error
-    raise ConfigError(
-        f"no directory for the script that starts Java can be written ({problem}): set "
-        "XDG_RUNTIME_DIR to one"
-    )
+    wrapper = Path(_folder(), hashlib.sha256(str(java).encode()).hexdigest()[:12], "bin/java")
+    if not wrapper.exists():
+        wrapper.parent.mkdir(parents=True)
+        wrapper.write_text(_WRAPPER.format(java=java, without=" | ".join(without)), "utf-8")
+        wrapper.chmod(0o700)
+    return wrapper.parent.parent
 
 
-def _private_folder() -> Path:
-    """$XDG_RUNTIME_DIR/lisa, else one below /tmp. Raises ConfigError if others may write to it."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    usual = Path(tempfile.gettempdir(), f"lisa-{os.getuid()}")
-    folder = Path(runtime, "lisa") if runtime else usual
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} must be a directory of this user with the mode 0700")
+@cache
+def _folder() -> Path:
+    """A directory of this process, removed when it ends."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="lisa-java-"))
+    except OSError as error:
+        raise ConfigError(
+            f"the script that starts Java cannot be written ({error}): set TMPDIR to a directory"
+        ) from None
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _written(script: str, home: Path) -> Path:
-    """A JAVA_HOME whose `java` is this script. Raises OSError if it cannot be written."""
-    wrapper = home / "bin" / "java"
-    if not wrapper.is_file():
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
-        fresh = wrapper.with_name(f"java.{os.getpid()}")
-        fresh.write_text(script, "utf-8")
-        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        fresh.replace(wrapper)  # atomic, for processes that start at the same time
-    return home
 
 
 _WRAPPER = """#!/bin/sh
@@ -134,4 +118,3 @@ for argument in "$@"; do
 done
 exec "{java}" "$@"
 """
-_MARK = b"#!/bin/sh\n# Made by Lisa"
