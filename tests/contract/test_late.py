@@ -10,7 +10,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.upkeep import Expire, Expired
-from lisa.pipeline.jobs.restore_tasks import judge
+from lisa.pipeline.jobs.restore import judge
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row, envelope
 

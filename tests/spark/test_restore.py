@@ -23,10 +23,9 @@ from lisa.core.model.windows.placing import LocalTime
 from lisa.core.transitions.topic import Configure
 from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import message_history, restore_tasks
+from lisa.pipeline.jobs import message_history
 from lisa.pipeline.jobs.archive import JournalRecord
-from lisa.pipeline.jobs.restore import Restoration, rebuild
-from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
+from lisa.pipeline.jobs.restore import PLAN_SCHEMA, Restoration, rebuild, restoring
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import wait_until
 from tests.spark.jobs import KEYS, Jobs
@@ -348,7 +347,7 @@ def test_a_task_repeated_after_tombstones_expired_raises(
         with monkeypatch.context() as patched:
             (first,) = task(iter([batch]))
             assert first["outcome"].to_pylist() == ["restored"]
-            patched.setattr(restore_tasks, "_attempt", lambda: 1)
+            patched.setattr("lisa.pipeline.jobs.restore._attempt", lambda: 1)
             again = task(iter([batch]))
             if late_ms:
                 with pytest.raises(LisaError, match="run restore again"):
