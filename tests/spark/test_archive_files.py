@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -39,7 +38,7 @@ from lisa.pipeline.archive.old_layout import OldArchive
 from lisa.pipeline.archive.reading import RANDOM_BITS, day_of, new_number, with_log_columns
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.table import ArchiveTable
-from lisa.pipeline.archive.writing import FileWriter, convert, hosts_without
+from lisa.pipeline.archive.writing import convert
 from lisa.pipeline.jobs.archive import check_checkpoint
 from tests.servers import least
 from tests.spark.jobs import Jobs
@@ -384,29 +383,6 @@ def test_readers_see_whole_batches_while_the_archive_is_folded_and_compacted(
     assert len(totals) == 3
     assert len(entries(log)) == len(journal.events)
     assert told(messages) == expected(journal.events)
-
-
-def test_a_local_path_with_a_cluster_is_checked(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "there").write_text("5")
-    assert hosts_without(spark, str(tmp_path / "there"), "5") == []
-    assert hosts_without(spark, str(tmp_path / "there"), "6") == [socket.gethostname()]
-    assert hosts_without(spark, str(tmp_path / "nothing"), "5") == [socket.gethostname()]
-    asked: list[str] = []
-
-    def blind(_: Any, path: str, token: str) -> list[str]:
-        assert Path(path).read_text("utf-8") == token
-        asked.append(path)
-        return ["worker-2"]
-
-    monkeypatch.setattr(writing, "hosts_without", blind)
-    FileWriter(spark, str(tmp_path / "local"))
-    assert asked == []
-    monkeypatch.setattr(writing, "is_local", lambda _: False)
-    with pytest.raises(ConfigError, match="worker-2 do not see"):
-        FileWriter(spark, str(tmp_path / "cluster"))
-    assert len(asked) == 1
 
 
 def test_a_year_of_a_hundred_topics_is_planned_within_a_second(jobs: Jobs) -> None:

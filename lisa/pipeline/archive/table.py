@@ -38,7 +38,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import utc_text
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import ConfigError
 from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def write_files(
 ) -> list[StagedFile]:
     """Write rows to a new directory of the archive; returns the files that the driver sees.
 
-    Raises LisaError if the files lack rows: the executors write to another file system, such as
+    Raises ConfigError if the files lack rows: the executors write to another file system, such as
     the disks of their own machines.
     """
     counted = Observation()
@@ -332,7 +332,7 @@ def write_files(
     files = [_staged(folder, file) for file in folder.files(path)]
     seen = sum(file.rows for file in files)
     if seen != counted.get["rows"]:
-        raise LisaError(
+        raise ConfigError(
             f"Spark's executors wrote {counted.get['rows']:,} rows to {folder.where}, and the "
             f"driver sees {seen:,} there. Nothing was committed. All machines must share this "
             "directory: use a network file system or an object store"

@@ -7,15 +7,12 @@ Another process that writes meanwhile is refused at its next commit.
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
@@ -54,7 +51,6 @@ from lisa.pipeline.archive.table import (
     write_files,
 )
 from lisa.pipeline.paths import literal
-from lisa.pipeline.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,8 +68,6 @@ TIDY_EVERY_S = 600.0
 FEW_LIVE = 200_000
 """Maximum number of live messages whose keys are sent to all executors."""
 
-_TASKS_PER_CORE = 4
-
 
 class FileWriter:
     """The only writer of an archive in files.
@@ -82,8 +76,8 @@ class FileWriter:
     topics: called at each commit.
     converting: whether an archive of the old layout may be in the directory.
 
-    Raises ConfigError if the archive has the old layout, or if Spark's executors do not share the
-    directory with the driver.
+    Raises ConfigError if the archive has the old layout; and from each method that writes if
+    Spark's executors do not share the directory with the driver.
     """
 
     def __init__(
@@ -105,7 +99,6 @@ class FileWriter:
         """The tables as of the last commit."""
         if not self.tables.state.number and not converting and is_old(self._folder):
             raise ConfigError(convert_first(where))
-        check_shared(spark, self._folder)
         self.tables.log.adapt()
         self.tables.messages.adapt()
 
@@ -451,52 +444,6 @@ def _without_known_lives(tables: Tables, rows: DataFrame) -> DataFrame:
     return rows.where(~is_unknown).unionByName(
         rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
     )
-
-
-def check_shared(spark: SparkSession, folder: Folder) -> None:
-    """Raises ConfigError if executors on other machines do not see the driver's directory.
-
-    Checks only local paths with a cluster: each task reads back a token that the driver wrote.
-    Executors that start later are not covered; the number of rows of each batch is, see
-    `writing_files`.
-    """
-    if is_local(spark) or not folder.where.startswith("file:"):
-        return
-    token, name = str(new_number()), staging(new_number())
-    folder.write(name, token)
-    try:
-        blind = hosts_without(spark, folder.url(name).removeprefix("file:"), token)
-    finally:
-        folder.delete(name)
-    if blind:
-        raise ConfigError(
-            f"the archive {folder.where} is a local path, and Spark's executors on "
-            f"{', '.join(blind)} do not see the driver's files there; use a path that all machines "
-            "share, such as an object store or a network file system"
-        )
-
-
-def is_local(spark: SparkSession) -> bool:
-    """Whether Spark's tasks run in the driver's own process."""
-    master = spark.conf.get("spark.master", "") or ""
-    return master == "local" or master.startswith("local[")
-
-
-def hosts_without(spark: SparkSession, path: str, token: str) -> list[str]:
-    """The hosts whose executors do not find `token` in the file, sorted."""
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            try:
-                found = Path(path).read_text("utf-8")
-            except OSError:
-                found = ""
-            if found != token:
-                yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()]})
-
-    tasks = parallelism(spark) * _TASKS_PER_CORE
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string")
-    return sorted({row["host"] for row in rows.collect()})
 
 
 def convert(spark: SparkSession, where: str) -> int:
