@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lisa.cli.options import duration, moment
-from lisa.cli.output import console, print_json, print_table
+from lisa.cli.output import print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
@@ -71,10 +71,7 @@ def report(
     """
     asked_zone = parse_zone(zone)
     start, end = period(start, end, until="--until", zone=asked_zone)
-    with (
-        console(err=True).status("starting Spark") as status,
-        shared.session("report", source) as spark,
-    ):
+    with shared.session("report", source) as spark:
         from lisa.pipeline.jobs.message_history import topics_in
         from lisa.pipeline.jobs.report import report as run_job
 
@@ -90,7 +87,7 @@ def report(
             end=end,
             zone=asked_zone,
             slo=slo,
-            stage=status.update,
+            stage=shared.show_stage,
         )
     if shared.json:
         print_json(found)
