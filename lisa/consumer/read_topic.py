@@ -117,7 +117,7 @@ class ReadTopic:
         return self.sub.state == "running" and not self.lost.are_possible
 
     def rest(self, seconds: float) -> None:
-        """Do not read the topic for so long."""
+        """Skip the topic for some seconds."""
         self.rests_until = time.monotonic() + seconds
 
     def fail(self, error: BaseException) -> None:

@@ -54,7 +54,7 @@ CHANGES_S = 0.1
 """How often a reader checks whether its topics should be read by others."""
 
 NEXT_LOOK_S = 0.005
-"""How long to read other topics, or to pause, while a topic has as many messages as it may."""
+"""How soon a topic that holds as many messages as allowed is checked again."""
 
 INTERRUPTS = 20
 """Attempts to end a read, 1 ms apart: one that arrives just before the read has no effect."""

@@ -191,7 +191,7 @@ class Settler:
     subscriptions: returns the subscriptions to flush.
     has_nodes: whether the server is a cluster. Then each subscription is flushed on a separate
         thread, so that a hanging node does not delay the others.
-    watch: is told about each call.
+    watch: reports each call to middleware.
     settled: called after deliveries of a subscription were settled.
     """
 

@@ -53,7 +53,7 @@ class AheadBytes:
         self._at_most += total
 
     def are_full(self) -> bool:
-        """Whether the readers hold `AHEAD_BYTES`. Counts once for so many bytes."""
+        """Whether the readers hold `AHEAD_BYTES`. Counts again after that many more."""
         if self._at_most < AHEAD_BYTES:
             return False
         self._at_most = self._count()
@@ -80,7 +80,7 @@ class Pace:
     def ahead(self, handlers: int) -> int:
         """The number of messages that `handlers` finish in 50 ms, within the limits.
 
-        0 before the first measurement, and while readers hold as many bytes as they may.
+        0 before the first measurement, and while the readers hold `AHEAD_BYTES`.
         """
         seconds = self._seconds.value
         if seconds is None or self.held.are_full():

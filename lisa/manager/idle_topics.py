@@ -18,7 +18,7 @@ from lisa.core.store.store import SyncStore
 from lisa.manager.bulk_reads import topics_with_keys
 
 FEW = 1_000
-"""Up to so many topics, none becomes idle: each check covers all of them."""
+"""With up to this many topics none becomes idle: each check covers them all."""
 
 ACTIVE_S = 90.0
 """How long a topic stays active at least: longer than a minute, so that a sample shows its end."""

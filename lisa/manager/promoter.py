@@ -237,8 +237,8 @@ class Promoter:
     """Moves due messages.
 
     batches: the most messages per call, for topics that limit them.
-    hold: is told whether scripts for a topic work.
-    idle: is told which topics are active.
+    hold: records whether scripts for a topic work.
+    idle: records which topics are active.
     """
 
     def __init__(

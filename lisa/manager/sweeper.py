@@ -278,5 +278,5 @@ class Sweeper:
 
 
 def _is_idle(seen: Any, long_ago: float) -> bool:
-    """Whether nobody registered a topic since then, or another manager has unlisted it."""
+    """Whether no client has registered the topic since, or another manager has unlisted it."""
     return long_ago > -math.inf if seen is None else float(seen) < long_ago

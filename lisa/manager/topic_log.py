@@ -1,4 +1,4 @@
-"""What is logged about topics: lines that name the topic, and errors, each change of which once."""
+"""Log lines that name their topic, and the current errors by topic, logged when they change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class TopicErrors:
-    """The current errors of one service by topic, each of which has its own growing pause.
+    """The current errors of one service by topic, each with its own growing pause.
 
     Errors that concern no topic are kept under the empty name. `total` counts all failures so far.
     """

@@ -20,7 +20,7 @@ from lisa.core.model.recurring.definition import (
 )
 
 ON_TIME_MS = 10_000
-"""Ticks up to this late were not missed: a fail-over of server or manager may take so long."""
+"""A tick this late was not missed: a failover of the server or manager may take this long."""
 
 LOOK_AGAIN_MS = 1_000
 """How often to check whether the occurrence that a queued tick waits for has ended."""
