@@ -439,7 +439,7 @@ def encode(options: Mapping[str, object]) -> dict[str, str]:
         if name in encoded:
             raise ConfigError(f"topic option {name} is given twice")
         try:
-            encoded[name] = check_option(name, value)
+            encoded[name] = OPTIONS[name].kind.encode(value)
         except InvalidMessage as error:
             raise ConfigError(f"topic option {given}: {error}") from None
     return encoded
@@ -455,11 +455,6 @@ def warning(topic: str, encoded: Mapping[str, str | None]) -> str | None:
         f"reading a body above {HEAVY_BODY_BYTES} bytes blocks the server for 5 ms or more; "
         "store large content elsewhere and send a reference"
     )
-
-
-def check_option(name: str, value: object) -> str:
-    """Validate one option of `TopicOptions` and encode it. Raises InvalidMessage."""
-    return OPTIONS[name].kind.encode(value)
 
 
 def _unknown(given: str) -> str:

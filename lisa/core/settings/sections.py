@@ -35,7 +35,6 @@ from lisa.core.model.options import (
     LARGEST_WINDOW,
     OPTIONS,
     Option,
-    check_option,
 )
 from lisa.core.model.recurring.calendar import parse_job_schedule
 from lisa.core.model.recurring.definition import (
@@ -84,7 +83,7 @@ def topic_option(name: str) -> AfterValidator:
     """A validator of a setting that is the topic option `name`."""
 
     def check(value: T) -> T:
-        check_option(name, value)
+        OPTIONS[name].kind.encode(value)
         return value
 
     return AfterValidator(check)
