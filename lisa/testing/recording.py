@@ -68,7 +68,7 @@ class _InMemory(Store):
         self._now_us += 1_000
         return self._now_us
 
-    def command(self, *command: str | bytes | float) -> Flow[Any]:
+    def command(self, *command: str | bytes | float, **_: Any) -> Flow[Any]:
         yield from ()
         name, records = command[0], self._records.get(str(command[1]), {})
         if name == "HGET":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lisa.core.model.backoff import MOVING_S
 from lisa.core.model.durability import Replicas
@@ -68,7 +68,6 @@ K = TypeVar("K")
 T = TypeVar("T")
 S = TypeVar("S")
 R = TypeVar("R")
-Ask: TypeAlias = Callable[..., Flow[Any]]
 
 SCHEMA_VERSION = 1
 """Version of the keys and envelopes that this build reads and writes."""
@@ -163,12 +162,12 @@ class Store:
         """Whether keys are spread over several servers, any of which may be down alone."""
         self._registration = TopicRegistration(
             "the schema and the list of topics",
-            lambda topics: self._list(keys.topics, topics, self.command_once),
-            lambda: self._verify_schema(is_patient=False),
+            lambda topics: self._list(keys.topics, topics, patience=Patience(0)),
+            lambda: self.verify_schema(Patience(0)),
         )
         self._local_registration = TopicRegistration(
             "the list of topics with wall times",
-            lambda topics: self._list(keys.scheduled, topics, self.command_once, "NX"),
+            lambda topics: self._list(keys.scheduled, topics, "NX", patience=Patience(0)),
         )
 
     @property
@@ -210,9 +209,12 @@ class Store:
         """A new time budget for one call."""
         return Patience(self._patience_s)
 
-    def command(self, *command: str | bytes | float) -> Flow[Any]:
-        """Run one plain command that is safe to repeat. Returns the raw reply."""
-        return self._repeated(Execute(command))
+    def command(self, *command: str | bytes | float, patience: Patience | None = None) -> Flow[Any]:
+        """Run one plain command that is safe to repeat. Returns the raw reply.
+
+        patience: by default, a new budget. `Patience(0)` never repeats.
+        """
+        return self._repeated(Execute(command), patience=patience)
 
     def commands(self, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip. Raises the first error."""
@@ -224,16 +226,18 @@ class Store:
             return (yield from self.command(*command))
         return (yield from self._repeated(Chain(key, [command])))[0]
 
-    def chain(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
+    def chain(
+        self, key: str, commands: Sequence[Command], patience: Patience | None = None
+    ) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
 
         The replies may include errors that repeating the commands would not change.
         """
-        return self._repeated(Chain(key, commands), raises=errors.passes)
+        return self._repeated(Chain(key, commands), errors.passes, patience)
 
     def _repeated(
         self,
-        step: Execute | ExecuteMany | Chain,
+        step: Execute | ExecuteMany | ExecuteOnEach | Chain,
         raises: Callable[[Exception], bool] = lambda _: True,
         patience: Patience | None = None,
     ) -> Flow[Any]:
@@ -255,30 +259,24 @@ class Store:
 
         Raises LisaError if there are no replies; does not repeat the commands.
         """
-        return self._once(ExecuteMany(commands))
+        return self._repeated(ExecuteMany(commands), raises=lambda _: False, patience=Patience(0))
 
     def command_once(self, *command: str | bytes | float) -> Flow[Any]:
         """Run one plain command without repeating it. Returns the raw reply."""
-        return self._once(Execute(command))
+        return self.command(*command, patience=Patience(0))
 
     def on_each_node(self, *command: str | bytes | float) -> Flow[dict[str, Any]]:
         """Run one plain command on every primary of a cluster, or on the single server, named "".
 
         Returns by node the raw reply, or a LisaError. Raises LisaError if there are no replies.
         """
-        replies = yield from self._once(ExecuteOnEach(command))
+        replies = yield from self._repeated(ExecuteOnEach(command), patience=Patience(0))
         return {
             node: errors.translated(reply, node or self.where)
             if isinstance(reply, Exception)
             else reply
             for node, reply in replies
         }
-
-    def _once(self, step: Execute | ExecuteMany | ExecuteOnEach | Chain) -> Flow[Any]:
-        try:
-            return (yield step)
-        except errors.ClientError as error:
-            raise errors.translated(error, self.where) from error
 
     def _wait(self, error: BaseException, patience: Patience) -> Flow[None]:
         most_s = MOVING_S if errors.is_moving(error) else LONGEST_PAUSE_S
@@ -586,16 +584,16 @@ class Store:
         """
         if self.has_nodes:
             return (yield from self._registration.add(topics))
-        yield from self._list(self.keys.topics, topics, self.command)
+        yield from self._list(self.keys.topics, topics)
         return True
 
     def list_again(self, topics: Iterable[str]) -> Flow[None]:
         """List topics that may be missing from the list; listed topics keep their times."""
-        yield from self._list(self.keys.topics, topics, self.command, "NX")
+        yield from self._list(self.keys.topics, topics, "NX")
 
     def list_scheduled(self, topic: str) -> Flow[None]:
         """Tell the managers that a topic has schedules."""
-        yield from self._list(self.keys.scheduled, [topic], self.command, "NX")
+        yield from self._list(self.keys.scheduled, [topic], "NX")
 
     def list_local(self, topic: str) -> Flow[None]:
         """Tell the managers that a topic has messages with a wall time.
@@ -620,10 +618,6 @@ class Store:
         yield from self.verify_schema()
         return True
 
-    def verify_schema(self) -> Flow[None]:
-        """Like `check_schema`, but raises ServerUnavailable if the schema's node is down."""
-        yield from self._verify_schema(is_patient=True)
-
     def server_time_us(self, key: str = "") -> Flow[int]:
         """Redis's clock in microseconds; on a cluster the clock of the node that holds `key`."""
         return microseconds((yield from self._beside(key, "TIME")))
@@ -637,22 +631,25 @@ class Store:
         key = self.keys.topic(topic).consumers
         yield from self._beside(key, "PUBLISH", self.keys.wake, topic)
 
-    def _list(self, key: str, topics: Iterable[str], ask: Ask, *flags: str) -> Flow[None]:
+    def _list(
+        self, key: str, topics: Iterable[str], *flags: str, patience: Patience | None = None
+    ) -> Flow[None]:
         now = int(time.time() * 1000)
         members = [part for topic in topics for part in (now, topic)]
         if members:
-            yield from ask("ZADD", key, *flags, *members)
+            yield from self.command("ZADD", key, *flags, *members, patience=patience)
 
-    def _verify_schema(self, *, is_patient: bool) -> Flow[None]:
-        ask: Ask = self.command if is_patient else self.command_once
+    def verify_schema(self, patience: Patience | None = None) -> Flow[None]:
+        """Like `check_schema`, but raises ServerUnavailable if the schema's node is down."""
+        key = self.keys.schema
         if is_seen(self.where):
-            found = yield from ask("GET", self.keys.schema)
+            found = yield from self.command("GET", key, patience=patience)
         else:
-            found = yield from self._first_contact(is_patient=is_patient)
+            found = yield from self._first_contact(patience)
         if found is None:
             # Read first: a replica or a full server refuses writes but can still be drained.
-            yield from ask("SET", self.keys.schema, SCHEMA_VERSION, "NX")
-            found = yield from ask("GET", self.keys.schema)
+            yield from self.command("SET", key, SCHEMA_VERSION, "NX", patience=patience)
+            found = yield from self.command("GET", key, patience=patience)
         is_number = found is not None and found.isdigit() and len(found) < 10
         if found is not None and not (is_number and int(found) <= SCHEMA_VERSION):
             shown = int(found) if is_number else repr(text(found))
@@ -661,13 +658,10 @@ class Store:
                 f"build supports up to {SCHEMA_VERSION}: upgrade Lisa, or use another prefix"
             )
 
-    def _first_contact(self, *, is_patient: bool) -> Flow[bytes | None]:
+    def _first_contact(self, patience: Patience | None) -> Flow[bytes | None]:
         """Read the schema and check the server in one round trip."""
         key = self.keys.schema
-        commands = [("GET", key), ("INFO",)]
-        found, about = yield from (
-            self.chain(key, commands) if is_patient else self._once(Chain(key, commands))
-        )
+        found, about = yield from self.chain(key, [("GET", key), ("INFO",)], patience)
         check_for_roles(self.where, about, warns=self._who in ROLES_THAT_WARN)
         if isinstance(found, errors.ClientError):
             raise errors.translated(found, self.where) from found

@@ -33,7 +33,8 @@ class Transition(ABC, Generic[T]):
     """One call of one Lua script: its keys, its arguments, and the meaning of its reply.
 
     A transition knows its topic and, if it concerns a single group, that group. The store supplies
-    the declared groups, and builds the call again if they have changed.
+    the declared groups, and builds the call again if they have changed. Its positional fields are
+    the topic, then those of the other bases from the last to the first, then its own.
 
     call_id: identifies a call whose repeats get the first call's answer; empty if there is none.
     """
