@@ -127,11 +127,13 @@ class Enqueue(ById[Sent]):
 
     def args(self) -> Sequence[Argument]:
         ids = self.ids
-        distinct = "distinct" if self.are_ids_new or len(set(ids)) == len(ids) else "any"
+        kind = "known" if self.if_known else "new" if self.are_ids_new else "any"
+        if kind == "any" and len(set(ids)) == len(ids):
+            kind = "distinct"
         return [
             self.token,
             self.on_duplicate.value,
-            "known" if self.if_known else "new" if self.are_ids_new else distinct,
+            kind,
             len(ids),
             len(self.dues),
             *self.dues,
