@@ -217,8 +217,7 @@ class PolicyType(OptionType):
         return RetryPolicy.decode(text)
 
     def plain(self, value: RetryPolicy) -> str:
-        jitter = f"~{value.jitter!r}" if value.jitter and value.delays_ms else ""
-        return ",".join(map(in_one_unit, value.delays_ms)) + jitter
+        return str(value)
 
     def show(self, value: RetryPolicy) -> str:
         runs = [(ms, sum(1 for _ in same)) for ms, same in groupby(value.delays_ms)]

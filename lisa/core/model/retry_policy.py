@@ -13,7 +13,7 @@ from datetime import timedelta
 from itertools import islice, repeat
 from typing import Any, Self
 
-from lisa.core.model.clock import duration_ms, named_duration, parse_duration
+from lisa.core.model.clock import duration_ms, in_one_unit, named_duration, parse_duration
 from lisa.core.model.errors import InvalidMessage
 
 MAX_RETRIES = 1_000
@@ -133,6 +133,11 @@ class RetryPolicy:
             return None
         delay_ms = self.delays_ms[attempt - 1]
         return delay_ms + int(delay_ms * self.jitter * random.random()) if self.jitter else delay_ms
+
+    def __str__(self) -> str:
+        """A text that `parse` reads: `0s,2m~0.2`; empty without retries."""
+        jitter = f"~{self.jitter!r}" if self.jitter and self.delays_ms else ""
+        return ",".join(map(in_one_unit, self.delays_ms)) + jitter
 
     def encode(self) -> str:
         """The form that scripts read: milliseconds, then the jitter if any: `"0,0,120000~0.2"`.

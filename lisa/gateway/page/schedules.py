@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from lisa.admin.schedules import PastTick, is_late, past
 from lisa.admin.search import BODY_BYTES
-from lisa.core.model.clock import datetime_ms, ms_datetime, parse_moment, zone_of
+from lisa.core.model.clock import datetime_ms, in_one_unit, ms_datetime, parse_moment, zone_of
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import InvalidMessage, ScheduleChanged, TopicFull
 from lisa.core.model.late import late_text
@@ -185,7 +185,6 @@ def shown_body(definition: ScheduleDefinition) -> Body:
     return format_body(Envelope("", "", definition.kind, {}, data), most=BODY_BYTES)
 
 
-_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 _headers_decoder = msgspec.json.Decoder(dict[str, str])
 
 
@@ -288,18 +287,13 @@ def version_of(fields: Mapping[str, str]) -> int:
 
 def exact_duration(ms: int | None) -> str:
     """A duration as one number with the largest unit that expresses it exactly; empty for none."""
-    if not ms:
-        return ""
-    size, unit = next(unit for unit in _UNITS if ms % unit[0] == 0)
-    return f"{ms // size}{unit}"
+    return in_one_unit(ms) if ms else ""
 
 
 def _retry_text(policy: str | None) -> str:
     if policy is None:
         return ""
-    decoded = RetryPolicy.decode(policy)
-    delays = ",".join(exact_duration(delay_ms) or "0" for delay_ms in decoded.delays_ms)
-    return (f"{delays}~{decoded.jitter!r}" if decoded.jitter else delays) or NO_RETRIES
+    return str(RetryPolicy.decode(policy)) or NO_RETRIES
 
 
 def _retry(text: str) -> str | None:
