@@ -306,7 +306,7 @@ class Store:
             if reply is None:
                 groups = self._groups_for(transition)
                 if groups is None:
-                    groups = yield from self._read_groups(keys, patience)
+                    groups = yield from self.groups(keys.topic, patience)
                 script, command = self._call(transition, keys, groups, layout)
                 try:
                     if durability is None:
@@ -418,10 +418,6 @@ class Store:
         groups = self._groups.get(transition.topic, ()) if fixed is None else fixed
         is_lacking = isinstance(transition, OfGroup) and transition.group not in groups
         return None if is_lacking else groups
-
-    def _read_groups(self, keys: TopicKeys, patience: Patience) -> Flow[tuple[str, ...]]:
-        reply = yield from self._repeated(Execute(("HKEYS", keys.groups)), patience=patience)
-        return self.learn_groups(keys.topic, reply)
 
     def _confirmed(
         self,
@@ -551,10 +547,9 @@ class Store:
         yield from self._registration.finish()
         yield from self._local_registration.finish()
 
-    def groups(self, topic: str) -> Flow[tuple[str, ...]]:
+    def groups(self, topic: str, patience: Patience | None = None) -> Flow[tuple[str, ...]]:
         """Read the groups declared on a topic, sorted by name."""
-        keys = self.keys.topic(topic)
-        reply = yield from self.command("HKEYS", keys.groups)
+        reply = yield from self.command("HKEYS", self.keys.topic(topic).groups, patience=patience)
         return self.learn_groups(topic, reply)
 
     def options(self, topic: str) -> Flow[TopicOptions]:
