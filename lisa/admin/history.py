@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from lisa.admin.live import lateness_percentile, risen
+from lisa.admin.live import Interval, risen
 from lisa.admin.reading import ask_all, counted, counted_pairs, shards
-from lisa.admin.topics import total_of
 from lisa.core.model.sharding import Shard
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.replies import counters, summed
@@ -88,38 +87,6 @@ class HistorySpan(Steps):
     DAY = (96, 15 * MINUTE_MS)
     WEEK = (168, HOUR_MS)
     QUARTER = (90, DAY_MS)
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The period between two instants; `counters` are the increases of the counters.
-
-    is_first: it ends with the topic's first sample, and has what was counted before as well.
-    """
-
-    start_ms: int
-    end_ms: int
-    counters: Mapping[str, int]
-    is_first: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Length in seconds."""
-        return max(1, self.end_ms - self.start_ms) / 1000
-
-    def rise(self, counter: str, group: str | None = None) -> int:
-        """The increase of a counter, for one group or all."""
-        if group is not None:
-            return self.counters.get(f"{counter}@{group}", 0)
-        return total_of(self.counters, counter)
-
-    def per_s(self, counter: str, group: str | None = None) -> float:
-        """The rate of a counter per second, for one group or all."""
-        return self.rise(counter, group) / self.seconds
-
-    def lateness_ms(self, fraction: float) -> float | None:
-        """A percentile of the lateness of first deliveries; None if there were none."""
-        return lateness_percentile(self.counters, fraction)
 
 
 def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow[list[Interval]]:

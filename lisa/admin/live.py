@@ -21,31 +21,41 @@ class TopicsSnapshot:
     topics: Mapping[str, TopicState]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TopicActivity:
-    """The activity of one topic between two snapshots.
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A topic's activity between two instants; `counters` are the increases of its counters.
 
-    in_per_s, out_per_s, retried_per_s, garbage_per_s: messages per second that were accepted,
-        acked (in each group), moved to retry, and moved to garbage.
-    p50_ms, p99_ms: lateness of first deliveries; None without deliveries.
-    early: deliveries before the due time, which only a clock set back can cause.
-    rises: the increase of each counter within `seconds`.
+    is_first: it ends with the topic's first sample, and has what was counted before as well.
     """
 
-    counts: TopicState
-    in_per_s: float
-    out_per_s: float
-    retried_per_s: float
-    garbage_per_s: float
-    p50_ms: float | None
-    p99_ms: float | None
-    early: int
-    rises: Mapping[str, int] = field(default_factory=dict, repr=False)
-    seconds: float = 1.0
+    start_ms: int
+    end_ms: int
+    counters: Mapping[str, int] = field(repr=False)
+    is_first: bool = False
 
-    def per_s(self, counter: str, group: str) -> float:
-        """The rate of one group's counter per second."""
-        return self.rises.get(f"{counter}@{group}", 0) / self.seconds
+    @property
+    def seconds(self) -> float:
+        """Length in seconds."""
+        return max(1, self.end_ms - self.start_ms) / 1000
+
+    @property
+    def early(self) -> int:
+        """Deliveries before the due time, which only a clock set back can cause."""
+        return lateness_buckets(self.counters).get(EARLY, 0)
+
+    def rise(self, counter: str, group: str | None = None) -> int:
+        """The increase of a counter, for one group or all."""
+        if group is not None:
+            return self.counters.get(f"{counter}@{group}", 0)
+        return total_of(self.counters, counter)
+
+    def per_s(self, counter: str, group: str | None = None) -> float:
+        """The rate of a counter per second, for one group or all."""
+        return self.rise(counter, group) / self.seconds
+
+    def lateness_ms(self, fraction: float) -> float | None:
+        """A percentile of the lateness of first deliveries; None if there were none."""
+        return lateness_percentile(self.counters, fraction)
 
 
 def look(store: Store, topics: Sequence[str] = ()) -> Flow[TopicsSnapshot]:
@@ -84,30 +94,16 @@ def risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     }
 
 
-def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivity]:
-    """The activity between two snapshots, for each topic of `after`, sorted by name.
+def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> dict[str, Interval]:
+    """The activity of each topic of `after` between two snapshots, sorted by name.
 
     Without rates if the server's clock was set back meanwhile: how long it took is unknown.
     """
-    seconds = (after.at_us - before.at_us) / 1e6
-    if seconds <= 0:
-        before, seconds = after, 1.0
-    found = []
+    if after.at_us <= before.at_us:
+        before = after
+    start_ms, end_ms = before.at_us // 1000, after.at_us // 1000
+    found = {}
     for topic, now in sorted(after.topics.items()):
         then = before.topics.get(topic)
-        rises = risen(then.stats if then else {}, now.stats)
-        found.append(
-            TopicActivity(
-                counts=now,
-                in_per_s=total_of(rises, "sent") / seconds,
-                out_per_s=total_of(rises, "acked") / seconds,
-                retried_per_s=total_of(rises, "retried") / seconds,
-                garbage_per_s=total_of(rises, "garbage") / seconds,
-                p50_ms=lateness_percentile(rises, 0.5),
-                p99_ms=lateness_percentile(rises, 0.99),
-                early=lateness_buckets(rises).get(EARLY, 0),
-                rises=rises,
-                seconds=seconds,
-            )
-        )
+        found[topic] = Interval(start_ms, end_ms, risen(then.stats if then else {}, now.stats))
     return found

@@ -10,7 +10,8 @@ from typing import Any
 import click
 from rich.live import Live
 
-from lisa.admin.live import TopicActivity, TopicsSnapshot, activity, look
+from lisa.admin.live import Interval, TopicsSnapshot, activity, look
+from lisa.admin.topics import TopicState
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import (
     console,
@@ -120,13 +121,9 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
 
     found = activity(before, after)
     if chosen.json:
-        print_json(
-            {
-                "at_ms": after.at_us // 1000,
-                "seconds": (after.at_us - before.at_us) / 1e6,
-                "topics": [_fields(topic) for topic in found],
-            }
-        )
+        topics = [_fields(after.topics[topic], interval) for topic, interval in found.items()]
+        seconds = (after.at_us - before.at_us) / 1e6
+        print_json({"at_ms": after.at_us // 1000, "seconds": seconds, "topics": topics})
         sys.stdout.flush()
     else:
         for line in _lines(store, found, after, terminal_width(), None):
@@ -134,22 +131,22 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
         print(flush=True)
 
 
-def _fields(one: TopicActivity) -> dict[str, Any]:
+def _fields(counts: TopicState, interval: Interval) -> dict[str, Any]:
     return {
-        **counts_fields(one.counts),
-        "in_per_s": one.in_per_s,
-        "out_per_s": one.out_per_s,
-        "retried_per_s": one.retried_per_s,
-        "garbage_per_s": one.garbage_per_s,
-        "lateness_p50_ms": one.p50_ms,
-        "lateness_p99_ms": one.p99_ms,
-        "early": one.early,
+        **counts_fields(counts),
+        "in_per_s": interval.per_s("sent"),
+        "out_per_s": interval.per_s("acked"),
+        "retried_per_s": interval.per_s("retried"),
+        "garbage_per_s": interval.per_s("garbage"),
+        "lateness_p50_ms": interval.lateness_ms(0.5),
+        "lateness_p99_ms": interval.lateness_ms(0.99),
+        "early": interval.early,
     }
 
 
 def _lines(
     store: SyncStore,
-    found: list[TopicActivity],
+    found: dict[str, Interval],
     at: TopicsSnapshot,
     width: int | None,
     height: int | None,
@@ -160,22 +157,22 @@ def _lines(
     """
     rows = []
     now_ms = at.at_us // 1000
-    for topic in found:
-        counts = topic.counts
+    for topic, interval in found.items():
+        counts = at.topics[topic]
         rows.append(
             (
                 counts.topic + (" (paused)" if counts.paused else ""),
                 *(f"{getattr(counts, state):,}" for state in ("waiting", *STATES)),
-                number(topic.in_per_s),
-                number(topic.out_per_s),
-                number(topic.retried_per_s),
-                number(topic.p50_ms, 2),
-                number(topic.p99_ms, 2),
+                number(interval.per_s("sent")),
+                number(interval.per_s("acked")),
+                number(interval.per_s("retried")),
+                number(interval.lateness_ms(0.5), 2),
+                number(interval.lateness_ms(0.99), 2),
                 distance(counts.next_due_ms, now_ms),
                 local(counts.next_due_ms),
             )
         )
-    said = overdue_warning(store, [activity.counts for activity in found], now_ms)
+    said = overdue_warning(store, list(at.topics.values()), now_ms)
     below = text_table([""], [[said]], width) if said else ()
     table = list(text_table(COLUMNS, rows, width, DROPPED))
     notes = ["", *below] if said else []

@@ -8,7 +8,8 @@ import redis
 
 from lisa import Producer
 from lisa.admin import history, story
-from lisa.admin.history import Due, HistorySpan, Horizon, Interval
+from lisa.admin.history import Due, HistorySpan, Horizon
+from lisa.admin.live import Interval
 from lisa.core.model.envelope import Envelope, id_time_ms, new_id, new_ids
 from lisa.gateway.page.rendering import count, message_link, span
 from lisa.gateway.page.rendering import format_body as shown

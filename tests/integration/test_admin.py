@@ -304,14 +304,14 @@ def test_rates_and_lateness_of_an_interval(store: SyncStore) -> None:
     store.ask("HSET", stats, "sent", 300, "acked@a", 100, "acked@b", 150, "late:e@b", 98)
     store.ask("HSET", stats, "late:j@a", 2, "retried@a", 5)
     after = live.TopicsSnapshot(before.at_us + 2_000_000, store.drive(live.look(store)).topics)
-    (found,) = live.activity(before, after)
-    assert (found.in_per_s, found.out_per_s, found.retried_per_s) == (100, 75, 2.5)
-    assert 1.5 < (found.p50_ms or 0) <= 2, "only what lies between the two looks"
-    assert 10 < (found.p99_ms or 0) <= 15
-    (quiet,) = live.activity(after, after)
-    assert (quiet.in_per_s, quiet.p50_ms, quiet.p99_ms) == (0, None, None)
-    (set_back,) = live.activity(before, replace(after, at_us=before.at_us - 1))
-    assert (set_back.in_per_s, set_back.counts.total("sent")) == (0.0, 300)
+    (found,) = live.activity(before, after).values()
+    assert [found.per_s(name) for name in ("sent", "acked", "retried")] == [100, 75, 2.5]
+    assert 1.5 < (found.lateness_ms(0.5) or 0) <= 2, "only what lies between the two looks"
+    assert 10 < (found.lateness_ms(0.99) or 0) <= 15
+    (quiet,) = live.activity(after, after).values()
+    assert (quiet.per_s("sent"), quiet.lateness_ms(0.5), quiet.lateness_ms(0.99)) == (0, None, None)
+    (set_back,) = live.activity(before, replace(after, at_us=before.at_us - 1)).values()
+    assert set_back.per_s("sent") == 0
 
 
 # Doctor

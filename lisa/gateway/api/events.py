@@ -111,15 +111,15 @@ class _Feed:
 
 
 def _fields(before: live.TopicsSnapshot, now: live.TopicsSnapshot) -> dict[str, Any]:
-    (topic,) = live.activity(before, now)
+    ((topic, interval),) = live.activity(before, now).items()
     return {
-        **counts_fields(topic.counts),
-        "in_per_s": round(topic.in_per_s, 1),
-        "out_per_s": round(topic.out_per_s, 1),
-        "retried_per_s": round(topic.retried_per_s, 1),
-        "garbage_per_s": round(topic.garbage_per_s, 1),
-        "lateness_p50_ms": topic.p50_ms,
-        "lateness_p99_ms": topic.p99_ms,
+        **counts_fields(now.topics[topic]),
+        "in_per_s": round(interval.per_s("sent"), 1),
+        "out_per_s": round(interval.per_s("acked"), 1),
+        "retried_per_s": round(interval.per_s("retried"), 1),
+        "garbage_per_s": round(interval.per_s("garbage"), 1),
+        "lateness_p50_ms": interval.lateness_ms(0.5),
+        "lateness_p99_ms": interval.lateness_ms(0.99),
     }
 
 

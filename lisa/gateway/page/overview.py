@@ -11,7 +11,8 @@ from typing import Any
 from starlette.responses import Response
 
 from lisa.admin import history
-from lisa.admin.history import MINUTE_MS, Interval
+from lisa.admin.history import MINUTE_MS
+from lisa.admin.live import Interval
 from lisa.admin.messages import LiveState
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import AttentionItem, Rank

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lisa.admin import history, live, roles, schedules, topics
-from lisa.admin.live import TopicActivity, TopicsSnapshot
+from lisa.admin.live import Interval, TopicsSnapshot
 from lisa.admin.reading import ask_all
 from lisa.admin.roles import RolePresence
 from lisa.admin.schedules import LateTicks
@@ -66,8 +66,8 @@ class Line:
     """
 
     counts: TopicState
-    activity: TopicActivity | None
-    lateness: TopicActivity | None
+    activity: Interval | None
+    lateness: Interval | None
     alive: Mapping[str, int] = field(default_factory=dict)
     next_ready: Mapping[str, NextReady] = field(default_factory=dict)
     waits_since_ms: int | None = None
@@ -104,22 +104,22 @@ class Line:
     @property
     def in_per_s(self) -> float | None:
         """Messages accepted per second."""
-        return self.activity.in_per_s if self.activity else None
+        return self.activity.per_s("sent") if self.activity else None
 
     @property
     def out_per_s(self) -> float | None:
         """Messages acked per second."""
-        return self.activity.out_per_s if self.activity else None
+        return self.activity.per_s("acked") if self.activity else None
 
     @property
     def p50_ms(self) -> float | None:
         """The median lateness of the last minute."""
-        return self.lateness.p50_ms if self.lateness else None
+        return self.lateness.lateness_ms(0.5) if self.lateness else None
 
     @property
     def p99_ms(self) -> float | None:
         """The 99th percentile of lateness in the last minute."""
-        return self.lateness.p99_ms if self.lateness else None
+        return self.lateness.lateness_ms(0.99) if self.lateness else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class SnapshotCache:
         if then:
             self._looks.append(TopicsSnapshot(minute_ms * 1000, then))
 
-    def _since(self, look: TopicsSnapshot, span_us: int) -> dict[str, TopicActivity]:
+    def _since(self, look: TopicsSnapshot, span_us: int) -> dict[str, Interval]:
         """Each topic's activity in about the last `span_us`, for topics in the earlier look."""
         looks = self._looks
         if span_us == LATENESS_US:
@@ -339,11 +339,7 @@ class SnapshotCache:
         if before is None or before.at_us >= look.at_us:
             return {}
         found = live.activity(before, look)
-        return {
-            activity.counts.topic: activity
-            for activity in found
-            if activity.counts.topic in before.topics
-        }
+        return {topic: interval for topic, interval in found.items() if topic in before.topics}
 
     def _server(self) -> Flow[ServerFacts]:
         sections = ("server", "memory", "clients", "persistence", "replication")

@@ -8,7 +8,8 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from lisa.admin import history
-from lisa.admin.history import HistorySpan, Horizon, Interval, Outlook
+from lisa.admin.history import HistorySpan, Horizon, Outlook
+from lisa.admin.live import Interval
 from lisa.admin.topics import RampState, ramp_state
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.gateway.page import attention
