@@ -15,16 +15,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
-from lisa.admin.reading import ask_stream, pending_entries, scan_keys, stream_group, stream_ids
+from lisa.admin.reading import (
+    ask_stream,
+    counted,
+    pending_entries,
+    scan_keys,
+    stream_group,
+    stream_ids,
+)
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
 from lisa.core.model.sharding import Shard, Topic, topic_of, topics_of
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store import group_removal
 from lisa.core.store.paging import PAGE, START, member_page, readable
-from lisa.core.store.store import Store, chunks
+from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.core.transitions.upkeep import Mend
 
@@ -160,8 +168,8 @@ def check(
         ("keys", run.survey),
         ("groups", run.check_groups),
         ("messages", run.bodies),
-        ("records", run.records),
-        ("streams", run.streams),
+        ("records", partial(run.each, run.records)),
+        ("streams", partial(run.each, run.streams)),
         ("topics", run.unregistered),
     ):
         if progress is not None:
@@ -183,23 +191,34 @@ class _Check:
     broken: set[str] = field(default_factory=set)
     undeclared: dict[str, set[str]] = field(default_factory=dict)
 
-    def _add(self, finding: Finding, repair: Flow[object]) -> Flow[None]:
-        """Report a finding, after its repair if repairs are enabled."""
+    def _add(self, finding: Finding, repair: Flow[object], cured: str = "") -> Flow[bool]:
+        """Report a finding, after its repair if repairs are enabled; returns whether it succeeded.
+
+        A repair that returns False found nothing to repair any more: there is no finding then.
+        cured: what the finding says after its repair.
+        """
         if self.repair:
-            finding = finding.after((yield from attempt(repair)))
+            done = yield from attempt(repair)
+            if done is False:
+                return False
+            finding = finding.after(done)
+            if finding.repaired and cured:
+                finding = replace(finding, what=cured)
         self.report.add(finding)
+        return finding.repaired
+
+    def each(self, step: Callable[[str], Flow[None]]) -> Flow[None]:
+        """A step for each topic."""
+        for topic in sorted(self.topics):
+            yield from step(topic)
 
     def survey(self) -> Flow[None]:
         """Find topics and the keys of groups; exclude topics whose keys have a wrong type."""
-        self.topics = set((yield from self.store.shards()))
         if self.named:
-            self.topics = set()
-            for layout, topic in zip(
-                (yield from self.store.layouts(list(map(Topic, self.named)))),
-                self.named,
-                strict=True,
-            ):
-                self.topics.update(layout.counted(Topic(topic)))
+            parts = yield from counted(self.store, self.named)
+            self.topics = {shard for shards in parts.values() for shard in shards}
+        else:
+            self.topics = set((yield from self.store.shards()))
         candidates: dict[str, set[str]] = {}
         cursor = None
         while cursor != START:
@@ -295,24 +314,19 @@ class _Check:
             return
         age_ms = yield from group_removal.age_ms(self.store, topic, group)
         owed = yield from group_removal.owed(self.store, keys)
+        what = f"has {owed} unsettled messages; "
+        repair: Flow[object]
         if age_ms is not None:
-            what, cures = "its removal was interrupted: ", ("finished", "remove it again")
-            repair = self._finish(topic, group)
+            what += "its removal was interrupted: "
+            cure, cured, repair = "remove it again", "finished", self._finish(topic, group)
         elif owed:
-            what, cures = "", ("declared again", "declare it again, or remove it")
-            repair = self._bring_back(topic, group)
+            cure, cured = "declare it again, or remove it", "declared again"
+            repair = self._declare(Declare(topic, group, only_lost=True))
         else:
-            what, cures = "", ("its keys are deleted", "remove it")
-            repair = self._drop_rest(topic, group)
-        done = (yield from attempt(repair)) if self.repair else None
-        if done is False:
-            return
-        is_repaired = self.repair and not isinstance(done, LisaError)
-        if is_repaired:
+            cure, cured, repair = "remove it", "its keys are deleted", self._drop_rest(topic, group)
+        finding = Finding(kind="undeclared-group", topic=topic, group=group, what=what + cure)
+        if (yield from self._add(finding, repair, what + cured)):
             self.undeclared[topic].discard(group)
-        what = f"has {owed} unsettled messages; {what}{cures[0 if is_repaired else 1]}"
-        finding = Finding(kind="undeclared-group", topic=topic, group=group, what=what)
-        self.report.add(finding.after(done) if self.repair else finding)
 
     def _finish(self, topic: str, group: str) -> Flow[bool]:
         """Finish a removal; False if another process finished it or is working on it."""
@@ -321,10 +335,10 @@ class _Check:
         )
         return done is not None
 
-    def _bring_back(self, topic: str, group: str) -> Flow[bool]:
-        """Declare a group again; False if a command removed it meanwhile."""
-        yield from self.store.run(Declare(topic, group, only_lost=True))
-        return group in (yield from self.store.groups(topic))
+    def _declare(self, declare: Declare) -> Flow[bool]:
+        """Declare a group, or mend its stream; False if a command removed it meanwhile."""
+        yield from self.store.run(declare)
+        return declare.group in (yield from self.store.groups(declare.topic))
 
     def _drop_rest(self, topic: str, group: str) -> Flow[bool]:
         """Delete the keys; False if the group was declared or is being worked on."""
@@ -351,7 +365,15 @@ class _Check:
         if self.named:
             patterns = [keys.topic(topic).bodies_pattern() for topic in sorted(self.topics)]
         for pattern in patterns:
-            yield from self._bodies_of(pattern)
+            cursor = None
+            while cursor != START:
+                cursor, names = yield from scan_keys(self.store, pattern, cursor or START)
+                by_topic = grouped(found for name in names if (found := self._id_of(name)))
+                for topic, ids in by_topic.items():
+                    if not (self.named or (yield from self._is_checked(topic))):
+                        continue
+                    self.report.bodies += len(ids)
+                    yield from self._check_ids(topic, self._readable(topic, None, ids))
 
     def _is_checked(self, topic: str) -> Flow[bool]:
         """Whether to check this topic's bodies; checks the key types of a new topic."""
@@ -361,36 +383,15 @@ class _Check:
                 self.topics.add(topic)
         return topic in self.topics
 
-    def records(self) -> Flow[None]:
-        """Check all records that name messages."""
-        for topic in sorted(self.topics):
-            yield from self._records_of(topic)
-
-    def _bodies_of(self, pattern: str) -> Flow[None]:
-        """Scan the key space once and check each body of the selected topics."""
-        cursor = None
-        while cursor != START:
-            cursor, names = yield from scan_keys(self.store, pattern, cursor or START)
-            by_topic: dict[str, list[bytes]] = {}
-            for name in names:
-                topic, one = self._id_of(name)
-                if topic is not None:
-                    by_topic.setdefault(topic, []).append(one)
-            for topic, ids in by_topic.items():
-                if not (self.named or (yield from self._is_checked(topic))):
-                    continue
-                self.report.bodies += len(ids)
-                yield from self._check_ids(topic, self._readable(topic, None, ids))
-
-    def _id_of(self, name: bytes) -> tuple[str | None, bytes]:
+    def _id_of(self, name: bytes) -> tuple[str, bytes] | None:
         key = name.decode("utf-8", "surrogateescape")
         topic = self.store.keys.shard_of(key)
         if topic is None:
-            return None, b""
+            return None
         one = self.store.keys.topic(topic).id_of_body(key)
         return topic, one.encode("utf-8", "surrogateescape")
 
-    def _records_of(self, topic: str) -> Flow[None]:
+    def records(self, topic: str) -> Flow[None]:
         """Page through all records that name ids of a topic, and check ids without a body."""
         keys = self.store.keys.topic(topic)
         yield from self._named_by(topic, None, "ZSCAN", keys.waiting)
@@ -483,13 +484,8 @@ class _Check:
             }
         return owed
 
-    def streams(self) -> Flow[None]:
-        """Check the entries of ready streams."""
-        for topic in sorted(self.topics):
-            yield from self._streams_of(topic)
-
-    def _streams_of(self, topic: str) -> Flow[None]:
-        """Check the streams of all groups of a topic."""
+    def streams(self, topic: str) -> Flow[None]:
+        """Check the entries of the ready streams of all groups of a topic."""
         for group in (yield from self.store.groups(topic)):
             keys = self.store.keys.topic(topic).group(group)
             if (yield from self._finds_group(keys.ready, group)):
@@ -506,12 +502,7 @@ class _Check:
             if not declared or (yield from self._finds_group(stream, group)):
                 continue
             finding = Finding(kind="no-stream", topic=topic, group=group)
-            if self.repair:
-                done = yield from attempt(self.store.run(Declare(topic, group, only_mend=True)))
-                if group not in (yield from self.store.groups(topic)):
-                    continue
-                finding = finding.after(done)
-            self.report.add(finding)
+            yield from self._add(finding, self._declare(Declare(topic, group, only_mend=True)))
 
     def _finds_group(self, stream: str, group: str) -> Flow[bool]:
         reply = yield from ask_stream(self.store, "XINFO", "GROUPS", stream)
