@@ -8,9 +8,15 @@ from typing import Generic, TypeVar
 
 from lisa.admin.reading import ask_all, counted_pairs, pending_entries, shards, stream_ids
 from lisa.admin.topics import TopicState
+from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
-from lisa.core.store.presence import ConsumerPresence, ManagerPresence, write_refusals
+from lisa.core.store.presence import (
+    ConsumerPresence,
+    ManagerPresence,
+    write_refusal,
+    write_refusals,
+)
 from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.base import text
 
@@ -112,6 +118,21 @@ def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
     records = yield from presence.managers(store)
     found = [_seen(record, now_ms) for record in records]
     return (yield from _judged(store, found, [store.keys.managers] * len(found)))
+
+
+def late_warning(store: Store, late_ms: int, what: str = "messages") -> Flow[str | None]:
+    """Why messages or schedules are late by that much; None if all is well.
+
+    The server refuses writes, or no manager runs.
+    """
+    refusal = yield from write_refusal(store, store.keys.managers)
+    if refusal is not None:
+        return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
+    if late_ms < duration_ms(presence.OVERDUE):
+        return None
+    if any(manager.alive for manager in (yield from managers(store))):
+        return None
+    return presence.warning(late_ms, what)
 
 
 def _judged(

@@ -16,14 +16,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from lisa.embedded import EmbeddedServer, RoleProcess
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 GRACE_SECONDS = 30.0
 
@@ -246,10 +246,15 @@ class DemoTally:
 
 def show_result(figures: dict[str, int | float], lateness_us: list[int]) -> None:
     """Print the results and the histogram of `lateness_us`, in microseconds."""
+    from rich.console import Console, Group
+
     Console().print(Group(_table(figures), "", _histogram(lateness_us)))
 
 
 def _table(figures: dict[str, int | float]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title="Recorded by the handlers", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -262,6 +267,10 @@ def _table(figures: dict[str, int | float]) -> RenderableType:
 
 
 def _histogram(lateness_us: list[int]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     counts = [0] * (len(BOUNDS_MS) + 1)
     for late in lateness_us:
         counts[bisect_left(BOUNDS_MS, late / 1000)] += 1

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.admin.garbage import Action, GarbageSelection, act, act_on, listed, matching
-from lisa.admin.garbage import purge as purge_dead
-from lisa.admin.garbage import requeue as requeue_dead
+from lisa import admin
 from lisa.cli.messages import ListedRows, page_options, row_fields, shown_body
 from lisa.cli.options import Chosen, common, duration, together
 from lisa.cli.output import (
@@ -26,7 +24,9 @@ from lisa.cli.output import (
 from lisa.cli.topics import store_with_topic
 from lisa.core.model.clock import duration_ms
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
-from lisa.core.store.store import SyncStore
+
+if TYPE_CHECKING:
+    from lisa.core.store.store import SyncStore
 
 
 @click.group()
@@ -57,12 +57,14 @@ def _selection(
     group: str | None,
     older_than: timedelta | None,
     reason: str | None,
-) -> GarbageSelection:
+) -> admin.garbage.GarbageSelection:
     """The messages that the options of `_filters` select."""
     before = None
     if older_than is not None:
         before = store.drive(store.server_time_ms()) - duration_ms(older_than)
-    return GarbageSelection(topic=topic, group=group, died_before_ms=before, reason=reason)
+    return admin.garbage.GarbageSelection(
+        topic=topic, group=group, died_before_ms=before, reason=reason
+    )
 
 
 @garbage.command("list")
@@ -74,7 +76,7 @@ def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **fi
     """List dead messages with their reasons, oldest first."""
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    rows = ListedRows(store, partial(listed, store, selection), cursor, limit)
+    rows = ListedRows(store, partial(admin.garbage.listed, store, selection), cursor, limit)
     if chosen.json:
         fields = [_died(row_fields(row)) for row in rows]
         print_json({"topic": topic, "messages": fields, "cursor": rows.cursor})
@@ -171,7 +173,7 @@ def requeue(
     _check_choice(ids, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    _apply(chosen, store, selection, ids, verb="requeued", action=requeue_dead)
+    _apply(chosen, store, selection, ids, verb="requeued", action=admin.garbage.requeue)
 
 
 @garbage.command()
@@ -194,10 +196,10 @@ def purge(
     _check_choice(ids, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    count = len(ids) if ids else store.drive(matching(store, selection))
+    count = len(ids) if ids else store.drive(admin.garbage.matching(store, selection))
     if count:
         confirm(f"Permanently delete {count} dead messages of {topic}?", yes=yes)
-    _apply(chosen, store, selection, ids, verb="purged", action=purge_dead)
+    _apply(chosen, store, selection, ids, verb="purged", action=admin.garbage.purge)
 
 
 def _check_choice(ids: tuple[str, ...], filters: dict[str, Any], *, everything: bool) -> None:
@@ -210,21 +212,19 @@ def _check_choice(ids: tuple[str, ...], filters: dict[str, Any], *, everything: 
 def _apply(
     chosen: Chosen,
     store: SyncStore,
-    selection: GarbageSelection,
+    selection: admin.garbage.GarbageSelection,
     ids: tuple[str, ...],
     *,
     verb: str,
-    action: Action,
+    action: admin.garbage.Action,
 ) -> None:
 
     missing: list[str] = []
     if ids:
-        done, missing = store.drive(act_on(store, selection, ids, action))
+        done, missing = store.drive(admin.garbage.act_on(store, selection, ids, action))
     else:
         with counting(verb) as progress:
-            done = store.drive(act(store, selection, action, progress=progress))
-    if chosen.json:
-        print_json({"topic": selection.topic, verb: done, "not_in_garbage": missing})
-    else:
-        click.echo(f"{selection.topic}  {done} {verb}")
+            done = store.drive(admin.garbage.act(store, selection, action, progress=progress))
+    document = {"topic": selection.topic, verb: done, "not_in_garbage": missing}
+    chosen.answer(document, f"{selection.topic}  {done} {verb}")
     _fail_for(selection.topic, missing)

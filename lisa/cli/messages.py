@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from lisa.admin.messages import LiveState, MessagePage, Row, list_messages
+from lisa import admin
 from lisa.cli.options import (
     Chosen,
     check_zone,
@@ -33,9 +33,11 @@ from lisa.cli.output import (
 )
 from lisa.cli.topics import store_with_topic
 from lisa.core.model.clock import datetime_ms, duration_ms, human
-from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
-from lisa.core.store.store import SyncStore
+
+if TYPE_CHECKING:
+    from lisa.core.redis.flow import Flow
+    from lisa.core.store.store import SyncStore
 
 SHOWN: dict[str, tuple[str, ...]] = {
     "waiting": (),
@@ -226,7 +228,12 @@ def list_(
     store = store_with_topic(chosen, topic)
     before_ms = datetime_ms(due_before.astimezone()) if due_before else None
     read = partial(
-        list_messages, store, topic, LiveState(state), group=group, due_before_ms=before_ms
+        admin.messages.list_messages,
+        store,
+        topic,
+        admin.messages.LiveState(state),
+        group=group,
+        due_before_ms=before_ms,
     )
     rows = ListedRows(store, read, cursor, limit)
     if chosen.json:
@@ -236,7 +243,7 @@ def list_(
     rows.print_table(["id", "due", "at", *SHOWN[state]], drop=["at", "attempts", "group"])
 
 
-def _cells(row: Row, now_ms: int) -> dict[str, object]:
+def _cells(row: admin.messages.Row, now_ms: int) -> dict[str, object]:
     """The cells of a row by column."""
     return {
         "id": row.id,
@@ -260,7 +267,7 @@ class ListedRows:
     def __init__(
         self,
         store: SyncStore,
-        read: Callable[..., Flow[MessagePage]],
+        read: Callable[..., Flow[admin.messages.MessagePage]],
         cursor: str | None,
         limit: int,
     ) -> None:
@@ -269,7 +276,7 @@ class ListedRows:
         self.cursor = cursor
         self._limit = limit
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[admin.messages.Row]:
         while self._limit > 0:
             wanted = min(self._limit, ROWS_PER_STEP)
             page = self._store.drive(self._read(cursor=self.cursor, limit=wanted))
@@ -289,7 +296,7 @@ class ListedRows:
             click.echo(f"more: --cursor {shlex.quote(self.cursor)}", err=True)
 
 
-def row_fields(row: Row) -> dict[str, Any]:
+def row_fields(row: admin.messages.Row) -> dict[str, Any]:
     """The fields of one row for JSON output."""
     return {
         "id": row.id,

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from lisa.cli.output import print_json
 
 if TYPE_CHECKING:
     from lisa.core.model.durability import Replicas
@@ -119,6 +122,13 @@ class Chosen:
             store.drive(store.check_schema())
         return store
 
+    def answer(self, document: Any, line: str) -> None:
+        """Print the outcome of a command: a line, or with --json the document."""
+        if self.json:
+            print_json(document)
+        else:
+            click.echo(line)
+
     def server_ms(self) -> int:
         """The server's clock in epoch milliseconds, from which a command measures distances."""
         store = self.store(checked=False)
@@ -144,34 +154,16 @@ def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
+_shared = partial(click.option, expose_value=False, callback=_set_option)
 common_options = together(
-    click.option(
-        "--redis",
-        metavar="URL",
-        expose_value=False,
-        callback=_set_option,
-        help="The Redis server (LISA_REDIS_URL).",
-    ),
-    click.option(
-        "--prefix",
-        expose_value=False,
-        callback=_set_option,
-        help="First part of every key (LISA_PREFIX).",
-    ),
-    click.option(
+    _shared("--redis", metavar="URL", help="The Redis server (LISA_REDIS_URL)."),
+    _shared("--prefix", help="First part of every key (LISA_PREFIX)."),
+    _shared(
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
-        expose_value=False,
-        callback=_set_option,
         help="YAML file with the server's address.",
     ),
-    click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_option,
-        help="Print one JSON document.",
-    ),
+    _shared("--json", is_flag=True, help="Print one JSON document."),
 )
 """The options of every command. One after the command overrides the same one before it."""
 

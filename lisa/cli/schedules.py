@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from lisa.admin.schedules import late
+from lisa import admin
 from lisa.cli.messages import shown_body
 from lisa.cli.options import Chosen, common, duration, moment, together
 from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
-from lisa.cli.send import parse_body, parse_headers
-from lisa.cli.topics import late_warning, require_topics
+from lisa.cli.send import kind_options, parse_body, parse_headers
+from lisa.cli.topics import require_topics
 from lisa.core.model.clock import datetime_ms, parse_zone
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
-from lisa.core.store.schedules import list_all, scheduled_topics
-from lisa.producer import Producer, ScheduleInfo
+
+if TYPE_CHECKING:
+    from lisa.producer import Producer, ScheduleInfo
 
 
 @click.group()
@@ -36,6 +37,8 @@ def list_(chosen: Chosen, topic: str | None) -> None:
 
     Exit code 1 if the topic is unknown.
     """
+    from lisa.core.store.schedules import list_all, scheduled_topics
+
     store = chosen.store()
     topics = [topic] if topic else sorted(store.drive(scheduled_topics(store)))
     found = [schedule for name in topics for schedule in store.drive(list_all(store, name))]
@@ -63,10 +66,9 @@ def list_(chosen: Chosen, topic: str | None) -> None:
         rows,
         drop=["version", "tz"],
     )
-    late_ms = [
-        now_ms - ticks.since_ms for ticks in store.drive(late(store, topics, now_ms)).values()
-    ]
-    if late_ms and (said := late_warning(store, max(late_ms), "schedules")):
+    late = store.drive(admin.schedules.late(store, topics, now_ms)).values()
+    late_ms = max((now_ms - ticks.since_ms for ticks in late), default=0)
+    if late and (said := store.drive(admin.roles.late_warning(store, late_ms, "schedules"))):
         click.echo(f"lisa: {said}", err=True)
 
 
@@ -122,8 +124,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="'collapse after 10m', or skip, garbage or run.")
 @click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
-@click.option("--json-body", "kind", flag_value="json", help="BODY must be JSON.")
-@click.option("--text", "kind", flag_value="text", help="BODY is text even if it looks like JSON.")
+@kind_options
 @click.option("--if-version", type=click.IntRange(0), help="Only change this version; 0: create.")
 @common
 def set_(
@@ -180,10 +181,7 @@ def run_now(chosen: Chosen, topic: str, name: str) -> None:
     """
     producer, _ = _found(chosen, topic, name)
     made = producer.run_schedule(topic, name)
-    if chosen.json:
-        print_json({"topic": topic, "name": name, "id": made})
-    else:
-        click.echo(made)
+    chosen.answer({"topic": topic, "name": name, "id": made}, made)
 
 
 @schedules.command()
@@ -233,10 +231,8 @@ def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: dat
     """
     producer, _ = _found(chosen, topic, name)
     created, known = producer.backfill_schedule(topic, name, start.astimezone(), end.astimezone())
-    if chosen.json:
-        print_json({"topic": topic, "name": name, "created": created, "known": known})
-    else:
-        click.echo(f"{topic}  {name}  {created} created, {known} known already")
+    document = {"topic": topic, "name": name, "created": created, "known": known}
+    chosen.answer(document, f"{topic}  {name}  {created} created, {known} known already")
 
 
 def _found(chosen: Chosen, topic: str, name: str) -> tuple[Producer, ScheduleInfo]:
@@ -253,10 +249,8 @@ def _fail(topic: str, name: str) -> NoReturn:
 
 
 def _report(chosen: Chosen, topic: str, name: str, *, done: str, changed: bool, other: str) -> None:
-    if chosen.json:
-        print_json({"topic": topic, "name": name, "changed": changed})
-    else:
-        click.echo(f"{topic}  {name}  {done if changed else other}")
+    document = {"topic": topic, "name": name, "changed": changed}
+    chosen.answer(document, f"{topic}  {name}  {done if changed else other}")
 
 
 def _next(one: ScheduleInfo, now_ms: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -21,6 +21,7 @@ from lisa.cli.options import (
     common,
     due_options,
     duration,
+    together,
 )
 from lisa.cli.output import console, fail, iso, print_json, print_table
 from lisa.core.model.clock import parse_zone
@@ -37,9 +38,19 @@ from lisa.core.model.windows.placing import (
 )
 from lisa.core.store.inspection import State
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.producer import Producer
-from lisa.producer.calls import pieces
-from lisa.producer.plan import due_text
+
+if TYPE_CHECKING:
+    from lisa.producer import Producer
+
+header_option = click.option(
+    "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; may be repeated."
+)
+kind_options = together(
+    click.option("--json-body", "kind", flag_value="json", help="BODY must be JSON."),
+    click.option(
+        "--text", "kind", flag_value="text", help="BODY is text even if it looks like JSON."
+    ),
+)
 
 
 @click.command()
@@ -53,9 +64,7 @@ from lisa.producer.plan import due_text
 )
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="If it is late: 'skip after 10m', garbage or run.")
-@click.option(
-    "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; may be repeated."
-)
+@header_option
 @click.option(
     "--on-duplicate",
     type=click.Choice([mode.value for mode in OnDuplicate]),
@@ -63,8 +72,7 @@ from lisa.producer.plan import due_text
     show_default=True,
     help="What to do if the id is already known.",
 )
-@click.option("--json-body", "kind", flag_value="json", help="BODY must be JSON.")
-@click.option("--text", "kind", flag_value="text", help="BODY is text even if it looks like JSON.")
+@kind_options
 @click.option(
     "--file",
     "file",
@@ -218,6 +226,8 @@ def _send_lines(
     empty: the numbers of the lines without a body that were read so far. An error says how many
     lines were sent before.
     """
+    from lisa.producer.calls import pieces
+
     counts = {str(outcome): 0 for outcome in Sent}
     producer.send_many(topic, [], **options)  # checks the options before lines are read
     try:
@@ -238,9 +248,7 @@ def _send_lines(
 @click.argument("topic", required=False)
 @due_options
 @calendar_options
-@click.option(
-    "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; may be repeated."
-)
+@header_option
 @click.option("--id", "message_id", metavar="ID", help="Explain this message of TOPIC instead.")
 @common
 def next_(
@@ -282,6 +290,8 @@ def _asked(
     chosen: Chosen, given: dict[str, Any], headers: dict[str, str], now_ms: int
 ) -> tuple[str, dict[str, str]]:
     """The due time that was asked for, and the headers that the message would have."""
+    from lisa.producer.plan import due_text
+
     delay: timedelta | None = given["delay"]
     at: datetime | None = given["at"]
     check_zone(chosen, at, given["tz"])

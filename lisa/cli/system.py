@@ -10,14 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from lisa.admin import acl as rights
-from lisa.admin.acl import NEWER
-from lisa.admin.doctor import examine
-from lisa.admin.fsck import KINDS, CheckReport
-from lisa.admin.fsck import check as check_consistency
-from lisa.admin.roles import RolePresence
-from lisa.admin.roles import consumers as list_consumers
-from lisa.admin.roles import managers as list_managers
+from lisa import admin
 from lisa.cli.options import Chosen, common, read_text_file
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.topics import require_topics
@@ -25,7 +18,6 @@ from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.model.sharding import topic_of
-from lisa.core.store.server_checks import CheckResult
 
 _USER = re.compile(r"[^\s\x00]{1,128}\Z")
 FINDINGS_SHOWN = 100
@@ -40,7 +32,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
     Exit code 1 if the topic is unknown.
     """
     store = chosen.store()
-    found = store.drive(list_consumers(store, [topic] if topic else ()))
+    found = store.drive(admin.roles.consumers(store, [topic] if topic else ()))
     if topic and not found:
         require_topics(store, [topic])
     if _as_json(chosen, found):
@@ -69,7 +61,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
 def managers(chosen: Chosen) -> None:
     """List the managers, including managers that are gone."""
     store = chosen.store()
-    found = store.drive(list_managers(store))
+    found = store.drive(admin.roles.managers(store))
     if _as_json(chosen, found):
         return
     print_table(
@@ -89,7 +81,7 @@ def managers(chosen: Chosen) -> None:
     )
 
 
-def _as_json(chosen: Chosen, found: list[RolePresence[Any]]) -> bool:
+def _as_json(chosen: Chosen, found: list[admin.roles.RolePresence[Any]]) -> bool:
     if not chosen.json:
         return False
 
@@ -152,7 +144,7 @@ def acl(
     """
     if nopass and password_file is not None:
         raise click.UsageError("--nopass and --password-file exclude each other")
-    names = rights.check_roles(roles)
+    names = admin.acl.check_roles(roles)
     keys = Keys(chosen.server()[1])
     users = {user: names} if user else {f"{keys.prefix}-{role}": [role] for role in names}
     for name in users:
@@ -164,8 +156,8 @@ def acl(
     newer = _newer(chosen)
     found = []
     for name, some in users.items():
-        commands = rights.rights_of(some, newer=newer, cluster=cluster, durability=durability)
-        text = rights.line(name, some, commands, keys, password=password, style=style)
+        commands = admin.acl.rights_of(some, newer=newer, cluster=cluster, durability=durability)
+        text = admin.acl.line(name, some, commands, keys, password=password, style=style)
         found.append({"user": name, "roles": some, "commands": commands, "line": text})
     if chosen.json:
         print_json({"prefix": keys.prefix, "users": found})
@@ -189,7 +181,9 @@ def _newer(chosen: Chosen) -> frozenset[str]:
         return frozenset()
 
     store = chosen.store(checked=False)
-    return frozenset(command for command in NEWER if store.ask("COMMAND", "INFO", command)[0])
+    return frozenset(
+        command for command in admin.acl.NEWER if store.ask("COMMAND", "INFO", command)[0]
+    )
 
 
 @click.command()
@@ -200,8 +194,8 @@ def doctor(chosen: Chosen) -> None:
     Exit code 1 if a check fails; warnings do not count.
     """
     store = chosen.store(checked=False)
-    checks = store.drive(examine(store))
-    ok = all(check.verdict is not CheckResult.FAIL for check in checks)
+    checks = store.drive(admin.doctor.examine(store))
+    ok = all(check.verdict != "fail" for check in checks)
     if chosen.json:
         print_json(
             {
@@ -243,10 +237,10 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
     store = chosen.store()
     with console(err=True).status("") as status:
 
-        def progress(phase: str, report: CheckReport) -> None:
+        def progress(phase: str, report: admin.fsck.CheckReport) -> None:
             status.update(f"{phase} ... {report.bodies:,} messages, {report.total:,} findings")
 
-        report = store.drive(check_consistency(store, topics, repair=repair, progress=progress))
+        report = store.drive(admin.fsck.check(store, topics, repair=repair, progress=progress))
     if not (report.total or report.bodies):
         require_topics(store, topics)
     if chosen.json:
@@ -272,7 +266,7 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _show_report(report: CheckReport, *, repair: bool) -> None:
+def _show_report(report: admin.fsck.CheckReport, *, repair: bool) -> None:
 
     if report.findings:
         print_table(
@@ -295,7 +289,7 @@ def _show_report(report: CheckReport, *, repair: bool) -> None:
             )
         print_table(
             ["finding", "times ", "meaning"],
-            [(kind, n, KINDS[kind]) for kind, n in report.kinds.most_common()],
+            [(kind, n, admin.fsck.KINDS[kind]) for kind, n in report.kinds.most_common()],
         )
     topics = len(report.topics)
     checked = (

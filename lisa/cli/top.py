@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.live import Live
 
-from lisa.admin.live import Interval, TopicsSnapshot, activity, look
-from lisa.admin.topics import TopicState
+from lisa import admin
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import (
     console,
@@ -24,7 +22,9 @@ from lisa.cli.output import (
 )
 from lisa.cli.topics import STATES, counts_fields, overdue_warning, require_topics
 from lisa.core.model.errors import ServerUnavailable
-from lisa.core.store.store import SyncStore
+
+if TYPE_CHECKING:
+    from lisa.core.store.store import SyncStore
 
 COLUMNS = [
     "topic",
@@ -81,45 +81,55 @@ def top(chosen: Chosen, topics: tuple[str, ...], *, once: bool, interval: float)
 def _stream(
     chosen: Chosen, store: SyncStore, topics: tuple[str, ...], interval: float, *, once: bool
 ) -> None:
-
-    before = store.drive(look(store, topics))
-    while True:
-        time.sleep(interval)
-        after = store.drive(look(store, topics))
+    for before, after in _intervals(store, topics, interval):
         _print(chosen, store, before, after)
         if once:
             return
-        before = after
 
 
 def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    before = store.drive(look(store, topics))
     with Live(console=console(), screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            after = _next(store, topics, live)
-            shown = _lines(store, activity(before, after), after, *live.console.size)
-            live.update(Text("\n".join(shown)), refresh=True)
+
+        def show(text: str) -> None:
+            live.update(Text(text), refresh=True)
+
+        for before, after in _intervals(store, topics, interval, show):
+            shown = _lines(store, admin.live.activity(before, after), after, *live.console.size)
+            show("\n".join(shown))
+
+
+def _intervals(
+    store: SyncStore,
+    topics: tuple[str, ...],
+    interval: float,
+    show: Callable[[str], None] | None = None,
+) -> Iterator[tuple[admin.live.TopicsSnapshot, admin.live.TopicsSnapshot]]:
+    """Two snapshots for each interval. With `show`, shows errors of an unavailable server."""
+    before = store.drive(admin.live.look(store, topics))
+    while True:
+        time.sleep(interval)
+        try:
+            after = store.drive(admin.live.look(store, topics))
+        except ServerUnavailable as error:
+            if show is None:
+                raise
+            show(str(error))
+        else:
+            yield before, after
             before = after
 
 
-def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> TopicsSnapshot:
-    """The next snapshot; shows errors and retries while the server is unavailable."""
-    from rich.text import Text
+def _print(
+    chosen: Chosen,
+    store: SyncStore,
+    before: admin.live.TopicsSnapshot,
+    after: admin.live.TopicsSnapshot,
+) -> None:
 
-    while True:
-        try:
-            return store.drive(look(store, topics))
-        except ServerUnavailable as error:
-            live.update(Text(str(error)), refresh=True)
-
-
-def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: TopicsSnapshot) -> None:
-
-    found = activity(before, after)
+    found = admin.live.activity(before, after)
     if chosen.json:
         topics = [_fields(after.topics[topic], interval) for topic, interval in found.items()]
         seconds = (after.at_us - before.at_us) / 1e6
@@ -131,7 +141,7 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
         print(flush=True)
 
 
-def _fields(counts: TopicState, interval: Interval) -> dict[str, Any]:
+def _fields(counts: admin.topics.TopicState, interval: admin.live.Interval) -> dict[str, Any]:
     return {
         **counts_fields(counts),
         "in_per_s": interval.per_s("sent"),
@@ -146,8 +156,8 @@ def _fields(counts: TopicState, interval: Interval) -> dict[str, Any]:
 
 def _lines(
     store: SyncStore,
-    found: dict[str, Interval],
-    at: TopicsSnapshot,
+    found: dict[str, admin.live.Interval],
+    at: admin.live.TopicsSnapshot,
     width: int | None,
     height: int | None,
 ) -> Iterator[str]:

@@ -10,32 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from lisa.admin.groups import add as declare_group
-from lisa.admin.groups import delete as delete_topic
-from lisa.admin.groups import remove as purge_group
-from lisa.admin.groups import unsettled_in_all
-from lisa.admin.journal import forget as forget_archive_of
-from lisa.admin.journal import journal as read_journal
-from lisa.admin.live import lateness_percentile
-from lisa.admin.push import SetTarget, StoredPushTarget, set_target, targets
-from lisa.admin.push import remove as remove_targets
-from lisa.admin.roles import managers as list_managers
-from lisa.admin.roles import suspected_names
-from lisa.admin.topics import (
-    TopicState,
-    counts,
-    exists,
-    overdue_ms,
-    ramp_state,
-    set_options,
-    unset_options,
-)
-from lisa.admin.topics import pause as pause_topic
-from lisa.admin.topics import resume as resume_topic
+from lisa import admin
 from lisa.cli.options import Chosen, common, duration, read_text_file
 from lisa.cli.output import (
     confirm,
@@ -55,14 +34,15 @@ from lisa.core.model.keys import check_topic
 from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.options import OPTIONS, TopicOptions, encode
 from lisa.core.model.options import warning as options_warning
-from lisa.core.store.presence import OVERDUE, warning, write_refusal
-from lisa.core.store.store import SyncStore
+
+if TYPE_CHECKING:
+    from lisa.core.store.store import SyncStore
 
 STATES = ("ready", "in_flight", "retry", "garbage")
 """The states in which a group has messages."""
 
 
-def counts_fields(counts: TopicState) -> dict[str, Any]:
+def counts_fields(counts: admin.topics.TopicState) -> dict[str, Any]:
     """A topic's counts for JSON output."""
     return {
         "topic": counts.topic,
@@ -86,24 +66,15 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
     }
 
 
-def overdue_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
+def overdue_warning(
+    store: SyncStore, states: Sequence[admin.topics.TopicState], now_ms: int
+) -> str | None:
     """Why messages wait: the server refuses writes, or no manager runs; None if all is well."""
-    return late_warning(store, overdue_ms(states, now_ms))
+    late_ms = admin.topics.overdue_ms(states, now_ms)
+    return store.drive(admin.roles.late_warning(store, late_ms))
 
 
-def late_warning(store: SyncStore, late_ms: int, what: str = "messages") -> str | None:
-    """The same for messages or schedules that are late by that much."""
-    refusal = store.drive(write_refusal(store, store.keys.managers))
-    if refusal is not None:
-        return f"{store.where} {refusal.cause} and refuses writes: {refusal.cure}"
-    if late_ms < duration_ms(OVERDUE) or any(
-        manager.alive for manager in store.drive(list_managers(store))
-    ):
-        return None
-    return warning(late_ms, what)
-
-
-def print_groups(counts: TopicState) -> None:
+def print_groups(counts: admin.topics.TopicState) -> None:
     """Print the messages of each group by state."""
     print_table(
         ["group", "ready ", "in flight ", "retry ", "garbage "],
@@ -124,7 +95,7 @@ def store_with_topic(chosen: Chosen, topic: str) -> SyncStore:
 def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> None:
     """End the command with exit code 1 if one of the topics is unknown; names a similar one."""
     for topic in topics:
-        if not store.drive(exists(store, topic)):
+        if not store.drive(admin.topics.exists(store, topic)):
             near = difflib.get_close_matches(topic, store.drive(store.topics()), n=1, cutoff=0.75)
             hint = f"; did you mean {near[0]}?" if near else ""
             fail(f"topic {topic} is unknown{hint}{cure}")
@@ -133,25 +104,23 @@ def require_topics(store: SyncStore, topics: Sequence[str], cure: str = "") -> N
 @contextmanager
 def telling_new_topic(store: SyncStore, topic: str) -> Iterator[None]:
     """Say on stderr that the command created the topic: its name may be mistyped."""
-    was_known = store.drive(exists(store, topic))
+    was_known = store.drive(admin.topics.exists(store, topic))
     yield
     if not was_known:
         click.echo(f"lisa: topic {topic} is new", err=True)
 
 
-def print_suspected_names(store: SyncStore, states: Sequence[TopicState]) -> None:
+def print_suspected_names(store: SyncStore, states: Sequence[admin.topics.TopicState]) -> None:
     """Print to stderr which topics may be mistyped."""
-    for line in store.drive(suspected_names(store, states)):
+    for line in store.drive(admin.roles.suspected_names(store, states)):
         width = terminal_width() or sys.maxsize
         click.echo(textwrap.fill(f"lisa: {line}", width, break_long_words=False), err=True)
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:
     """Print what a change did, or that it changed nothing."""
-    if chosen.json:
-        print_json({"topic": topic, "result": said, "changed": changed})
-    else:
-        click.echo(f"{topic}  {said}" + ("" if changed else " (unchanged)"))
+    line = f"{topic}  {said}" + ("" if changed else " (unchanged)")
+    chosen.answer({"topic": topic, "result": said, "changed": changed}, line)
 
 
 @click.command()
@@ -159,7 +128,7 @@ def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> Non
 def topics(chosen: Chosen) -> None:
     """Show the message counts of all topics by state, and the next due time."""
     store = chosen.store()
-    found = store.drive(counts(store, store.drive(store.topics())))
+    found = store.drive(admin.topics.counts(store, store.drive(store.topics())))
     now_ms = store.drive(store.server_time_ms())
     if chosen.json:
         print_json([counts_fields(state) for state in found])
@@ -202,11 +171,11 @@ def topic() -> None:
 def show(chosen: Chosen, topic: str) -> None:
     """Show a topic's options, groups and counters. Exit code 1 if the topic is unknown."""
     store = store_with_topic(chosen, topic)
-    found = store.drive(counts(store, [topic]))[0]
+    found = store.drive(admin.topics.counts(store, [topic]))[0]
     options = store.drive(store.options(topic))
     now_ms = store.drive(store.server_time_ms())
-    ramp = options.ramp and store.drive(ramp_state(store, topic, options.ramp, now_ms))
-    p50, p99 = (lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
+    ramp = options.ramp and store.drive(admin.topics.ramp_state(store, topic, options.ramp, now_ms))
+    p50, p99 = (admin.live.lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
     if chosen.json:
         print_json(
             {
@@ -260,7 +229,7 @@ def option_fields(options: TopicOptions) -> dict[str, Any]:
 def pause(chosen: Chosen, topic: str) -> None:
     """Pause promotion and delivery. Messages in flight can still finish."""
     store = store_with_topic(chosen, topic)
-    print_result(chosen, topic, "paused", changed=store.drive(pause_topic(store, topic)))
+    print_result(chosen, topic, "paused", changed=store.drive(admin.topics.pause(store, topic)))
 
 
 @topic.command()
@@ -269,7 +238,7 @@ def pause(chosen: Chosen, topic: str) -> None:
 def resume(chosen: Chosen, topic: str) -> None:
     """Resume a paused topic."""
     store = store_with_topic(chosen, topic)
-    print_result(chosen, topic, "running", changed=store.drive(resume_topic(store, topic)))
+    print_result(chosen, topic, "running", changed=store.drive(admin.topics.resume(store, topic)))
 
 
 @topic.command()
@@ -282,12 +251,12 @@ def delete(chosen: Chosen, topic: str, *, yes: bool) -> None:
     Stop its consumers and producers first. A topic in a manager's YAML comes back without messages.
     """
     store = store_with_topic(chosen, topic)
-    (found,) = store.drive(counts(store, [topic]))
+    (found,) = store.drive(admin.topics.counts(store, [topic]))
     held = found.waiting + sum(getattr(found, state) for state in STATES)
     names = ", ".join(group.name for group in found.groups) or "none"
     confirm(f"Topic {topic} has {held} messages (groups: {names}). Delete it?", yes=yes)
     with counting("purged") as progress:
-        done = store.drive(delete_topic(store, topic, progress=progress))
+        done = store.drive(admin.groups.delete(store, topic, progress=progress))
     print_result(
         chosen,
         topic,
@@ -330,7 +299,7 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
     encoded, store = encode(options), chosen.store()
     if not create:
         require_topics(store, [check_topic(topic)], "; to create it, add --create")
-    changed = store.drive(set_options(store, topic, options))
+    changed = store.drive(admin.topics.set_options(store, topic, options))
     if (said := options_warning(topic, encoded)) is not None:
         click.echo(f"lisa: warning: {said}", err=True)
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
@@ -343,7 +312,7 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
 def unset(chosen: Chosen, topic: str, names: tuple[str, ...]) -> None:
     """Reset options to their defaults, or to the YAML values of a manager at its next start."""
     store = store_with_topic(chosen, topic)
-    changed = store.drive(unset_options(store, topic, names))
+    changed = store.drive(admin.topics.unset_options(store, topic, names))
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
 
 
@@ -360,7 +329,7 @@ def group_add(chosen: Chosen, topic: str, group: str) -> None:
     """Declare a group. It receives every message that is promoted from now on."""
     store = chosen.store()
     with telling_new_topic(store, topic):
-        new = store.drive(declare_group(store, topic, group))
+        new = store.drive(admin.groups.add(store, topic, group))
         print_result(chosen, topic, f"group {group} is declared", changed=new)
 
 
@@ -376,13 +345,13 @@ def group_remove(chosen: Chosen, topic: str, group: str, *, yes: bool) -> None:
     removal.
     """
     store = store_with_topic(chosen, topic)
-    owed = store.drive(unsettled_in_all(store, topic, group))
+    owed = store.drive(admin.groups.unsettled_in_all(store, topic, group))
     if owed:
         confirm(
             f"Group {group} of {topic} still has {owed} unsettled messages. Remove it?", yes=yes
         )
     with counting("purged") as progress:
-        settled = store.drive(purge_group(store, topic, group, progress=progress))
+        settled = store.drive(admin.groups.remove(store, topic, group, progress=progress))
     if settled is None:
         fail(f"topic {topic} has no group {group}")
     print_result(
@@ -396,7 +365,7 @@ def group_remove(chosen: Chosen, topic: str, group: str, *, yes: bool) -> None:
 def list_groups(chosen: Chosen, topic: str) -> None:
     """List the topic's groups."""
     store = store_with_topic(chosen, topic)
-    found = store.drive(counts(store, [topic]))[0]
+    found = store.drive(admin.topics.counts(store, [topic]))[0]
     if chosen.json:
         print_json(counts_fields(found)["groups"])
         return
@@ -414,7 +383,7 @@ def journal() -> None:
 def show_journal(chosen: Chosen, topic: str) -> None:
     """Show the journal's length and the progress of each archive."""
     store = store_with_topic(chosen, topic)
-    found = store.drive(read_journal(store, topic))
+    found = store.drive(admin.journal.journal(store, topic))
     if chosen.json:
         print_json(asdict(found))
         return
@@ -446,7 +415,7 @@ def show_journal(chosen: Chosen, topic: str) -> None:
 def forget_archive(chosen: Chosen, topic: str, archive: str) -> None:
     """Stop keeping events for an archive that is no longer used."""
     store = store_with_topic(chosen, topic)
-    if not store.drive(forget_archive_of(store, topic, archive)):
+    if not store.drive(admin.journal.forget(store, topic, archive)):
         fail(f"topic {topic} has no archive {archive}")
     print_result(chosen, topic, f"archive {archive} is forgotten", changed=True)
 
@@ -503,7 +472,7 @@ def push(
     store = chosen.store()
     with telling_new_topic(store, topic):
         done = store.drive(
-            set_target(
+            admin.push.set_target(
                 store,
                 topic,
                 url,
@@ -517,7 +486,7 @@ def push(
         _print_target(chosen, done)
 
 
-def _print_target(chosen: Chosen, done: SetTarget) -> None:
+def _print_target(chosen: Chosen, done: admin.push.SetTarget) -> None:
     target = done.target
     if chosen.json:
         secret = {"secret": target.secret} if done.is_new_secret else {}
@@ -528,7 +497,7 @@ def _print_target(chosen: Chosen, done: SetTarget) -> None:
         click.echo(f"secret (shown only once): {target.secret}")
 
 
-def _target_fields(target: StoredPushTarget) -> dict[str, Any]:
+def _target_fields(target: admin.push.StoredPushTarget) -> dict[str, Any]:
     return {
         "topic": target.topic,
         "group": target.group,
@@ -542,7 +511,9 @@ def _show_targets(chosen: Chosen, topic: str, group: str | None) -> None:
 
     store = chosen.store()
     found = [
-        target for target in store.drive(targets(store, topic)) if group in (None, target.group)
+        target
+        for target in store.drive(admin.push.targets(store, topic))
+        if group in (None, target.group)
     ]
     if chosen.json:
         print_json([_target_fields(target) for target in found])
@@ -566,13 +537,11 @@ def _show_targets(chosen: Chosen, topic: str, group: str | None) -> None:
 def _remove_targets(chosen: Chosen, topic: str, group: str | None) -> None:
 
     store = chosen.store()
-    gone = store.drive(remove_targets(store, topic, group))
+    gone = store.drive(admin.push.remove(store, topic, group))
     if not gone:
         _fail_without_target(topic, group)
-    if chosen.json:
-        print_json({"topic": topic, "removed": gone})
-    else:
-        click.echo(f"{topic}  no longer pushed: {', '.join(gone)}")
+    line = f"{topic}  no longer pushed: {', '.join(gone)}"
+    chosen.answer({"topic": topic, "removed": gone}, line)
 
 
 def _fail_without_target(topic: str, group: str | None) -> NoReturn:

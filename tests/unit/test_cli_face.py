@@ -42,6 +42,17 @@ def each_command(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield from each_command(found, *path, name)
 
 
+def test_no_command_imports_anything_heavy_for_its_help(processes: Processes) -> None:
+    code = (
+        "import sys, click; from lisa.cli.main import main; root = click.Context(main)\n"
+        "for name in main.list_commands(root): main.get_command(root, name)\n"
+        "print(sorted({'redis', 'pydantic', 'rich', 'yaml', 'asyncio'} & set(sys.modules)))"
+    )
+    listed = processes.start("-c", code)
+    assert listed.wait() == 0
+    assert listed.output.strip() == "[]"
+
+
 def test_help_of_every_command() -> None:
     assert isinstance(main, LazyGroup)
     paths = [*each_command(main), ()]
