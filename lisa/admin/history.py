@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from operator import add
 
 from lisa.admin.live import Interval, risen
 from lisa.admin.reading import ask_all, counted, counted_pairs, shards
@@ -261,35 +262,29 @@ def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list
 
     A topic without groups yields the waiting messages for a group named "".
     """
-    parts: dict[str, list[Due]] = {}
-    for shard in (yield from shards(store, topic)):
-        for load in (yield from _due_in_shard(store, shard, horizon, now_ms=now_ms)):
-            parts.setdefault(load.group, []).append(load)
-    return [_sum_of_shards(parts[group]) for group in sorted(parts)]
-
-
-def _sum_of_shards(parts: Sequence[Due]) -> Due:
-    """One group's load on all shards of a topic."""
-    first = parts[0]
-    return Due(
-        first.group,
-        sum(load.backlog for load in parts),
-        tuple(
-            (start, end, sum(load.steps[i][2] for load in parts))
-            for i, (start, end, _) in enumerate(first.steps)
-        ),
-        sum(load.beyond for load in parts),
-    )
-
-
-def _due_in_shard(store: Store, shard: Shard, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
-    """The load of each group in one shard.
-
-    The replies are the counts of each sorted set, then two replies per group on its ready stream.
-    """
     step = horizon.step_ms
     first = now_ms - now_ms % step
     edges = [now_ms, *(first + i * step for i in range(1, horizon.count + 1))]
+    loads: dict[str, list[int]] = {}
+    for shard in (yield from shards(store, topic)):
+        for group, counts in (yield from _due_in_shard(store, shard, edges)).items():
+            loads[group] = list(map(add, counts, loads.get(group, [0] * len(counts))))
+    return [
+        Due(
+            group,
+            backlog,
+            tuple((start, end, n) for (start, end), n in zip(pairwise(edges), counts, strict=True)),
+            beyond,
+        )
+        for group, (backlog, *counts, beyond) in sorted(loads.items())
+    ]
+
+
+def _due_in_shard(store: Store, shard: Shard, edges: list[int]) -> Flow[dict[str, list[int]]]:
+    """By group, the messages in one shard that are due between the edges, and beyond all edges.
+
+    The replies are the counts of each sorted set, then two replies per group on its ready stream.
+    """
     groups = yield from store.groups(shard)
     keys = store.keys.topic(shard)
     zsets = [keys.waiting, *(keys.group(name).retry for name in groups)]
@@ -298,19 +293,15 @@ def _due_in_shard(store: Store, shard: Shard, horizon: Horizon, *, now_ms: int) 
         ready = keys.group(name).ready
         asked += [("XLEN", ready), ("XPENDING", ready, name)]
     replies = iter((yield from ask_all(store, asked)))
-    width = len(edges) + 1
-    rows = [[next(replies) or 0 for _ in range(width)] for _ in zsets]
-    found = []
-    for i, name in enumerate(groups or ("",)):
-        sums = [sum(both) for both in zip(rows[0], rows[i + 1], strict=True)] if groups else rows[0]
-        unread = 0
-        if groups:
-            length, pending = next(replies) or 0, next(replies)
-            unread = max(0, length - (pending[0] if pending else 0))
-        steps = tuple(
-            (start, end, n) for (start, end), n in zip(pairwise(edges), sums[1:-1], strict=True)
-        )
-        found.append(Due(name, sums[0] + unread, steps, sums[-1]))
+    waiting, *retries = [[next(replies) or 0 for _ in range(len(edges) + 1)] for _ in zsets]
+    if not groups:
+        return {"": waiting}
+    found = {}
+    for name, retry in zip(groups, retries, strict=True):
+        length, pending = next(replies) or 0, next(replies)
+        counts = list(map(add, waiting, retry))
+        counts[0] += max(0, length - (pending[0] if pending else 0))
+        found[name] = counts
     return found
 
 
