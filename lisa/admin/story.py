@@ -96,51 +96,54 @@ def read_back(
 def _read_back(
     store: Store, where: tuple[str, str], cursor: str | None, most: int, not_before_ms: int
 ) -> Flow[Story]:
+    start = "+" if cursor is None else "({}-{}".format(*entry_number(cursor))
+    end = str(not_before_ms) if not_before_ms else "-"
+    found, looked, last, is_last = yield from _events_between(
+        store, where, start, end, most, backwards=True
+    )
+    return Story(tuple(reversed(found)), looked, _ms(last), None if is_last else last)
+
+
+def _events_between(
+    store: Store,
+    where: tuple[str, str],
+    start: str,
+    end: str,
+    most: int,
+    *,
+    backwards: bool = False,
+) -> Flow[tuple[list[StoryEvent], int, str | None, bool]]:
+    """The events of an id among the first `most` between two entries.
+
+    Returns also how many events were read, the last one's entry, and whether there are no more.
+    """
     shard, message_id = where
-    wanted = message_id.encode()
-    end = "+" if cursor is None else "({}-{}".format(*entry_number(cursor))
-    start = str(not_before_ms) if not_before_ms else "-"
     found: list[StoryEvent] = []
-    looked, last = 0, None
-    while looked < most:
-        call = ReadJournal(shard, end, start, backwards=True, most=most - looked)
+    looked, last, is_last = 0, None, False
+    while looked < most and not is_last:
+        call = ReadJournal(shard, start, end, backwards=backwards, most=most - looked)
         is_last, items = yield from store.run(call)
-        found += _events(items, wanted)
+        found += _events(items, message_id.encode())
         looked += len(items)
         if items:
             last = text(items[-1][0])
-            end = f"({last}"
-        if is_last:
-            return Story(tuple(reversed(found)), looked, _ms(last), None)
-    return Story(tuple(reversed(found)), looked, _ms(last), last)
+            start = f"({last}"
+    return found, looked, last, is_last
 
 
 def around(
     store: Store, topic: str, message_id: str, instants_ms: Iterable[int]
 ) -> Flow[list[StoryEvent]]:
     """The events of an id near the given instants, oldest first."""
-    found: list[StoryEvent] = []
-    instants = sorted(set(instants_ms))
+    found: dict[tuple[str, str], StoryEvent] = {}
     for shard in (yield from shards_of_id(store, topic, message_id)):
-        found += yield from _around(store, shard, message_id, instants)
-    return sorted(found, key=lambda event: entry_number(event.entry))
-
-
-def _around(
-    store: Store, shard: str, message_id: str, instants: Sequence[int]
-) -> Flow[list[StoryEvent]]:
-    wanted = message_id.encode()
-    found: dict[str, StoryEvent] = {}
-    for instant in instants:
-        start, end = str(max(0, instant - BEFORE_MS)), str(instant + AFTER_MS)
-        looked, is_last = 0, False
-        while looked < MOST_AROUND and not is_last:
-            is_last, items = yield from store.run(ReadJournal(shard, start, end))
-            found |= {event.entry: event for event in _events(items, wanted)}
-            looked += len(items)
-            if items:
-                start = f"({text(items[-1][0])}"
-    return list(found.values())
+        for instant in sorted(set(instants_ms)):
+            start, end = str(max(0, instant - BEFORE_MS)), str(instant + AFTER_MS)
+            events, *_ = yield from _events_between(
+                store, (shard, message_id), start, end, MOST_AROUND
+            )
+            found |= {(shard, event.entry): event for event in events}
+    return sorted(found.values(), key=lambda event: entry_number(event.entry))
 
 
 def previews(store: Store, topic: str, ids: Sequence[str], most: int) -> Flow[list[Preview | None]]:
