@@ -189,17 +189,11 @@ def _ack_timeout_ms(raw: bytes | None) -> int:
 def find(store: Store, topic: str, group: str) -> Flow[StoredPushTarget | None]:
     """The target of one group; None without a target or if the group is not declared."""
     keys = store.keys.topic(topic)
-    stored, timeout, declared = yield from store.commands(
-        [
-            ("HGET", keys.options, FIELD + group),
-            ("HGET", keys.options, "ack_timeout"),
-            ("HEXISTS", keys.groups, group),
-        ]
+    stored, declared = yield from store.commands(
+        [("HGETALL", keys.options), ("HEXISTS", keys.groups, group)]
     )
-    if stored is None or not declared:
-        return None
-    read = _read(topic, {(FIELD + group).encode(): stored, b"ack_timeout": timeout or b""})
-    return read[0] if read else None
+    found = {target.group: target for target in _read(topic, pairs(stored))}
+    return found.get(group) if declared else None
 
 
 def set_target(
