@@ -309,10 +309,10 @@ def test_a_deferred_message_comes_again_with_the_same_attempt(
 
 def test_an_ack_that_did_not_count_is_not_announced(bench: Bench) -> None:
     """The lease ended, and the message was purged."""
-    bench.declare(TOPIC, ack_timeout="200ms", retry_delays="")
+    bench.declare(TOPIC, ack_timeout="1s", retry_delays="")
     consumer, handler = Consumer(bench.url), Blocking()
     acked = heard(consumer.message_acked)
-    consumer.on(TOPIC, handler, timeout="100ms")
+    consumer.on(TOPIC, handler, timeout="800ms")
     [gone] = bench.send(TOPIC, ["gone"])
     with consumer:
         with bench.manager(TOPIC):
