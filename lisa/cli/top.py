@@ -82,7 +82,16 @@ def _stream(
     chosen: Chosen, store: SyncStore, topics: tuple[str, ...], interval: float, *, once: bool
 ) -> None:
     for before, after in _intervals(store, topics, interval):
-        _print(chosen, store, before, after)
+        found = admin.live.activity(before, after)
+        if chosen.json:
+            fields = [_fields(after.topics[topic], one) for topic, one in found.items()]
+            seconds = (after.at_us - before.at_us) / 1e6
+            print_json({"at_ms": after.at_us // 1000, "seconds": seconds, "topics": fields})
+            sys.stdout.flush()
+        else:
+            for line in _lines(store, found, after, terminal_width(), None):
+                print(line)
+            print(flush=True)
         if once:
             return
 
@@ -120,25 +129,6 @@ def _intervals(
         else:
             yield before, after
             before = after
-
-
-def _print(
-    chosen: Chosen,
-    store: SyncStore,
-    before: admin.live.TopicsSnapshot,
-    after: admin.live.TopicsSnapshot,
-) -> None:
-
-    found = admin.live.activity(before, after)
-    if chosen.json:
-        topics = [_fields(after.topics[topic], interval) for topic, interval in found.items()]
-        seconds = (after.at_us - before.at_us) / 1e6
-        print_json({"at_ms": after.at_us // 1000, "seconds": seconds, "topics": topics})
-        sys.stdout.flush()
-    else:
-        for line in _lines(store, found, after, terminal_width(), None):
-            print(line)
-        print(flush=True)
 
 
 def _fields(counts: admin.topics.TopicState, interval: admin.live.Interval) -> dict[str, Any]:
