@@ -569,7 +569,7 @@ class _Check:
         yield Pause(RECHECK_S)
         for topic in (yield from self._unknown(suspects)):
             finding = Finding(kind="unregistered", topic=topic)
-            yield from self._add(finding, self.store.register([topic]))
+            yield from self._add(finding, self.store.list_again([topic]))
 
     def _unknown(self, topics: list[str]) -> Flow[list[str]]:
         found = []
