@@ -263,11 +263,11 @@ class ConsumerLife(Life):
             return set(first) <= {"in_flight", "acked"}
 
         self.until(are_taken)
-        if set(first) != {"in_flight"}:
-            return False
-        self._stop_one()
-        self._wake(ids)  # messages whose handlers had not started
-        return True
+        is_full = set(first) == {"in_flight"}
+        if is_full:
+            self._stop_one()
+        self._wake(ids)  # also messages whose handlers had not started
+        return is_full
 
     def _wake(self, ids: list[str]) -> None:
         """Let handlers return without a stop."""
