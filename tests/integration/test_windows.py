@@ -20,6 +20,7 @@ from lisa.core.model.windows import placing as local_times
 from lisa.core.transitions.topic import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
+from lisa.manager.scheduler import Scheduler
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.zone_data import ZoneData
 from tests.producers import Either
@@ -202,7 +203,8 @@ def test_topics_are_listed_while_they_have_wall_times_to_come(redis_url: str, ca
         wait_until(lambda: cast.store.ask("ZRANGE", scheduled, 0, -1) == [TOPIC.encode()])
         assert not cast.store.ask("EXISTS", past)
         wait_until(lambda: cast.store.ask("HGET", cast.keys.options, "zones") is not None)
-        assert cast.store.ask("ZRANGE", scheduled, 0, -1) == [TOPIC.encode()]
+    Scheduler(cast.store, ServerClock()).step([TOPIC])
+    assert cast.store.ask("ZRANGE", scheduled, 0, -1) == [TOPIC.encode()]
     cast.store.ask("DEL", scheduled)
     Registry(cast.store, Plan(), lambda _: None).search()
     assert cast.store.ask("ZSCORE", scheduled, TOPIC) is not None
