@@ -144,7 +144,8 @@ class Runner:
             where = Where.HERE
         with self._changed:
             self._ready[sub] = plan, where
-        self.start_waiting()
+        if where is not Where.HERE or sub.suspects:
+            self.start_waiting()
 
     def start_waiting(self) -> None:
         """Begin what may begin on other threads than the caller's.
@@ -248,7 +249,8 @@ class Runner:
                 self._take_turn(sub, plan, ends)
             finally:
                 self._release(sub, plan)
-                self.start_waiting()
+                if self._ready:
+                    self.start_waiting()
             if time.monotonic() >= ends:
                 break
 
