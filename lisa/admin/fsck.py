@@ -414,11 +414,11 @@ class _Check:
         while cursor != START:
             cursor, members = yield from member_page(self.store, command, key, cursor or START)
             self.report.records += len(members)
-            for some in chunks(self._readable(topic, group, members), EXISTS_PER_CALL):
+            for part in chunks(self._readable(topic, group, members), EXISTS_PER_CALL):
                 # `bodies` checks live ids; one EXISTS shows whether there are others.
-                live = yield from self.store.command("EXISTS", *map(keys.body, some))
-                if live < len(some):
-                    yield from self._check_ids(topic, some, only="no-body")
+                live = yield from self.store.command("EXISTS", *map(keys.body, part))
+                if live < len(part):
+                    yield from self._check_ids(topic, part, only="no-body")
 
     def _readable(self, topic: str, group: str | None, ids: Sequence[bytes]) -> list[str]:
         names, foreign = readable(ids)
@@ -430,8 +430,8 @@ class _Check:
     def _check_ids(self, topic: str, ids: Sequence[str], only: str = "") -> Flow[None]:
         """Report the findings about ids and repair them if enabled. `only`: one kind."""
         size = max(1, self.store.batch_size(topic) // CALLS_PER_BATCH)
-        for some in chunks(ids, size):
-            wrong = yield from self._findings(topic, some)
+        for part in chunks(ids, size):
+            wrong = yield from self._findings(topic, part)
             lost = [one for one, kinds in wrong.items() if "no-place" in kinds]
             if lost:
                 for message_id in (yield from self._owed_elsewhere(topic, lost)):

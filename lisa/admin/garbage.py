@@ -154,8 +154,8 @@ def _each(
     store: Store, topic: str, group: str, ids: Sequence[str], kind: type[Requeue | Purge]
 ) -> Flow[list[bool]]:
     done: list[bool] = []
-    for some in chunks(ids, store.batch_size(topic, kind)):
-        done += yield from store.run_by_id(kind(topic, group, some))
+    for part in chunks(ids, store.batch_size(topic, kind)):
+        done += yield from store.run_by_id(kind(topic, group, part))
     return done
 
 

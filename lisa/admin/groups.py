@@ -142,8 +142,8 @@ def _drop_orphans(store: Store, topic: str) -> Flow[None]:
     while cursor != START:
         cursor, members = yield from member_page(store, "ZSCAN", key, cursor or START)
         ids, foreign = readable(members)
-        for some in chunks(ids, store.batch_size(topic, Mend)):
-            yield from store.run(Mend(topic, some))
+        for part in chunks(ids, store.batch_size(topic, Mend)):
+            yield from store.run(Mend(topic, part))
         if foreign:
             yield from store.command("ZREM", key, *foreign)
 

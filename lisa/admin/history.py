@@ -149,16 +149,16 @@ def _samples(
         topic: [None] * len(bounds) for topic in topics
     }
     pairs = yield from counted_pairs(store, topics)
-    for some in chunks(pairs, max(1, MOST_PER_STEP // max(1, len(bounds)))):
+    for part in chunks(pairs, max(1, MOST_PER_STEP // max(1, len(bounds)))):
         samples = yield from ask_all(
             store,
             [
                 ("XREVRANGE", store.keys.topic(shard).history, bound, "-", "COUNT", 1)
-                for _, shard in some
+                for _, shard in part
                 for bound in bounds
             ],
         )
-        for i, (topic, _) in enumerate(some):
+        for i, (topic, _) in enumerate(part):
             own = map(_counters, samples[i * len(bounds) : (i + 1) * len(bounds)])
             found[topic] = [
                 one if sample is None else summed([one or {}, sample])

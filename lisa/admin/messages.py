@@ -242,9 +242,9 @@ def rows_of(store: Store, found: Sequence[FoundAt]) -> Flow[list[Row]]:
     rows: dict[tuple[MessageSource, bytes], Row] = {}
     for source, raw in grouped(found).items():
         ids, _ = readable([raw_id for raw_id in raw if raw_id])
-        for some in chunks(ids, store.batch_size(source.shard, Inspect)):
-            seen = yield from store.run(Inspect(source.shard, some, bodies=False))
-            for one, inspection in zip(some, seen, strict=True):
+        for part in chunks(ids, store.batch_size(source.shard, Inspect)):
+            seen = yield from store.run(Inspect(source.shard, part, bodies=False))
+            for one, inspection in zip(part, seen, strict=True):
                 row = _row(source, one, inspection)
                 if row and (source.before_ms is None or (row.due_ms or 0) < source.before_ms):
                     rows[source, one.encode()] = row

@@ -146,9 +146,9 @@ def targets(store: Store, topic: str) -> Flow[list[StoredPushTarget]]:
 def targets_of_topics(store: Store, topics: Sequence[str]) -> Flow[list[StoredPushTarget]]:
     """The targets of many topics, with one round trip per 200 topics."""
     found: list[StoredPushTarget] = []
-    for some in chunks(topics, TOPICS_PER_STEP):
-        commands = [("HGETALL", store.keys.topic(topic).options) for topic in some]
-        for topic, stored in zip(some, (yield from ask_all(store, commands)), strict=True):
+    for part in chunks(topics, TOPICS_PER_STEP):
+        commands = [("HGETALL", store.keys.topic(topic).options) for topic in part]
+        for topic, stored in zip(part, (yield from ask_all(store, commands)), strict=True):
             found += _read(topic, pairs(stored or []))
     return found
 

@@ -61,8 +61,8 @@ def consumers(
     now_ms = yield from store.server_time_ms()
     found: list[RolePresence[ConsumerPresence]] = []
     keys: list[str] = []
-    for some in chunks(names, TOPICS_PER_STEP):
-        asked = yield from counted_pairs(store, some)
+    for part in chunks(names, TOPICS_PER_STEP):
+        asked = yield from counted_pairs(store, part)
         replies = yield from ask_all(
             store, [("HGETALL", store.keys.topic(shard).consumers) for _, shard in asked]
         )

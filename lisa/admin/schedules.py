@@ -44,13 +44,13 @@ class LateTicks(NamedTuple):
 def late(store: Store, topics: Sequence[str], now_ms: int) -> Flow[dict[str, LateTicks]]:
     """The late schedules of each topic that has some."""
     found: dict[str, LateTicks] = {}
-    for some in chunks(topics, TOPICS_PER_STEP):
-        keys = [store.keys.topic(topic).ticks for topic in some]
+    for part in chunks(topics, TOPICS_PER_STEP):
+        keys = [store.keys.topic(topic).ticks for topic in part]
         until = now_ms - duration_ms(OVERDUE)
         heads = [("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys]
         counts = [("ZCOUNT", key, "-inf", until) for key in keys]
         replies = yield from ask_all(store, [*heads, *counts])
-        for topic, head, n in zip(some, replies, replies[len(some) :], strict=False):
+        for topic, head, n in zip(part, replies, replies[len(part) :], strict=False):
             if head and n:
                 found[topic] = LateTicks(n, int(float(head[1])))
     return found
@@ -69,11 +69,11 @@ def past(
         name: ticks_between(record, record.made_ms, _newest(record, now_ms), count)[::-1]
         for name, record in records.items()
     }
-    ids = [occurrence_id(name, tick) for name, some in ticks.items() for tick in some]
+    ids = [occurrence_id(name, tick) for name, part in ticks.items() for tick in part]
     seen = (yield from store.run_by_id(Inspect(topic, ids, bodies=False))) if ids else []
     messages = {one: found(topic, one, what) for one, what in zip(ids, seen, strict=True)}
     return {
-        name: [_past_tick(name, tick, messages) for tick in some] for name, some in ticks.items()
+        name: [_past_tick(name, tick, messages) for tick in part] for name, part in ticks.items()
     }
 
 

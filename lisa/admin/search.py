@@ -178,7 +178,7 @@ def search(
                 except ValueError:
                     raise _unknown_cursor(cursor) from None
                 looked += len(found)
-                ids = [text(one.id) for one in found if one.id]
+                ids = [text(message.id) for message in found if message.id]
                 for one, where in (yield from _matching(store, topic, ids, query, text_wanted)):
                     hit = SearchHit(topic, one, source.state, source.group, where)
                     hits.setdefault((topic, one), hit)
@@ -213,7 +213,7 @@ def _sources(store: Store, topic: str, start: list[str] | None) -> Flow[list[Mes
         found.append(MessageSource(shard, "", LiveState.WAITING, None))
         for state in (LiveState.READY, LiveState.IN_FLIGHT, LiveState.RETRY, LiveState.GARBAGE):
             found += [MessageSource(shard, group, state, None) for group in groups]
-    places = [_name(topic, one) for one in found]
+    places = [_name(topic, found_at) for found_at in found]
     if start and start[:4] in places:  # else the group or shard is gone, or it is another topic
         return found[places.index(start[:4]) :]
     return found

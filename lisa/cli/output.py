@@ -158,7 +158,7 @@ def text_table(
         _shrink(kept, natural, words, width)
     above: list[list[list[str]]] = []
     if any(name for (name,) in head):
-        above = [head, [["-" * min(one, width or one)] for one in natural]]
+        above = [head, [["-" * min(column, width or column)] for column in natural]]
     wrap = _as_it_is if width is None else _wrapped
     for row in chain(above, first, cells):
         yield from _shown(row, kept, columns, natural, wrap)

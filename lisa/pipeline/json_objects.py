@@ -197,7 +197,7 @@ def _text(part: str, value: Any) -> str | None:
         value.encode()  # may raise
         return value
     if isinstance(value, list) and part == "retry":
-        return ",".join(f"{one}ms" if isinstance(one, int) else str(one) for one in value)
+        return ",".join(f"{pause}ms" if isinstance(pause, int) else str(pause) for pause in value)
     if isinstance(value, (dict, list)) and part not in ("", "headers"):
         raise ValueError(f"{part} is neither text nor a number")
     return None if value is None else _encoded(value)

@@ -337,7 +337,9 @@ class SendCall:
     @property
     def bodies(self) -> list[Any]:
         """The bodies, in order. To replace them, assign the same number; else InvalidMessage."""
-        return [one.body if isinstance(one, Outgoing) else one for one in self.messages]
+        return [
+            message.body if isinstance(message, Outgoing) else message for message in self.messages
+        ]
 
     @bodies.setter
     def bodies(self, bodies: Sequence[Any]) -> None:

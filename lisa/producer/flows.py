@@ -390,7 +390,7 @@ class Flows(Sending):
         zone = self._zone if (tz := due.get("tz")) is None else parse_zone(tz)
         at = due_text(due.get("delay"), due.get("at"), due.get("at_ms"), zone)
         calendar = {name: due.get(name) for name in ("at_local", "fold", "business_days")}
-        is_by_calendar = any(one is not None for one in calendar.values())
+        is_by_calendar = any(value is not None for value in calendar.values())
         if at is None and not is_by_calendar:
             raise InvalidMessage(
                 "reschedule needs delay, at, at_ms or at_local; fire_now makes it due now"

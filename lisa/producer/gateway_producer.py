@@ -137,7 +137,7 @@ class GatewayProducer(AsyncProducer):
             start = len(known) - len(error.outcomes)  # of the call that failed
             known += [None] * (len(messages) - len(known))
             return [one or _own_error(error, index - start) for index, one in enumerate(known)]
-        return [one for one in known if one is not None]
+        return [outcome for outcome in known if outcome is not None]
 
     @staticmethod
     def prepare(message: Outgoing) -> Single:

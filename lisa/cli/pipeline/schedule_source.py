@@ -189,7 +189,7 @@ def _check_options(
         known |= dict.fromkeys(_INFERRING.split(), is_inferred)
     if kind in ("csv", "json"):
         for name, of_type in _FORMATS.items():
-            known[name] = is_inferred or any(isinstance(one, of_type) for one in declared)
+            known[name] = is_inferred or any(isinstance(kind, of_type) for kind in declared)
     plain = {name.lower(): name for name in known}
     for name in options:
         found = plain.get(name.lower())

@@ -77,7 +77,7 @@ class Batcher(Generic[K, T, R]):
     async def finish(self) -> None:
         """Wait until all queued items are sent."""
         here = asyncio.get_running_loop()
-        workers = [one for one in self._workers.values() if one.get_loop() is here]
+        workers = [worker for worker in self._workers.values() if worker.get_loop() is here]
         if workers:
             await asyncio.wait(workers)
 
@@ -102,7 +102,7 @@ class Batcher(Generic[K, T, R]):
                 future.cancel()
 
     def _take(self, key: K, queue: _Calls[T, R]) -> _Calls[T, R]:
-        wanted = [one for one in queue if not one[1].done()]
+        wanted = [call for call in queue if not call[1].done()]
         count = self._count(key, (item for item, _ in wanted)) if wanted else 0
         queue[:] = wanted[count:]
         return wanted[:count]
@@ -121,7 +121,7 @@ class Batcher(Generic[K, T, R]):
         middle = len(batch) // 2
         if middle and isinstance(error, (InvalidMessage, TopicFull)):
             for half in (batch[:middle], batch[middle:]):
-                if waiting := [one for one in half if not one[1].done()]:
+                if waiting := [call for call in half if not call[1].done()]:
                     await self._send(key, waiting)
             return
         for _, future in batch:
@@ -133,7 +133,7 @@ def _answered(batch: _Calls[T, R], results: Sequence[R | None]) -> _Calls[T, R]:
     for (_, future), result in zip(batch, results, strict=False):
         if result is not None and not future.done():
             future.set_result(result)
-    return [one for one in batch if not one[1].done()]
+    return [call for call in batch if not call[1].done()]
 
 
 def _copy_of(error: Exception) -> Exception:

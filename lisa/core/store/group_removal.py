@@ -190,7 +190,7 @@ def _remove(store: Store, first: Shard, group: str, work: _Work, *, begun: bool)
         return False
     # Read after the first step: shards created later do not get the group.
     parts = yield from _reach(store, first)
-    shards = yield from _shards_with(store, [one for one in parts if one != first], group)
+    shards = yield from _shards_with(store, [shard for shard in parts if shard != first], group)
     reached, is_ours = yield from _undeclare(store, first, group, shards, still_applies)
     for shard in reached:
         yield from _settle_all(store, shard, group, work, still_applies=still_applies)
@@ -300,9 +300,9 @@ def _settle_all(
 
 def _settle(store: Store, shard: Shard, group: str, ids: list[bytes], work: _Work) -> Flow[None]:
     names, foreign = readable(ids)
-    for some in chunks(names, min(MOST_IDS, store.batch_size(shard, Undeclare))):
+    for part in chunks(names, min(MOST_IDS, store.batch_size(shard, Undeclare))):
         work.spend(calls=1)
-        page = yield from store.run(Undeclare(shard, group, some, begun=True))
+        page = yield from store.run(Undeclare(shard, group, part, begun=True))
         work.settled += page.settled
     if foreign:
         keys = store.keys.topic(shard).group(group)

@@ -100,7 +100,7 @@ def note_restored(store: Store, topic: str, items: Sequence[RestoreItem]) -> Flo
 
     A message that was rescheduled waits for another time, which its envelope does not tell.
     """
-    some = [(one, headers_of(one.envelope)) for one in items if not one.group_states]
+    some = [(item, headers_of(item.envelope)) for item in items if not item.group_states]
     local = [(one, headers) for one, headers in some if LOCAL_HEADER in headers]
     if not local:
         return

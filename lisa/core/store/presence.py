@@ -169,7 +169,7 @@ def records_in(reply: Sequence[bytes] | dict[bytes, bytes], kind: type[_P]) -> l
 
 def alive(records: Iterable[_P], now_ms: int) -> list[_P]:
     """The records of roles that are not gone; `now_ms` is Redis's time."""
-    return [one for one in records if one.seen_ms > now_ms - GONE_AFTER_MS]
+    return [record for record in records if record.seen_ms > now_ms - GONE_AFTER_MS]
 
 
 def process_of(record: ConsumerPresence) -> str:
@@ -182,16 +182,16 @@ def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
     if len(parts) == 1:
         return parts[0]
     latest = max(parts, key=lambda one: one.seen_ms)
-    states = [one.state for one in parts if one.state != "running"]
+    states = [shard.state for shard in parts if shard.state != "running"]
     return msgspec.structs.replace(
         latest,
-        running=sum(one.running for one in parts),
-        held=sum(one.held for one in parts),
-        handled=sum(one.handled for one in parts),
+        running=sum(shard.running for shard in parts),
+        held=sum(shard.held for shard in parts),
+        handled=sum(shard.handled for shard in parts),
         state=states[0] if states else latest.state,
-        error=next((one.error for one in parts if one.error), ""),
-        failing_ms=max(one.failing_ms for one in parts),
-        busy_ms=max(one.busy_ms for one in parts),
+        error=next((shard.error for shard in parts if shard.error), ""),
+        failing_ms=max(shard.failing_ms for shard in parts),
+        busy_ms=max(shard.busy_ms for shard in parts),
     )
 
 
@@ -228,7 +228,7 @@ def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | Non
     """
     asked = keys if store.has_nodes else keys[:1]
     replies = yield from store.commands_once([_trial(key) for key in asked])
-    found = [_refusal_in(one) for one in replies]
+    found = [_refusal_in(reply) for reply in replies]
     return found if store.has_nodes else found * len(keys)
 
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 _OWN = frozenset({"shards"})
 """Options that apply only to the topic itself."""
 
-_COPIED = tuple(one.name for one in fields(TopicOptions) if one.name not in _OWN)
+_COPIED = tuple(option.name for option in fields(TopicOptions) if option.name not in _OWN)
 _SHARED = {"capacity": None, "max_ready": TopicOptions().max_ready}
 """Topic-wide limits, divided among the shards; with their defaults."""
 
@@ -81,7 +81,7 @@ def spread(store: Store, topic: Topic) -> Flow[Layout]:
             if count > 1:
                 own = Layout(layout.number, count).current(topic)
                 declared = yield from _copy_to_shards(
-                    store, topic_state, {one: seen[one] for one in own}, count
+                    store, topic_state, {shard: seen[shard] for shard in own}, count
                 )
                 yield from _withdraw_removed(store, topic, declared)
         latest = yield from _close_and_open(store, topic, layout, seen, topic_state)
@@ -111,7 +111,7 @@ def lost_shards(store: Store, topic: Topic, listed: Iterable[Shard]) -> Flow[lis
     """
     # Read the layout after the list: it is written before its shards are listed.
     layout = yield from store.layout(topic)
-    shards = unnamed((one for one in listed if topic_of(one) == topic), topic, layout)
+    shards = unnamed((shard for shard in listed if topic_of(shard) == topic), topic, layout)
     seen = yield from states_of(store, shards)
     held = yield from hold_messages(store, shards, seen)
     # As in `clear`, which deletes the other ones.
@@ -143,7 +143,7 @@ def hold_messages(
         keys = store.keys.topic(shard)
         # An interrupted removal leaves messages of groups that are no longer declared.
         groups = [keys.group(group) for group in state.all_groups]
-        held = [key for one in groups for key in (one.entries, one.retry, one.garbage)]
+        held = [key for group in groups for key in (group.entries, group.retry, group.garbage)]
         asked.append(("EXISTS", keys.waiting, *held))
     return list(map(bool, (yield from store.commands(asked)))) if asked else []
 
@@ -152,7 +152,11 @@ def states_of(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:
     """The state of the given shards, in the same order. Raises LisaError."""
     keys = [store.keys.topic(shard) for shard in shards]
     replies = yield from store.commands(
-        [command for one in keys for command in (("HGETALL", one.options), ("HKEYS", one.groups))]
+        [
+            command
+            for shard_keys in keys
+            for command in (("HGETALL", shard_keys.options), ("HKEYS", shard_keys.groups))
+        ]
     )
     return [
         ShardState(
@@ -194,8 +198,10 @@ def _withdraw_removed(store: Store, topic: Topic, declared: Sequence[Declare]) -
     """
     if declared:
         groups = yield from store.groups(topic)
-        for group in sorted({one.group for one in declared}.difference(groups)):
-            shards = [Shard(one.topic) for one in declared if one.group == group]
+        for group in sorted({declaration.group for declaration in declared}.difference(groups)):
+            shards = [
+                Shard(declaration.topic) for declaration in declared if declaration.group == group
+            ]
             yield from group_removal.withdraw(store, topic, group, shards)
 
 
@@ -238,7 +244,7 @@ def _close_and_open(
     )
     for calls, done in zip(steps, (-number, number), strict=True):
         known = yield from _run(store, calls)
-        if any(one != done for one in known):
+        if any(number != done for number in known):
             return max(map(abs, known))
     return None
 

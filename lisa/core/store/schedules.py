@@ -167,7 +167,7 @@ def page_of_topics(
     position, _, first = (cursor or "").partition("@")
     found: dict[str, dict[str, Record]] = {}
     total = 0
-    for i, topic in enumerate(sorted(one for one in topics if one >= first)):
+    for i, topic in enumerate(sorted(topic for topic in topics if topic >= first)):
         if i >= TOPICS_PER_PAGE or total >= count:
             return RecordPage(found, f"0@{topic}")
         at = position if topic == first else None
@@ -198,13 +198,13 @@ def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int
 def scheduled_topics(store: Store) -> Flow[list[str]]:
     """The topics that may have schedules."""
     reply = yield from store.command("ZRANGE", store.keys.scheduled, 0, -1)
-    return [text(one) for one in reply]
+    return [text(name) for name in reply]
 
 
 def check_range(from_ms: int, to_ms: int) -> None:
     """Check the range of a backfill. Raises InvalidMessage."""
     if to_ms < from_ms:
-        first, last = (ms_datetime(one).isoformat() for one in (from_ms, to_ms))
+        first, last = (ms_datetime(instant).isoformat() for instant in (from_ms, to_ms))
         raise InvalidMessage(f"a backfill from {first} to {last} ends before it begins")
 
 
@@ -265,7 +265,7 @@ def tick_all(
         results[i] = yield from _again(
             store, topic, names[i], record, now_ms=now_ms, step=step, result=results[i]
         )
-    if any(isinstance(one, Misplaced) for one in results):
+    if any(isinstance(result, Misplaced) for result in results):
         yield from store.layout(Topic(topic))
     return results
 
@@ -394,14 +394,14 @@ def run_split(
         sends = Enqueue(
             topic,
             token,
-            [one.id for one in made],
-            [str(one.due_ms) for one in made],
-            [one.envelope for one in made],
-            [one.ttl_ms for one in made],
-            [one.policy for one in made],
+            [occurrence.id for occurrence in made],
+            [str(occurrence.due_ms) for occurrence in made],
+            [occurrence.envelope for occurrence in made],
+            [occurrence.ttl_ms for occurrence in made],
+            [occurrence.policy for occurrence in made],
         )
         sent = yield from store.run_by_id(sends)
-        outcomes = "".join("a" if one is Sent.ACCEPTED else "d" for one in sent)
+        outcomes = "".join("a" if outcome is Sent.ACCEPTED else "d" for outcome in sent)
     call = Schedule(topic, name, fence, b"" if step.removes else new.encode(), score)
     done = yield from store.run(call)
     if done.state == "done" and dropped:
@@ -416,7 +416,7 @@ def run_split(
 def _all_wait(store: Store, topic: str, ids: Sequence[str]) -> Flow[bool]:
     """Whether all these messages wait."""
     seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
-    return all(one.waiting_due_ms is not None for one in seen)
+    return all(state.waiting_due_ms is not None for state in seen)
 
 
 def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow[bool]:

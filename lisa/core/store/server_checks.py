@@ -118,17 +118,17 @@ def wrong_mode(where: str, server: dict[str, str]) -> ConfigError | None:
 
 def _problems(server: dict[str, str]) -> list[Check]:
     checks = [_role(server), *_persistence(server), _eviction(server)]
-    found = [one for one in checks if one.verdict is not CheckResult.OK]
+    found = [check for check in checks if check.verdict is not CheckResult.OK]
     is_embedded = _EMBEDDED in server.get("executable", "")
     has_no_file = server.get("aof_enabled") == "0" and not is_embedded
-    if has_no_file and all(one.name != "persistence" for one in found):
+    if has_no_file and all(check.name != "persistence" for check in found):
         found.append(no_append_only_file())
     return found
 
 
 def problems(server: dict[str, str]) -> list[Check]:
     """The checks that found a problem, the worst first. `server` holds the fields of INFO."""
-    memory = [one for one in [_memory(server)] if one.verdict is not CheckResult.OK]
+    memory = [check for check in [_memory(server)] if check.verdict is not CheckResult.OK]
     found = [*_problems(server), *memory]
     return sorted(found, key=lambda one: one.verdict is not CheckResult.FAIL)
 
@@ -141,7 +141,7 @@ def with_refusal(checks: Sequence[Check], refusal: Refusal | None) -> list[Check
     if refusal is None:
         return list(checks)
     found = f"the server {refusal.cause} and refuses writes"
-    rest = [one for one in checks if one.name != refusal.check]
+    rest = [check for check in checks if check.name != refusal.check]
     return [Check.fail(refusal.check, found, refusal.cure), *rest]
 
 

@@ -69,7 +69,7 @@ class Ack(OfGroup, ById[Acked]):
     state: str = "acked"
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        ids = [one.id for one in self.settlements]
+        ids = [settlement.id for settlement in self.settlements]
         return keys.bodies(ids) + keys.tombstones(ids)
 
     def args(self) -> Sequence[Argument]:
@@ -91,7 +91,7 @@ class Ack(OfGroup, ById[Acked]):
 
     @property
     def features(self) -> Features:
-        entries = {one.entry for one in self.settlements}
+        entries = {settlement.entry for settlement in self.settlements}
         return NONE if len(entries) == len(self.settlements) else STRAYS
 
     def is_nowhere(self, result: Acked) -> bool:

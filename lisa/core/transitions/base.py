@@ -169,7 +169,9 @@ class ById(Transition[list[T]]):
     @property
     def message_ids(self) -> Sequence[str]:
         """The message ids, in order."""
-        return [one if isinstance(one, str) else one[0] for one in getattr(self, self.columns[0])]
+        return [
+            item if isinstance(item, str) else item[0] for item in getattr(self, self.columns[0])
+        ]
 
     def parse(self, reply: Sequence[Any]) -> list[T]:
         """Parse a reply with one letter per message."""

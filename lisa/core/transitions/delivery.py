@@ -117,6 +117,6 @@ class Open(OfGroup, Transition[Opened]):
 def _columns(limits: Sequence[Limits | None]) -> list[Argument]:
     """The columns closes and opens."""
     return [
-        *["" if one is None else one.closes_ms for one in limits],
-        *["" if one is None else one.opens_ms for one in limits],
+        *["" if limit is None else limit.closes_ms for limit in limits],
+        *["" if limit is None else limit.opens_ms for limit in limits],
     ]

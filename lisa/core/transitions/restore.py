@@ -91,7 +91,7 @@ class Restore(Recorded, ById[Restored]):
 
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"UNDECLARED":
-            named = sorted({one.group for item in self.items for one in item.group_states})
+            named = sorted({state.group for item in self.items for state in item.group_states})
             raise GroupRemoved(
                 f"one of the groups {', '.join(named)} is not declared on topic {self.topic!r}"
             )

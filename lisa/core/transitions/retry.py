@@ -95,7 +95,8 @@ class Fail(Recorded, OfGroup, ById[Retried]):
 
     def args(self) -> Sequence[Argument]:
         lateness = lateness_argument(
-            [one.lateness for one in self.failures], [one.late_ms for one in self.failures]
+            [failure.lateness for failure in self.failures],
+            [failure.late_ms for failure in self.failures],
         )
         arguments: list[Argument] = [self.seed, lateness, len(self.failures)]
         for one in self.failures:

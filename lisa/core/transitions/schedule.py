@@ -60,7 +60,7 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
     swaps: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        ids = [*[one.id for one in self.creates], *self.drops, *self.earlier]
+        ids = [*[created.id for created in self.creates], *self.drops, *self.earlier]
         return [keys.schedules, keys.ticks, *keys.bodies_and_tombstones(ids)]
 
     def args(self) -> Sequence[Argument]:

@@ -55,7 +55,7 @@ class Expire(Recorded, OfIds, Transition[list[Expired]]):
         arguments: list[Argument] = [len(self.ids)]
         for message_id, ids in zip(self.ids, newer, strict=True):
             arguments += (message_id, -1 if ids is None else len(ids))
-        return arguments + [one for ids in newer if ids for one in ids]
+        return arguments + [message_id for ids in newer if ids for message_id in ids]
 
     def parse(self, reply: Sequence[Any]) -> list[Expired]:
         return [_OUTCOMES[letter] for letter in text(reply[0])]

@@ -264,7 +264,7 @@ async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     records, following = await call.gateway.ask(schedules.record_page, call.topic, cursor)
     if not records and cursor is None:
         await require_topic(call.gateway, call.topic)
-    shown = [_schedule(ScheduleInfo.of(call.topic, *one)) for one in records.items()]
+    shown = [_schedule(ScheduleInfo.of(call.topic, *record)) for record in records.items()]
     return SchedulesAnswer(schedules=shown, cursor=following)
 
 

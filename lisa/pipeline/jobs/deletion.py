@@ -136,8 +136,8 @@ def _erase_from_journals(
                     doomed.append(entry)
                 else:
                     unread += 1
-        for some in chunks(doomed, STEPS_PER_CALL):
-            deleted += store.ask("XDEL", store.keys.topic(journal).events, *some)
+        for part in chunks(doomed, STEPS_PER_CALL):
+            deleted += store.ask("XDEL", store.keys.topic(journal).events, *part)
     return deleted, unread
 
 

@@ -48,8 +48,8 @@ def mapped_by_topic(
 def inspected(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[Inspection]]:
     """The state of each id, without bodies."""
     found: list[Inspection] = []
-    for some in chunks(ids, store.batch_size(topic, Inspect)):
-        found += yield from store.run_by_id(Inspect(topic, some, bodies=False))
+    for part in chunks(ids, store.batch_size(topic, Inspect)):
+        found += yield from store.run_by_id(Inspect(topic, part, bodies=False))
     return found
 
 
@@ -65,18 +65,18 @@ def known(
     """
     keys, layout = store.keys.topic(topic), (yield from store.layout(Topic(topic)))
     found: dict[str, Inspection] = {}
-    for some in chunks(ids, STEPS_PER_CALL):
+    for part in chunks(ids, STEPS_PER_CALL):
         live, settled = yield from store.commands(
             [
-                ("EXISTS", *map(keys.body, some)),
-                ("EXISTS", *map(keys.done, some)),
+                ("EXISTS", *map(keys.body, part)),
+                ("EXISTS", *map(keys.done, part)),
             ]
         )
         if live or settled or layout.is_split:
-            seen = yield from inspected(store, topic, some)
-            found |= _there(some, seen)
+            seen = yield from inspected(store, topic, part)
+            found |= _there(part, seen)
         for count in () if layout.number else counts:
-            there = yield from _in_shards(store, topic, some, count)
+            there = yield from _in_shards(store, topic, part, count)
             found |= {one: is_ for one, is_ in there.items() if is_.envelope or one not in found}
     return found
 
@@ -90,8 +90,8 @@ def _in_shards(
         (PLAIN.shard_for(Topic(topic), message_id, count), message_id) for message_id in ids
     )
     for shard, own in shards.items():
-        for some in chunks(own, store.batch_size(shard, Inspect)):
-            found |= _there(some, (yield from store.run(Inspect(shard, some, bodies=False))))
+        for part in chunks(own, store.batch_size(shard, Inspect)):
+            found |= _there(part, (yield from store.run(Inspect(shard, part, bodies=False))))
     return found
 
 

@@ -560,10 +560,10 @@ def restoring(server: Server, begun_ms: int) -> Mapped:
     def restore(store: SyncStore, topic: str, rows: list[Row]) -> Iterator[list[Row]]:
         store.drive(store.groups(topic))
         most = store.batch_size(topic, Restore)
-        for some in portions(rows, most, lambda row: len(row["envelope"])):
+        for part in portions(rows, most, lambda row: len(row["envelope"])):
             if _attempt() > 0:
                 _check_memory(store, topic, begun_ms)
-            yield _restored(store, topic, some)
+            yield _restored(store, topic, part)
 
     return mapped_by_topic(server, LIST_SCHEMA, restore)
 
@@ -635,9 +635,9 @@ def reviving(server: Server, *, settle: bool) -> Mapped:
 
     def revive(store: SyncStore, topic: str, rows: list[Row]) -> Iterator[list[Row]]:
         store.drive(store.groups(topic))
-        for some in chunks(rows, store.batch_size(topic, Cancel)):
-            seen = store.drive(inspected(store, topic, [row["id"] for row in some]))
-            live = [row for row, one in zip(some, seen, strict=True) if _is_same(row, one)]
+        for part in chunks(rows, store.batch_size(topic, Cancel)):
+            seen = store.drive(inspected(store, topic, [row["id"] for row in part]))
+            live = [row for row, one in zip(part, seen, strict=True) if _is_same(row, one)]
             reasons = [f"archived as {row['state']}" for row in live]
             if settle and live:
                 said = store.call_by_id(Cancel(topic, [row["id"] for row in live]))

@@ -316,7 +316,7 @@ def _tails(
         usual = "j" if json_text else "s" if _is_text(kind) else "b"
         heads = headers or [b"0000"] * len(kinds)
         bodies = column.cast(pa.binary()).to_pylist()
-        rows = list(zip((one or usual for one in kinds), heads, bodies, strict=True))
+        rows = list(zip((kind or usual for kind in kinds), heads, bodies, strict=True))
         return conversion.each("body", lambda row: _tail_of_kind(*row), b"", rows)
     if _is_text(kind) or _is_binary(kind):
         letter = b"j" if json_text else b"s" if _is_text(kind) else b"b"
@@ -364,7 +364,9 @@ def _plain(kind: pa.DataType, value: Any) -> Any:
 def _printed(value: float) -> float:
     """The double that prints like a float of 32 bits: 1.1, not 1.100000023841858."""
     shortest = (float(f"{value:.{digits}g}") for digits in range(6, 10))
-    return next((one for one in shortest if _FLOAT.unpack(_FLOAT.pack(one))[0] == value), value)
+    return next(
+        (shorter for shorter in shortest if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == value), value
+    )
 
 
 _FLOAT = struct.Struct("f")

@@ -285,7 +285,7 @@ def _sources(part: ReadPart) -> Iterator[MessageSource]:
 def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[list[Row]]:
     """The part's messages that one source has, a page at a time."""
     if part.ids is not None:
-        asked = [FoundAt(source, one.encode("utf-8", "replace")) for one in part.ids]
+        asked = [FoundAt(source, message_id.encode("utf-8", "replace")) for message_id in part.ids]
         for some in chunks(asked, PAGE):
             yield store.drive(rows_of(store, some))
         return
@@ -293,7 +293,7 @@ def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[
     position = f"{after.score}:{after.member.decode('utf-8', 'surrogateescape')}" if after else ""
     while True:
         found, behind = store.drive(candidates(store, source, position, PAGE))
-        inside = [one for one in found if until is None or one.order <= until]
+        inside = [row for row in found if until is None or row.order <= until]
         if source.state is LiveState.WAITING:
             yield [
                 Row(id=name, topic=part.topic, state=source.state, group=None, due_ms=one.order[0])
@@ -301,7 +301,7 @@ def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[
                 for name in readable([one.id])[0]
             ]
         else:
-            yield store.drive(rows_of(store, [FoundAt(source, one.id) for one in inside]))
+            yield store.drive(rows_of(store, [FoundAt(source, row.id) for row in inside]))
         if behind is None or len(inside) < len(found):
             return
         position = behind
