@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any, TypeAlias
 
 from benchmarks.safety.fill import GROUP
-from lisa.core.delivery.opening import AHEAD_BYTES
+from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.model.envelope import encode_envelope, encode_tail
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.ack import Ack, Settlement

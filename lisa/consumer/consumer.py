@@ -316,7 +316,7 @@ class BaseConsumer(Registration):
         with self._lock:
             if self._runtime is not None and self._runtime.is_started:
                 for wanted in self._wanted_of(topic):
-                    self._runtime.readers.take(wanted)
+                    self._runtime.readers.subscribe(wanted)
             elif self._is_entered:
                 self._start_by_block()
 
@@ -375,7 +375,7 @@ class BaseConsumer(Registration):
                 raise
             self._is_started_by_block = by_block
             for wanted in self._all_wanted():  # the lifespan may have added handlers
-                self._runtime.readers.take(wanted)
+                self._runtime.readers.subscribe(wanted)
 
     def _stop(self) -> None:
         # Without the other lock, because handlers that finish meanwhile may subscribe or pull.

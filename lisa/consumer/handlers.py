@@ -30,16 +30,16 @@ from lisa.core.model.middleware import HANDLE, BaseMiddleware, chain, methods
 from lisa.core.model.outcomes import meant_to_be_raised
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
-from lisa.core.redis.flow import Flow, adrive, drive
+from lisa.core.redis.flow import Flow, drive
 
-Reader = Callable[[Envelope], Any]
+BodyDecoder = Callable[[Envelope], Any]
 
 
 class BodyMismatch(InvalidMessage):
     """A body does not match its handler's model."""
 
 
-def reader_for(model: Any) -> Reader:
+def decoder_for(model: Any) -> BodyDecoder:
     """Return a function that decodes a body to `model`, or raises BodyMismatch with the reason.
 
     A model is a msgspec Struct, dataclass, TypedDict, pydantic model or any type that msgspec
@@ -64,7 +64,7 @@ def reader_for(model: Any) -> Reader:
     return read
 
 
-def _pydantic(model: Any) -> Reader:
+def _pydantic(model: Any) -> BodyDecoder:
     from pydantic import TypeAdapter, ValidationError
 
     adapter: TypeAdapter[Any] = TypeAdapter(model)
@@ -173,7 +173,7 @@ class Receiver:
     """A one-argument handler of one topic with its options, connected to blinker as a receiver."""
 
     handler: Handler
-    read: Reader | None = None
+    decode: BodyDecoder | None = None
     batch: int | None = None
     within_s: float = 0.0
     timeout_s: float | None = None
@@ -199,7 +199,7 @@ class Receiver:
 
     def call(self, held: Held) -> Any:
         """Call the handler, with the body decoded as the model. Raises what the handler raises."""
-        if self.read is None:
+        if self.decode is None:
             return self.run(held.message)
         return self.run(self.message(held))
 
@@ -208,9 +208,9 @@ class Receiver:
 
         Raises BodyMismatch if the body does not match.
         """
-        if self.read is None:
+        if self.decode is None:
             return held.message
-        return msgspec.structs.replace(held.message, body=self.read(decode_envelope(held.data)))
+        return msgspec.structs.replace(held.message, body=self.decode(decode_envelope(held.data)))
 
 
 @dataclass(eq=False, slots=True)
@@ -349,7 +349,7 @@ class Handlers:
         check_signature(topic, handler, "message" if batch is None else "batch")
         receiver = Receiver(
             handler,
-            read=None if model is None else reader_for(model),
+            decode=None if model is None else decoder_for(model),
             batch=checked_batch(topic, batch, within),
             within_s=checked_seconds(topic, "within", within) or 0.0,
             timeout_s=checked_seconds(topic, "timeout", timeout),
@@ -522,11 +522,11 @@ def on_message(plan: HandlerPlan, held: Held) -> Flow[Outcome]:
             result = receiver.call(held)
             if result is not None and inspect.isawaitable(result):
                 result = yield AwaitResult(result)
-            worst = combined(worst, _outcome_of(result))
+            worst = combined(worst, _outcome_of_result(result))
         except asyncio.CancelledError as error:
             return verdict_of(error)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a handler is a failure too
-            worst = combined(worst, _judged(error))
+            worst = combined(worst, _outcome_of_error(error))
     return worst
 
 
@@ -541,23 +541,8 @@ def on_message_sync(plan: HandlerPlan, held: Held, wait: Wait) -> Outcome:
         if inspect.isawaitable(result):
             result = wait(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
-        return _judged(error)
-    return _outcome_of(result)
-
-
-async def on_message_async(plan: HandlerPlan, held: Held) -> Outcome:
-    """Run `on_message` on an event loop; the common case of one receiver needs no generator."""
-    if len(plan.receivers) != 1:
-        return await adrive(on_message(plan, held), None)
-    try:
-        result = plan.receivers[0].call(held)
-        if result is not None and inspect.isawaitable(result):
-            result = await result
-    except asyncio.CancelledError as error:
-        return verdict_of(error)
-    except BaseException as error:  # noqa: BLE001  as in on_message
-        return _judged(error)
-    return _outcome_of(result)
+        return _outcome_of_error(error)
+    return _outcome_of_result(result)
 
 
 def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
@@ -579,7 +564,7 @@ def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
         try:
             fitting.append((index, receiver.message(held)))
         except Exception as error:  # noqa: BLE001  a model's validators may raise anything
-            outcomes[index] = combined(outcomes[index], _judged(error))
+            outcomes[index] = combined(outcomes[index], _outcome_of_error(error))
     if receiver is not None and fitting:
         batch = Batch([message for _, message in fitting])
         said = yield from _call_batch(receiver.run, batch)
@@ -601,10 +586,10 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
             result = yield AwaitResult(result)
     except BaseException as error:  # noqa: BLE001  as in on_message
         return verdict_of(error)
-    return _outcome_of(result)
+    return _outcome_of_result(result)
 
 
-def _outcome_of(result: object) -> Outcome:
+def _outcome_of_result(result: object) -> Outcome:
     """The outcome of a handler that returned."""
     if result is None:
         return None
@@ -615,6 +600,7 @@ def _outcome_of(result: object) -> Outcome:
     return RETURNED_FALSE if result is False else None
 
 
-def _judged(error: BaseException) -> Verdict:
+def _outcome_of_error(error: BaseException) -> Verdict:
+    """The outcome of a handler that raised, or of a body that does not match its model."""
     is_mismatch = isinstance(error, BodyMismatch)
     return Verdict(str(error), "discard") if is_mismatch else verdict_of(error)

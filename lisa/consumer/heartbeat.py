@@ -141,7 +141,7 @@ class Announcer:
             running=len(running),
             held=len(sub.leases.held),
             handled=sub.stats.handled,
-            state=sub.state,
+            state=sub.presence_state,
             error=degradation.error,
             failing_ms=degradation.failing_ms,
             busy_ms=self._busy_ms(sub, running),

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from lisa.core.delivery.opening import settlement_of
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import (
@@ -24,7 +23,7 @@ from lisa.core.model.outcomes import (
     text_of,
 )
 from lisa.core.model.retry_policy import RetryPolicy
-from lisa.core.transitions.ack import Settlement
+from lisa.core.transitions.ack import Settlement, settlement_of
 from lisa.core.transitions.delivery import Limits
 from lisa.core.transitions.retry import Fail, Postpone
 
@@ -91,6 +90,10 @@ class Held(msgspec.Struct, eq=False):
     def is_running(self) -> bool:
         """Whether a handler runs."""
         return bool(self.started) and not self.ended
+
+    def is_startable(self, now: float) -> bool:
+        """Whether a handler may start at once: the lease holds, and the window is open."""
+        return now < self.closes and now <= self.lease_ends and not self.is_suspect
 
     def close_at(self, limits: Limits, at_us: int, at: float) -> None:
         """Record the message's window; Redis's clock showed `at_us` at or after `at`."""
@@ -204,7 +207,8 @@ class Outcomes:
 
     is_requested: whether the settler was asked to take what has ended.
     unanswered: a call for failures or deferrals that got no reply and may have taken effect. Only
-        repeating the same call returns its outcomes.
+        repeating the same call returns its outcomes. Acks need no such care: a further ack of the
+        same delivery tells that it is settled, in any call.
     """
 
     def __init__(self) -> None:

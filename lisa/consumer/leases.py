@@ -146,7 +146,7 @@ class Leases:
         if seconds < was:
             self._shortened()
 
-    def renew(self, held: Held) -> bool:
+    def extend_now(self, held: Held) -> bool:
         """Extend a lease that may have ended; returns whether this consumer still holds it.
 
         Also tells that the handler of a suspect begins. Raises ServerUnavailable.

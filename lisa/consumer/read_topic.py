@@ -114,7 +114,7 @@ class ReadTopic:
     @property
     def is_steady(self) -> bool:
         """Whether the topic can be read without further steps."""
-        return self.sub.state == "running" and not self.lost.are_possible
+        return self.sub.presence_state == "running" and not self.lost.are_possible
 
     def rest(self, seconds: float) -> None:
         """Skip the topic for some seconds."""

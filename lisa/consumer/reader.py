@@ -235,14 +235,14 @@ class Reader:
             if not self._runner.has_work_here:
                 self._pause(self._next_look_s(LOOK_AGAIN_S))
             return
-        room = self._room(readable)
-        if room <= 0 and (not self._wait_free(readable[0]) or self._runner.has_work_here):
+        ahead = self._ahead(readable)
+        if ahead <= 0 and (not self._wait_free(readable[0]) or self._runner.has_work_here):
             return
         allowed = {reading: most for reading in readable if (most := self._allowed(reading)) > 0}
         if not allowed:
             self._pause(NEXT_LOOK_S)
             return
-        self._read(allowed, room, is_complete=len(allowed) == len(readable))
+        self._read(allowed, ahead, is_complete=len(allowed) == len(readable))
 
     def _run_here(self) -> None:
         if not self._runner.has_work_here:
@@ -316,22 +316,22 @@ class Reader:
         # While a batch waits for a handler, no other one is begun, except ahead of fast handlers.
         return max(most, sub.batch.size) - len(sub.unstarted) * sub.batch.size
 
-    def _room(self, readable: Sequence[ReadTopic]) -> int:
-        """How many messages to read besides those for free handlers; 0 to wait for one.
+    def _ahead(self, readable: Sequence[ReadTopic]) -> int:
+        """How many messages to read besides those for free handlers, or at most 0 for none.
 
-        This reader's share of what handlers finish soon. 0 if that is unknown.
+        This reader's share of what handlers finish soon, less what waits for a handler already.
         """
         recent = [reading for reading in self._recent if reading in readable] or readable
         size = recent[0].sub.limit.size if self.is_alone else self._runner.limit.size
-        ahead = min(reading.sub.pace.ahead(size) for reading in recent)
-        ahead //= self._readers.busy_count(self)
+        soon = min(reading.sub.pace.ahead(size) for reading in recent)
+        soon //= self._readers.busy_count(self)
         if (batch := recent[0].sub.batch) is not None:
             waiting = len(recent[0].sub.unstarted) * batch.size
-            return max(batch.size - len(batch), ahead - waiting)
-        return ahead - sum(len(reading.sub.unstarted) for reading in self.readings)
+            return max(batch.size - len(batch), soon - waiting)
+        return soon - sum(len(reading.sub.unstarted) for reading in self.readings)
 
-    def _read(self, allowed: Mapping[ReadTopic, int], room: int, *, is_complete: bool) -> None:
-        """Read up to `room` messages, or one for each free handler. Raises LisaError.
+    def _read(self, allowed: Mapping[ReadTopic, int], ahead: int, *, is_complete: bool) -> None:
+        """Read messages for the free handlers, and `ahead` more. Raises LisaError.
 
         allowed: the topics, and how many messages of each.
         is_complete: whether no topic had to be left out for a moment.
@@ -339,9 +339,11 @@ class Reader:
         readings = list(allowed)
         first = readings[0].sub
         free = min(self._runner.limit.free, first.limit.free) if first.batch is None else 0
+        # XREADGROUP returns up to COUNT entries of each stream. Usually the streams that had some
+        # last time have some again, and the others have few.
         among = 1 if len(readings) == 1 else max(1, len(self._recent))
-        count = (room + free) // among
-        if room <= 0:
+        count = (ahead + free) // among
+        if ahead <= 0:
             count = 1 if self._readers.has_several else free
         count = max(1, min(count, *allowed.values(), MOST))
         found = self._ask(readings, count, self._block_for(readings, is_complete=is_complete))
@@ -586,10 +588,10 @@ class Readers:
         self._is_sharing_refused = True
 
     def open(self, all_wanted: Iterable[WantedTopic]) -> None:
-        """Start to read topics, and those of `take` from now on."""
+        """Start to read topics, and those of `subscribe` from now on."""
         self.is_open = True
         for wanted in all_wanted:
-            self._take(wanted)
+            self._add_shards(wanted)
         self._start_new()
 
     def close(self) -> list[Subscription]:
@@ -618,17 +620,18 @@ class Readers:
                 self._of.pop(reading, None)
                 self._by_topic[sub.topic].remove(sub)
 
-    def take(self, wanted: WantedTopic) -> None:
+    def subscribe(self, wanted: WantedTopic) -> None:
         """Read each shard of a topic, unless the topic is read already.
 
         Raises RuntimeError at the thread limit.
         """
-        touched = self._take(wanted)
+        touched = self._add_shards(wanted)
         self._start_new()
         for reader in touched:
             reader.interrupt()
 
-    def _take(self, wanted: WantedTopic) -> set[Reader]:
+    def _add_shards(self, wanted: WantedTopic) -> set[Reader]:
+        """Give each new shard of a topic to a reader; returns these readers."""
         with self._lock:
             self._wanted.setdefault((wanted.topic, wanted.group or ""), wanted)
         found = [self._add(wanted, shard) for shard in self._shards_of(wanted.topic)]
@@ -732,7 +735,7 @@ class Readers:
             known = set(self._shards.get((topic, group), ()))
         if set(shards) - known and self._is_declared(topic, group, known):
             try:
-                self.take(wanted)
+                self.subscribe(wanted)
             except RuntimeError as error:  # the thread limit is reached
                 log.warning("topic %s: cannot read all shards, trying again: %s", topic, error)
                 return

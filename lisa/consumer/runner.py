@@ -17,7 +17,7 @@ from lisa.consumer.handlers import (
     HandlerPlan,
     Handlers,
     on_batch,
-    on_message_async,
+    on_message,
     on_message_sync,
 )
 from lisa.consumer.inflight import Held, Outcome, Verdict
@@ -46,7 +46,7 @@ class Where(Enum):
 
 
 class Claim(NamedTuple):
-    """Work that may begin now; it counts as running until `Runner.release`."""
+    """Work that may begin now, and that counts as running until it ends."""
 
     sub: Subscription
     work: Work
@@ -369,20 +369,20 @@ class Runner:
     async def _task(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
         (held,) = deliveries_of(work)
         began = time.monotonic()
-        if not await self._is_startable(sub, held, began):
+        if not (held.is_startable(began) or await in_thread(sub.make_startable, held)):
             return
         held.started = began
-        outcome = await on_message_async(plan, held)
+        outcome = await adrive(on_message(plan, held), None)
         if self._is_leaving and held.ended:
             return
-        sub.finish(held, _judged(sub, held, outcome))
+        sub.finish(held, _unless_overdue(sub, held, outcome))
         self._measure(sub, began, 1)
 
     async def _batch_task(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
         began = time.monotonic()
         started = []
         for held in deliveries_of(work):
-            if await self._is_startable(sub, held, began):
+            if held.is_startable(began) or await in_thread(sub.make_startable, held):
                 held.started = time.monotonic()
                 started.append(held)
         if not started:
@@ -390,16 +390,9 @@ class Runner:
         outcomes = await adrive(on_batch(plan, started), None)
         if self._is_leaving and any(held.ended for held in started):
             return
-        judged = [_judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
+        judged = [_unless_overdue(sub, *pair) for pair in zip(started, outcomes, strict=True)]
         sub.finish_batch(started, judged)
         self._measure(sub, began, len(started))
-
-    @staticmethod
-    async def _is_startable(sub: Subscription, held: Held, now: float) -> bool:
-        """See `Subscription.may_start`, which may call the server."""
-        if now < held.closes and now <= held.lease_ends and not held.is_suspect:
-            return True
-        return await in_thread(sub.may_start, held, time.monotonic())
 
     @staticmethod
     def _measure(sub: Subscription, began: float, count: int) -> None:
@@ -435,7 +428,8 @@ def _next_of(sub: Subscription, where: Where) -> Work | None:
         return None
 
 
-def _judged(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:
+def _unless_overdue(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:
+    """The outcome of an `async def` handler; of one that was cancelled, why."""
     if outcome is not None and held.overdue:
         limit = human(int(sub.leases.handler_timeout_s * 1000))
         return Verdict(f"the handler ran longer than its timeout of {limit}")

@@ -88,7 +88,7 @@ def health_of(
         is_failing = is_failing or fails
         waiting = waiting or not sub.group
         removed = removed or sub.membership.is_removed
-        state = "unreachable" if fails else sub.state
+        state = "unreachable" if fails else sub.presence_state
         one = {"state": state, "held": len(sub.leases.held), "handled": sub.stats.handled}
         known = topics.setdefault(f"{sub.topic}/{sub.group or '-'}", one)
         if known is not one:  # a further shard of the topic
@@ -173,7 +173,7 @@ class Runtime:
         self._puller: Puller[Delivery] | None = None
         self.has_current_task = self._runner.loop.has_current_task
         self._lifespan = LifespanRun(options.lifespan, self._runner.loop.spawn)
-        self._state: Any = None
+        self._lifespan_state: Any = None
 
     @property
     def is_started(self) -> bool:
@@ -190,7 +190,7 @@ class Runtime:
             shortened=self._heartbeat.wake,
             limit=self._runner.limit_of(topic, group),
             ahead=self._ahead,
-            state=self._state,
+            lifespan_state=self._lifespan_state,
             retry=partial(self._handlers.option, topic, group, "retry"),
             settle=self._settler.notify,
         )
@@ -212,7 +212,7 @@ class Runtime:
                     self._store.drive(find_group(self._store, wanted.topic))
         except ServerUnavailable as error:
             self._outages.warn("starting without the server, trying again", error)
-        self._state = self._lifespan.enter()
+        self._lifespan_state = self._lifespan.enter()
         self._settler.start()
         self._heartbeat.start()
         self.readers.open(all_wanted)

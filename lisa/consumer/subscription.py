@@ -15,8 +15,8 @@ from typing import Any
 from lisa.consumer.inflight import Held, Outcome, Outcomes, Verdict
 from lisa.consumer.leases import Leases, Releases
 from lisa.consumer.membership import Membership
-from lisa.core.delivery.degradation import DEGRADED_AFTER, Degradation
-from lisa.core.delivery.opening import AHEAD_BYTES, Average, BodySize, Opening, unpack
+from lisa.core.delivery.opening import Opening, unpack
+from lisa.core.delivery.pace import AHEAD_BYTES, DEGRADED_AFTER, Average, BodySize, Degradation
 from lisa.core.metrics.families import HANDLER_SECONDS
 from lisa.core.metrics.numbers import Spread
 from lisa.core.model.envelope import encode_envelope, new_token
@@ -253,7 +253,7 @@ class Subscription:
     shortened: called when the ack timeout became shorter.
     limit: how many handlers of the topic may run at the same time.
     ahead: what limits the bytes that all readers hold.
-    state: what the consumer's lifespan yielded.
+    lifespan_state: what the consumer's lifespan yielded, for `Message.state`.
     retry: returns the retry policy of the topic's handlers, if they give one.
     settle: called when deliveries end, so that the settler settles them.
     """
@@ -268,7 +268,7 @@ class Subscription:
         shortened: Callable[[], None],
         limit: Limit,
         ahead: AheadBytes,
-        state: Any,
+        lifespan_state: Any,
         retry: Callable[[], RetryPolicy | None],
         settle: Callable[[Subscription], None],
     ) -> None:
@@ -291,7 +291,7 @@ class Subscription:
         self.is_paused_here = False
         self.closing = threading.Event()
         self.releases = Releases(store, self.membership, self.closing.is_set)
-        self.limit, self._state = limit, state
+        self.limit, self._lifespan_state = limit, lifespan_state
         self._retry, self._settle = retry, settle
 
     @property
@@ -300,7 +300,7 @@ class Subscription:
         return self.membership.group
 
     @property
-    def state(self) -> str:
+    def presence_state(self) -> str:
         """The state in the presence record."""
         if self.closing.is_set():
             return "stopping"
@@ -373,7 +373,7 @@ class Subscription:
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
-        taken = self._take(entries[:count], opened, now, now if is_late else read_at)
+        taken = self._hold(entries[:count], opened, now, now if is_late else read_at)
         for entry, limits in zip(entries, opened.limits, strict=False):
             if limits is not None and entry.entry in self.leases.held:
                 # Counted from before the call: early by at most a round trip, and never late.
@@ -386,16 +386,17 @@ class Subscription:
             self.releases.make([(entry.id, entry.entry) for entry in self.unopened])
             self.unopened.clear()
 
-    def _take(
+    def _hold(
         self, entries: Sequence[Entry], opened: Opened, opened_at: float, leased_at: float
     ) -> list[Held]:
+        """Hold opened deliveries; returns those for handlers, and settles the others."""
         topic, group, now_us, hold = self.topic, self.group, opened.now_us, self.leases.hold
-        lease_ends, state = leased_at + self.leases.ack_timeout_s, self._state
+        lease_ends, state = leased_at + self.leases.ack_timeout_s, self._lifespan_state
         taken = []
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            # A suspect may end the process as it is decoded: see `may_start`.
+            # A suspect may end the process as it is decoded: see `make_startable`.
             is_unread = entry.is_suspect and not is_past
             message, fault = unpack(topic, group, entry, UNREAD if is_unread else data, state)
             entry_id = entry.entry
@@ -434,27 +435,28 @@ class Subscription:
         return self.is_waiting
 
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; returns False if `may_start` is."""
-        if not self.may_start(held, now):
+        """Mark a delivery as running; returns False if no handler may start."""
+        if not (held.is_startable(now) or self.make_startable(held)):
             return False
         held.started = time.monotonic() if held.is_suspect else now
         return True
 
-    def may_start(self, held: Held, now: float) -> bool:
-        """Whether a delivery has its lease, renewed if necessary, and its window is open.
+    def make_startable(self, held: Held) -> bool:
+        """Renew a lease that may have ended, or drop the delivery; returns whether it is held.
 
         A suspect's lease is always renewed, which tells Redis that the handler begins. Only then is
         the message decoded.
 
-        Otherwise the delivery is dropped: its message moves until the window opens, or, if the
-        server does not answer, is released later.
+        The message of a dropped delivery moves until its window opens, or, if the server does not
+        answer, is released later.
         """
+        now = time.monotonic()
         if now >= held.closes:
             self.defer(held)
             return False
         try:
             is_due = held.is_suspect or now > held.lease_ends
-            is_lost = is_due and not self.leases.renew(held)
+            is_lost = is_due and not self.leases.extend_now(held)
         except ServerUnavailable:
             self.releases.owe(held)
             is_lost = True
@@ -466,7 +468,7 @@ class Subscription:
         """Decode a suspect; returns whether that was possible."""
         unread = held.message
         entry = Entry(held.entry, unread.id, unread.due_ms, unread.attempt)
-        held.message, fault = unpack(self.topic, self.group, entry, held.data, self._state)
+        held.message, fault = unpack(self.topic, self.group, entry, held.data, self._lifespan_state)
         if fault is not None:
             self._refuse(held, Verdict(*fault))
         return fault is None

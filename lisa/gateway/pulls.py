@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.group_resolution import was_emptied
-from lisa.core.delivery.opening import AHEAD_BYTES
+from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource, Taken
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable

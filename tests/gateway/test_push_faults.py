@@ -15,7 +15,7 @@ import pytest
 from lisa import Manager, Producer
 from lisa.admin import push as admin
 from lisa.admin.push import StoredPushTarget
-from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
+from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.pull_groups import PullPresence
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher, TargetRecord

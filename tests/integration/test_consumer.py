@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lisa.consumer import Consumer, Delivery
-from lisa.core.delivery.degradation import DEGRADED_AFTER
+from lisa.core.delivery.pace import DEGRADED_AFTER
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard, Retry

@@ -17,7 +17,7 @@ from lisa.consumer import Batch, Consumer, reader, subscription
 from lisa.consumer.reader import MOST_TOPICS, Reader
 from lisa.consumer.runner import Runner
 from lisa.consumer.subscription import Pace
-from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S
+from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.connection import Connection
 from lisa.core.store import group_removal, presence

@@ -188,21 +188,21 @@ def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease ends before its handler begins."""
-    renewals, seen = list[str](), list[int]()
-    take = Subscription._take
+    extended, seen = list[str](), list[int]()
+    hold = Subscription._hold
 
-    def renew(_: Leases, held: Held) -> bool:
-        renewals.append(held.message.id)
+    def extend(_: Leases, held: Held) -> bool:
+        extended.append(held.message.id)
         raise ServerUnavailable("no answer")
 
-    def take_late(sub: Subscription, *arguments: Any) -> list[Held]:
-        taken = take(sub, *arguments)
+    def hold_late(sub: Subscription, *arguments: Any) -> list[Held]:
+        taken = hold(sub, *arguments)
         for held in taken:
-            held.lease_ends = held.lease_ends if renewals else 0.0
+            held.lease_ends = held.lease_ends if extended else 0.0
         return taken
 
-    monkeypatch.setattr(Leases, "renew", renew)
-    monkeypatch.setattr(Subscription, "_take", take_late)
+    monkeypatch.setattr(Leases, "extend_now", extend)
+    monkeypatch.setattr(Subscription, "_hold", hold_late)
 
     async def handle(message: Message) -> None:
         seen.append(message.body)
@@ -211,7 +211,7 @@ def test_an_async_delivery_whose_lease_cannot_be_renewed_is_released(
     [sent] = bench.send(TOPIC, [1])
     with consumer:
         wait_until(settled(bench, sent))
-    assert renewals == [sent]
+    assert extended == [sent]
     assert seen == [1]
 
 

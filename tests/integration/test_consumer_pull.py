@@ -11,7 +11,7 @@ import pytest
 from lisa import Producer
 from lisa.admin import live
 from lisa.consumer import AsyncConsumer, Consumer
-from lisa.core.delivery.opening import AHEAD_BYTES
+from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.errors import ConfigError, InvalidMessage

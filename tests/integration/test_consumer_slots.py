@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
-from lisa.core.delivery.opening import AHEAD_BYTES
+from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard

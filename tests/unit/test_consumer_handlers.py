@@ -13,7 +13,7 @@ import pytest
 
 import lisa
 from lisa import Batch, ConfigError, Consumer, Defer, Discard, InvalidMessage, Message, Retry
-from lisa.consumer.handlers import BodyMismatch, reader_for
+from lisa.consumer.handlers import BodyMismatch, decoder_for
 from lisa.consumer.inflight import combined, verdict_of
 from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.outcomes import reason_of, traceback_of
@@ -233,7 +233,7 @@ def message(body: Any) -> Message[Any]:
 
 
 def decoded(model: Any, body: object) -> Any:
-    return reader_for(model)(decode_envelope(encode_envelope("tokentok", body)))
+    return decoder_for(model)(decode_envelope(encode_envelope("tokentok", body)))
 
 
 def test_a_body_is_decoded_as_its_model_or_refused() -> None:

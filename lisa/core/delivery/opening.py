@@ -13,12 +13,10 @@ from lisa.core.model.envelope import (
     HEAD_BYTES,
     UnknownFormat,
     decode_content,
-    fence_of,
     has_window,
     headers_of,
 )
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.lateness import kept_ms, letter
 from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.sharding import topic_of
@@ -28,54 +26,11 @@ from lisa.core.model.windows.window import limits_at
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.replies import microseconds
 from lisa.core.store.store import Store
-from lisa.core.transitions.ack import NO_LATENESS, Settlement
 from lisa.core.transitions.base import HasWindow, text
 from lisa.core.transitions.delivery import Limits, Open, Opened
 from lisa.core.transitions.lease import Release
 
-AHEAD_BYTES = 16 * 1024 * 1024
-"""Maximum total of bodies that one consumer or one pull holds before handlers start on them."""
-
-SMOOTHING = 0.2
-
-
-class Average:
-    """An exponential average. A value more than four times as large replaces the average."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def add(self, value: float) -> None:
-        """Add a measured value."""
-        average = self.value
-        if average is None or value > 4 * average:
-            self.value = value
-        else:
-            self.value = average + SMOOTHING * (value - average)
-
-
-class BodySize:
-    """The average size of bodies in bytes."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self) -> None:
-        self._bytes = Average()
-
-    def measured(self, total: int, count: int) -> None:
-        """Add `count` bodies with `total` bytes."""
-        self._bytes.add(total / max(1, count))
-
-    def fitting(self) -> int:
-        """The number of average bodies that fit into `AHEAD_BYTES`, at least one."""
-        return max(1, int(AHEAD_BYTES / max(self._bytes.value or 0.0, 1.0)))
-
-
 log = logging.getLogger("lisa")
-
-_new = tuple.__new__
 
 
 class Undecodable(NamedTuple):
@@ -114,17 +69,6 @@ def unpack(
     ), fault
 
 
-def settlement_of(message: Message, entry: str, data: bytes, handed_us: int) -> Settlement:
-    """The settlement of a delivery at `handed_us`, in microseconds of Redis's clock."""
-    due_ms, attempt = message.due_ms, message.attempt
-    late, late_ms = NO_LATENESS, 0
-    if attempt == 1:
-        late_us = handed_us - due_ms * 1000
-        late, late_ms = letter(late_us), kept_ms(late_us)
-    # tuple.__new__ takes half as long as the named tuple's constructor.
-    return _new(Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late, late_ms))
-
-
 MARGIN_MS = 20
 """The end of a window in which nothing is handed over: a handler takes a moment to begin."""
 
@@ -138,8 +82,6 @@ MOST_TOLD = 1_000
 """Maximum errors about zones that a process logs: headers are users' data."""
 
 _told: set[tuple[str, str]] = set()
-
-log = logging.getLogger(__name__)
 
 
 def open_in_windows(store: Store, call: Open) -> Flow[Opened]:

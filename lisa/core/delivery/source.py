@@ -14,14 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from lisa.core.delivery.opening import (
-    AHEAD_BYTES,
-    BodySize,
-    Opening,
-    Undecodable,
-    settlement_of,
-    unpack,
-)
+from lisa.core.delivery.opening import Opening, Undecodable, unpack
+from lisa.core.delivery.pace import AHEAD_BYTES, BodySize
 from lisa.core.model.errors import GroupRemoved, LisaError, RemovalUnfinished, ServerUnavailable
 from lisa.core.model.message import Message
 from lisa.core.model.options import MIN_ACK_TIMEOUT
@@ -30,7 +24,7 @@ from lisa.core.model.stream import Entry
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store import presence
 from lisa.core.store.store import LAYOUT_AGE_S, Store, chunks
-from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.ack import Ack, Acked, Settlement, settlement_of
 from lisa.core.transitions.delivery import Open, Opened, Pull, Pulled
 from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.lease import Release

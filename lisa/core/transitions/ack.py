@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.envelope import fence_of
 from lisa.core.model.keys import TopicKeys
+from lisa.core.model.lateness import kept_ms, letter
+from lisa.core.model.message import Message
 from lisa.core.transitions.base import Argument, ById, OfGroup
 from lisa.core.transitions.loader import NONE, Features
 
@@ -44,6 +47,19 @@ class Settlement(NamedTuple):
     attempt: int
     lateness: str = NO_LATENESS
     late_ms: int = 0
+
+
+def settlement_of(message: Message, entry: str, data: bytes, handed_us: int) -> Settlement:
+    """The settlement of a delivery at `handed_us`, in microseconds of Redis's clock."""
+    due_ms, attempt = message.due_ms, message.attempt
+    late, late_ms = NO_LATENESS, 0
+    if attempt == 1:
+        late_us = handed_us - due_ms * 1000
+        late, late_ms = letter(late_us), kept_ms(late_us)
+    # Half as long as the named tuple's constructor.
+    return tuple.__new__(
+        Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late, late_ms)
+    )
 
 
 def lateness_argument(letters: Iterable[str], late_ms: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ from enum import IntEnum
 from math import inf
 
 from lisa.admin.roles import RolePresence
-from lisa.core.delivery.degradation import DEGRADED_AFTER
+from lisa.core.delivery.pace import DEGRADED_AFTER
 from lisa.core.store.presence import BUSY_MS, ConsumerPresence, PushPresence
 from lisa.core.store.server_checks import CheckResult
 from lisa.gateway.page.rendering import brief, count, link, stamp

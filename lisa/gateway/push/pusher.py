@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from lisa.admin.push import StoredPushTarget, find
 from lisa.core.daemon.threads import unforeseen
-from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S, Degradation
+from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S, LONGEST_S, Degradation
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.store.presence import PushPresence
