@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
-from lisa.consumer.handlers import Handlers
+from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.heartbeat import OutageLog
 from lisa.consumer.inflight import Held
 from lisa.consumer.membership import LOOK_AGAIN_S
@@ -163,7 +163,9 @@ class Reader:
         self._woken.clear()
         with suppress(IndexError):
             while True:
-                self.readings.append(self.joining.popleft())
+                reading = self.joining.popleft()
+                self._use_plan(reading.sub)
+                self.readings.append(reading)
         for reading in list(self.readings):
             sub = reading.sub
             if sub.closing.is_set():
@@ -463,12 +465,17 @@ class Reader:
         return len(deliveries)
 
     def _submit(self, sub: Subscription, deliveries: Sequence[Held] = ()) -> None:
+        plan = self._use_plan(sub)
+        if sub.enqueue(deliveries):
+            self._runner.submit(sub, plan)
+
+    def _use_plan(self, sub: Subscription) -> HandlerPlan:
+        """The current handlers of a topic; prepares the subscription for them."""
         plan = self._handlers.plan(sub.topic, sub.wanted)
         sub.leases.use_handler_timeout(plan.timeout_s)
         batch = plan.batch
-        size, within_s = (None, 0.0) if batch is None else (batch.batch or 1, batch.within_s)
-        if sub.enqueue(deliveries, size, within_s):
-            self._runner.submit(sub, plan)
+        sub.collect(*(None, 0.0) if batch is None else (batch.batch, batch.within_s))
+        return plan
 
     def _fail(self, reading: ReadTopic, error: BaseException) -> None:
         topic = f"topic {reading.sub.shard}"

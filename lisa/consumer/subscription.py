@@ -413,25 +413,27 @@ class Subscription:
                 taken.append(held)
         return taken
 
-    def enqueue(self, deliveries: Sequence[Held], batch: int | None, within_s: float) -> bool:
-        """Add deliveries for handlers, in batches if `batch` is their size.
+    def collect(self, size: int | None, within_s: float) -> None:
+        """From now on collect deliveries into batches of `size`; into none if it is None."""
+        if self.batch is not None and self.batch.size != size:
+            self.unstarted.extend([self.batch.take()] if self.batch else [])
+            self.batch = None
+        if self.batch is None and size is not None:
+            self.batch = Collector(size, within_s)
 
-        A suspect is handled alone. Returns whether anything waits for a handler.
+    def enqueue(self, deliveries: Sequence[Held]) -> bool:
+        """Add deliveries for handlers; returns whether anything waits for a handler.
+
+        A suspect is handled alone, also if the others are collected into batches.
         """
         if suspects := [held for held in deliveries if held.is_suspect]:
             self.suspects.extend(suspects)
             deliveries = [held for held in deliveries if not held.is_suspect]
-        gathered = self.batch
-        if gathered is not None and gathered.size != batch:
-            self.unstarted.extend([gathered.take()] if gathered else [])
-            self.batch = gathered = None
-        if batch is None:
+        if self.batch is None:
             self.unstarted.extend(deliveries)
-            return self.is_waiting
-        if gathered is None:
-            gathered = self.batch = Collector(batch, within_s)
-        gathered.add(deliveries)
-        self.unstarted.extend(gathered.ready())
+        else:
+            self.batch.add(deliveries)
+            self.unstarted.extend(self.batch.ready())
         return self.is_waiting
 
     def start(self, held: Held, now: float) -> bool:
