@@ -248,7 +248,7 @@ def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
         keys += [own.waiting, *(own.group(name).retry for name in groups)]
     ends = [now_ms + edge for edge in edges]
     counts = yield from ask_all(
-        store, [command for key in keys for command in _counts_between(key, ends)]
+        store, [command for key in keys for command in counts_between(key, ends)]
     )
     ranges = list(pairwise((None, *edges, None)))
     return [
@@ -288,7 +288,7 @@ def _due_in_shard(store: Store, shard: Shard, edges: list[int]) -> Flow[dict[str
     groups = yield from store.groups(shard)
     keys = store.keys.topic(shard)
     zsets = [keys.waiting, *(keys.group(name).retry for name in groups)]
-    asked: list[Command] = [command for key in zsets for command in _counts_between(key, edges)]
+    asked: list[Command] = [command for key in zsets for command in counts_between(key, edges)]
     for name in groups:
         ready = keys.group(name).ready
         asked += [("XLEN", ready), ("XPENDING", ready, name)]
@@ -335,7 +335,7 @@ def outlook(ahead: Due, pace: float | None) -> Outlook:
     )
 
 
-def _counts_between(key: str, edges: list[int]) -> list[Command]:
+def counts_between(key: str, edges: list[int]) -> list[Command]:
     """Count the scores between each two edges, the upper one included, and beyond all edges."""
     lows, highs = ["-inf", *(f"({edge}" for edge in edges)], [*map(str, edges), "+inf"]
     return [("ZCOUNT", key, low, high) for low, high in zip(lows, highs, strict=True)]

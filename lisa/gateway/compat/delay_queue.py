@@ -30,6 +30,7 @@ from lisa.gateway.compat.requests import (
     FORM,
     FoundJob,
     answering,
+    failed,
     find_job,
     read_form,
     record_change,
@@ -93,8 +94,8 @@ def _checksum(topic: str) -> int:
     return zlib.crc32(topic.encode()) & ((1 << TOPIC_BITS) - 1)
 
 
-def _failure(problem: ErrorResponse) -> bytes:
-    return _encode(code=1, msg=FAILED, exception=problem.detail)
+def _failure(_request: Request, problem: ErrorResponse) -> Response:
+    return failed(problem, _encode(code=1, msg=FAILED, exception=problem.detail))
 
 
 def _encode(*, code: int = 0, msg: str = DONE, **more: Any) -> bytes:

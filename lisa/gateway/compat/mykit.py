@@ -39,6 +39,7 @@ from lisa.gateway.access import Scope
 from lisa.gateway.compat.requests import (
     FoundJob,
     answering,
+    failed,
     find_job,
     headers_of,
     record_change,
@@ -186,10 +187,9 @@ def success(data: Any = None) -> bytes:
     return _encode(success=True, code=200, data=data)
 
 
-def failure(problem: ErrorResponse) -> bytes:
-    """The body of an error response."""
+def _failure(_request: Request, problem: ErrorResponse) -> Response:
     code = problem.status if problem.status in (401, 403) else 500
-    return _encode(success=False, code=code, message=problem.detail)
+    return failed(problem, _encode(success=False, code=code, message=problem.detail))
 
 
 def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
@@ -322,7 +322,7 @@ def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """All paths below `/mykit`."""
     handlers = _Handlers(gateway)
     return [
-        Route(PREFIX + path, answering(handler, failure), methods=[method])
+        Route(PREFIX + path, answering(handler, _failure), methods=[method])
         for method, path, handler in (
             ("POST", "/push", handlers.push),
             ("GET", "/delete", handlers.delete),

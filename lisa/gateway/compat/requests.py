@@ -95,29 +95,38 @@ def _param(fields: Message, name: str, header: str) -> str | None:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+Failure = Callable[[Request, ErrorResponse], Response]
 
 
-def answering(handler: Handler, failure: Callable[[ErrorResponse], bytes]) -> Handler:
-    """An endpoint that answers errors with the body that `failure` makes of them.
+def answering(handler: Handler, failure: Failure, *, changes: bool = True) -> Handler:
+    """An endpoint whose errors `failure` answers in the original's format.
 
-    The originals always answer 200, and so do these APIs for client errors. Errors that the
-    originals do not have (authentication, limits, outages) keep their status.
+    changes: whether a request may change state, even on GET.
     """
 
     async def answer(request: Request) -> Response:
         try:
-            if request.method == "HEAD":  # its response would discard a delivered job
-                raise ErrorResponse(405, "method", "HEAD is not supported here")
-            reject_foreign(request.headers)  # these APIs change state on GET, too
+            if changes:
+                if request.method == "HEAD":  # its response would discard a delivered job
+                    raise ErrorResponse(405, "method", "HEAD is not supported here")
+                reject_foreign(request.headers)
             return await handler(request)
         except ClientDisconnected:
             return Response(status_code=499)
         except Exception as error:  # noqa: BLE001  answered in the original's format
-            problem = problem_of(error)
-            status = 200 if problem.status in (400, 404, 409) else problem.status
-            return Response(failure(problem), status, problem.headers, "application/json")
+            return failure(request, problem_of(error))
 
     return answer
+
+
+def failed(problem: ErrorResponse, content: bytes) -> Response:
+    """The response for an error, with the original's content.
+
+    The originals always answer 200, and so do these APIs for client errors. Errors that the
+    originals do not have (authentication, limits, outages) keep their status.
+    """
+    status = 200 if problem.status in (400, 404, 409) else problem.status
+    return Response(content, status, problem.headers, "application/json")
 
 
 def record_change(gateway: GatewayContext, request: Request, action: str, **details: Any) -> None:

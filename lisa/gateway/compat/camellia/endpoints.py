@@ -18,19 +18,18 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.delivery.group_resolution import SeveralGroups
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
+from lisa.core.model.errors import InvalidMessage, ServerUnavailable
 from lisa.core.model.options import MAX_ACK_TIMEOUT
-from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
+from lisa.gateway.access import Scope
 from lisa.gateway.compat.camellia import wire
-from lisa.gateway.compat.camellia.monitor import Monitor, exposition
-from lisa.gateway.compat.camellia.queue import Queue, TopicInfo, Topics, topic_infos
+from lisa.gateway.compat.camellia.monitor import Monitor, MonitorData, exposition
+from lisa.gateway.compat.camellia.queue import Queue, TopicInfo, topic_infos
 from lisa.gateway.compat.camellia.wire import DelayMsg, as_pulled
-from lisa.gateway.compat.requests import record_change
+from lisa.gateway.compat.requests import answering, record_change
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
-from lisa.gateway.problems import CHALLENGE, RETRY_LATER, BoundedWarnings, ClientDisconnected
+from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pulls import HandedOut
-from lisa.gateway.shares import Crowded
 from lisa.gateway.trace_context import trace_context
 
 IDLE_S = 20.0
@@ -76,78 +75,29 @@ class ServiceState:
         return time.monotonic() - last > IDLE_S
 
 
-Handler = Callable[[Request, wire.Parameters], Awaitable[Response]]
-Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[wire.Parameters], Awaitable[Response]]
 
 
-def guarded(
-    gateway: GatewayContext,
-    handler: Handler,
-    empty: dict[str, Any],
-    service: ServiceState | None = None,
-    *,
-    is_open: bool = False,
-) -> Endpoint:
-    """An endpoint that returns errors as codes, with the fields in `empty`.
-
-    service: records each request as client activity. is_open: no token is needed.
-    """
-
-    async def endpoint(request: Request) -> Response:
-        if service is not None:
-            service.used()
-        try:
-            if not is_open:
-                gateway.token(request, compat=True)
-            return await handler(request, await wire.Parameters.of(request))
-        except wire.BadParameter as error:
-            return wire.bad_request(request, error)
-        except Exception as error:  # noqa: BLE001  the original returns a code for any error
-            return _failure(request, error, empty)
-
-    return endpoint
-
-
-_refusals = BoundedWarnings(log)
-
-
-def allowed_topic(
-    gateway: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
-) -> str:
-    """The request's topic, if the token allows it. Raises Unauthorized or Forbidden."""
-    topic = parameters.text("topic")
-    gateway.require(request, scope, topic, compat=True)
-    return topic
-
-
-def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Response:
+def _failure(fields: Sequence[str], request: Request, problem: ErrorResponse) -> Response:
     """The response for an error: 401 or 403, 503 if the server is unavailable, or a code."""
-    if isinstance(error, ClientDisconnected):
-        return Response(status_code=499)  # no client reads it
-    if isinstance(error, Unauthorized):
-        return wire.answer(401, status=401, headers=CHALLENGE, msg=str(error))
-    if isinstance(error, Forbidden):
-        return wire.answer(403, status=403, msg=str(error))
-    path = request.url.path
-    if isinstance(error, InvalidMessage):
-        log.info("%s: %s", path, error)
+    if isinstance(problem, wire.BadParameter):
+        return wire.bad_request(request, problem)
+    status = problem.status
+    if status in (401, 403, 405):
+        return wire.answer(status, status=status, headers=problem.headers, msg=problem.detail)
+    if status == 503:  # on which the SDK stops using this server for a while
+        return wire.answer(wire.UNKNOWN, status=status, headers=problem.headers, msg=None)
+    empty: dict[str, Any] = dict.fromkeys(fields)
+    if problem.kind == "invalid":
+        log.info("%s: %s", request.url.path, problem.detail)
         return wire.answer(wire.PARAM_WRONG, **empty)
-    if isinstance(error, (ServerUnavailable, Crowded)):
-        _refusals.warn("%s: %s", path, error)
-        # On 503 the SDK stops using this server for a while.
-        return wire.answer(wire.UNKNOWN, status=503, headers=RETRY_LATER, msg=None)
-    if isinstance(error, SeveralGroups):
-        reason = (
-            f"topic {error.topic!r} has several groups: name one under groups in the gateway's YAML"
-        )
-        log.warning("%s: %s", path, reason)
-        return wire.answer(wire.UNKNOWN, **{**empty, "msg": reason})
-    if isinstance(error, LisaError):
-        log.warning("%s: %s", path, error)
-    else:
-        log.error("%s failed", path, exc_info=error)
+    log.warning("%s: %s", request.url.path, problem.detail)
+    if problem.kind == _SEVERAL_GROUPS:
+        empty["msg"] = problem.detail
     return wire.answer(wire.UNKNOWN, **empty)
 
+
+_SEVERAL_GROUPS = "several-groups"
 
 Pull: TypeAlias = Callable[..., Coroutine[Any, Any, list[HandedOut]]]
 """`PullBroker.pull` with the parameters of a request; takes the times to wait."""
@@ -157,69 +107,90 @@ class Endpoints:
     """Camellia's endpoints on one gateway."""
 
     def __init__(self, gateway: GatewayContext) -> None:
-        settings = gateway.settings.camellia
-        clock = gateway.clock
         self._gateway = gateway
-        self._settings = settings
-        self._queue = Queue(gateway, clock)
-        self._topics = Topics(gateway.store, settings)
+        self._settings = gateway.settings.camellia
+        self._queue = Queue(gateway)
         self._service = ServiceState(gateway.shared)
-        self.monitor = Monitor(gateway.store, clock, settings.monitor_interval.total_seconds())
+        self.monitor = Monitor(
+            gateway.store, gateway.clock, self._settings.monitor_interval.total_seconds()
+        )
 
     def routes(self) -> list[BaseRoute]:
-        """All routes."""
-        gateway, service = self._gateway, self._service
-        messages: list[tuple[str, Handler, dict[str, Any]]] = [
-            ("sendMsg", self._send, {"msg": None, "delayMsg": None}),
-            ("deleteMsg", self._delete, {"msg": None}),
-            ("pullMsg", self._pull, {"msg": None, "delayMsgList": None}),
-            ("longPollingMsg", self._poll, {}),
-            ("ackMsg", self._ack, {"msg": None}),
-            ("getMsg", self._get, {"msg": None, "delayMsg": None}),
-        ]
-        reads: list[tuple[str, Handler, dict[str, Any]]] = [
-            ("getMonitorData", self._monitor_data, {"data": None}),
-            ("getTopicInfo", self._topic_info, {"data": None}),
-            ("getTopicInfoList", self._topic_list, {"data": None}),
-            ("getMonitorString", self._monitor_string, {}),
-            ("metrics", self._metrics, {}),
-        ]
-        health: list[tuple[str, Handler]] = [
-            ("status", self._status),
-            ("check", self._check),
-            ("online", self._online),
-            ("offline", self._offline),
-        ]
+        """All routes, each with the fields of its response to an error."""
+        queue = (
+            ("POST", "sendMsg", self._send, ("msg", "delayMsg")),
+            ("POST", "deleteMsg", self._delete, ("msg",)),
+            ("POST", "pullMsg", self._pull, ("msg", "delayMsgList")),
+            ("POST", "longPollingMsg", self._poll, ()),
+            ("POST", "ackMsg", self._ack, ("msg",)),
+            ("POST", "getMsg", self._get, ("msg", "delayMsg")),
+            ("GET", "getMonitorData", self._monitor_data, ("data",)),
+            ("GET", "getTopicInfo", self._topic_info, ("data",)),
+            ("GET", "getTopicInfoList", self._topic_list, ("data",)),
+            ("GET", "getMonitorString", self._monitor_string, ()),
+            ("GET", "metrics", self._metrics, ()),
+        )
+        health = (
+            ("status", self._status, False),
+            ("check", self._check, False),
+            ("online", self._online, True),
+            ("offline", self._offline, True),
+        )
         return [
             *(
                 Route(
-                    f"{QUEUE}/{name}", guarded(gateway, handler, empty, service), methods=["POST"]
+                    f"{QUEUE}/{name}",
+                    self._endpoint(handler, fields, changes=method == "POST"),
+                    methods=[method],
                 )
-                for name, handler, empty in messages
-            ),
-            *(
-                Route(f"{QUEUE}/{name}", guarded(gateway, handler, empty), methods=["GET"])
-                for name, handler, empty in reads
+                for method, name, handler, fields in queue
             ),
             *(
                 Route(
                     f"{HEALTH}/{name}",
-                    guarded(gateway, handler, {}, is_open=True),
+                    answering(handler, partial(_failure, ()), changes=changes),
                     methods=ANY_METHOD,
                 )
-                for name, handler in health
+                for name, handler, changes in health
             ),
         ]
 
-    async def _send(self, request: Request, given: wire.Parameters) -> Response:
+    def _endpoint(
+        self, handler: Handler, fields: Sequence[str], *, changes: bool
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that returns errors as codes; the fields of its response are then null."""
+
+        async def call(request: Request) -> Response:
+            if changes:
+                self._service.used()
+            self._gateway.token(request, compat=True)
+            try:
+                return await handler(await wire.Parameters.of(request))
+            except SeveralGroups as error:
+                raise ErrorResponse(
+                    409,
+                    _SEVERAL_GROUPS,
+                    f"topic {error.topic!r} has several groups: name one under groups in the "
+                    "gateway's YAML",
+                ) from error
+
+        return answering(call, partial(_failure, fields), changes=changes)
+
+    def _topic(self, given: wire.Parameters, scope: Scope) -> str:
+        """The request's topic, if the token allows it. Raises Unauthorized or Forbidden."""
+        topic = given.text("topic")
+        self._gateway.require(given.request, scope, topic, compat=True)
+        return topic
+
+    async def _send(self, given: wire.Parameters) -> Response:
         topic, text = given.text("topic"), given.text("msg")
         delay_ms = given.integer("delayMillis")
         ttl_ms = given.integer("ttlMillis", -1)
         max_retry = given.integer("maxRetry", -1, bits=32)
-        allowed_topic(self._gateway, request, given, Scope.PRODUCE)
+        self._topic(given, Scope.PRODUCE)
         if not text:
             raise InvalidMessage("msg is empty")
-        await self._topics.ensure(topic)
+        await self._queue.ensure(topic)
         message = await self._queue.send(
             topic,
             text,
@@ -227,53 +198,55 @@ class Endpoints:
             delay_ms=delay_ms,
             ttl_ms=ttl_ms,
             max_retry=max_retry,
-            trace=trace_context(request.headers),
+            trace=trace_context(given.request.headers),
         )
         self.monitor.of(topic).send_msg += 1
-        token = self._gateway.token(request, compat=True)
+        token = self._gateway.token(given.request, compat=True)
         if not token.allows(Scope.READ, topic):  # it may be another sender's message
             message = msgspec.structs.replace(message, msg=None)
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
 
-    async def _delete(self, request: Request, given: wire.Parameters) -> Response:
+    async def _delete(self, given: wire.Parameters) -> Response:
         # Checked but ignored: a body is always deleted with its message.
         given.boolean("release", default=False)
         message_id = given.text("msgId")
-        topic = allowed_topic(self._gateway, request, given, Scope.PRODUCE)
+        topic = self._topic(given, Scope.PRODUCE)
         if not await self._queue.delete(topic, message_id):
             return wire.answer(wire.NOT_EXISTS, msg=None)
-        record_change(self._gateway, request, "camellia.deleteMsg", topic=topic, id=message_id)
+        record_change(
+            self._gateway, given.request, "camellia.deleteMsg", topic=topic, id=message_id
+        )
         self.monitor.of(topic).delete_msg += 1
         return wire.answer(wire.SUCCESS, msg="success")
 
-    async def _pull(self, request: Request, given: wire.Parameters) -> Response:
-        topic, pull = self._wanted(request, given)
-        await self._topics.ensure(topic)
+    async def _pull(self, given: wire.Parameters) -> Response:
+        topic, pull = self._wanted(given)
+        await self._queue.ensure(topic)
         join_s = await self._gateway.broker.first_pull_s(topic)
 
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
 
-        return await self._hold(request, topic, pull(join_s=join_s), render, wire.JSON)
+        return await self._hold(given, topic, pull(join_s=join_s), render, wire.JSON)
 
-    async def _poll(self, request: Request, given: wire.Parameters) -> Response:
+    async def _poll(self, given: wire.Parameters) -> Response:
         wait_ms = given.integer("longPollingTimeoutMillis", -1)
         if wait_ms <= 0:
             wait_ms = duration_ms(self._settings.long_polling_timeout)
-        topic, pull = self._wanted(request, given)
+        topic, pull = self._wanted(given)
         with suppress(ServerUnavailable):  # a long poll continues through an outage
-            await self._topics.ensure(topic)
+            await self._queue.ensure(topic)
 
         # The original returns text, for which Spring chooses the content type by Accept.
-        kind = wire.JSON if wire.JSON in request.headers.get("accept", "") else TEXT
+        kind = wire.JSON if wire.JSON in given.request.headers.get("accept", "") else TEXT
         work = pull(wait_s=min(wait_ms, LONGEST_POLL_MS) / 1000)
-        return await self._hold(request, topic, work, wire.compact, kind)
+        return await self._hold(given, topic, work, wire.compact, kind)
 
-    def _wanted(self, request: Request, given: wire.Parameters) -> tuple[str, Pull]:
+    def _wanted(self, given: wire.Parameters) -> tuple[str, Pull]:
         """The topic of a pull, and the pull."""
         timeout_ms = given.integer("ackTimeoutMillis", -1)
         batch = given.integer("batch", -1, bits=32)
-        topic = allowed_topic(self._gateway, request, given, Scope.CONSUME)
+        topic = self._topic(given, Scope.CONSUME)
         limit_ms = duration_ms(MAX_ACK_TIMEOUT)
         return topic, partial(
             self._gateway.broker.pull,
@@ -284,7 +257,7 @@ class Endpoints:
 
     async def _hold(
         self,
-        request: Request,
+        given: wire.Parameters,
         topic: str,
         pull: Coroutine[Any, Any, list[HandedOut]],
         render: Callable[[list[DelayMsg]], bytes],
@@ -297,39 +270,40 @@ class Endpoints:
             self.monitor.pulled(deliveries, found)
             return content
 
-        return await hold(self._gateway, request, pull, rendered, kind)
+        return await hold(self._gateway, given.request, pull, rendered, kind)
 
-    async def _ack(self, request: Request, given: wire.Parameters) -> Response:
+    async def _ack(self, given: wire.Parameters) -> Response:
         message_id, handled = given.text("msgId"), given.boolean("ack")
-        topic = allowed_topic(self._gateway, request, given, Scope.CONSUME)
+        topic = self._topic(given, Scope.CONSUME)
         if not await self._queue.settle(topic, message_id, handled=handled):
             return wire.answer(wire.NOT_EXISTS, msg=None)
         self.monitor.of(topic).ack_msg += 1
         return wire.answer(wire.SUCCESS, msg="success")
 
-    async def _get(self, request: Request, given: wire.Parameters) -> Response:
+    async def _get(self, given: wire.Parameters) -> Response:
         message_id = given.text("msgId")
-        topic = allowed_topic(self._gateway, request, given, Scope.READ)
+        topic = self._topic(given, Scope.READ)
         message = await self._queue.get(topic, message_id)
         if message is None:
             return wire.answer(wire.NOT_EXISTS, msg=None, delayMsg=None)
         self.monitor.of(topic).get_msg += 1
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
 
-    async def _monitor_data(self, request: Request, _given: wire.Parameters) -> Response:
-        return wire.answer(wire.SUCCESS, data=self.monitor.last(self._reader(request).sees))
+    async def _monitor_data(self, given: wire.Parameters) -> Response:
+        token = self._gateway.require(given.request, Scope.READ, compat=True)
+        return wire.answer(wire.SUCCESS, data=self.monitor.last(token.sees))
 
-    async def _topic_info(self, request: Request, given: wire.Parameters) -> Response:
-        topic = allowed_topic(self._gateway, request, given, Scope.READ)
-        (info,) = await self._infos([topic])
+    async def _topic_info(self, given: wire.Parameters) -> Response:
+        topic = self._topic(given, Scope.READ)
+        (info,) = await self._gateway.ask(topic_infos, [topic])
         return wire.answer(wire.SUCCESS, data=info)
 
-    async def _topic_list(self, request: Request, _given: wire.Parameters) -> Response:
-        return wire.answer(wire.SUCCESS, data=await self._all_infos(request))
+    async def _topic_list(self, given: wire.Parameters) -> Response:
+        _, infos = await self._read(given)
+        return wire.answer(wire.SUCCESS, data=infos)
 
-    async def _monitor_string(self, request: Request, _given: wire.Parameters) -> Response:
-        data = self.monitor.last(self._reader(request).sees)
-        infos = await self._all_infos(request)
+    async def _monitor_string(self, given: wire.Parameters) -> Response:
+        data, infos = await self._read(given)
         content = {
             "requestStats": data.request_stats_list,
             "pullMsgTimeGapStats": data.pull_msg_time_gap_stats_list,
@@ -349,48 +323,36 @@ class Endpoints:
         }
         return Response(msgspec.json.encode(content, order="sorted"), media_type=TEXT)
 
-    async def _metrics(self, request: Request, _given: wire.Parameters) -> Response:
-        data = self.monitor.last(self._reader(request).sees)
-        infos = await self._all_infos(request)
-        prefix = self._settings.metrics_prefix
-        text = exposition(prefix, data, infos, self.monitor.cpu_usage)
-        return Response(text, media_type=TEXT)
+    async def _metrics(self, given: wire.Parameters) -> Response:
+        data, infos = await self._read(given)
+        prefix, cpu_usage = self._settings.metrics_prefix, self.monitor.cpu_usage
+        return Response(exposition(prefix, data, infos, cpu_usage), media_type=TEXT)
 
-    def _reader(self, request: Request) -> Token:
-        return self._gateway.require(request, Scope.READ, compat=True)
-
-    async def _infos(self, topics: Sequence[str]) -> list[TopicInfo]:
-        return await self._gateway.ask(topic_infos, topics)
-
-    async def _all_infos(self, request: Request) -> list[TopicInfo]:
-        token = self._reader(request)
+    async def _read(self, given: wire.Parameters) -> tuple[MonitorData, list[TopicInfo]]:
+        """The last interval, and the counts of all topics that the token may read."""
+        token = self._gateway.require(given.request, Scope.READ, compat=True)
         topics = await self._gateway.store.drive(self._gateway.store.topics())
-        return await self._infos([topic for topic in topics if token.sees(topic)])
+        seen = [topic for topic in topics if token.sees(topic)]
+        return self.monitor.last(token.sees), await self._gateway.ask(topic_infos, seen)
 
-    async def _status(self, _request: Request, _given: wire.Parameters) -> Response:
+    async def _status(self, _request: Request) -> Response:
         return _up(self._service.is_online)
 
-    async def _check(self, _request: Request, _given: wire.Parameters) -> Response:
+    async def _check(self, _request: Request) -> Response:
         return _up(True)  # noqa: FBT003  the process is running
 
-    async def _online(self, request: Request, _given: wire.Parameters) -> Response:
-        self._allow_change(request)
+    async def _online(self, request: Request) -> Response:
+        self._gateway.require(request, Scope.OPERATE, compat=True)
         self._service.go_online()
         record_change(self._gateway, request, "camellia.online")
         return _up(True)  # noqa: FBT003  now online
 
-    async def _offline(self, request: Request, _given: wire.Parameters) -> Response:
-        self._allow_change(request)
+    async def _offline(self, request: Request) -> Response:
+        self._gateway.require(request, Scope.OPERATE, compat=True)
         is_offline = self._service.go_offline()
         if is_offline:
             record_change(self._gateway, request, "camellia.offline")
         return _up(is_offline)
-
-    def _allow_change(self, request: Request) -> None:
-        self._gateway.require(request, Scope.OPERATE, compat=True)
-        # These endpoints change state on GET, so cross-site requests are rejected.
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise Forbidden("cross-site request rejected")
 
 
 def _up(is_up: bool) -> Response:  # noqa: FBT001  its only argument

@@ -8,29 +8,30 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
+from operator import add
 
 import msgspec
 import uuid_utils
 
+from lisa.admin.history import counts_between
 from lisa.admin.reading import ask_all
-from lisa.admin.topics import TOPICS_PER_STEP, exists
+from lisa.admin.topics import TOPICS_PER_STEP, TopicState, counts, exists
 from lisa.core.model.clock import MAX_DUE_MS, duration_ms
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import DuplicateMessage
 from lisa.core.model.options import encode
 from lisa.core.model.retry_policy import MAX_RETRIES, RetryPolicy
 from lisa.core.model.sharding import Topic
-from lisa.core.redis.flow import Command, Flow
+from lisa.core.redis.flow import Flow
 from lisa.core.settings import CamelliaSettings
-from lisa.core.store.store import AsyncStore, Store, chunks
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.ack import Acked, Settlement
-from lisa.core.transitions.base import text
 from lisa.core.transitions.change import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.retry import Failed
 from lisa.core.transitions.topic import Configure
 from lisa.gateway.compat.camellia.wire import DelayMsg, Origin, as_found, as_sent, is_alive
-from lisa.gateway.context import GatewayContext, RedisClock
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.pulls import HandedOut
 from lisa.gateway.settling import TRIES, Receipt
 from lisa.producer import Outgoing
@@ -82,119 +83,78 @@ class TopicInfo(msgspec.Struct, frozen=True, rename="camel"):
     ack_queue_size: int
 
 
-class Topics:
-    """Gives new topics Camellia's default options."""
-
-    def __init__(self, store: AsyncStore, settings: CamelliaSettings) -> None:
-        self._store = store
-        self._options = encode(
-            {"ack_timeout": settings.ack_timeout, "retention": settings.retention}
-        )
-        self._known: OrderedDict[str, float] = OrderedDict()
-
-    async def ensure(self, topic: str) -> None:
-        """Declare the default options if the topic is new. Raises LisaError."""
-        now = time.monotonic()
-        if now - self._known.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
-            return
-        await self._store.drive(_ensure(self._store, topic, self._options))
-        _remember(self._known, topic, now)
-
-
-def _remember(times: OrderedDict[str, float], topic: str, now: float) -> None:
-    times[topic] = now
-    times.move_to_end(topic)
-    if len(times) > MOST_KNOWN:
-        times.popitem(last=False)
-
-
-def _ensure(store: Store, topic: str, options: Mapping[str, str]) -> Flow[None]:
-    if not (yield from exists(store, topic)):
-        # Declared, not set, so that a manager's configuration takes precedence later.
-        yield from store.run(Configure(topic, options, declared=True))
-
-
 def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
     """The counts of each topic, in the given order."""
+    edges = band_edges((yield from store.server_time_ms()))
     infos: list[TopicInfo] = []
     for part in chunks(topics, TOPICS_PER_STEP):
-        infos += yield from _infos(store, part)
+        infos += yield from _infos(store, (yield from counts(store, part)), edges)
     return infos
 
 
-def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
-    now_ms = yield from store.server_time_ms()
-    layouts = yield from store.layouts(list(map(Topic, topics)))
-    shards = [
-        (topic, shard)
-        for topic, layout in zip(topics, layouts, strict=True)
-        for shard in layout.active(Topic(topic))
-    ]
-    declared = yield from ask_all(
-        store, [("HKEYS", store.keys.topic(shard).groups) for _, shard in shards]
-    )
-    groups = [[text(name) for name in names or ()] for names in declared]
-    asked: list[Command] = []
-    for (_, shard), names in zip(shards, groups, strict=True):
-        asked += _commands(store, shard, names, now_ms)
-    replies = iter((yield from ask_all(store, asked)))
-    sums = {topic: [0] * (len(_ENDS) + 3) for topic in topics}
-    for (topic, _), names in zip(shards, groups, strict=True):
-        bands = [next(replies) or 0 for _ in range(len(_ENDS) + 1)]
-        ready = in_flight = 0
-        for _ in names:
-            length, summary, due_again = (next(replies) for _ in range(3))
-            held = summary[0] if summary else 0
-            in_flight += held
-            ready += max(0, (length or 0) - held) + (due_again or 0)
-            for i in range(len(bands)):
-                bands[i] += next(replies) or 0
-        sums[topic] = [a + b for a, b in zip(sums[topic], [*bands, ready, in_flight], strict=True)]
+def band_edges(now_ms: int) -> list[int]:
+    """The last due time that has come, and the last one of each band but the last."""
+    return [now_ms, *(now_ms + end - 1 for end in _ENDS.values())]
+
+
+def _infos(store: Store, states: Sequence[TopicState], edges: list[int]) -> Flow[list[TopicInfo]]:
+    layouts = yield from store.layouts([Topic(state.topic) for state in states])
+    asked: list[tuple[str, str, bool]] = []  # topic, key, and whether it has retries
+    for state, layout in zip(states, layouts, strict=True):
+        for keys in map(store.keys.topic, layout.active(Topic(state.topic))):
+            asked.append((state.topic, keys.waiting, False))
+            asked += [(state.topic, keys.group(group.name).retry, True) for group in state.groups]
+    commands = [command for _, key, _ in asked for command in counts_between(key, edges)]
+    replies = iter((yield from ask_all(store, commands)))
+    bands = {state.topic: [0] * len(_SIZES) for state in states}
+    ready = {state.topic: state.ready for state in states}
+    for topic, _, is_retry in asked:
+        due, *later = [next(replies) or 0 for _ in range(len(edges) + 1)]
+        if is_retry:
+            ready[topic] += due
+        else:
+            later[0] += due
+        bands[topic] = list(map(add, bands[topic], later))
     return [
-        TopicInfo(topic, sum(found[:-2]), dict(zip(_SIZES, found[:-2], strict=True)), *found[-2:])
-        for topic, found in sums.items()
-    ]
-
-
-def _commands(store: Store, topic: str, groups: Sequence[str], now_ms: int) -> list[Command]:
-    keys = store.keys.topic(topic)
-    commands = _counts(keys.waiting, "-inf", now_ms)
-    for name in groups:
-        own = keys.group(name)
-        commands += [
-            ("XLEN", own.ready),
-            ("XPENDING", own.ready, name),
-            ("ZCOUNT", own.retry, "-inf", now_ms),
-            *_counts(own.retry, f"({now_ms}", now_ms),
-        ]
-    return commands
-
-
-def _counts(key: str, start: str, now_ms: int) -> list[Command]:
-    return [("ZCOUNT", key, low, high) for low, high in bands_of(start, now_ms)]
-
-
-def bands_of(start: str, now_ms: int) -> list[tuple[str, str]]:
-    """The bands as ranges of due times, each including its start and excluding its end."""
-    borders = [now_ms + end for end in _ENDS.values()]
-    return list(
-        zip(
-            [start, *map(str, borders)],
-            [*(f"({border}" for border in borders), "+inf"],
-            strict=True,
+        TopicInfo(
+            topic=state.topic,
+            waiting_queue_size=sum(bands[state.topic]),
+            waiting_queue_info=dict(zip(_SIZES, bands[state.topic], strict=True)),
+            ready_queue_size=ready[state.topic],
+            ack_queue_size=state.in_flight,
         )
-    )
+        for state in states
+    ]
 
 
 class Queue:
     """Queue operations on all topics. Methods raise LisaError."""
 
-    def __init__(self, gateway: GatewayContext, clock: RedisClock) -> None:
+    def __init__(self, gateway: GatewayContext) -> None:
         self._gateway = gateway
-        self._clock = clock
+        self._clock = gateway.clock
         self._settings: CamelliaSettings = gateway.settings.camellia
         self._groups = gateway.groups
         self._receipts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
+        self._known: OrderedDict[str, float] = OrderedDict()
+
+    async def ensure(self, topic: str) -> None:
+        """Declare Camellia's default options if the topic is new."""
+        now = time.monotonic()
+        if now - self._known.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+            return
+        if not await self._gateway.ask(exists, topic):
+            # Declared, not set, so that a manager's configuration takes precedence later.
+            options = {
+                "ack_timeout": self._settings.ack_timeout,
+                "retention": self._settings.retention,
+            }
+            store = self._gateway.store
+            await store.drive(store.run(Configure(topic, encode(options), declared=True)))
+        self._known[topic] = now
+        self._known.move_to_end(topic)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
 
     async def send(
         self,

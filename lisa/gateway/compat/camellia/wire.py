@@ -7,7 +7,6 @@ Spring accepts parameters from the query and the form. A missing or ill-typed pa
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from lisa.core.model.message import Message
 from lisa.core.store.inspection import FoundMessage, State, found
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.compat.requests import MOST_FIELDS, read_form, text_of
+from lisa.gateway.problems import ErrorResponse
 
 SUCCESS = 200
 PARAM_WRONG = 400
@@ -37,14 +37,18 @@ _FALSE = frozenset(("false", "off", "no", "0"))
 HEADER = "camellia"
 
 
-class BadParameter(Exception):
+class BadParameter(ErrorResponse):
     """A parameter is missing or has the wrong type."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(400, "parameter", detail)
 
 
 class Parameters:
     """The parameters of one request, the query before the form; of duplicates, the first counts."""
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    def __init__(self, request: Request, values: Mapping[str, str]) -> None:
+        self.request = request
         self._values = values
 
     @classmethod
@@ -58,7 +62,7 @@ class Parameters:
             raise BadParameter(
                 f"the parameters, at most {MOST_FIELDS}, cannot be parsed: {error}"
             ) from None
-        return cls(dict(reversed(pairs)))
+        return cls(request, dict(reversed(pairs)))
 
     def text(self, name: str) -> str:
         """A required text, which may be empty. Raises BadParameter."""
@@ -124,10 +128,10 @@ def compact(found: Sequence[msgspec.Struct]) -> bytes:
 def bad_request(request: Request, error: BadParameter) -> Response:
     """HTTP 400 in Spring's format."""
     content = {
-        "timestamp": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+        "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "status": 400,
         "error": "Bad Request",
-        "message": str(error),
+        "message": error.detail,
         "path": request.url.path,
     }
     return Response(msgspec.json.encode(content), 400, media_type=JSON)
