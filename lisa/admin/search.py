@@ -20,8 +20,9 @@ from lisa.admin.story import Preview, previews
 from lisa.core.model.display import visible
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
 
 STEP = 200
@@ -29,6 +30,8 @@ STEP = 200
 
 TEXT_STEP = 50
 """The same for a search of bodies."""
+
+TOPICS_PER_STEP = 250
 
 BODY_BYTES = 64 * 1024
 """Only the beginning of a body is searched: as much as the web page shows."""
@@ -247,3 +250,19 @@ def _part(preview: Preview | None, wanted: WantedText) -> str:
         if wanted.is_in(name) or wanted.is_in(value):
             return f"header {name}"
     return "body" if wanted.is_in_body(preview.envelope) else ""
+
+
+def topics_with(store: Store, topics: Sequence[str], message_id: str) -> Flow[list[str]]:
+    """The topics that have a message or a tombstone with an id, in the given order."""
+    found: list[str] = []
+    for part in chunks(list(map(Topic, topics)), TOPICS_PER_STEP):
+        layouts = yield from store.layouts(part)
+        asked = [
+            (topic, key(message_id))
+            for topic, layout in zip(part, layouts, strict=True)
+            for keys in map(store.keys.topic, layout.shards_of_id(topic, message_id))
+            for key in (keys.body, keys.done)
+        ]
+        replies = yield from store.commands([("EXISTS", key) for _, key in asked])
+        found += [topic for (topic, _), known in zip(asked, replies, strict=True) if known]
+    return list(dict.fromkeys(found))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.utils import collapse_rfc2231_value
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -15,12 +16,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.admin.search import topics_with
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
-from lisa.core.model.sharding import Topic
-from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
@@ -33,8 +32,6 @@ MULTIPART = "multipart/form-data"
 MOST_FIELDS = 100
 MOST_HEAD_BYTES = 1_024
 """Length of the headers of one part, which take quadratic time to parse."""
-
-TOPICS_PER_STEP = 250
 
 
 async def read_form(request: Request, *, default: str = "") -> list[tuple[str, str]]:
@@ -187,47 +184,34 @@ async def find_job(
 ) -> FoundJob | None:
     """Find the job with an id, in `topic` or else in all topics; None if there is none.
 
-    Searches the `likely` ones of the known topics first. With the scope `consume`, also accepts
-    messages of other APIs that a gateway has delivered, with lower priority. Raises Unauthorized,
-    Forbidden, InvalidMessage, or ConfigError if several topics have a live job.
+    Searches the `likely` ones of the known topics first, and prefers live jobs to settled ones.
+    With the scope `consume`, also accepts messages of other APIs that a gateway has delivered, with
+    lower priority. Raises Unauthorized, Forbidden, InvalidMessage, or ConfigError if several topics
+    have a live job.
     """
-    topics: Iterable[Iterable[str]]
     if topic is not None:
         gateway.require(request, scope, topic, compat=True)
-        topics = [[topic]]
+        parts: list[Iterable[str]] = [[topic]]
     else:
-        gateway.require(request, None, compat=True)
+        token = gateway.token(request, compat=True)
+        if not token.grants(scope):
+            raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
         known = await gateway.store.drive(gateway.store.topics())
-        topics = _topics_to_search(gateway, request, scope, likely(known), known)
-    return await _search(gateway, message_id, mark, topics, or_handed_out=scope is Scope.CONSUME)
-
-
-async def _search(
-    gateway: GatewayContext,
-    message_id: str,
-    mark: str,
-    topics: Iterable[Iterable[str]],
-    *,
-    or_handed_out: bool,
-) -> FoundJob | None:
-    """Search sets of topics in order, and prefer live jobs to settled ones."""
+        parts = [filter(partial(token.allows, scope), part) for part in (likely(known), known)]
     check_id(message_id)
-    settled: FoundJob | None = None
+    settled: list[FoundJob] = []
     others: list[FoundJob] = []
     tried: set[str] = set()
-    for group in topics:
-        fresh = sorted(set(group) - tried)
+    for part in parts:
+        fresh = sorted(set(part) - tried)
         tried.update(fresh)
-        jobs = [
-            job
-            for names in chunks(fresh, TOPICS_PER_STEP)
-            for job in await _jobs(gateway, message_id, mark, names)
-        ]
+        jobs = await _jobs(gateway, message_id, mark, fresh)
         if live := _only([job for job in jobs if job.is_live and job.is_own], message_id):
             return live
-        others += [job for job in jobs if not job.is_own and or_handed_out and _is_held(job.seen)]
-        settled = settled or next((job for job in jobs if not job.is_live), None)
-    return _only(others, message_id) or settled
+        others += [job for job in jobs if not job.is_own and _is_held(job.seen)]
+        settled += [job for job in jobs if not job.is_live]
+    held = _only(others, message_id) if scope is Scope.CONSUME else None
+    return held or next(iter(settled), None)
 
 
 def _only(live: list[FoundJob], message_id: str) -> FoundJob | None:
@@ -248,11 +232,8 @@ def _is_held(seen: Inspection) -> bool:
 async def _jobs(
     gateway: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    known = await gateway.ask(_topics_with, topics, message_id)
     found = []
-    for topic in topics:
-        if topic not in known:
-            continue
+    for topic in await gateway.ask(topics_with, topics, message_id):
         seen = await gateway.settler.look(topic, message_id)
         if seen.envelope:
             found.append(FoundJob(topic, seen, is_own=mark in headers_of(seen)))
@@ -261,46 +242,9 @@ async def _jobs(
     return found
 
 
-def _topics_with(store: Store, topics: Sequence[str], message_id: str) -> Flow[set[str]]:
-    """The topics that have a message or tombstone with an id."""
-    layouts = yield from store.layouts(list(map(Topic, topics)))
-    shards = [
-        (topic, shard)
-        for topic, layout in zip(topics, layouts, strict=True)
-        for shard in layout.shards_of_id(Topic(topic), message_id)
-    ]
-    replies = yield from store.commands(
-        [
-            ("EXISTS", key(message_id))
-            for _, shard in shards
-            for keys in [store.keys.topic(shard)]
-            for key in (keys.body, keys.done)
-        ]
-    )
-    return {topic for i, (topic, _) in enumerate(shards) if replies[2 * i] + replies[2 * i + 1]}
-
-
 def headers_of(seen: Inspection) -> dict[str, str]:
     """The headers of a live message; empty if its envelope is damaged."""
     try:
         return decode_envelope(seen.envelope).headers
     except InvalidMessage:
         return {}
-
-
-def _topics_to_search(
-    gateway: GatewayContext,
-    request: Request,
-    scope: Scope,
-    first: Iterable[str],
-    known: Iterable[str],
-) -> Iterator[list[str]]:
-    """The sets of topics to search: likely topics first, then all that the token allows.
-
-    Raises Unauthorized or Forbidden.
-    """
-    token = gateway.token(request, compat=True)
-    if not token.grants(scope):
-        raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
-    yield [topic for topic in first if token.allows(scope, topic)]
-    yield [topic for topic in known if token.allows(scope, topic)]

@@ -28,13 +28,10 @@ from lisa.admin.search import BESIDE, MessageQuery, SearchPage, WantedText, unes
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.display import visible
 from lisa.core.model.envelope import Envelope
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.extras import requires
 from lisa.core.model.keys import check_id, check_topic
-from lisa.core.model.sharding import Topic, topic_of
 from lisa.core.store.inspection import found
-from lisa.core.store.store import chunks
-from lisa.core.transitions.inspect import Inspect
 from lisa.gateway.page.rendering import Body, format_body, message_link
 from lisa.gateway.page.visits import PageRequest
 
@@ -50,7 +47,6 @@ _NOT_ASCII = re.compile(r"[^\0-\x7f]")
 _COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
 
 MOST_TOPICS = 2_000
-TOPICS_PER_STEP = 100
 MOST_IDS = 20_000
 MOST_BODIES = 2_000
 """Messages that one request examines at most, in a search by id and by text."""
@@ -335,18 +331,9 @@ async def _in_archive(visit: PageRequest, archive: str, query: ArchiveQuery) -> 
 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
     """The topics that have a message with this id. Raises LisaError."""
-    store, hits = visit.gateway.store, []
-    for names in chunks(topics, TOPICS_PER_STEP):
-        layouts = await store.drive(store.layouts(list(map(Topic, names))))
-        looks = [
-            Inspect(shard, [message_id], bodies=False)
-            for topic, layout in zip(names, layouts, strict=True)
-            for shard in layout.shards_of_id(Topic(topic), message_id)
-        ]
-        answers = await store.drive(store.run_many(looks))
-        for look, answer in zip(looks, answers, strict=True):
-            if isinstance(answer, LisaError):
-                raise answer
-            if found(topic_of(look.topic), message_id, answer[0]) is not None:
-                hits.append(topic_of(look.topic))
-    return list(dict.fromkeys(hits))
+    look = partial(visit.gateway.settler.look, message_id=message_id, bodies=False)
+    return [
+        topic
+        for topic in await visit.gateway.ask(search.topics_with, topics, message_id)
+        if found(topic, message_id, await look(topic)) is not None
+    ]
