@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -182,9 +182,8 @@ def _encode(*, success: bool, code: int, data: Any = None, message: str | None =
     )
 
 
-def success(data: Any = None) -> bytes:
-    """The body of a successful response."""
-    return _encode(success=True, code=200, data=data)
+def _success(data: Any = None) -> Response:
+    return Response(_encode(success=True, code=200, data=data), media_type="application/json")
 
 
 def _failure(_request: Request, problem: ErrorResponse) -> Response:
@@ -195,35 +194,25 @@ def _failure(_request: Request, problem: ErrorResponse) -> Response:
 def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
     """Cancel this API's messages in the topics; returns the number of cancelled messages."""
     total = 0
-    for topic in topics:
-        for state in STATES:
-            total += yield from _clear(store, topic, state)
+    for topic, state in product(topics, STATES):
+        cursor: str | None = None
+        while True:
+            page = yield from list_messages(store, topic, state, cursor=cursor, limit=PAGE)
+            total += yield from _cancel(store, topic, list({row.id: None for row in page.rows}))
+            cursor = page.cursor
+            if cursor is None:
+                break
     return total
 
 
-def _clear(store: Store, topic: str, state: LiveState) -> Flow[int]:
-    total, cursor = 0, None
-    while True:
-        page = yield from list_messages(store, topic, state, cursor=cursor, limit=PAGE)
-        ids = list(dict.fromkeys(row.id for row in page.rows))
-        total += yield from _cancel(store, topic, ids)
-        cursor = page.cursor
-        if cursor is None:
-            return total
-
-
 def _cancel(store: Store, topic: str, ids: list[str]) -> Flow[int]:
-    if not ids:
-        return 0
-    seen = yield from store.run_by_id(Inspect(topic, ids))
+    seen = (yield from store.run_by_id(Inspect(topic, ids))) if ids else []
     own = [
         message_id
         for message_id, looked in zip(ids, seen, strict=True)
         if MARK in headers_of(looked)
     ]
-    if not own:
-        return 0
-    outcomes = yield from store.run_by_id(Cancel(topic, own))
+    outcomes = (yield from store.run_by_id(Cancel(topic, own))) if own else []
     return sum(outcome is Cancelled.CANCELLED for outcome in outcomes)
 
 
@@ -231,54 +220,33 @@ class _Report(msgspec.Struct):
     counts: dict[str, int]
 
 
-def command_of(archive: str, report: Path, options: Sequence[str]) -> list[str]:
-    """The command line, without the server's address, which may contain a password."""
-    return python(
-        "lisa.cli.main",
-        "--json",
-        "pipeline",
-        "restore",
-        "--archive",
-        os.path.abspath(archive),  # noqa: PTH100  no file is read
-        "--report",
-        str(report),
-        *options,
-    )
+async def restore(gateway: GatewayContext, options: Sequence[str]) -> dict[str, int]:
+    """Restore jobs from the archive in another process; returns counts by outcome.
 
+    Raises ConfigError or ErrorResponse.
+    """
+    archive = gateway.settings.gateway_server.archive
+    if archive is None:
+        raise ConfigError(
+            "no archive is configured: start the gateway with --archive DIR, "
+            "or set gateway-server.archive"
+        )
+    if "://" in archive:
+        raise ConfigError(f"to restore from {archive}, run lisa pipeline restore")
+    from lisa.pipeline.source.options import as_url
 
-class Restorer:
-    """Runs restores, one at a time."""
-
-    def __init__(self, gateway: GatewayContext) -> None:
-        self._gateway = gateway
-        self._lock = asyncio.Lock()
-
-    async def restore(self, options: Sequence[str]) -> dict[str, int]:
-        """Run a restore; returns counts by outcome.
-
-        Raises ConfigError, Crowded or ErrorResponse.
-        """
-        archive = self._gateway.settings.gateway_server.archive
-        if archive is None:
-            raise ConfigError(
-                "no archive is configured: start the gateway with --archive DIR, "
-                "or set gateway-server.archive"
-            )
-        if "://" in archive:
-            raise ConfigError(f"to restore from {archive}, run lisa pipeline restore")
-        if self._lock.locked():
-            raise Crowded("a restore is already running")
-        async with self._lock:
-            with tempfile.TemporaryDirectory(
-                prefix="lisa-restore-", dir=writable_folder()
-            ) as directory:
-                command = command_of(archive, Path(directory) / "report", options)
-                return await self._run(command)
-
-    async def _run(self, command: Sequence[str]) -> dict[str, int]:
+    folder = os.path.abspath(archive)  # noqa: ASYNC240, PTH100  no file is read
+    command = ["--json", "pipeline", "restore", "--archive", folder]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+    with tempfile.TemporaryDirectory(prefix="lisa-restore-", dir=writable_folder()) as directory:
         process = await asyncio.create_subprocess_exec(
-            *command,
-            env=self._environment(),
+            *python("lisa.cli.main", *command, "--report", f"{directory}/report", *options),
+            # Not in the command line, because the address may contain a password.
+            env={
+                **clean,
+                "LISA_REDIS_URL": as_url(gateway.address),
+                "LISA_PREFIX": gateway.store.keys.prefix,
+            },
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -288,30 +256,19 @@ class Restorer:
             async with asyncio.timeout(WITHIN_S):
                 out, err = await process.communicate()
         except TimeoutError:
-            raise _failed(f"it took more than {WITHIN_S:g} s and was killed") from None
+            raise _not_restored(f"it took more than {WITHIN_S:g} s and was killed") from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        try:
-            return msgspec.json.decode(out, type=_Report).counts
-        except msgspec.DecodeError:
-            lines = err.decode("utf-8", "replace").strip().splitlines() or ["no error output"]
-            raise _failed(lines[-1][:SHOWN]) from None
-
-    def _environment(self) -> dict[str, str]:
-        from lisa.pipeline.source.options import as_url
-
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
-        address = self._gateway.address
-        return {
-            **clean,
-            "LISA_REDIS_URL": as_url(address),
-            "LISA_PREFIX": self._gateway.store.keys.prefix,
-        }
+    try:
+        return msgspec.json.decode(out, type=_Report).counts
+    except msgspec.DecodeError:
+        lines = err.decode("utf-8", "replace").strip().splitlines() or ["no error output"]
+        raise _not_restored(lines[-1][:SHOWN]) from None
 
 
-def _failed(reason: str) -> ErrorResponse:
+def _not_restored(reason: str) -> ErrorResponse:
     return ErrorResponse(409, "restore-failed", f"the restore failed: {reason}")
 
 
@@ -336,14 +293,10 @@ def routes(gateway: GatewayContext) -> list[BaseRoute]:
     ]
 
 
-def _response(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
-
-
 class _Handlers:
     def __init__(self, gateway: GatewayContext) -> None:
         self._gateway = gateway
-        self._restorer = Restorer(gateway)
+        self._restoring = asyncio.Lock()
 
     async def push(self, request: Request) -> Response:
         job = read_job(await request.body())
@@ -351,7 +304,7 @@ class _Handlers:
         trace = trace_context(request.headers)
         topic, message = outgoing_of(job, self._gateway.clock.about_ms(), trace)
         sent = await self._gateway.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
-        return _response(success(sent.id))
+        return _success(sent.id)
 
     async def delete(self, request: Request) -> Response:
         job = await self._find(request, Scope.PRODUCE)
@@ -359,13 +312,13 @@ class _Handlers:
         if outcome is not Cancelled.CANCELLED:
             raise _conflict(f"job {_id(request)!r} cannot be deleted: it is {outcome}")
         record_change(self._gateway, request, "mykit.delete", topic=job.topic, id=_id(request))
-        return _response(success())
+        return _success()
 
     async def finish(self, request: Request) -> Response:
         job = await self._find(request, Scope.CONSUME)
         message_id = _id(request)
         if job.state == "acked":
-            return _response(success())
+            return _success()
         if await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
             # The consumer was too slow: the job was reclaimed and waits for its next attempt.
             late = (
@@ -375,7 +328,7 @@ class _Handlers:
             )
             if not late or await self._gateway.sender.cancel(job.topic, message_id) != "cancelled":
                 raise _conflict(f"job {message_id!r} is not in flight: it is {job.state}")
-        return _response(success())
+        return _success()
 
     async def get(self, request: Request) -> Response:
         topic = check_topic(request.path_params["topic"])
@@ -383,7 +336,8 @@ class _Handlers:
         wait_ms = _wait_ms(request)
 
         def render(deliveries: list[HandedOut]) -> bytes:
-            return success(job_of(deliveries[0].message) if deliveries else None)
+            job = job_of(deliveries[0].message) if deliveries else None
+            return _encode(success=True, code=200, data=job)
 
         pull = self._gateway.broker.pull(
             topic,
@@ -407,15 +361,15 @@ class _Handlers:
                 await self._gateway.store.drive(flow)
                 details = {"topic": job.topic, "group": group, "id": message_id}
                 record_change(self._gateway, request, "mykit.reStoreJob", **details)
-            return _response(success())
+            return _success()
         self._gateway.require(request, Scope.OPERATE, compat=True)
-        counts = await self._restorer.restore(["--id", message_id, "--expire"])
+        counts = await self._restore(["--id", message_id, "--expire"])
         if not counts.get("restored"):
             raise _conflict(
                 f"Job不存在! job {message_id!r} was not restored from the archive: {counts}"
             )
         record_change(self._gateway, request, "mykit.reStoreJob", id=message_id)
-        return _response(success())
+        return _success()
 
     async def restore(self, request: Request) -> Response:
         self._gateway.require(request, Scope.OPERATE, compat=True)
@@ -423,10 +377,17 @@ class _Handlers:
         if expire not in ("true", "false"):
             raise InvalidMessage(f"expire must be true or false, not {expire!r}")
         began = time.monotonic()
-        counts = await self._restorer.restore(["--expire"] if expire == "true" else [])
+        counts = await self._restore(["--expire"] if expire == "true" else [])
         restored = counts.get("restored", 0)
         record_change(self._gateway, request, "mykit.reStore", done=restored)
-        return _response(success(_report(began, "恢复", restored)))
+        return _success(_report(began, "恢复", restored))
+
+    async def _restore(self, options: Sequence[str]) -> dict[str, int]:
+        """Restore jobs, one call at a time. Raises Crowded besides the errors of `restore`."""
+        if self._restoring.locked():
+            raise Crowded("a restore is already running")
+        async with self._restoring:
+            return await restore(self._gateway, options)
 
     async def clear_all(self, request: Request) -> Response:
         token = self._gateway.require(request, Scope.OPERATE, compat=True)
@@ -438,7 +399,7 @@ class _Handlers:
         topics = [topic for topic in await store.drive(store.topics()) if token.sees(topic)]
         total = await self._gateway.ask(clear, topics)
         record_change(self._gateway, request, "mykit.clearAll", done=total)
-        return _response(success(_report(began, "删除", total)))
+        return _success(_report(began, "删除", total))
 
     async def _find(self, request: Request, scope: Scope) -> FoundJob:
         """The job with the request's id. Raises ErrorResponse if there is none."""
