@@ -15,7 +15,7 @@ from itertools import islice
 
 from lisa.core.model.sharding import Shard
 from lisa.core.store.store import SyncStore
-from lisa.manager.bulk_reads import topics_with_keys
+from lisa.manager.bulk_reads import group_keys, topics_with_keys
 
 FEW = 1_000
 """With up to this many topics none becomes idle: each check covers them all."""
@@ -122,12 +122,10 @@ class IdleTopics:
         checked: dict[Shard, float | None] = dict.fromkeys(list(self._unchecked))
         checked.update(ended)
         known = [shard for shard in checked if store.known_groups(shard) is not None][:AT_ONCE]
-        keys: dict[str, list[str]] = {}
-        for shard in known:
-            groups = [
-                store.keys.topic(shard).group(name) for name in store.known_groups(shard) or ()
-            ]
-            keys[shard] = [key for group in groups for key in (group.entries, group.retry)]
+        keys: dict[str, list[str]] = {
+            shard: [key for own in group_keys(store, shard) for key in (own.entries, own.retry)]
+            for shard in known
+        }
         used = {*topics_with_keys(store, keys)}
         for shard in known:
             if shard in used:

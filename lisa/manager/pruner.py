@@ -14,7 +14,7 @@ from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, Prune, archive_records
-from lisa.manager.bulk_reads import ask_all
+from lisa.manager.bulk_reads import ask_each
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicLog
 
@@ -39,10 +39,8 @@ class Pruner:
     def pick(self, shards: Sequence[Shard]) -> list[Shard]:
         """Topics whose journal is not empty. Raises ServerUnavailable."""
         self._reporting.clear()
-        replies = ask_all(
-            self._store, [("XLEN", self._store.keys.topic(shard).events) for shard in shards]
-        )
-        return [shard for shard, held in zip(shards, replies, strict=True) if held != 0]
+        sizes = {shard: [("XLEN", self._store.keys.topic(shard).events)] for shard in shards}
+        return [shard for shard, (held,) in ask_each(self._store, sizes).items() if held != 0]
 
     def step(self, shard: Shard) -> None:
         """Trim the journal of one shard, with at most 1,000 calls. Raises LisaError."""

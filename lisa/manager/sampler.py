@@ -17,7 +17,7 @@ from lisa.core.redis.flow import Command
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
-from lisa.manager.bulk_reads import ask_all
+from lisa.manager.bulk_reads import ask_each
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -46,11 +46,10 @@ class Sampler:
         """
         if now_ms // MINUTE_MS * MINUTE_MS % HOUR_MS == 0:
             return list(topics)
-        keys = self._store.keys.topic
-        found = ask_all(self._store, [("HGETALL", keys(topic).stats) for topic in topics])
+        reads = {topic: [("HGETALL", self._store.keys.topic(topic).stats)] for topic in topics}
         return [
             topic
-            for topic, stats in zip(topics, found, strict=True)
+            for topic, (stats,) in ask_each(self._store, reads).items()
             if topic not in self._last or self._last[topic] != stats
         ]
 

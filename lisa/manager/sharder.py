@@ -53,7 +53,7 @@ from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.journal import archive_records
 from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
-from lisa.manager.bulk_reads import PAGE, ask_all
+from lisa.manager.bulk_reads import PAGE, ask_each
 from lisa.manager.nodes import Nodes
 from lisa.manager.topic_log import TopicErrors, TopicLog
 
@@ -87,14 +87,11 @@ class Sharder:
 
         Raises ServerUnavailable.
         """
-        names = topics_of(topics)
-        replies = ask_all(
-            self._store,
-            [("HGET", self._store.keys.topic(topic).options, "layout") for topic in names],
-        )
+        names, keys = topics_of(topics), self._store.keys
+        reads = {topic: [("HGET", keys.topic(topic).options, "layout")] for topic in names}
         layouts = {
             topic: Layout.read(reply)
-            for topic, reply in zip(names, replies, strict=True)
+            for topic, (reply,) in ask_each(self._store, reads).items()
             if not isinstance(reply, Exception)
         }
         for topic, layout in layouts.items():

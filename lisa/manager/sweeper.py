@@ -16,6 +16,7 @@ from lisa.core.metrics.numbers import Tally
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard
+from lisa.core.redis.flow import Command
 from lisa.core.store import group_removal, presence
 from lisa.core.store.paging import readable
 from lisa.core.store.presence import ConsumerPresence, write_refusal
@@ -26,7 +27,7 @@ from lisa.core.transitions.base import exact_text, text
 from lisa.core.transitions.garbage import Purge
 from lisa.core.transitions.groups import Forget
 from lisa.core.transitions.upkeep import Expired
-from lisa.manager.bulk_reads import ask_all
+from lisa.manager.bulk_reads import ask_each
 from lisa.manager.expirer import Expirer
 from lisa.manager.topic_log import TopicLog
 
@@ -72,23 +73,16 @@ class Sweeper:
 
         Also updates the known groups of the topics, in case announcements were lost.
         """
-        asked, sizes = list[tuple[str | int, ...]](), list[int]()
-        for topic in topics:
-            questions = self._questions(topic)
-            asked += questions
-            sizes.append(len(questions))
         if not topics:
             return []
         is_list_there = self._is_list_there()  # a topic stays while the list cannot be read
-        replies = iter(ask_all(self._store, asked))
+        found = ask_each(self._store, {topic: self._questions(topic) for topic in topics})
         long_ago = self._now_ms(topics[0]) - IDLE_AFTER_MS if is_list_there else -math.inf
         return [
-            topic
-            for topic, size in zip(topics, sizes, strict=True)
-            if self._is_worth_it(topic, [next(replies) for _ in range(size)], long_ago)
+            topic for topic, replies in found.items() if self._is_worth_it(topic, replies, long_ago)
         ]
 
-    def _questions(self, topic: str) -> list[tuple[str | int, ...]]:
+    def _questions(self, topic: str) -> list[Command]:
         keys = self._store.keys.topic(topic)
         names = self._store.known_groups(topic) or ()
         own = [keys.group(name) for name in names]

@@ -13,7 +13,7 @@ from lisa.core.model.errors import GroupRemoved
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.upkeep import Mend, Trim, Trimmed
-from lisa.manager.bulk_reads import ask_all
+from lisa.manager.bulk_reads import ask_each, group_keys
 from lisa.manager.topic_log import TopicLog
 
 WINDOW = 200
@@ -34,21 +34,15 @@ class Trimmer:
 
     def pick(self, topics: Sequence[str]) -> list[str]:
         """Topics with entries in a group's stream or index. Raises ServerUnavailable."""
-        groups = [
-            (topic, group) for topic in topics for group in self._store.known_groups(topic) or ()
-        ]
-        questions: list[tuple[str, str]] = []
-        for topic, group in groups:
-            keys = self._store.keys.topic(topic).group(group)
-            questions += [("XLEN", keys.ready), ("HLEN", keys.entries)]
-        replies = ask_all(self._store, questions)
-        return list(
-            dict.fromkeys(
-                topic
-                for (topic, _), *held in zip(groups, replies[::2], replies[1::2], strict=True)
-                if held != [0, 0]
-            )
-        )
+        sizes = {
+            topic: [
+                command
+                for own in group_keys(self._store, topic)
+                for command in (("XLEN", own.ready), ("HLEN", own.entries))
+            ]
+            for topic in topics
+        }
+        return [topic for topic, held in ask_each(self._store, sizes).items() if any(held)]
 
     def step(self, topic: str) -> None:
         """Check up to 50 windows of each group of a topic. Raises LisaError."""

@@ -28,7 +28,7 @@ from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.change import Reschedule, Rescheduled
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.manager.bulk_reads import PAGE, ask_all
+from lisa.manager.bulk_reads import Turns, ask_all, ask_each
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicErrors, TopicLog
 
@@ -80,7 +80,7 @@ class ZoneData:
         self._cursors: dict[str, str] = {}
         self._local_cursors: dict[str, str] = {}
         self._errors = TopicErrors("wall times")
-        self._cleaned_up_to = ""
+        self._turns = Turns()
         self._checked: set[str] = set()
         self._done: set[str] = set()
         self._failed: set[str] = set()
@@ -158,9 +158,7 @@ class ZoneData:
         Each call covers the next page of topics. Returns the topics whose lists that emptied, so
         that they can be unlisted.
         """
-        later = [topic for topic in topics if topic > self._cleaned_up_to]
-        left = (later or topics)[:PAGE]
-        self._cleaned_up_to = left[-1] if left else ""
+        left = self._turns.next(topics)
         cleaned, removed = dict[str, None](), 0
         while left and removed < MOST_REMOVED:
             found = self._past(left)
@@ -168,17 +166,19 @@ class ZoneData:
             cleaned |= dict.fromkeys(topic for topic, _ in found)
             removed += sum(len(ids) for _, ids in found)
             left = [topic for topic, ids in found if len(ids) == IDS]
-        counts = ask_all(self._store, [("EXISTS", self._list(topic)) for topic in cleaned])
-        return [topic for topic, count in zip(cleaned, counts, strict=True) if count == 0]
+        counts = ask_each(
+            self._store, {topic: [("EXISTS", self._list(topic))] for topic in cleaned}
+        )
+        return [topic for topic, (count,) in counts.items() if count == 0]
 
     def _past(self, topics: Sequence[str]) -> list[tuple[str, list[bytes]]]:
         """Up to `IDS` past ids of each topic that has any."""
         past_ms, found = self._clock.now_ms() - PAST_MS, list[tuple[str, list[bytes]]]()
-        reads = [
-            ("ZRANGEBYSCORE", self._list(topic), "-inf", past_ms, "LIMIT", 0, IDS)
+        reads = {
+            topic: [("ZRANGEBYSCORE", self._list(topic), "-inf", past_ms, "LIMIT", 0, IDS)]
             for topic in topics
-        ]
-        for topic, reply in zip(topics, ask_all(self._store, reads), strict=True):
+        }
+        for topic, (reply,) in ask_each(self._store, reads).items():
             if isinstance(reply, Exception):
                 self._errors.failed(topic, errors.translated(reply, self._store.where))
                 continue
