@@ -29,13 +29,13 @@ from lisa.core.store.store import SyncStore
 from lisa.manager.expirer import Expirer
 from lisa.manager.idle_topics import IdleTopics
 from lisa.manager.jobs import Jobs
-from lisa.manager.loop import Loop, Service
+from lisa.manager.loop import Loop, Step
 from lisa.manager.nodes import PATIENCE, PROBE_INTERVAL_S, Nodes, ProbeResult, warn_of_loss
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.promoter import Promoter
 from lisa.manager.pruner import Pruner
 from lisa.manager.reclaimer import POLL_S, LeaseHold, Reclaimer
-from lisa.manager.registry import GroupDeclarer, Registry
+from lisa.manager.registry import Registry
 from lisa.manager.sampler import Sampler
 from lisa.manager.scheduler import Scheduler
 from lisa.manager.server_clock import ServerClock
@@ -104,7 +104,6 @@ class Engine:
         self.reclaimer = Reclaimer(
             store, clock, self.signals, plan.window, hold=self._hold, idle=self.idle
         )
-        self._declarer = GroupDeclarer(store, self.registry)
         self._scheduler = Scheduler(store, clock)
         self._zone_data = ZoneData(store, clock)
         self._trimmer = Trimmer(store)
@@ -121,19 +120,17 @@ class Engine:
         )
         # On a cluster, a pipeline sends one command at a time, so batches gain nothing.
         together = (1, 1) if store.has_nodes else (BATCH, RECLAIM_BATCH)
-        self._promoting = self._loop("promoter", self._promoter, PROMOTERS, together[0])
-        self._reclaiming = self._loop("reclaimer", self.reclaimer, RECLAIMERS, together[1])
+        self._promoting = self._loop("promoter", self._promoter.step, PROMOTERS, together[0])
+        self._reclaiming = self._loop("reclaimer", self.reclaimer.step, RECLAIMERS, together[1])
         # "greeter" is a label of metrics that users have stored, so it stays.
-        self._declaring = self._loop("greeter", self._declarer)
-        self.scheduling = self._loop("scheduler", self._scheduler)
+        self._declaring = self._loop("greeter", self.registry.declare_awaited)
+        self.scheduling = self._loop("scheduler", self._scheduler.step)
         self.loops = (self._promoting, self._reclaiming, self._declaring, self.scheduling)
         self.jobs = self._scheduled(plan.schedules)
 
-    def _loop(self, name: str, service: Service, workers: int = 1, batch: int = 1) -> Loop:
+    def _loop(self, name: str, step: Step, workers: int = 1, batch: int = 1) -> Loop:
         longest_s = longest_round_s(self.store.connection.address.socket_timeout_s)
-        return Loop(
-            name, service, nodes=self.nodes, workers=workers, batch=batch, longest_s=longest_s
-        )
+        return Loop(name, step, nodes=self.nodes, workers=workers, batch=batch, longest_s=longest_s)
 
     def _scheduled(self, schedules: Schedules) -> Jobs:
         clock, jobs = self._clock, Jobs(self.nodes, self.idle.due)
@@ -346,7 +343,7 @@ class Engine:
         # Reclaim first: declarations fail while the server is at maxmemory.
         topics = self.nodes.available(self.idle.due("refresh"))
         self._reclaiming.due_heap.bring_forward(self.reclaimer.poll(topics))
-        for topic in self._declarer.poll(topics):
+        for topic in self.registry.awaited(topics):
             self._declaring.due_heap.schedule_now(topic)
         self.registry.step(is_hurried=False)
         if self._is_list_lost.is_set() and self.nodes.answers(key=self.store.keys.topics):

@@ -10,9 +10,9 @@ import heapq
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import cast
 
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread
 from lisa.core.metrics.families import STEP_SECONDS
@@ -33,7 +33,7 @@ LEAVE_S = 6.0  # slightly longer than the socket timeout, which ends a hanging c
 
 _PR_SET_TIMERSLACK, _SLACK_NS = 29, 1_000
 
-Outcome = float | LisaError | None
+NextDue = float | LisaError | None
 """When the topic is due next (`time.monotonic`), None until `schedule_now`, or an error."""
 
 
@@ -162,15 +162,15 @@ class DueHeap:
         return self._heap[0][0] if self._heap else NEVER
 
 
-class Service(Protocol):
-    """One step over a few topics."""
+Step = Callable[[Sequence[str]], Sequence[NextDue]]
+"""Processes a few topics; returns when each is due next, in the given order.
 
-    def step(self, topics: Sequence[str]) -> Sequence[Outcome]:
-        """Process the topics; returns one outcome per topic, in the given order."""
+An error that it raises counts for all of them.
+"""
 
 
 class Loop:
-    """Threads that call `service.step` with up to `batch` due topics.
+    """Threads that call `step` with up to `batch` due topics.
 
     `nodes` tells which topics are available; the loop reports suspected outages to it.
     """
@@ -178,7 +178,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        service: Service,
+        step: Step,
         *,
         nodes: Nodes,
         workers: int = 1,
@@ -191,7 +191,7 @@ class Loop:
         self.seconds = Spread(STEP_SECONDS)
         self.threads: list[ServiceThread] = []
         """Those that run, for health checks."""
-        self._service = service
+        self._run_step = step
         self._nodes = nodes
         self._workers = workers
         self._batch = batch
@@ -228,23 +228,23 @@ class Loop:
             topics = self.due_heap.exchange(settled, self._batch)
 
     def _step(self, topics: Sequence[str]) -> list[tuple[str, float | None]]:
-        """Run the service for the available topics; returns when each topic is due next."""
+        """Run the step for the available topics; returns when each topic is due next."""
         began, here = time.monotonic(), self._nodes.available(topics)
         settled: list[tuple[str, float | None]] = []
         if len(here) < len(topics):
             settled += [(topic, began + PUT_OFF_S) for topic in topics if topic not in here]
-        outcomes: Sequence[Outcome | Exception] = ()
+        due: Sequence[NextDue | Exception] = ()
         if here:
             try:
-                outcomes = self._service.step(here)
-            except Exception as error:  # noqa: BLE001  the loop must survive any error of a service
-                outcomes = [error] * len(here)
+                due = self._run_step(here)
+            except Exception as error:  # noqa: BLE001  the loop must survive any error of a step
+                due = [error] * len(here)
             self.seconds.observe(time.monotonic() - began)
-        for topic, outcome in zip(here, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                settled.append((topic, self._retry_at(topic, outcome)))
+        for topic, at in zip(here, due, strict=True):
+            if isinstance(at, Exception):
+                settled.append((topic, self._retry_at(topic, at)))
             else:
-                settled.append((topic, outcome))
+                settled.append((topic, at))
                 if self.topic_errors.failures:
                     self.topic_errors.passed(topic)
         return settled

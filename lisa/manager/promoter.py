@@ -19,12 +19,22 @@ from lisa.core.metrics.numbers import Tally
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import LisaError
 from lisa.core.model.options import LARGEST_BATCH, TopicOptions
+from lisa.core.redis.flow import Command
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote, Promoted
-from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms, int_or
+from lisa.manager.bulk_reads import (
+    PAGE,
+    Turns,
+    ask_each,
+    group_keys,
+    head_command,
+    head_ms,
+    int_or,
+    topics_with_keys,
+)
 from lisa.manager.expirer import Expirer
 from lisa.manager.idle_topics import IdleTopics
-from lisa.manager.loop import Outcome
+from lisa.manager.loop import NextDue
 from lisa.manager.reclaimer import LeaseHold
 from lisa.manager.server_clock import ServerClock
 
@@ -56,53 +66,18 @@ WORTH_IT = 4
 """A call is worth it with room for a batch, or for `max_ready / WORTH_IT` if that is less."""
 
 MAX_READY = TopicOptions().max_ready
-_Question = tuple[str | int, ...]
-
-
-class _Pace:
-    """The rate of one topic, and when this manager may promote it again.
-
-    earliest: the end of the interval after the last promotion, as `time.monotonic`.
-    lag_s: how long this manager lets another one go first. The other one's work would be repeated
-        in vain otherwise. It ends as soon as a promotion finds messages that the other one left.
-    """
-
-    __slots__ = ("_at", "_per_s", "_total", "earliest", "lag_s")
-
-    def __init__(self) -> None:
-        self.earliest = -math.inf
-        self.lag_s = 0.0
-        self._total: int | None = None
-        self._at = -math.inf
-        self._per_s = 0.0
-
-    def record(self, result: Promoted, groups: int, now: float) -> None:
-        """Record a promotion: how much it moved, and how much all managers have moved so far."""
-        if result.moved:
-            elapsed = max(1e-6, now - self._at)
-            self._at = now
-            rate = result.moved / groups / elapsed
-            self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (rate - self._per_s)
-            fast_s = FAST_INTERVAL_S if self._per_s > FAST_RATE else 0.0
-            self.earliest = now + (result.interval_ms / 1000 or fast_s)
-            self.lag_s = 0.0
-        elif self._total is not None and result.total > self._total:
-            self.lag_s = SECOND_S
-        self._total = result.total
 
 
 @dataclass(slots=True)
 class _Full:
-    """The state of one topic with full groups.
+    """The full groups of one topic.
 
-    groups: its full groups.
+    groups: their names.
     backoff: the pauses between checks.
     asked: when promote was last called.
     due_at: when a message is due to another group; promote is then called without a check.
-    unread: number of unread entries of each full group at the last check.
+    unread: number of unread entries of each of them at the last check.
     since: when `unread` last changed.
-    enough: for a topic with one group, the number of unread entries at which a call becomes worth
-        it, once known. There, room is the only reason for a call.
     """
 
     groups: tuple[str, ...]
@@ -111,126 +86,41 @@ class _Full:
     due_at: float = math.inf
     unread: tuple[int, ...] = ()
     since: float = 0.0
-    enough: int | None = None
-
-    def is_patient(self, declared: Sequence[str], now: float) -> bool:
-        """Whether to check with plain reads before the next call of promote."""
-        is_known = set(self.groups) <= set(declared)
-        return is_known and now < self.due_at and now - self.asked < CERTAIN_S
 
 
-class Backpressure:
-    """Decides for topics with full groups when to check their ready streams for room again.
+@dataclass(slots=True)
+class _Topic:
+    """The state of one topic. Instants are `time.monotonic` seconds.
 
-    batches: the most messages per call, for topics that limit them.
+    earliest: the end of the interval after the last promotion, before which there is no other.
+    lag_s: how long this manager lets another one go first. The other one's work would be repeated
+        in vain otherwise. It ends as soon as a promotion finds messages that the other one left.
+    seen_at: the last successful promotion or poll.
+    moved_at, per_s: the last promotion that moved messages, and their rate.
+    total: how many messages all managers have moved.
     """
 
-    def __init__(self, store: SyncStore, clock: ServerClock, batches: Mapping[str, int]) -> None:
-        self.full: dict[str, _Full] = {}
-        self._store = store
-        self._clock = clock
-        self._batches = batches
+    earliest: float = -math.inf
+    lag_s: float = 0.0
+    seen_at: float | None = None
+    moved_at: float = -math.inf
+    per_s: float = 0.0
+    total: int | None = None
 
-    def record_full(self, topic: str, result: Promoted, now: float, due_at: float) -> float:
-        """Record that promote found full groups; returns the instant of the next check.
 
-        The next check is at `due_at`, when a message is due to another group, or after a pause of
-        1, 2, 4 .. 20 ms while no message moves. Moves to other groups do not shorten the pause.
-        """
-        full = self.full.get(topic)
-        if full is None or full.groups != result.full:
-            backoff = Backoff(FIRST_S, LONGEST_UNREAD_S)
-            full = self.full[topic] = _Full(result.full, backoff, now)
-        elif result.moved and len(self._store.known_groups(topic) or ()) == 1:
-            full.backoff.reset()
-        elif full.backoff.pause_s < LONGEST_S:
-            full.backoff.lengthen(LONGEST_S)
-        full.asked, full.due_at, full.enough = now, due_at, None
-        return min(now + full.backoff.pause_s, due_at)
-
-    def record_room(self, topic: str) -> None:
-        """Record that a whole batch found room; resets the pause."""
-        full = self.full.get(topic)
-        if full is not None:
-            full.backoff.reset()
-
-    def postponed(self, topics: Sequence[str]) -> dict[str, float]:
-        """The topics for which a call is not worth it yet, each with the instant of its next check.
-
-        Raises ServerUnavailable.
-        """
-        now = time.monotonic()
-        asked, questions = list[tuple[str, _Full, list[_Question]]](), list[_Question]()
-        for topic in topics:
-            full, groups = self.full.get(topic), self._store.known_groups(topic)
-            if full and groups and full.is_patient(groups, now):
-                asked.append((topic, full, self._questions(topic, groups, full)))
-                questions += asked[-1][2]
-        replies = iter(ask_all(self._store, questions))
-        now_ms, again = self._clock.now_ms(), dict[str, float]()
-        for topic, full, own in asked:
-            idle_until = self._idle_until(topic, full, [next(replies) for _ in own], now_ms)
-            if idle_until > 0:
-                full.due_at = idle_until
-                again[topic] = min(time.monotonic() + full.backoff.pause_s, idle_until)
-        return again
-
-    def _questions(self, topic: str, groups: Sequence[str], full: _Full) -> list[_Question]:
-        """Commands for the full groups' room, `max_ready`, and the heads of all due-time ZSETs.
-
-        The heads come in this order: waiting, retries of full groups, retries of other groups.
-        """
-        keys = self._store.keys.topic(topic)
-        room: list[_Question] = [
-            question
-            for name in full.groups
-            for question in (
-                ("XLEN", keys.group(name).ready),
-                ("XPENDING", keys.group(name).ready, name),
-            )
-        ]
-        if full.enough is not None:
-            return room
-        others = [name for name in groups if name not in full.groups]
-        return [
-            *room,
-            ("HGET", keys.options, "max_ready"),
-            head_command(keys.waiting),
-            *[head_command(keys.group(name).retry) for name in (*full.groups, *others)],
-        ]
-
-    def _idle_until(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> float:
-        """Until when only room can make a call worth it; 0 if a call is worth it now.
-
-        A call is worth it when a group has room for its due messages, or another group has due
-        messages.
-        """
-        if any(isinstance(reply, Exception) for reply in replies):
-            return 0.0  # the script repairs or reports the error
-        count = len(full.groups)
-        unread = tuple(replies[2 * i] - replies[2 * i + 1][0] for i in range(count))
-        now = time.monotonic()
-        if unread != full.unread:
-            full.unread, full.since = unread, now
-        longest = LONGEST_UNREAD_S if now - full.since > CERTAIN_S else LONGEST_S
-        full.backoff.lengthen(longest)
-        if full.enough is not None:
-            return math.inf if unread[0] > full.enough else 0.0
-        most = int_or(replies[2 * count], MAX_READY)
-        heads = [head_ms(head) for head in replies[2 * count + 1 :]]
-        waits, *retries = [head is not None and head <= now_ms for head in heads]
-        enough = most - max(1, min(self._batches.get(topic, LARGEST_BATCH), most // WORTH_IT))
-        owed = [held for held, due in zip(unread, retries, strict=False) if due]
-        if len(retries) > 1:
-            # A waiting message goes to all groups at once; a full group gets it as a retry.
-            if waits or any(retries[count:]) or not owed or min(owed) <= enough:
-                return 0.0
-            later = [head for head in heads if head is not None and head > now_ms]
-            return self._clock.instant(min(later)) if later else math.inf
-        if not waits and not owed:
-            return 0.0
-        full.enough = enough
-        return math.inf if unread[0] > enough else 0.0
+def _record_rate(state: _Topic, result: Promoted, groups: int, now: float) -> None:
+    """Record how much a promotion moved, and how much all managers have moved so far."""
+    if result.moved:
+        elapsed = max(1e-6, now - state.moved_at)
+        state.moved_at = now
+        rate = result.moved / groups / elapsed
+        state.per_s -= math.expm1(-elapsed / RATE_OVER_S) * (rate - state.per_s)
+        fast_s = FAST_INTERVAL_S if state.per_s > FAST_RATE else 0.0
+        state.earliest = now + (result.interval_ms / 1000 or fast_s)
+        state.lag_s = 0.0
+    elif state.total is not None and result.total > state.total:
+        state.lag_s = SECOND_S
+    state.total = result.total
 
 
 class Promoter:
@@ -258,20 +148,18 @@ class Promoter:
         self._batches = batches
         self._hold = hold or LeaseHold(store)
         self._idle = idle or IdleTopics()
-        self._backpressure = Backpressure(store, clock, batches)
-        self._last: dict[str, float] = {}
-        self._paces = defaultdict[str, _Pace](_Pace)
-        self._polled_up_to = ""
+        self._topics = defaultdict[str, _Topic](_Topic)
+        self._full: dict[str, _Full] = {}
+        self._turns = Turns()
         self._unreadable: set[str] = set()
 
-    def step(self, topics: Sequence[str]) -> list[Outcome]:
+    def step(self, topics: Sequence[str]) -> list[NextDue]:
         """Promote each topic in one round trip; returns when each topic is due next."""
-        full = self._backpressure.full
-        outcomes: dict[str, Outcome] = {**self._backpressure.postponed(topics)} if full else {}
+        due: dict[str, NextDue] = {**self._postponed(topics)} if self._full else {}
         calls = [
             Promote(topic, self._batches.get(topic, LARGEST_BATCH))
             for topic in topics
-            if topic not in outcomes
+            if topic not in due
         ]
         sent = time.monotonic()
         results: Sequence[Promoted | LisaError]
@@ -288,10 +176,10 @@ class Promoter:
             if isinstance(result, LisaError):
                 self._hold.observe(call.topic, result)
                 self._idle.mark_active(call.topic)
-                outcomes[call.topic] = result
+                due[call.topic] = result
             else:
-                outcomes[call.topic] = self._settle(call.topic, result, sent, received)
-        return list(map(outcomes.__getitem__, topics))
+                due[call.topic] = self._record(call.topic, result, sent, received)
+        return list(map(due.__getitem__, topics))
 
     def poll(self, topics: Sequence[str], others: Sequence[str] = ()) -> dict[str, float]:
         """The next due instant of some topics, by topic, from plain reads. Raises LisaError.
@@ -300,67 +188,49 @@ class Promoter:
         so that every topic is covered within `TICKS` calls, and all of the others. A topic with a
         newly unreadable key is due now, so that `step` reports the error.
         """
-        part = [*self._next_part(topics), *others]
-        keys = {topic: self._store.keys.topic(topic) for topic in part}
-        retries = {
-            topic: [keys[topic].group(name).retry for name in self._store.known_groups(topic) or ()]
-            for topic in part
-        }
-        heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in part])
-        now = time.monotonic()
-        self._last |= dict.fromkeys(
-            [topic for topic, head in zip(part, heads, strict=True) if isinstance(head, list)], now
+        part = [*self._turns.next(topics, max(PAGE, -(-len(topics) // TICKS))), *others]
+        retries = {topic: [own.retry for own in group_keys(self._store, topic)] for topic in part}
+        zsets = {topic: [self._store.keys.topic(topic).waiting] for topic in part}
+        for topic in topics_with_keys(self._store, retries):
+            zsets[topic] += retries[topic]
+        heads = ask_each(
+            self._store, {topic: [head_command(zset) for zset in zsets[topic]] for topic in part}
         )
-        asked = [topic for topic in part if retries[topic]]
-        found = ask_all(self._store, [("EXISTS", *retries[topic]) for topic in asked])
-        failing = [
-            (topic, zset)
-            for topic, count in zip(asked, found, strict=True)
-            if count != 0
-            for zset in retries[topic]
-        ]
-        heads += ask_all(self._store, [head_command(zset) for _, zset in failing])
-        read = list(zip([*part, *[topic for topic, _ in failing]], heads, strict=True))
-        unreadable = {topic for topic, head in read if isinstance(head, Exception)}
+        now = time.monotonic()
+        unreadable = {
+            topic for topic in part if any(isinstance(h, Exception) for h in heads[topic])
+        }
         instants = dict.fromkeys(unreadable - self._unreadable, now)
         self._unreadable = self._unreadable.difference(part) | unreadable
-        for topic, head in read:
-            due_ms = head_ms(head)
-            if due_ms is not None:
-                at = self._paced(topic, self._clock.instant(due_ms))
+        for topic in part:
+            if isinstance(heads[topic][0], list):
+                self._topics[topic].seen_at = now
+            dues = [due_ms for head in heads[topic] if (due_ms := head_ms(head)) is not None]
+            if dues:
+                at = self._paced(topic, self._clock.instant(min(dues)))
                 instants[topic] = min(at, instants.get(topic, at))
         return instants
 
-    def _next_part(self, topics: Sequence[str]) -> Sequence[str]:
-        """The topics that follow those of the last call, in order of name."""
-        most = max(PAGE, -(-len(topics) // TICKS))
-        if len(topics) <= most:
-            return topics
-        later = [topic for topic in topics if topic > self._polled_up_to]
-        part = (later + [topic for topic in topics if topic <= self._polled_up_to])[:most]
-        self._polled_up_to = part[-1]
-        return part
-
     def lag_s(self, topic: str) -> float:
         """How long to let another manager go first after an announcement for a topic."""
-        pace = self._paces.get(topic)
-        return 0.0 if pace is None else pace.lag_s
+        state = self._topics.get(topic)
+        return 0.0 if state is None else state.lag_s
 
     def age_s(self, topic: str) -> float | None:
         """Seconds since the last successful promotion or poll of a topic; None if there is none."""
-        last = self._last.get(topic)
-        return None if last is None else time.monotonic() - last
+        state = self._topics.get(topic)
+        return None if state is None or state.seen_at is None else time.monotonic() - state.seen_at
 
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
-        self._backpressure.full.pop(topic, None)
+        self._topics.pop(topic, None)
+        self._full.pop(topic, None)
         self._expirer.forget(topic)
-        self._last.pop(topic, None)
-        self._paces.pop(topic, None)
         self._unreadable.discard(topic)
 
-    def _settle(self, topic: str, result: Promoted, sent: float, received: float) -> Outcome:
-        """Record a promotion; returns when the topic is due next."""
+    def _record(self, topic: str, result: Promoted, sent: float, received: float) -> NextDue:
+        """Record a promotion, and end what it found to end; returns when the topic is due next."""
+        state = self._topics[topic]
         if topic in self._hold.failing:
             self._hold.observe(topic, result)
         if result.moved:
@@ -368,37 +238,30 @@ class Promoter:
             self._idle.mark_active(topic)
         else:
             self._idle.check(topic)
-        self._last[topic] = received
+        state.seen_at = received
         self._clock.observe(result.now_ms, sent, received)
         if result.paused:
             return None  # resuming the topic announces it
+        groups = len(self._store.known_groups(topic) or ())
         if result.moved or result.next_due_ms is not None:
-            groups = len(self._store.known_groups(topic) or ()) or 1
-            self._paces[topic].record(result, groups, received)
+            _record_rate(state, result, groups or 1, received)
         if result.expired or topic in self._expirer.unanswered:
             try:
                 self._expirer.end(topic, result.expired)
             except LisaError as error:
                 return error
         if result.full:
-            due_at = self._next_of_others(topic, result, received)
-            return self._backpressure.record_full(topic, result, received, due_at)
-        if result.cut_short or result.expired:
-            self._backpressure.record_room(topic)
-            return received
-        self._backpressure.full.pop(topic, None)
+            return self._record_full(topic, result, groups, received)
+        full = self._full.pop(topic, None)
+        if full is not None and (result.cut_short or result.expired):  # a whole batch found room
+            full.backoff.reset()
+            self._full[topic] = full
         return self._next_due(topic, result, received)
 
-    def _next_of_others(self, topic: str, result: Promoted, received: float) -> float:
-        """When a message is due to a group that is not full; infinite for a single group."""
-        if len(self._store.known_groups(topic) or ()) < 2:
-            return math.inf
+    def _next_due(self, topic: str, result: Promoted, received: float) -> float | None:
+        """When a message is due that has room."""
         if result.cut_short or result.expired:
             return received
-        at = self._next_due(topic, result, received)
-        return math.inf if at is None else at
-
-    def _next_due(self, topic: str, result: Promoted, received: float) -> float | None:
         if result.next_due_ms is None:
             return None
         at = self._clock.instant(result.next_due_ms)
@@ -410,5 +273,96 @@ class Promoter:
 
     def _paced(self, topic: str, at: float) -> float:
         """An instant, after another manager's turn and the interval since the last promotion."""
-        pace = self._paces.get(topic)
-        return at if pace is None else max(at + pace.lag_s, pace.earliest)
+        state = self._topics.get(topic)
+        return at if state is None else max(at + state.lag_s, state.earliest)
+
+    # -- topics with full groups
+
+    def _record_full(self, topic: str, result: Promoted, groups: int, now: float) -> float:
+        """Record that promote found full groups; returns the instant of the next check.
+
+        It is when a message is due to another group, or after a pause of 1, 2, 4 .. 20 ms while no
+        message moves. Moves to other groups do not shorten the pause.
+        """
+        full = self._full.get(topic)
+        if full is None or full.groups != result.full:
+            backoff = Backoff(FIRST_S, LONGEST_UNREAD_S)
+            full = self._full[topic] = _Full(result.full, backoff, now)
+        elif result.moved and groups == 1:
+            full.backoff.reset()
+        elif full.backoff.pause_s < LONGEST_S:
+            full.backoff.lengthen(LONGEST_S)
+        due_at = self._next_due(topic, result, now) if groups > 1 else None
+        full.asked, full.due_at = now, math.inf if due_at is None else due_at
+        return min(now + full.backoff.pause_s, full.due_at)
+
+    def _postponed(self, topics: Sequence[str]) -> dict[str, float]:
+        """The topics for which a call is not worth it yet, each with the instant of its next check.
+
+        Raises ServerUnavailable.
+        """
+        now, fulls = time.monotonic(), dict[str, _Full]()
+        for topic in topics:
+            full = self._full.get(topic)
+            if full is None or now >= full.due_at or now - full.asked >= CERTAIN_S:
+                continue
+            if set(full.groups).issubset(self._store.known_groups(topic) or ()):
+                fulls[topic] = full
+        found = ask_each(self._store, {t: self._questions(t, full) for t, full in fulls.items()})
+        now_ms, again = self._clock.now_ms(), dict[str, float]()
+        for topic, full in fulls.items():
+            full.due_at = self._idle_until(topic, full, found[topic], now_ms)
+            if full.due_at > 0:
+                again[topic] = min(time.monotonic() + full.backoff.pause_s, full.due_at)
+        return again
+
+    def _questions(self, topic: str, full: _Full) -> list[Command]:
+        """Commands for the full groups' room, `max_ready`, and the heads of all due-time ZSETs.
+
+        The heads come in this order: waiting, retries of full groups, retries of other groups.
+        """
+        keys = self._store.keys.topic(topic)
+        groups = self._store.known_groups(topic) or ()
+        room: list[Command] = [
+            command
+            for name in full.groups
+            for command in (
+                ("XLEN", keys.group(name).ready),
+                ("XPENDING", keys.group(name).ready, name),
+            )
+        ]
+        others = [name for name in groups if name not in full.groups]
+        return [
+            *room,
+            ("HGET", keys.options, "max_ready"),
+            head_command(keys.waiting),
+            *[head_command(keys.group(name).retry) for name in (*full.groups, *others)],
+        ]
+
+    def _idle_until(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> float:
+        """Until when only room can make a call worth it; 0 if a call is worth it now.
+
+        A call is worth it when a group has room for its due messages, or another group has due
+        messages.
+        """
+        if any(isinstance(reply, Exception) for reply in replies):
+            return 0.0  # the script repairs or reports the error
+        count = len(full.groups)
+        unread = tuple(replies[2 * i] - replies[2 * i + 1][0] for i in range(count))
+        now = time.monotonic()
+        if unread != full.unread:
+            full.unread, full.since = unread, now
+        full.backoff.lengthen(LONGEST_UNREAD_S if now - full.since > CERTAIN_S else LONGEST_S)
+        most = int_or(replies[2 * count], MAX_READY)
+        enough = most - max(1, min(self._batches.get(topic, LARGEST_BATCH), most // WORTH_IT))
+        heads = [head_ms(head) for head in replies[2 * count + 1 :]]
+        waits, *retries = [head is not None and head <= now_ms for head in heads]
+        is_only = len(retries) == 1
+        # With several groups, a waiting message goes to all at once; a full one gets it as a retry.
+        if not is_only and (waits or any(retries[count:])):
+            return 0.0
+        owed = [held for held, due in zip(unread, retries, strict=False) if due or waits]
+        if not owed or min(owed) <= enough:
+            return 0.0
+        later = [head for head in heads if head is not None and head > now_ms and not is_only]
+        return self._clock.instant(min(later)) if later else math.inf

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from lisa.core.metrics.numbers import Tally
@@ -27,13 +28,20 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.options import TopicOptions
 from lisa.core.redis import errors
-from lisa.core.redis.flow import Patience
+from lisa.core.redis.flow import Command, Patience
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.lease import ClockState, Reclaim, Reclaimed, ReclaimedMessage, Renew
 from lisa.core.transitions.retry import Failed
-from lisa.manager.bulk_reads import ask_all, head_command, head_ms, int_or, topics_with_keys
+from lisa.manager.bulk_reads import (
+    ask_each,
+    group_keys,
+    head_command,
+    head_ms,
+    int_or,
+    topics_with_keys,
+)
 from lisa.manager.idle_topics import IdleTopics
-from lisa.manager.loop import Outcome
+from lisa.manager.loop import NextDue
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.topic_log import TopicLog
@@ -206,32 +214,29 @@ class Reclaimer:
         """
         now = time.monotonic()
         instants: dict[str, float] = {}
-        leases: dict[str, list[str]] = {}
         for topic in topics:
             for name in self._store.known_groups(topic) or ():
                 if (topic, name) not in self._groups:
                     instants[topic] = now
-                leases.setdefault(topic, []).append(self._leases(topic, name))
-        found = [
-            (topic, name)
+        leases = {topic: [own.leases for own in group_keys(self._store, topic)] for topic in topics}
+        reads = {
+            (topic, name): [head_command(self._store.keys.topic(topic).group(name).leases)]
             for topic in topics_with_keys(self._store, leases)
             for name in self._store.known_groups(topic) or ()
-            if (topic, name) in self._groups
-        ]
-        heads = ask_all(self._store, [head_command(self._leases(*key)) for key in found])
-        for (topic, name), head in zip(found, heads, strict=True):
+        }
+        for (topic, name), (head,) in ask_each(self._store, reads).items():
             group = self._groups.get((topic, name))
             if group is not None:
                 at = group.leases_at = self._end_of(topic, group, head, now)
                 instants[topic] = min(at, instants.get(topic, at))
         return instants
 
-    def step(self, topics: Sequence[str]) -> list[Outcome]:
+    def step(self, topics: Sequence[str]) -> list[NextDue]:
         """Scan the groups of each topic; returns when each topic is due next.
 
         The first windows of all scans share one round trip.
         """
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, NextDue] = {}
         due: list[Reclaim] = []
         on_hold: set[str] = set()
         now = time.monotonic()
@@ -276,9 +281,6 @@ class Reclaimer:
 
     # -- which scans are needed
 
-    def _leases(self, topic: str, group: str) -> str:
-        return self._store.keys.topic(topic).group(group).leases
-
     def _end_of(self, topic: str, group: _Group, head: Any, now: float) -> float:
         """When to call the script for leases with own deadlines, by the first deadline."""
         if isinstance(head, Exception):
@@ -310,23 +312,22 @@ class Reclaimer:
 
         A scan is needed if messages are in flight, or if a lease's own deadline has passed.
         """
-        questions: list[tuple[str | int, ...]] = []
+        questions: dict[tuple[str, str, str], list[Command]] = {}
         for call in calls:
             keys = self._store.keys.topic(call.topic)
             own = keys.group(call.group)
-            if call.end == NO_ENTRY:
-                questions.append(head_command(own.leases))
-            else:
-                questions.append(("XPENDING", own.ready, call.group))
-                questions.append(("HGET", keys.options, "ack_timeout"))
-        answers = ask_all(self._store, questions)
-        for answer in answers:
+            questions[_key(call)] = (
+                [head_command(own.leases)]
+                if call.end == NO_ENTRY
+                else [("XPENDING", own.ready, call.group), ("HGET", keys.options, "ack_timeout")]
+            )
+        answers = ask_each(self._store, questions)
+        for answer in chain.from_iterable(answers.values()):
             if isinstance(answer, Exception) and errors.passes(answer):
                 raise errors.translated(answer, self._store.where)
-        replies = iter(answers)
         found: list[_Scan] = []
         for call in calls:
-            reply = next(replies)
+            reply, *timeout = answers[_key(call)]
             group = self._groups.setdefault((call.topic, call.group), _Group())
             if call.end == NO_ENTRY:
                 group.leases_at = self._end_of(call.topic, group, reply, now)
@@ -334,7 +335,7 @@ class Reclaimer:
                     found.append(_Scan(call, math.inf))
                 continue
             # No later, because a message delivered from now on can expire then.
-            latest = now + min(int_or(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
+            latest = now + min(int_or(timeout[0], ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
             if not isinstance(reply, list) or reply[0] != 0:
                 self._idle.mark_active(call.topic)
                 found.append(_Scan(call, latest))

@@ -31,8 +31,8 @@ from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.topic import Configure
-from lisa.manager.bulk_reads import PAGE, ask_all, topics_with_keys
-from lisa.manager.loop import Outcome
+from lisa.manager.bulk_reads import PAGE, ask_each, topics_with_keys
+from lisa.manager.loop import NextDue
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan, differences
 from lisa.manager.topic_log import TopicErrors, TopicLog
@@ -181,9 +181,8 @@ class Registry:
     def _read_groups(self, topics: Sequence[str]) -> None:
         """Read the groups of new topics, many in one round trip."""
         for part in chunks(topics, PAGE):
-            keys = [self._store.keys.topic(topic).groups for topic in part]
-            replies = ask_all(self._store, [("HKEYS", key) for key in keys])
-            for topic, reply in zip(part, replies, strict=True):
+            reads = {topic: [("HKEYS", self._store.keys.topic(topic).groups)] for topic in part}
+            for topic, (reply,) in ask_each(self._store, reads).items():
                 if isinstance(reply, list):
                     self._store.learn_groups(topic, reply)
 
@@ -295,15 +294,9 @@ class Registry:
         self._store.drive(spread(self._store, Topic(topic)))
         _declare_schedules(self._store, topic, plan.schedules)
 
+    # -- groups for consumers that wait on a topic without any; messages do not suffice
 
-class GroupDeclarer:
-    """Declares groups for waiting consumers on topics without a group. Messages do not suffice."""
-
-    def __init__(self, store: SyncStore, registry: Registry) -> None:
-        self._store = store
-        self._registry = registry
-
-    def poll(self, topics: Sequence[str]) -> list[str]:
+    def awaited(self, topics: Sequence[str]) -> list[str]:
         """Topics without a known group that now have a group or a waiting consumer.
 
         Called each second. Raises ServerUnavailable.
@@ -318,18 +311,16 @@ class GroupDeclarer:
             },
         )
 
-    def step(self, topics: Sequence[str]) -> list[Outcome]:
-        """Declare groups where needed. A topic is due again after `poll` or an announcement."""
-        outcomes: list[Outcome] = []
-        for topic in topics:
-            try:
-                self._answer(topic)
-                outcomes.append(None)
-            except LisaError as error:
-                outcomes.append(error)
-        return outcomes
+    def declare_awaited(self, topics: Sequence[str]) -> list[NextDue]:
+        """Declare groups where consumers wait. Raises LisaError.
 
-    def _answer(self, topic: str) -> None:
+        A topic is due again once it is among the awaited, or announced.
+        """
+        for topic in topics:
+            self._declare_awaited(topic)
+        return [None] * len(topics)
+
+    def _declare_awaited(self, topic: str) -> None:
         if self._store.drive(self._store.groups(topic)):
             return
         keys = self._store.keys.topic(topic)
@@ -340,7 +331,7 @@ class GroupDeclarer:
             return
         whole = topic_of(topic)
         known = () if whole == topic else self._store.drive(self._store.groups(whole))
-        for group in known or self._registry.plan.groups_for(whole):
+        for group in known or self.plan.groups_for(whole):
             self._store.call(Declare(whole, group))
             TopicLog(log, topic, group).info("declared for %s", ", ".join(waiting))
         self._store.drive(spread(self._store, whole))
@@ -396,11 +387,9 @@ def _report_others(store: SyncStore, named: Collection[str]) -> None:
     """
     listed = store.ask("ZRANGE", store.keys.scheduled, 0, MOST_REPORTED - 1)
     topics = [topic for topic in map(text, listed) if topic not in named]
-    keys = [store.keys.topic(topic).options for topic in topics]
+    reads = {topic: [("HGET", store.keys.topic(topic).options, FIELD)] for topic in topics}
     found = []
-    for topic, reply in zip(
-        topics, ask_all(store, [("HGET", key, FIELD) for key in keys]), strict=True
-    ):
+    for topic, (reply,) in ask_each(store, reads).items():
         if isinstance(reply, bytes):
             found += [f"{topic}/{name}" for name in msgspec.json.decode(reply, type=list[str])]
     if found:

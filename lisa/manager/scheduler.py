@@ -15,8 +15,8 @@ from lisa.core.store.schedules import scheduled_topics, tick_all
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 from lisa.core.transitions.schedule import ScheduleOutcome
-from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms
-from lisa.manager.loop import Outcome
+from lisa.manager.bulk_reads import Turns, ask_each, head_command, head_ms
+from lisa.manager.loop import NextDue
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicLog
 
@@ -39,7 +39,7 @@ class Scheduler:
         self.moved = Tally()
         self._store = store
         self._clock = clock
-        self._polled_up_to = ""
+        self._turns = Turns()
 
     def listed(self) -> list[str]:
         """The topics that have schedules. Raises LisaError."""
@@ -50,41 +50,30 @@ class Scheduler:
 
         A safety net in case an announcement was lost. Each call covers the next page of topics.
         """
-        later = [topic for topic in topics if topic > self._polled_up_to]
-        part = (later or topics)[:PAGE]
-        self._polled_up_to = part[-1] if part else ""
-        keys = [self._store.keys.topic(topic).ticks for topic in part]
-        heads = map(head_ms, ask_all(self._store, [head_command(key) for key in keys]))
+        part = self._turns.next(topics)
+        heads = {topic: [head_command(self._store.keys.topic(topic).ticks)] for topic in part}
         return {
-            topic: self._clock.instant(head)
-            for topic, head in zip(part, heads, strict=True)
-            if head is not None
+            topic: self._clock.instant(due_ms)
+            for topic, (head,) in ask_each(self._store, heads).items()
+            if (due_ms := head_ms(head)) is not None
         }
 
-    def step(self, topics: Sequence[str]) -> list[Outcome]:
-        """Handle what is due of each topic; returns when each topic is due next."""
+    def step(self, topics: Sequence[str]) -> list[NextDue]:
+        """Handle what is due of each topic; returns when each topic is due next.
+
+        Raises LisaError.
+        """
         return [self._step(topic) for topic in topics]
 
-    def _step(self, topic: str) -> Outcome:
-        try:
-            names = self._due(topic)
-            if names:
-                error = self._advance(topic, names)
-                if error is not None:
-                    return error
-            if len(names) == BATCH:
-                return time.monotonic()
-            return self._next(topic)
-        except LisaError as error:
-            return error
-
-    def _due(self, topic: str) -> list[str]:
+    def _step(self, topic: str) -> NextDue:
         key, now_ms = self._store.keys.topic(topic).ticks, self._clock.now_ms()
         found = self._store.ask("ZRANGEBYSCORE", key, "-inf", now_ms, "LIMIT", 0, BATCH)
-        return [text(name) for name in found]
+        if found:
+            self._advance(topic, list(map(text, found)))
+        return time.monotonic() if len(found) == BATCH else self._next(topic)
 
-    def _advance(self, topic: str, names: Sequence[str]) -> LisaError | None:
-        """Handle the due schedules; returns an error that concerns the whole topic."""
+    def _advance(self, topic: str, names: Sequence[str]) -> None:
+        """Handle the due schedules. Raises an error that concerns the whole topic."""
         flow = tick_all(self._store, topic, names, self._clock.now_ms())
         failed: LisaError | None = None
         for name, result in zip(names, self._store.drive(flow), strict=True):
@@ -94,7 +83,8 @@ class Scheduler:
                 self._leave_alone(topic, name, result)
             elif isinstance(result, LisaError) and not isinstance(result, Misplaced):
                 failed = result
-        return failed
+        if failed is not None:
+            raise failed
 
     def _leave_alone(self, topic: str, name: str, error: LisaError) -> None:
         TopicLog(log, topic).error("schedule %s: %s; trying again in a minute", name, error)

@@ -18,7 +18,7 @@ from lisa.core.model.message import Message
 from lisa.core.transitions.delivery import Open
 from lisa.manager import reclaimer
 from lisa.manager.bulk_reads import PAGE
-from lisa.manager.loop import Outcome
+from lisa.manager.loop import NextDue
 from lisa.manager.promoter import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from tests.consumers import heard
 from tests.roles import Cast, Services
@@ -42,7 +42,7 @@ def signalled() -> dict[str, list[Message]]:
     }
 
 
-def instant(outcomes: Sequence[Outcome]) -> float:
+def instant(outcomes: Sequence[NextDue]) -> float:
     (at,) = outcomes
     assert isinstance(at, float)
     return at

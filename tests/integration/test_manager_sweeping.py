@@ -195,7 +195,7 @@ class TestSweeper:
             engine.registry.learn(["orders"])
             engine.scheduling.due_heap.add("orders")
             for loop in engine.loops:
-                loop._service.step(loop.due_heap.exchange((), 9))
+                loop._run_step(loop.due_heap.exchange((), 9))
                 loop.due_heap.exchange([("orders", None)], 0)
                 loop.topic_errors.failed("orders", LisaError("x"))
             for job in jobs.by_name.values():

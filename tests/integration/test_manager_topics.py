@@ -14,7 +14,7 @@ from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.nodes import Node
 from lisa.manager.plan import Plan, Schedules
-from lisa.manager.registry import GroupDeclarer, Registry
+from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.waker import Waker
 from tests.proxies import HoldingProxy
@@ -93,14 +93,14 @@ class TestRegistry:
         assert cast.on("a").options().max_ready == 6
 
 
-class TestGroupDeclarer:
+class TestAwaitedGroups:
     def test_only_a_live_consumer_that_waits_has_its_group_declared(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        mails, declarer = cast.on("mails"), GroupDeclarer(cast.store, registry(cast))
+        mails, made = cast.on("mails"), registry(cast)
         mails.send()
-        assert declarer.step(["mails"]) == [None]
-        assert declarer.poll(["mails"]) == []
+        assert made.declare_awaited(["mails"]) == [None]
+        assert made.awaited(["mails"]) == []
         assert mails.groups() == (), "messages alone declare nothing"
         for topic in ("mails", "posts"):
             record = presence.ConsumerPresence(name="c", topic=topic)
@@ -108,16 +108,16 @@ class TestGroupDeclarer:
         with monkeypatch.context() as later:
             later.setattr(presence, "GONE_AFTER_MS", 10)
             time.sleep(0.02)
-            GroupDeclarer(cast.store, registry(cast)).step(["mails"])
+            registry(cast).declare_awaited(["mails"])
         assert mails.groups() == (), "the consumer is gone"
-        assert declarer.poll(["mails"]) == ["mails"]
-        assert declarer.step(["mails"]) == [None]
+        assert made.awaited(["mails"]) == ["mails"]
+        assert made.declare_awaited(["mails"]) == [None]
         assert mails.groups() == ("lisa",)
-        assert declarer.poll(["mails"]) == []
-        GroupDeclarer(cast.store, registry(cast, posts={"group": "post"})).step(["posts"])
+        assert made.awaited(["mails"]) == []
+        registry(cast, posts={"group": "post"}).declare_awaited(["posts"])
         assert cast.on("posts").groups() == ("post",), "the configuration names it"
         cast.on("hooks").declare()  # by somebody else
-        declarer.step(["hooks"])
+        made.declare_awaited(["hooks"])
         assert cast.store.known_groups("hooks") == ("g",)
 
 

@@ -128,7 +128,7 @@ def test_a_start_that_fails_at_the_thread_limit_leaves_no_thread(bench: Bench) -
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (Promoter, "step", ERROR),
+        (Promoter, "_record", ERROR),
         (Loop, "_step", SystemExit(1)),
         pytest.param(Waker, "step", ERROR, marks=FULL),
         (Node, "probe", SystemExit(1)),
