@@ -102,9 +102,9 @@ def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
         named = [
             (check, node) for node, own in checks.items() for check in own if check.name == name
         ]
-        bad = [(one, node) for one, node in named if one.verdict is not CheckResult.OK]
-        for found, nodes in grouped((one.found, node) for one, node in bad).items():
-            check = next(one for one, _ in bad if one.found == found)
+        bad = [(problem, node) for problem, node in named if problem.verdict is not CheckResult.OK]
+        for found, nodes in grouped((problem.found, node) for problem, node in bad).items():
+            check = next(problem for problem, _ in bad if problem.found == found)
             is_some = len(nodes) < len(checks)
             whole.append(replace(check, found=f"{', '.join(nodes)}: {found}") if is_some else check)
         if not bad:

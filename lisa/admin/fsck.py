@@ -432,26 +432,26 @@ class _Check:
         size = max(1, self.store.batch_size(topic) // CALLS_PER_BATCH)
         for part in chunks(ids, size):
             wrong = yield from self._findings(topic, part)
-            lost = [one for one, kinds in wrong.items() if "no-place" in kinds]
+            lost = [message_id for message_id, kinds in wrong.items() if "no-place" in kinds]
             if lost:
                 for message_id in (yield from self._owed_elsewhere(topic, lost)):
                     del wrong[message_id]
             if only:
-                wrong = {one: kinds for one, kinds in wrong.items() if only in kinds}
+                wrong = {message_id: kinds for message_id, kinds in wrong.items() if only in kinds}
             mended: list[list[str]] | LisaError = []
             if self.repair and wrong:
                 mended = yield from attempt(self.store.run(Mend(topic, list(wrong))))
                 if not isinstance(mended, LisaError):
                     # Report the repair's own findings: an id may have changed since.
                     wrong = dict(zip(wrong, mended, strict=True))
-            for one, kinds in wrong.items():
+            for message_id, kinds in wrong.items():
                 for kind in dict.fromkeys(kinds):
-                    finding = Finding(kind=kind, topic=topic, id=one)
+                    finding = Finding(kind=kind, topic=topic, id=message_id)
                     self.report.add(finding.after(mended) if self.repair else finding)
 
     def _findings(self, topic: str, ids: Sequence[str]) -> Flow[dict[str, list[str]]]:
         found = yield from self.store.run(Mend(topic, ids, judge=True))
-        return {one: kinds for one, kinds in zip(ids, found, strict=True) if kinds}
+        return {message_id: kinds for message_id, kinds in zip(ids, found, strict=True) if kinds}
 
     def _owed_elsewhere(self, topic: str, ids: Sequence[str]) -> Flow[set[str]]:
         """The `ids` that an undeclared group still has to settle, or that were settled meanwhile.

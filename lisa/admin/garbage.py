@@ -170,7 +170,7 @@ def act_on(
     for group in (yield from selected_groups(store, selection.topic, selection.group)):
         answers = yield from action(store, selection.topic, group, asked)
         done += sum(answers)
-        found.update(one for one, hit in zip(asked, answers, strict=True) if hit)
+        found.update(message_id for message_id, hit in zip(asked, answers, strict=True) if hit)
     return done, [message_id for message_id in asked if message_id not in found]
 
 
@@ -264,10 +264,10 @@ def newest(
         page = yield from _before(store, sources, at, step)
         reasons = yield from _reasons(store, page)
         looked += len(page)
-        for one, reason in zip(page, reasons, strict=True):
-            at = one
+        for dead, reason in zip(page, reasons, strict=True):
+            at = dead
             if selection.matches(reason):
-                found.append(one)
+                found.append(dead)
             if len(found) == limit:
                 break
         if len(page) < step and (not page or at == page[-1]):
@@ -292,11 +292,11 @@ def by_reason(
     looked, at = 0, None
     while looked < most:
         page = yield from _before(store, sources, at, min(READ_AT_ONCE, most - looked))
-        for one, reason in zip(page, (yield from _reasons(store, page)), strict=True):
+        for dead, reason in zip(page, (yield from _reasons(store, page)), strict=True):
             if selection.matches(reason):
                 kind = kind_of(reason)
                 messages[kind] += 1
-                last_ms.setdefault(kind, one.died_ms)
+                last_ms.setdefault(kind, dead.died_ms)
         looked += len(page)
         if len(page) < READ_AT_ONCE:
             break
@@ -376,7 +376,7 @@ def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
         key = store.keys.topic(source.shard).group(source.group).reasons
         reply = yield from store.command("HMGET", key, *ids)
         found |= {
-            (source, one): parted(noted or b"").reason
-            for one, noted in zip(ids, reply, strict=True)
+            (source, message_id): parted(noted or b"").reason
+            for message_id, noted in zip(ids, reply, strict=True)
         }
     return [found[dead.source, dead.id] for dead in page]

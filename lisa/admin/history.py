@@ -161,8 +161,8 @@ def _samples(
         for i, (topic, _) in enumerate(part):
             own = map(_counters, samples[i * len(bounds) : (i + 1) * len(bounds)])
             found[topic] = [
-                one if sample is None else summed([one or {}, sample])
-                for one, sample in zip(found[topic], own, strict=True)
+                known if sample is None else summed([known or {}, sample])
+                for known, sample in zip(found[topic], own, strict=True)
             ]
     return found
 

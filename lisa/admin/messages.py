@@ -244,10 +244,10 @@ def rows_of(store: Store, found: Sequence[FoundAt]) -> Flow[list[Row]]:
         ids, _ = readable([raw_id for raw_id in raw if raw_id])
         for part in chunks(ids, store.batch_size(source.shard, Inspect)):
             seen = yield from store.run(Inspect(source.shard, part, bodies=False))
-            for one, inspection in zip(part, seen, strict=True):
-                row = _row(source, one, inspection)
+            for message_id, inspection in zip(part, seen, strict=True):
+                row = _row(source, message_id, inspection)
                 if row and (source.before_ms is None or (row.due_ms or 0) < source.before_ms):
-                    rows[source, one.encode()] = row
+                    rows[source, message_id.encode()] = row
     return [
         rows[place]
         for place in dict.fromkeys((each.at, each.id) for each in found)

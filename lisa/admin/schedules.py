@@ -71,7 +71,10 @@ def past(
     }
     ids = [occurrence_id(name, tick) for name, part in ticks.items() for tick in part]
     seen = (yield from store.run_by_id(Inspect(topic, ids, bodies=False))) if ids else []
-    messages = {one: found(topic, one, what) for one, what in zip(ids, seen, strict=True)}
+    messages = {
+        message_id: found(topic, message_id, what)
+        for message_id, what in zip(ids, seen, strict=True)
+    }
     return {
         name: [_past_tick(name, tick, messages) for tick in part] for name, part in ticks.items()
     }

@@ -182,9 +182,11 @@ def search(
                     raise _unknown_cursor(cursor) from None
                 looked += len(found)
                 ids = [text(message.id) for message in found if message.id]
-                for one, where in (yield from _matching(store, topic, ids, query, text_wanted)):
-                    hit = SearchHit(topic, one, source.state, source.group, where)
-                    hits.setdefault((topic, one), hit)
+                for message_id, where in (
+                    yield from _matching(store, topic, ids, query, text_wanted)
+                ):
+                    hit = SearchHit(topic, message_id, source.state, source.group, where)
+                    hits.setdefault((topic, message_id), hit)
     return SearchPage(tuple(hits.values()), looked, *last, None)
 
 
@@ -236,8 +238,8 @@ def _matching(
         return [(message_id, "id") for message_id in found_ids]
     found = yield from previews(store, topic, ids, BODY_BYTES)
     return [
-        (one, where)
-        for one, preview in zip(ids, found, strict=True)
+        (message_id, where)
+        for message_id, preview in zip(ids, found, strict=True)
         if (where := _part(preview, wanted))
     ]
 

@@ -166,8 +166,8 @@ def previews(store: Store, topic: str, ids: Sequence[str], most: int) -> Flow[li
             ]
         )
         found |= {
-            one: _preview(data, size, most)
-            for one, data, size in zip(left, replies[::2], replies[1::2], strict=True)
+            message_id: _preview(data, size, most)
+            for message_id, data, size in zip(left, replies[::2], replies[1::2], strict=True)
             if size
         }
     return [found.get(message_id) for message_id in ids]

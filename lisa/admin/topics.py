@@ -114,13 +114,13 @@ def overdue_ms(states: Iterable[TopicState], now_ms: int) -> int:
 def counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
     """The counts of topics in the given order, summed over shards."""
     found: list[TopicState] = []
-    for some in chunks(topics, TOPICS_PER_STEP):
-        parts = yield from counted(store, some)
-        asked = [shard for topic in some for shard in parts[topic]]
+    for part in chunks(topics, TOPICS_PER_STEP):
+        parts = yield from counted(store, part)
+        asked = [shard for topic in part for shard in parts[topic]]
         seen: dict[str, TopicState] = {}
         for page in chunks(asked, TOPICS_PER_STEP):
             seen |= {state.topic: state for state in (yield from _counts(store, page))}
-        found += [_whole(topic, [seen[shard] for shard in parts[topic]]) for topic in some]
+        found += [_whole(topic, [seen[shard] for shard in parts[topic]]) for topic in part]
     return found
 
 
@@ -240,9 +240,9 @@ def next_ready(
     """
     lines = [(state.topic, group.name) for state in states for group in state.groups if group.ready]
     found: dict[tuple[str, str], NextReady] = {}
-    for some in chunks(lines, TOPICS_PER_STEP):
-        parts = yield from counted(store, list(dict.fromkeys(topic for topic, _ in some)))
-        asked = [(line, shard) for line in some for shard in parts[line[0]]]
+    for part in chunks(lines, TOPICS_PER_STEP):
+        parts = yield from counted(store, list(dict.fromkeys(topic for topic, _ in part)))
+        asked = [(line, shard) for line in part for shard in parts[line[0]]]
         keys = [store.keys.topic(shard).group(line[1]) for line, shard in asked]
         infos = yield from ask_all(store, [("XINFO", "GROUPS", key.ready) for key in keys])
         after = [
@@ -273,11 +273,11 @@ def due_waiting(store: Store, states: Iterable[TopicState], now_ms: int) -> Flow
     """Waiting messages that are due, by topic; reads only topics that may have some."""
     names = [state.topic for state in states if (state.next_due_ms or now_ms) < now_ms]
     found: dict[str, int] = {}
-    for some in chunks(names, TOPICS_PER_STEP):
-        asked = yield from counted_pairs(store, some)
+    for part in chunks(names, TOPICS_PER_STEP):
+        asked = yield from counted_pairs(store, part)
         counts = yield from ask_all(
             store,
-            [("ZCOUNT", store.keys.topic(one).waiting, "-inf", now_ms) for _, one in asked],
+            [("ZCOUNT", store.keys.topic(shard).waiting, "-inf", now_ms) for _, shard in asked],
         )
         for (topic, _), n in zip(asked, counts, strict=True):
             found[topic] = found.get(topic, 0) + (n or 0)

@@ -135,7 +135,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
                     ("body", shown_body(message.body)),
                 ],
             )
-    _fail_for(topic, [one for one, own in dead if not own])
+    _fail_for(topic, [message_id for message_id, own in dead if not own])
 
 
 def _dead(

@@ -183,11 +183,11 @@ def fire(chosen: Chosen, topic: str, message_id: str) -> None:
 
 def _answer(chosen: Chosen, topic: str, outcomes: dict[str, str], good: str) -> None:
     if chosen.json:
-        rows = [{"id": one, "outcome": outcome} for one, outcome in outcomes.items()]
+        rows = [{"id": message_id, "outcome": outcome} for message_id, outcome in outcomes.items()]
         print_json({"topic": topic, "messages": rows})
     else:
-        for one, outcome in outcomes.items():
-            click.echo(f"{printable(one)}  {outcome}")
+        for message_id, outcome in outcomes.items():
+            click.echo(f"{printable(message_id)}  {outcome}")
     if any(outcome != good for outcome in outcomes.values()):
         raise click.exceptions.Exit(1)
 

@@ -177,7 +177,7 @@ def _kept(
     drop: Sequence[str],
 ) -> list[int]:
     """The columns that fit, by their numbers."""
-    wanted = [min(one, max(word, PROSE)) for one, word in zip(natural, words, strict=True)]
+    wanted = [min(size, max(word, PROSE)) for size, word in zip(natural, words, strict=True)]
     names = [name.strip() for name in columns]
     kept = list(range(len(columns)))
     dropped: list[int] = []

@@ -187,21 +187,21 @@ def _of_schedule(
         except InvalidMessage:  # a zone that this machine does not know; the scheduler reports it
             ticks = []
         named = {occurrence_id(name, tick): tick for tick in ticks}
-        for one, seen in _inspected(store, shard, list(named)).items():
+        for message_id, seen in _inspected(store, shard, list(named)).items():
             is_due = seen.waiting_due_ms is not None and seen.waiting_due_ms <= now_ms
             if seen.group_states or (seen.tombstone and seen.tombstone.state in _RAN):
-                promoted.add(named[one])
-            elif is_due and _shares_shard(store, shard, one):
-                waiting[one] = named[one]
+                promoted.add(named[message_id])
+            elif is_due and _shares_shard(store, shard, message_id):
+                waiting[message_id] = named[message_id]
             elif is_due:  # another shard's script cannot check it
-                promoted.add(named[one])
-    newest = sorted(waiting, key=lambda one: -waiting[one])
+                promoted.add(named[message_id])
+    newest = sorted(waiting, key=lambda message_id: -waiting[message_id])
     last = max(promoted, default=None)
     return {
-        one: None
+        message_id: None
         if last is not None and last > tick
         else [other for other in newest if waiting[other] > tick][:MOST_NAMED]
-        for one, tick in own.items()
+        for message_id, tick in own.items()
     }
 
 

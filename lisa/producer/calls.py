@@ -346,8 +346,8 @@ class SendCall:
         if len(bodies) != len(self):
             raise InvalidMessage(f"{len(bodies)} bodies cannot replace {len(self)}")
         self.messages = [
-            msgspec.structs.replace(one, body=body) if isinstance(one, Outgoing) else body
-            for one, body in zip(self.messages, bodies, strict=True)
+            msgspec.structs.replace(message, body=body) if isinstance(message, Outgoing) else body
+            for message, body in zip(self.messages, bodies, strict=True)
         ]
 
     @property
@@ -363,10 +363,10 @@ class SendCall:
 
         self.options = {**self.options, "headers": changed(self.headers)}
         self.messages = [
-            msgspec.structs.replace(one, headers=changed(one.headers))
-            if isinstance(one, Outgoing) and isinstance(one.headers, Mapping)
-            else one
-            for one in self.messages
+            msgspec.structs.replace(message, headers=changed(message.headers))
+            if isinstance(message, Outgoing) and isinstance(message.headers, Mapping)
+            else message
+            for message in self.messages
         ]
 
 

@@ -268,8 +268,10 @@ class AsyncProducer(BaseProducer):
             known += report
             # Some shards accepted their messages: do not send those again.
             known += [
-                None if outcome is None else SendOutcome(one, outcome)
-                for one, outcome in zip(whole.ids[len(report) :], error.outcomes, strict=False)
+                None if outcome is None else SendOutcome(message_id, outcome)
+                for message_id, outcome in zip(
+                    whole.ids[len(report) :], error.outcomes, strict=False
+                )
             ]
             raise
         known += report

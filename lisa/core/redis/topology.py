@@ -229,7 +229,7 @@ class Topology:
             owners[first : last + 1] = [nodes[0]] * (last + 1 - first)
         with self._lock:
             self._view, self._owners = view, owners
-            self._failed = {one: at for one, at in self._failed.items() if one in view.members}
+            self._failed = {node: at for node, at in self._failed.items() if node in view.members}
             gone = [node for node in self._probes if node not in view.members]
             probes = [self._probes.pop(node) for node in gone]
         for probe in probes:

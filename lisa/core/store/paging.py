@@ -29,9 +29,9 @@ def member_page(
 def readable(ids: Sequence[bytes]) -> tuple[list[str], list[bytes]]:
     """Split ids into valid ones and ones that Lisa cannot have written."""
     names, foreign = [], []
-    for one in ids:
+    for message_id in ids:
         try:
-            names.append(check_id(one.decode()))
+            names.append(check_id(message_id.decode()))
         except ValueError:  # includes InvalidMessage and UnicodeDecodeError
-            foreign.append(one)
+            foreign.append(message_id)
     return names, foreign

@@ -100,16 +100,16 @@ def note_restored(store: Store, topic: str, items: Sequence[RestoreItem]) -> Flo
 
     A message that was rescheduled waits for another time, which its envelope does not tell.
     """
-    some = [(item, headers_of(item.envelope)) for item in items if not item.group_states]
-    local = [(one, headers) for one, headers in some if LOCAL_HEADER in headers]
+    pairs = [(item, headers_of(item.envelope)) for item in items if not item.group_states]
+    local = [(item, headers) for item, headers in pairs if LOCAL_HEADER in headers]
     if not local:
         return
     window, now_ms = (yield from store.options(topic)).window or "", clock_ms()
     members: list[str | int] = []
-    for one, headers in local:
+    for item, headers in local:
         with suppress(InvalidMessage):  # its window does not open any more
-            if one.due_ms == due_again(headers, window, now_ms):
-                members += (one.due_ms, one.id)
+            if item.due_ms == due_again(headers, window, now_ms):
+                members += (item.due_ms, item.id)
     if members:
         yield from store.command("ZADD", store.keys.topic(topic).local, *members)
         yield from store.list_local(topic)

@@ -425,10 +425,13 @@ def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow
     if record is None or not ids:
         return False
     seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
-    states = {one: _state(topic, one, what) for one, what in zip(ids, seen, strict=True)}
+    states = {
+        message_id: _state(topic, message_id, what)
+        for message_id, what in zip(ids, seen, strict=True)
+    }
     overlap = record.definition.overlap
     if overlap is Overlap.REPLACE_UNSTARTED:
-        unstarted = [one for one, state in states.items() if state in _UNSTARTED]
+        unstarted = [message_id for message_id, state in states.items() if state in _UNSTARTED]
         if unstarted:
             yield from store.run_by_id(Cancel(topic, unstarted))
         return False

@@ -104,8 +104,10 @@ def check_for_roles(where: str, reply: object, *, warns: bool) -> None:
     is_first = where not in _seen
     _seen.add(where)
     if is_first and warns:
-        for one in _problems(server):
-            log.warning("%s: %s: %s; to fix this: %s", where, one.name, one.found, one.cure)
+        for problem in _problems(server):
+            log.warning(
+                "%s: %s: %s; to fix this: %s", where, problem.name, problem.found, problem.cure
+            )
 
 
 def wrong_mode(where: str, server: dict[str, str]) -> ConfigError | None:

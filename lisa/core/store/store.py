@@ -246,9 +246,9 @@ class Store:
         while True:
             try:
                 reply = yield step
-                for one in () if isinstance(step, Execute) else reply:
-                    if isinstance(one, Exception) and raises(one):
-                        raise one
+                for answer in () if isinstance(step, Execute) else reply:
+                    if isinstance(answer, Exception) and raises(answer):
+                        raise answer
             except errors.ClientError as error:
                 yield from self._wait(error, patience)
             else:
@@ -888,18 +888,18 @@ class _Search(Generic[T]):
             return []
         results: list[tuple[int, R]] = []
         replies = yield from self._replies(calls, layout, durability)
-        for some, reply in zip(picks, replies, strict=True):
+        for indexes, reply in zip(picks, replies, strict=True):
             if isinstance(reply, Misplaced):
-                self._misplaced.update(some)
+                self._misplaced.update(indexes)
             elif isinstance(reply, LisaError):
                 # Prefer an error that does not rule out a write.
                 if self._error is None or (_refuses(self._error) and not _refuses(reply)):
                     self._error = reply
-                self._failed.update(some)
-                for i in some:
+                self._failed.update(indexes)
+                for i in indexes:
                     self._results[i] = None
             else:
-                results += zip(some, reply, strict=True)
+                results += zip(indexes, reply, strict=True)
         return results
 
     def _replies(

@@ -72,8 +72,8 @@ class Restore(Recorded, ById[Restored]):
         arguments.append(len(self.items))
         for item in self.items:
             group_states = " ".join(
-                f"{number.get(one.group, 0)}:{one.kind[0]}:{one.score_ms}:{one.attempts}"
-                for one in item.group_states
+                f"{number.get(state.group, 0)}:{state.kind[0]}:{state.score_ms}:{state.attempts}"
+                for state in item.group_states
             )
             arguments += [
                 item.id,

@@ -99,13 +99,13 @@ class Fail(Recorded, OfGroup, ById[Retried]):
             [failure.late_ms for failure in self.failures],
         )
         arguments: list[Argument] = [self.seed, lateness, len(self.failures)]
-        for one in self.failures:
+        for failure in self.failures:
             arguments += (
-                one.id,
-                one.entry,
-                one.attempt,
-                "" if one.delay is None else one.delay,
-                one.encoded_reason,
+                failure.id,
+                failure.entry,
+                failure.attempt,
+                "" if failure.delay is None else failure.delay,
+                failure.encoded_reason,
             )
         return arguments
 
@@ -177,9 +177,15 @@ class Postpone(Recorded, OfGroup, ById[Postponed]):
 
     def args(self) -> Sequence[Argument]:
         arguments: list[Argument] = [len(self.deferrals)]
-        for one in self.deferrals:
-            closes = "" if one.closes_ms is None else one.closes_ms
-            arguments += (one.id, one.entry, closes, one.opens_ms, one.encoded_reason)
+        for deferral in self.deferrals:
+            closes = "" if deferral.closes_ms is None else deferral.closes_ms
+            arguments += (
+                deferral.id,
+                deferral.entry,
+                closes,
+                deferral.opens_ms,
+                deferral.encoded_reason,
+            )
         return arguments
 
     def is_nowhere(self, result: Postponed) -> bool:

@@ -77,10 +77,10 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
             len(self.earlier),
             len(self.creates),
         ]
-        for one in self.creates:
-            ttl = "" if one.ttl_ms is None else one.ttl_ms
-            policy = "" if one.policy is None else f"={one.policy}"  # "": no retries
-            arguments += (one.due_ms, one.envelope, ttl, policy)
+        for create in self.creates:
+            ttl = "" if create.ttl_ms is None else create.ttl_ms
+            policy = "" if create.policy is None else f"={create.policy}"  # "": no retries
+            arguments += (create.due_ms, create.envelope, ttl, policy)
         return arguments
 
     def parse(self, reply: Sequence[Any]) -> ScheduleOutcome:

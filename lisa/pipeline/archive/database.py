@@ -60,8 +60,10 @@ _GROUP_FIELDS = GROUP_SCHEMA.fields
 _GROUPS_IN_MS = ArrayType(
     StructType(
         [
-            StructField(one.name, LongType() if one.dataType == TimestampType() else one.dataType)
-            for one in _GROUP_FIELDS
+            StructField(
+                field.name, LongType() if field.dataType == TimestampType() else field.dataType
+            )
+            for field in _GROUP_FIELDS
         ]
     )
 )

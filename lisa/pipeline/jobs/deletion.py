@@ -109,7 +109,7 @@ def _check_not_live(store: SyncStore, topics: Iterable[str], ids: Sequence[str])
     for topic in topics:
         store.drive(store.groups(topic))
         found = store.drive(known(store, topic, ids))
-        live = sorted(one for one, seen in found.items() if seen.envelope)
+        live = sorted(message_id for message_id, seen in found.items() if seen.envelope)
         if live:
             raise ConfigError(
                 f"message {live[0]!r} of topic {topic!r} is live: its next event would be archived "

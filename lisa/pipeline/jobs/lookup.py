@@ -77,7 +77,11 @@ def known(
             found |= _there(part, seen)
         for count in () if layout.number else counts:
             there = yield from _in_shards(store, topic, part, count)
-            found |= {one: is_ for one, is_ in there.items() if is_.envelope or one not in found}
+            found |= {
+                message_id: inspection
+                for message_id, inspection in there.items()
+                if inspection.envelope or message_id not in found
+            }
     return found
 
 
@@ -97,4 +101,8 @@ def _in_shards(
 
 def _there(ids: Sequence[str], seen: Sequence[Inspection]) -> dict[str, Inspection]:
     pairs = zip(ids, seen, strict=True)
-    return {one: is_ for one, is_ in pairs if is_.envelope or is_.tombstone}
+    return {
+        message_id: inspection
+        for message_id, inspection in pairs
+        if inspection.envelope or inspection.tombstone
+    }

@@ -286,8 +286,8 @@ def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[
     """The part's messages that one source has, a page at a time."""
     if part.ids is not None:
         asked = [FoundAt(source, message_id.encode("utf-8", "replace")) for message_id in part.ids]
-        for some in chunks(asked, PAGE):
-            yield store.drive(rows_of(store, some))
+        for page in chunks(asked, PAGE):
+            yield store.drive(rows_of(store, page))
         return
     after, until = (None, None) if source.state in _IN_STREAM else (part.after, part.until)
     position = f"{after.score}:{after.member.decode('utf-8', 'surrogateescape')}" if after else ""
@@ -296,9 +296,9 @@ def _pages(store: SyncStore, part: ReadPart, source: MessageSource) -> Iterator[
         inside = [row for row in found if until is None or row.order <= until]
         if source.state is LiveState.WAITING:
             yield [
-                Row(id=name, topic=part.topic, state=source.state, group=None, due_ms=one.order[0])
-                for one in inside
-                for name in readable([one.id])[0]
+                Row(id=name, topic=part.topic, state=source.state, group=None, due_ms=row.order[0])
+                for row in inside
+                for name in readable([row.id])[0]
             ]
         else:
             yield store.drive(rows_of(store, [FoundAt(source, row.id) for row in inside]))
@@ -380,6 +380,6 @@ def _bodies(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[bytes | N
     keys = [store.keys.topic(topic).body(message_id) for message_id in ids]
     lengths = yield from store.commands([("STRLEN", key) for key in keys])
     bodies: list[bytes | None] = []
-    for some in portions(zip(keys, lengths, strict=True), len(keys), itemgetter(1)):
-        bodies += yield from store.command("MGET", *(key for key, _ in some))
+    for part in portions(zip(keys, lengths, strict=True), len(keys), itemgetter(1)):
+        bodies += yield from store.command("MGET", *(key for key, _ in part))
     return bodies

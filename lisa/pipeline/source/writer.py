@@ -367,8 +367,10 @@ def _not_known(store: SyncStore, topics: Sequence[str], ids: Sequence[str]) -> i
     """How many of these ids the server does not know, neither live nor by a tombstone."""
     left = set(ids)
     for topic in topics:
-        for some in chunks(sorted(left), store.batch_size(topic, Inspect)):
-            found = store.call_by_id(Inspect(topic, some))
+        for part in chunks(sorted(left), store.batch_size(topic, Inspect)):
+            found = store.call_by_id(Inspect(topic, part))
             known = (seen.envelope or seen.tombstone for seen in found)
-            left -= {one for one, is_known in zip(some, known, strict=True) if is_known}
+            left -= {
+                message_id for message_id, is_known in zip(part, known, strict=True) if is_known
+            }
     return len(left)
