@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -30,22 +31,27 @@ from lisa.core.transitions.retry import (
     Retried,
 )
 
+T = TypeVar("T")
+
 _LATENESS = frozenset((*LETTERS, *FORMER, EARLY, NO_LATENESS))
 
 TRIES = 5
 """How many times a delivery is looked up by id while other consumers take it over."""
 
 
+_Time = Annotated[int, Meta(ge=0, lt=1 << 53)]
+
+
 class _Written(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     group: str
     consumer: str
     id: str
-    entry: str
-    fence: str
-    due_ms: int
-    attempt: int
+    entry: Annotated[str, Meta(pattern=r"^[0-9]+-[0-9]+\Z", max_length=41)]
+    fence: Annotated[str, Meta(pattern=r"^[\x00-\x2b\x2d-\x7f]{9}\Z")]  # ASCII without commas
+    due_ms: _Time
+    attempt: Annotated[int, Meta(gt=0, lt=1 << 31)]
     lateness: str
-    ack_timeout_ms: int | None
+    ack_timeout_ms: _Time | None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -81,23 +87,8 @@ def decode_receipt(text: str, now_us: int) -> Receipt:
         written = _decoder.decode(urlsafe_b64decode(data + b"=" * (-len(data) % 4)))
         check_group(written.group)
         check_id(written.id)
-        milliseconds, dash, sequence = written.entry.partition("-")
-        whole = dash and milliseconds.isdigit() and sequence.isdigit() and written.entry.isascii()
-        if not (
-            whole
-            and len(written.entry) <= 41
-            and len(written.fence) == 9
-            and written.fence.isascii()
-        ):
-            raise InvalidMessage("invalid entry or fence")
-        if (
-            "," in written.fence
-            or written.lateness not in _LATENESS
-            or not 0 < written.attempt < 1 << 31
-        ):
-            raise InvalidMessage("invalid attempt or lateness")
-        if not 0 <= written.due_ms < 1 << 53 or not 0 <= (written.ack_timeout_ms or 0) < 1 << 53:
-            raise InvalidMessage("invalid times")
+        if written.lateness not in _LATENESS:
+            raise InvalidMessage("invalid lateness")
         check_group(written.consumer)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         raise InvalidMessage("the receipt is not valid; send it as the pull returned it") from None
@@ -109,25 +100,11 @@ def decode_receipt(text: str, now_us: int) -> Receipt:
 
 
 class _Batch(NamedTuple):
-    """The arguments that all items of one batch share."""
+    """A call to which items are added: its class and its other arguments."""
 
+    kind: type[ById[Any]]
     topic: str
-    group: str
-    more: Any = None
-    """The consumer and the ack timeout of an extension; whether bodies are read."""
-
-
-_CALLS: dict[type[ById[Any]], Callable[[_Batch, Sequence[Any]], ById[Any]]] = {
-    Ack: lambda batch, items: Ack(batch.topic, batch.group, items),
-    Fail: lambda batch, items: Fail(batch.topic, batch.group, items),
-    Postpone: lambda batch, items: Postpone(batch.topic, batch.group, items),
-    Extend: lambda batch, items: Extend(
-        batch.topic, batch.group, batch.more[0], items, batch.more[1]
-    ),
-    Release: lambda batch, items: Release(batch.topic, batch.group, items),
-    Inspect: lambda batch, items: Inspect(batch.topic, items, bodies=batch.more),
-}
-"""How the items of a batch become one call."""
+    others: tuple[tuple[str, Any], ...]
 
 
 class ReceiptSettler:
@@ -138,24 +115,25 @@ class ReceiptSettler:
 
     def __init__(self, store: AsyncStore, deadline: Deadline | None = None) -> None:
         self._store = store
-        self._batchers = {kind: self._batcher(kind, deadline) for kind in _CALLS}
+        self._batcher: Batcher[_Batch, Any, Any] = Batcher(self._send, self._count, deadline)
 
-    def _batcher(
-        self, kind: type[ById[Any]], deadline: Deadline | None
-    ) -> Batcher[_Batch, Any, Any]:
-        async def work(batch: _Batch, items: Sequence[Any], known: list[Any]) -> None:
-            known += await self._store.call_by_id(_CALLS[kind](batch, items))
+    async def _call(self, kind: type[ById[T]], topic: str, item: Any, **others: Any) -> T:
+        """One item's result of a call whose other arguments are `topic` and `others`."""
+        result: T = await self._batcher.call(_Batch(kind, topic, (*others.items(),)), item)
+        return result
 
-        def count(batch: _Batch, items: Iterable[Any]) -> int:
-            return sum(1 for _ in islice(items, self._store.batch_size(batch.topic, kind)))
+    async def _send(self, batch: _Batch, items: Sequence[Any], known: list[Any]) -> None:
+        kind, topic, others = batch
+        call: Any = kind  # its fields differ
+        (column,) = kind.columns
+        known += await self._store.call_by_id(call(topic, **dict(others), **{column: items}))
 
-        return Batcher(work, count, deadline)
+    def _count(self, batch: _Batch, items: Iterable[Any]) -> int:
+        return sum(1 for _ in islice(items, self._store.batch_size(batch.topic, batch.kind)))
 
     async def ack(self, topic: str, receipt: Receipt) -> Acked:
         """Settle as handled; the outcome is acked, late, stale or repeated. Raises LisaError."""
-        batch = _Batch(topic, receipt.group)
-        acked: Acked = await self._batchers[Ack].call(batch, receipt.settlement)
-        return acked
+        return await self._call(Ack, topic, receipt.settlement, group=receipt.group)
 
     async def retry(
         self, topic: str, receipt: Receipt, *, reason: str, delay: int | str | None = None
@@ -163,35 +141,31 @@ class ReceiptSettler:
         """Settle as failed; `delay` in ms, None for the policy, or "discard". Raises LisaError."""
         wait: Any = delay
         failure = Failure.of(receipt.settlement, reason, wait)
-        retried: Retried = await self._batchers[Fail].call(_Batch(topic, receipt.group), failure)
-        return retried
+        return await self._call(Fail, topic, failure, group=receipt.group)
 
     async def defer(self, topic: str, receipt: Receipt, *, delay_ms: int, reason: str) -> Postponed:
         """Put a delivery off without counting an attempt; stale if not held. Raises LisaError."""
-        held = receipt.settlement
-        deferral = Deferral(held.id, held.entry, delay_ms, reason)
-        batch = _Batch(topic, receipt.group)
-        postponed: Postponed = await self._batchers[Postpone].call(batch, deferral)
-        return postponed
+        deferral = Deferral(*receipt.settlement[:2], delay_ms, reason)
+        return await self._call(Postpone, topic, deferral, group=receipt.group)
 
     async def extend(self, topic: str, receipt: Receipt, ack_timeout_ms: int | None = None) -> bool:
         """Restart the ack timeout; returns False for a stale delivery. Raises LisaError."""
-        timeout = receipt.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms
-        batch = _Batch(topic, receipt.group, (receipt.consumer, timeout))
-        is_held: bool = await self._batchers[Extend].call(batch, receipt.settlement[:2])
-        return is_held
+        return await self._call(
+            Extend,
+            topic,
+            receipt.settlement[:2],
+            group=receipt.group,
+            consumer=receipt.consumer,
+            ack_timeout_ms=receipt.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms,
+        )
 
     async def release(self, topic: str, receipt: Receipt) -> bool:
         """Return a delivery without counting an attempt; False if stale. Raises LisaError."""
-        batch = _Batch(topic, receipt.group)
-        was_held: bool = await self._batchers[Release].call(batch, receipt.settlement[:2])
-        return was_held
+        return await self._call(Release, topic, receipt.settlement[:2], group=receipt.group)
 
     async def look(self, topic: str, message_id: str, *, bodies: bool = True) -> Inspection:
         """The state of a message in each group; changes nothing. Raises LisaError."""
-        batch = _Batch(check_topic(topic), "", bodies)
-        seen: Inspection = await self._batchers[Inspect].call(batch, check_id(message_id))
-        return seen
+        return await self._call(Inspect, check_topic(topic), check_id(message_id), bodies=bodies)
 
     async def holder(self, topic: str, message_id: str, group: str | None = None) -> Receipt | None:
         """The current delivery of a message, in the named group or the only one that holds it.
@@ -253,5 +227,4 @@ class ReceiptSettler:
 
     async def finish(self) -> None:
         """Wait until all requested calls have been made."""
-        for batcher in self._batchers.values():
-            await batcher.finish()
+        await self._batcher.finish()
