@@ -35,8 +35,7 @@ from lisa.gateway.access import (
     is_loopback,
 )
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.pull_groups import BEAT_S
-from lisa.gateway.pulls import PullBroker
+from lisa.gateway.pulls import BEAT_S, PullBroker
 from lisa.gateway.settling import ReceiptSettler
 from lisa.gateway.shares import Meter, Shares
 from lisa.producer import GatewayProducer
@@ -170,12 +169,7 @@ class GatewayContext:
         self._watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
         self.groups = {topic: names[0] for topic, names in settings.topics().items() if names}
         """The group to use for a topic with several groups if a request names none."""
-        self.broker = PullBroker(
-            self.store,
-            self._watching,
-            name=self.name,
-            groups=self.groups,
-        )
+        self.broker = PullBroker(self.store, self._watching, name=self.name, groups=self.groups)
         self._tasks: set[asyncio.Task[None]] = set()
         self._services: dict[str, Service] = {}
         self._running: dict[str, asyncio.Task[None]] = {}

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from lisa.core.daemon.threads import unforeseen
-from lisa.core.delivery.group_resolution import was_emptied
+from lisa.core.delivery.group_resolution import join, wait_for_group, was_emptied
 from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource, Taken
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
@@ -26,11 +28,12 @@ from lisa.core.model.message import Message
 from lisa.core.model.sharding import Shard, Topic, own_shard
 from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import AsyncConnection
-from lisa.core.redis.errors import ClientError
+from lisa.core.redis.errors import ClientError, is_full
+from lisa.core.redis.flow import Await, Flow
+from lisa.core.store import presence
 from lisa.core.store.store import AsyncStore, caller, chunks
 from lisa.core.transitions.delivery import Pulled
 from lisa.core.transitions.lease import Release
-from lisa.gateway.pull_groups import BEAT_S, GroupJoins, PullPresence, UnknownGroup
 from lisa.gateway.settling import Receipt, encode_receipt
 
 log = logging.getLogger("lisa.gateway")
@@ -42,6 +45,23 @@ LONGEST_ROUND_S = 5.0
 
 FIRST_PULL_S = 1.0
 """How long the first pull of a topic waits for a manager to declare a group."""
+
+BEAT_S = presence.BEAT.total_seconds()
+
+GROUP_KEPT_S = 2 * BEAT_S
+"""How long the record names a group after its last pull, which comes at least once per beat."""
+
+KEPT_S = 20.0
+"""How long a topic without pulls stays in memory once there are too many."""
+
+MOST_REMEMBERED = 10_000
+"""The most topics to remember; above that, only those with recent pulls are kept."""
+
+JOIN_AGAIN_S = 20.0
+"""Interval at which a topic that is pulled from is registered again."""
+
+EXPECT_AGAIN_S = 60.0
+"""After a pull has waited for a topic's first group, how long further ones do not."""
 
 
 class HandedOut(NamedTuple):
@@ -96,83 +116,14 @@ class Waiter:
             self.future.set_exception(error)
 
 
-class Releaser:
-    """Releases deliveries in the background, without counting an attempt."""
-
-    def __init__(self, store: AsyncStore) -> None:
-        self._store = store
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
-
-    def release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
-        """Start to release (message id, entry id) pairs of one group."""
-        task = asyncio.create_task(self._release(topic, group, held))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def stop_retrying(self) -> None:
-        """Try each release only once from now on, because the process stops."""
-        self._is_closing = True
-
-    async def finish(self) -> None:
-        """Wait for all started releases."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
-        ends = time.monotonic() + RELEASE_WITHIN_S
-        for part in chunks(held, self._store.batch_size(topic, Release)):
-            while True:
-                try:
-                    await self._store.call_by_id(Release(topic, group, part))
-                except ServerUnavailable as error:
-                    if time.monotonic() < ends and not self._is_closing:
-                        await asyncio.sleep(LOOK_AGAIN_S)
-                        continue
-                    log.warning(
-                        "topic %s: %d deliveries were not released; they are redelivered after "
-                        "their ack timeout: %s",
-                        topic,
-                        len(part),
-                        error,
-                    )
-                except LisaError as error:
-                    log.warning(
-                        "topic %s: %d deliveries were not released; their group was removed: %s",
-                        topic,
-                        len(part),
-                        error,
-                    )
-                break
-
-
 class PullQueue:
-    """The pulls of one group of a topic, and the task that serves them.
+    """The pulls of one group of a topic, and the task that serves them."""
 
-    `announce` runs before each round; `on_end` is called once when the queue has ended.
-    """
-
-    def __init__(
-        self,
-        source: GroupSource,
-        store: AsyncStore,
-        watching: AsyncConnection,
-        releaser: Releaser,
-        *,
-        name: str,
-        announce: Callable[[], Awaitable[None]],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._source = source
-        self._store = store
-        self._watching = watching
-        self._releaser = releaser
-        self._name = name
-        self._announce = announce
-        self._on_end = on_end
-        self._topic, self._group = source.topic, source.group
-        self._is_closing = False
-        self.handed_out = 0
+    def __init__(self, broker: PullBroker, topic: Topic, group: str) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._source = GroupSource(broker.store, topic, group, broker.name)
+        self._topic, self._group = topic, group
         self.began = time.monotonic()
         self._waiters: dict[Waiter, None] = {}  # in order of arrival
         self._changed = asyncio.Event()
@@ -187,7 +138,7 @@ class PullQueue:
         loop = asyncio.get_running_loop()
         left_s = waiter.ends - time.monotonic()
         waiter.future.add_done_callback(lambda _: self._left(waiter))
-        if left_s > 0 and not self._is_closing:
+        if left_s > 0 and not self._broker.is_closing:
             timer = loop.call_later(left_s, self._expire, waiter)
             waiter.future.add_done_callback(lambda _: timer.cancel())
         if left_s <= 0 or self._watcher is None:
@@ -200,7 +151,7 @@ class PullQueue:
 
     def _answer(self, waiter: Waiter) -> None:
         if waiter.is_open():
-            self.handed_out += len(waiter.found)
+            self._broker.handed_out += len(waiter.found)
             waiter.answer()
 
     def _fail(self, waiter: Waiter, error: Exception) -> None:
@@ -211,8 +162,7 @@ class PullQueue:
             waiter.fail(error)
 
     def dismiss(self) -> None:
-        """Answer all waiting pulls with no messages; later pulls do not wait."""
-        self._is_closing = True
+        """Answer all waiting pulls with no messages, because the gateway stops."""
         for waiter in list(self._waiters):
             if waiter.ends > time.monotonic():
                 self._answer(waiter)
@@ -249,7 +199,7 @@ class PullQueue:
             unforeseen(f"the pulls of {self._topic}", fault)
             error = fault
         finally:
-            self._on_end()
+            self._broker.ended(self._topic, self._group)
             if self._watcher is not None:
                 self._watcher.cancel()
             for waiter in list(self._waiters):
@@ -258,9 +208,9 @@ class PullQueue:
     async def _is_idle(self) -> bool:
         """Whether no pull waits; until the current watch ends, waits for one."""
         while not any(waiter.is_open() for waiter in self._waiters):
-            if self._source.may_hold_some and not self._is_closing:
+            if self._source.may_hold_some and not self._broker.is_closing:
                 return False
-            if self._watcher is None or self._watcher.done() or self._is_closing:
+            if self._watcher is None or self._watcher.done() or self._broker.is_closing:
                 return True
             self._changed.clear()
             await self._rest()
@@ -269,7 +219,7 @@ class PullQueue:
     async def _serve(self) -> None:
         """Take messages for the waiting pulls; if there are none, wait for some."""
         self._changed.clear()
-        await self._announce()
+        await self._broker.presence.announce(self._topic, self._group)
         wanted = min(MOST, sum(waiter.missing for waiter in self._waiters))
         if not wanted and not self._source.may_hold_some:
             return
@@ -283,25 +233,21 @@ class PullQueue:
             return
         now = time.monotonic()
         for waiter in list(self._waiters):
-            if waiter.found or waiter.ends <= now or self._is_closing:
+            if waiter.found or waiter.ends <= now or self._broker.is_closing:
                 self._answer(waiter)
         if any(waiter.is_open() for waiter in self._waiters):
-            self._watch(taken.empty)
+            if self._watcher is None:
+                self._watcher = asyncio.create_task(self._listen(taken.empty))
             await self._rest()
-
-    def _watch(self, empty: Mapping[Shard, Pulled]) -> None:
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._listen(empty))
 
     async def _listen(self, empty: Mapping[Shard, Pulled]) -> None:
         """Wait until a stream has an undelivered entry, at most for a heartbeat."""
-        watching = self._watching
         pause_s, command = self._source.wait_for(empty, BEAT_S)
         if command is None:
             await asyncio.sleep(pause_s)
             return
         try:
-            await watching.execute(command)
+            await self._broker.watching.execute(command)
         except ClientError:
             await asyncio.sleep(FIRST_S)  # the next pull reports the error
 
@@ -318,7 +264,7 @@ class PullQueue:
         self._fault = fault
         now = time.monotonic()
         for waiter in list(self._waiters):
-            if waiter.found or waiter.ends <= now or self._is_closing:
+            if waiter.found or waiter.ends <= now or self._broker.is_closing:
                 self._fail(waiter, fault)
         await asyncio.sleep(self._backoff.take())
 
@@ -361,8 +307,7 @@ class PullQueue:
             self._release((entry.id, entry.entry) for entry in held.values())
 
     def _release(self, deliveries: Iterable[tuple[str, str]]) -> None:
-        if pairs := list(deliveries):
-            self._releaser.release(self._topic, self._group, pairs)
+        self._broker.release(self._topic, self._group, list(deliveries))
 
     async def _open(
         self, taken: Taken, entries: Sequence[Entry], timeout_ms: int | None, room: int
@@ -374,36 +319,142 @@ class PullQueue:
             if delivery is None or not delivery.is_for_handler:
                 found.append(None)
                 continue
-            receipt = Receipt(self._group, self._name, delivery.settlement, timeout_ms)
+            receipt = Receipt(self._group, self._broker.name, delivery.settlement, timeout_ms)
             found.append(HandedOut(delivery.message, receipt, delivery.size))
         await self._store.drive(self._source.settle_unfit(opened))
         return found
 
 
-class PullBroker:
-    """All pulls of one gateway process.
+class PullPresence:
+    """Announces one gateway as a consumer, and notices when the server has lost its records.
 
-    `groups` names the group to use for topics with several groups if a pull names none.
+    `has_older_queue` tells whether a queue of a topic has waited since before an instant.
     """
 
     def __init__(
-        self,
-        store: AsyncStore,
-        watching: AsyncConnection,
-        *,
-        name: str,
-        groups: dict[str, str],
+        self, store: AsyncStore, name: str, has_older_queue: Callable[[str, float], bool]
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._has_older_queue = has_older_queue
+        self._started_ms = time.time_ns() // 1_000_000
+        self._groups: dict[str, dict[str, float]] = {}  # topic -> group -> last pull
+        self._pushes: dict[str, dict[str, Callable[[], presence.PushPresence]]] = {}
+        self._announced: dict[str, float] = {}
+        self._written: dict[str, float] = {}
+        self._emptied: dict[str, float] = {}
+
+    async def announce(self, topic: str, group: str) -> None:
+        """Write the record of a topic unless it is fresh and names the group. Raises LisaError."""
+        now = time.monotonic()
+        pulled = self._groups.setdefault(topic, {})
+        is_named, pulled[group] = group in pulled, now
+        if is_named and now - self._announced.get(topic, -math.inf) < BEAT_S:
+            return
+        for name in [other for other, at in pulled.items() if now - at > GROUP_KEPT_S]:
+            del pulled[name]
+        pushes = tuple(state() for _, state in sorted(self._pushes.get(topic, {}).items()))
+        record = presence.ConsumerPresence(
+            name=self._name,
+            topic=topic,
+            group=presence.SEPARATOR.join(sorted(pulled)),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            state="degraded" if any(push.state == "degraded" for push in pushes) else "running",
+            pushes=pushes,
+        )
+        is_new = False
+        try:
+            is_new = await self._store.drive(presence.announce_consumer(self._store, record))
+        except ServerUnavailable as error:
+            # A full server takes no record; nothing depends on it, and pulls drain the server.
+            if not is_full(error.__cause__):
+                raise
+        self.remember(topic, now, is_new=is_new)
+
+    def add_push(self, topic: str, group: str, state: Callable[[], presence.PushPresence]) -> None:
+        """Name a push of a group in the records of its topic."""
+        self._pushes.setdefault(topic, {})[group] = state
+
+    def drop_push(self, topic: str, group: str, state: Callable[[], presence.PushPresence]) -> None:
+        """Undo `add_push`, unless another push has taken the place."""
+        pushes = self._pushes.get(topic, {})
+        if pushes.get(group) == state:
+            del pushes[group]
+
+    def remember(self, topic: str, announced: float = -math.inf, *, is_new: bool) -> None:
+        """Note that the record was written; `is_new`: the server had none before."""
+        before = self._written.get(topic, -math.inf)
+        if is_new and self._has_older_queue(topic, before):
+            self.mark_emptied(topic)  # the older queue had kept its record fresh
+        if len(self._written) >= MOST_REMEMBERED:
+            self._announced = _recent(self._announced)
+            self._written = _recent(self._written)
+            self._groups = {
+                name: self._groups[name] for name in self._written if name in self._groups
+            }
+        self._announced[topic] = announced
+        self._written[topic] = time.monotonic()
+
+    def announce_again(self, topic: str) -> None:
+        """Write the record again at the next pull, whether or not it is fresh."""
+        self._announced.pop(topic, None)
+
+    def was_emptied_since(self, topic: str, instant: float) -> bool:
+        """Whether the server was found without this gateway's record after an instant."""
+        return self._emptied.get(topic, -math.inf) >= instant
+
+    def mark_emptied(self, topic: str) -> None:
+        """Record the loss for all queues, because the presence record will exist again."""
+        if len(self._emptied) >= MOST_REMEMBERED:
+            self._emptied.clear()
+        self._emptied[topic] = time.monotonic()
+
+    async def leave(self) -> None:
+        """Delete the records."""
+        for topic in list(self._announced):
+            try:
+                await self._store.drive(presence.leave_consumer(self._store, topic, self._name))
+            except ServerUnavailable:
+                break  # managers delete records that are no longer renewed
+            except LisaError:
+                continue
+        self._announced.clear()
+
+
+def _recent(times: dict[str, float]) -> dict[str, float]:
+    now = time.monotonic()
+    return {topic: at for topic, at in times.items() if now - at < KEPT_S}
+
+
+class UnknownGroup(GroupRemoved):
+    """The group does not exist, and the client may not declare it."""
+
+
+class PullBroker:
+    """All pulls of one gateway process.
+
+    groups: the group to use for topics with several groups if a pull names none.
+    """
+
+    def __init__(
+        self, store: AsyncStore, watching: AsyncConnection, *, name: str, groups: Mapping[str, str]
     ) -> None:
         self.store = store
         self.watching = watching
         self.name = name
-        self._queues: dict[tuple[str, str], PullQueue] = {}
-        self._releaser = Releaser(store)
-        self.presence = PullPresence(store, name, self._has_older_queue)
-        self._joins = GroupJoins(store, self.presence, name, groups, lambda: self.is_closing)
         self.is_closing = False
-        self._handed_out = 0
+        self.handed_out = 0
+        """The number of deliveries handed to clients."""
         self.given_back = 0
+        self.presence = PullPresence(store, name, self._has_older_queue)
+        self._default_groups = groups
+        self._queues: dict[tuple[str, str], PullQueue] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._joined: dict[tuple[str, str], tuple[str, float]] = {}  # for `JOIN_AGAIN_S`
+        self._joining: dict[tuple[str, str], asyncio.Task[str | None]] = {}
+        self._expected: dict[str, float] = {}  # topics whose first group a pull has waited for
 
     async def pull(
         self,
@@ -432,14 +483,15 @@ class PullBroker:
         while True:
             since = time.monotonic()
             try:
-                joined = await self._joins.group_for(whole, group, ends, may_declare=may_declare)
+                joined = await self._group_for(whole, group, ends, may_declare=may_declare)
                 if joined is None:
                     return []
                 return await self._enqueue(whole, joined, min(most, MOST), ends, ack_timeout_ms)
             except UnknownGroup:
                 raise
             except GroupRemoved:
-                self._joins.forget(topic)
+                for key in [key for key in self._joined if key[0] == topic]:
+                    del self._joined[key]
                 was_lost = await self._was_emptied(whole, group or "", since, ends)
                 if group is not None and not was_lost:
                     raise
@@ -450,14 +502,79 @@ class PullBroker:
         """How long a pull that would not wait should wait, since the topic has no group yet.
 
         Without a group there are no messages to pull; a manager declares the group, and then moves
-        the messages that are due. Raises LisaError.
+        the messages that are due. 0 if another pull has waited within the last `EXPECT_AGAIN_S`,
+        because no manager declared a group for that pull. Raises LisaError.
         """
-        return FIRST_PULL_S if await self._joins.expects_first_group(topic) else 0.0
+        if self.store.known_groups(topic) or await self.store.drive(self.store.groups(topic)):
+            return 0.0
+        now = time.monotonic()
+        if now - self._expected.get(topic, -math.inf) < EXPECT_AGAIN_S:
+            return 0.0
+        if len(self._expected) >= MOST_REMEMBERED:
+            self._expected.clear()
+        self._expected[topic] = now
+        return FIRST_PULL_S
 
-    @property
-    def handed_out(self) -> int:
-        """The number of deliveries handed to clients."""
-        return self._handed_out + sum(queue.handed_out for queue in self._queues.values())
+    async def _group_for(
+        self, topic: Topic, group: str | None, ends: float, *, may_declare: bool
+    ) -> str | None:
+        """The group to pull for; None if the topic has none and the time is up.
+
+        Raises UnknownGroup if the pull may not declare it; LisaError.
+        """
+        default = self._default_groups.get(topic, "")
+        wanted = group or default
+        must_exist = not may_declare and wanted != default
+
+        def resolve() -> Flow[str | None]:
+            found: str | None = yield Await(self._join(topic, wanted, must_exist=must_exist))
+            return found
+
+        return await self.store.drive(
+            wait_for_group(
+                self.store,
+                own_shard(topic),
+                self.name,
+                resolve,
+                lambda: 0.0 if self.is_closing else ends - time.monotonic(),
+                announced=lambda is_new: self.presence.remember(topic, is_new=is_new),
+                is_patient=True,
+            )
+        )
+
+    async def _join(self, topic: Topic, wanted: str, *, must_exist: bool) -> str | None:
+        """The group that `join` finds: one call for concurrent pulls, cached for `JOIN_AGAIN_S`."""
+        known, at = self._joined.get((topic, wanted), ("", -math.inf))
+        if time.monotonic() - at < JOIN_AGAIN_S:
+            return known
+        if must_exist and wanted not in await self.store.drive(self.store.groups(topic)):
+            raise UnknownGroup(
+                f"group {wanted!r} is not declared on topic {topic!r}; only a token with the scope "
+                f"operate declares it by pulling: lisa topic group add {topic} {wanted}"
+            )
+        task = self._joining.get((topic, wanted))
+        if task is None:
+            task = asyncio.create_task(self._ask_to_join(topic, wanted))
+            self._joining[topic, wanted] = task
+            # Retrieves the error, because all pulls that wait for it may have been cancelled.
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(task)
+
+    async def _ask_to_join(self, topic: Topic, wanted: str) -> str | None:
+        try:
+            found = await self.store.drive(join(self.store, own_shard(topic), wanted))
+        finally:
+            del self._joining[topic, wanted]
+        if found is not None:
+            now = time.monotonic()
+            if len(self._joined) >= MOST_REMEMBERED:
+                self._joined = {
+                    key: joined
+                    for key, joined in self._joined.items()
+                    if now - joined[1] < JOIN_AGAIN_S
+                }
+            self._joined[topic, wanted] = (found, now)
+        return found
 
     async def _was_emptied(self, topic: Topic, group: str, since: float, ends: float) -> bool:
         """Whether the server has lost its data since then, so the group was not removed."""
@@ -479,9 +596,7 @@ class PullBroker:
     ) -> list[HandedOut]:
         queue = self._queues.get((topic, group))
         if queue is None:
-            queue = self._queues[topic, group] = self._new_queue(topic, group)
-            if self.is_closing:
-                queue.dismiss()
+            queue = self._queues[topic, group] = PullQueue(self, topic, group)
         waiter = Waiter(most, timeout_ms, ends)
         queue.join(waiter)
         try:
@@ -492,19 +607,9 @@ class PullBroker:
                 self.give_back(future.result())
             raise
 
-    def _new_queue(self, topic: Topic, group: str) -> PullQueue:
-        def on_end() -> None:
-            self._handed_out += self._queues.pop((topic, group)).handed_out
-
-        return PullQueue(
-            GroupSource(self.store, topic, group, self.name),
-            self.store,
-            self.watching,
-            self._releaser,
-            name=self.name,
-            announce=partial(self.presence.announce, topic, group),
-            on_end=on_end,
-        )
+    def ended(self, topic: str, group: str) -> None:
+        """Remove the queue of a group, whose task has ended."""
+        del self._queues[topic, group]
 
     def _has_older_queue(self, topic: str, instant: float) -> bool:
         return any(key[0] == topic and queue.began < instant for key, queue in self._queues.items())
@@ -517,12 +622,44 @@ class PullBroker:
             by_group.setdefault(key, []).append(delivery.receipt.settlement[:2])
             self.given_back += 1
         for (topic, group), held in by_group.items():
-            self._releaser.release(topic, group, held)
+            self.release(topic, group, held)
+
+    def release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
+        """Start to release (message id, entry id) pairs of one group, without an attempt."""
+        if held:
+            task = asyncio.create_task(self._release(topic, group, held))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, topic: str, group: str, held: Sequence[tuple[str, str]]) -> None:
+        ends = time.monotonic() + RELEASE_WITHIN_S
+        for part in chunks(held, self.store.batch_size(topic, Release)):
+            while True:
+                try:
+                    await self.store.call_by_id(Release(topic, group, part))
+                except ServerUnavailable as error:
+                    if time.monotonic() < ends and not self.is_closing:
+                        await asyncio.sleep(LOOK_AGAIN_S)
+                        continue
+                    log.warning(
+                        "topic %s: %d deliveries were not released; they are redelivered after "
+                        "their ack timeout: %s",
+                        topic,
+                        len(part),
+                        error,
+                    )
+                except LisaError as error:
+                    log.warning(
+                        "topic %s: %d deliveries were not released; their group was removed: %s",
+                        topic,
+                        len(part),
+                        error,
+                    )
+                break
 
     def stop_waiting(self) -> None:
         """Answer all waiting pulls with no messages; later pulls do not wait."""
         self.is_closing = True
-        self._releaser.stop_retrying()
         for queue in list(self._queues.values()):
             queue.dismiss()
 
@@ -530,5 +667,6 @@ class PullBroker:
         """End the queues, finish releases, and delete the presence records."""
         self.stop_waiting()
         await asyncio.gather(*(queue.end() for queue in list(self._queues.values())))
-        await self._releaser.finish()
+        if self._releases:
+            await asyncio.wait(self._releases)
         await self.presence.leave()

@@ -17,7 +17,7 @@ from lisa.admin import push as admin
 from lisa.admin.push import StoredPushTarget
 from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.embedded import EmbeddedServer
-from lisa.gateway.pull_groups import PullPresence
+from lisa.gateway.pulls import PullPresence
 from lisa.gateway.push.pusher import SETTLE_WITHIN_S, Pusher, TargetRecord
 from lisa.gateway.shares import Meter
 from tests.gateway.push_targets import PushTopic, Received, Reply, Target

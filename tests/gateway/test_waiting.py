@@ -24,7 +24,7 @@ from lisa.core.store import group_removal
 from lisa.core.transitions.delivery import Pull, Pulled
 from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.embedded import EmbeddedServer
-from lisa.gateway import pull_groups, pulls
+from lisa.gateway import pulls
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.page.snapshot import SnapshotCache
@@ -286,8 +286,7 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also those of other groups, and after an outage that outlasts the records."""
-    for module in (pulls, pull_groups):
-        monkeypatch.setattr(module, "BEAT_S", 0.3)
+    monkeypatch.setattr(pulls, "BEAT_S", 0.3)
     topic = new_topic()
     with EmbeddedServer() as server, Manager(server.url):
         async with context_on(server.url, patience="200ms") as context:
@@ -296,9 +295,9 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
                 waiting.append(begin(context, topic, group=group))
                 await standing(context, len(waiting))
             server.kill()
-            await asyncio.sleep(2 * pull_groups.BEAT_S)
+            await asyncio.sleep(2 * pulls.BEAT_S)
             server.restart()
-            await asyncio.sleep(4 * pull_groups.BEAT_S)
+            await asyncio.sleep(4 * pulls.BEAT_S)
             assert not any(pull.done() for pull in waiting)
             await standing(context, len(waiting))
             await send(context, topic)
@@ -368,7 +367,7 @@ async def test_the_gateways_record_names_all_groups_that_clients_pull(
 
     assert await seen_after_pull("lisa") == {"lisa": 1}
     assert await seen_after_pull("audit") == {"audit": 1, "lisa": 1}
-    monkeypatch.setattr(pull_groups, "GROUP_KEPT_S", 0.0)
+    monkeypatch.setattr(pulls, "GROUP_KEPT_S", 0.0)
     context.broker.presence.announce_again(topic)
     assert await seen_after_pull("audit") == {"audit": 1}
 

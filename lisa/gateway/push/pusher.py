@@ -18,8 +18,7 @@ from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.store.presence import PushPresence
 from lisa.core.store.store import caller
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.pull_groups import BEAT_S
-from lisa.gateway.pulls import HandedOut
+from lisa.gateway.pulls import BEAT_S, HandedOut
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
 
 log = logging.getLogger("lisa.gateway.push")
