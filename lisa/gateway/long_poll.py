@@ -64,7 +64,7 @@ async def hold(
     attempt being counted. Raises ClientDisconnected, Crowded, and the errors of the pull.
     """
     current.get().is_pull = True
-    disconnection = asyncio.create_task(disconnected(request))
+    disconnection = asyncio.create_task(_disconnected(request))
     waiting = asyncio.create_task(pull)
     try:
         with gateway.shares.waiting(gateway.shares.polls):
@@ -96,7 +96,7 @@ async def on_short_stack(convert: Callable[[D], T], value: D) -> T:
         return await asyncio.create_task(again())
 
 
-async def disconnected(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

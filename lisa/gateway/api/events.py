@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lisa.admin import live
@@ -16,7 +17,6 @@ from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply
 from lisa.gateway.api.topics import Activity, counts_fields, require_topic
 from lisa.gateway.api.types import NoFields
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.long_poll import disconnected
 
 LOOK_EVERY_S = 1.0
 HEARTBEAT_S = 10.0
@@ -42,7 +42,7 @@ async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     one per second, when something changes.
     """
     await require_topic(call.gateway, call.topic)
-    return _Stream(call.gateway, call.request, call.topic)
+    return _Stream(call.gateway, call.topic)
 
 
 _feeds: dict[tuple[GatewayContext, str], _Feed] = {}
@@ -51,7 +51,7 @@ _feeds: dict[tuple[GatewayContext, str], _Feed] = {}
 def _join(gateway: GatewayContext, topic: str) -> _Feed:
     """The feed of a topic, started for its first client."""
     feed = _feeds.get((gateway, topic))
-    if feed is None or feed.task.done():
+    if feed is None or feed.is_over:
         feed = _feeds[gateway, topic] = _Feed(gateway, topic)
     feed.watchers += 1
     return feed
@@ -74,23 +74,25 @@ class _Feed:
         self.watchers = 0
         self.number = 0
         self.event = b""
+        self.is_over = False
         self.gateway = gateway
         self._news = asyncio.Event()
         self.task = gateway.run_task(self._run(), f"the events of {topic}")
 
     async def news(self, after: int) -> None:
         """Wait for an event after number `after`, a heartbeat interval, or the end of the feed."""
-        if self.number > after or self.task.done():
-            return
-        waiting = asyncio.create_task(self._news.wait())
-        try:
-            await asyncio.wait(
-                {waiting, self.task}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            waiting.cancel()
+        if self.number <= after and not self.is_over:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), HEARTBEAT_S)
 
     async def _run(self) -> None:
+        try:
+            await self._follow()
+        finally:
+            self.is_over = True
+            self._news.set()
+
+    async def _follow(self) -> None:
         before: live.TopicsSnapshot | None = None
         shown: dict[str, Any] = {}
         while not self.gateway.broker.is_closing:
@@ -123,54 +125,31 @@ def _fields(before: live.TopicsSnapshot, now: live.TopicsSnapshot) -> dict[str, 
     }
 
 
-class _Stream(Reply[Activity]):
+class _Stream(StreamingResponse, Reply[Activity]):
     """A streaming response; a slow client skips events instead of buffering them."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, gateway: GatewayContext, request: Request, topic: str) -> None:
-        super().__init__(b"")
-        del self.headers["content-length"]
+    def __init__(self, gateway: GatewayContext, topic: str) -> None:
+        super().__init__(self._events(), media_type="text/event-stream")
         self._gateway = gateway
-        self._request = request
         self._topic = topic
+        self._feed: _Feed
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects or the gateway stops."""
         with self._gateway.shares.waiting(self._gateway.shares.streams):
-            await self._run(send)
+            self._feed = _join(self._gateway, self._topic)
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                _leave(self._feed)
 
-    async def _run(self, send: Send) -> None:
-        feed = _join(self._gateway, self._topic)
-        departure = asyncio.create_task(disconnected(self._request))
-        sending = asyncio.create_task(self._send(feed, send))
-        try:
-            await asyncio.wait({departure, sending}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (departure, sending):
-                task.cancel()
-            await asyncio.gather(departure, sending, return_exceptions=True)
-            _leave(feed)
-
-    async def _send(self, feed: _Feed, send: Send) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": self.raw_headers,
-            }
-        )
-        await send(_piece(b"retry: 2000\n\n"))
+    async def _events(self) -> AsyncIterator[bytes]:
+        yield b"retry: 2000\n\n"
         sent = 0
-        while not feed.task.done():
-            await feed.news(sent)
-            if feed.number > sent:
-                sent = feed.number
-                await send(_piece(feed.event))
+        while not self._feed.is_over:
+            await self._feed.news(sent)
+            if self._feed.number > sent:
+                sent = self._feed.number
+                yield self._feed.event
             else:
-                await send(_piece(b": still here\n\n"))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _piece(data: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": True}
+                yield b": still here\n\n"
