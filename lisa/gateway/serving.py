@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,15 +43,6 @@ OWN_FILES = 100
 """Open files other than clients' connections: Redis, pushes, logs."""
 
 
-def bounded(timeout_s: float, meter: Meter, shares: Shares) -> type[asyncio.Protocol]:
-    """A protocol class that closes connections whose client is too slow, or has too many.
-
-    timeout_s: how long a client may take to send a complete head, and to read pending data.
-    """
-    members = {"timeout_s": timeout_s, "meter": meter, "addresses": _Addresses(shares)}
-    return type("Bounded", (_Bounded,), members)
-
-
 class _Addresses:
     """The open connections of each address, within the address's share.
 
@@ -58,15 +50,16 @@ class _Addresses:
     """
 
     def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+        self.places = shares.connections
+        self._of_address = shares.of_address
         self._idle: dict[str, dict[_Bounded, None]] = {}  # the oldest first
 
     def opened(self, connection: _Bounded) -> Client:
         """Count a new connection."""
-        client = self._shares.of_address(connection.client[0] if connection.client else "")
-        self._shares.connections.take(client)
+        client = self._of_address(connection.client[0] if connection.client else "")
+        self.places.take(client)
         self.waits(connection, client)
-        if self.is_over(client):
+        if self.places.is_over(client):
             oldest = next(iter(self._idle[client.name]))
             if oldest is not connection:
                 oldest.replaced()
@@ -74,7 +67,7 @@ class _Addresses:
 
     def closed(self, connection: _Bounded, client: Client) -> None:
         """Stop counting a connection."""
-        self._shares.connections.give(client)
+        self.places.give(client)
         self.works(connection, client)
 
     def waits(self, connection: _Bounded, client: Client) -> None:
@@ -88,15 +81,13 @@ class _Addresses:
             if not idle:
                 del self._idle[client.name]
 
-    def is_over(self, client: Client) -> bool:
-        """Whether an address has more connections than its share."""
-        return self._shares.connections.is_over(client)
-
 
 class _Bounded(HttpToolsProtocol):
-    timeout_s: float
-    meter: Meter
-    addresses: _Addresses
+    """A connection that closes if its client is too slow, or has too many connections.
+
+    timeout_s: how long a client may take to send a complete head, and to read pending data.
+    """
+
     _address: Client
     _is_counted = True
     _is_excess = False
@@ -105,11 +96,19 @@ class _Bounded(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     _head_bytes = 0
 
+    def __init__(
+        self, *, timeout_s: float, meter: Meter, addresses: _Addresses, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.timeout_s = timeout_s
+        self.meter = meter
+        self.addresses = addresses
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timer()
         self._address = self.addresses.opened(self)
-        self._is_excess = self.addresses.is_over(self._address)
+        self._is_excess = self.addresses.places.is_over(self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -167,7 +166,7 @@ class _Bounded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self.addresses.works(self, self._address)
-        self._is_excess = self._is_excess and self.addresses.is_over(self._address)
+        self._is_excess = self._is_excess and self.addresses.places.is_over(self._address)
         # Health checks are answered even at the limit on connections.
         is_health = self.url == HEALTH.encode()
         most = 0 if self._is_excess else self.config.limit_concurrency
@@ -281,15 +280,17 @@ async def _serve(
     logging.getLogger("uvicorn.error").addFilter(_summarise_cancelled)
     most = _most_connections(settings)
     gateway = GatewayContext(settings, shared=shared, numbers=numbers, most_connections=most)
-    server = _UvicornServer(_config(gateway), gateway)
+    server = uvicorn.Server(_config(gateway))
     opening = asyncio.ensure_future(gateway.open())
     loop = asyncio.get_running_loop()
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        """Stop the server: on SIGHUP, a signal while it opens, or one raised by Uvicorn's end."""
+    def stop(number: int, _frame: FrameType | None) -> None:
+        """Stop the server, and answer waiting pulls; on a second SIGINT, wait for nothing."""
+        server.force_exit |= server.should_exit and number == signal.SIGINT
         server.should_exit = True
         loop.call_soon_threadsafe(gateway.stop_waiting if opening.done() else opening.cancel)
 
+    server.handle_exit = stop  # type: ignore[assignment, method-assign]
     for number in stopping():
         signal.signal(number, stop)
     with suppress(asyncio.CancelledError):
@@ -343,9 +344,15 @@ def _most_connections(settings: GatewaySettings) -> int:
 
 def _config(gateway: GatewayContext) -> uvicorn.Config:
     bounds = gateway.settings.gateway_server
+    protocol: Any = partial(
+        _Bounded,
+        timeout_s=bounds.request_timeout.total_seconds(),
+        meter=gateway.meter,
+        addresses=_Addresses(gateway.shares),
+    )
     return uvicorn.Config(
         create_app(gateway),
-        http=bounded(bounds.request_timeout.total_seconds(), gateway.meter, gateway.shares),
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -357,16 +364,3 @@ def _config(gateway: GatewayContext) -> uvicorn.Config:
         limit_concurrency=gateway.most_connections,
         timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
     )
-
-
-class _UvicornServer(uvicorn.Server):
-    """A Uvicorn server that answers waiting pulls as soon as shutdown starts."""
-
-    def __init__(self, config: uvicorn.Config, gateway: GatewayContext) -> None:
-        super().__init__(config)
-        self._gateway = gateway
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: stop the server."""
-        super().handle_exit(sig, frame)
-        asyncio.get_event_loop().call_soon_threadsafe(self._gateway.stop_waiting)
