@@ -23,7 +23,7 @@ from lisa.gateway.base_path import BasePath
 from lisa.gateway.compat import camellia, delay_queue, mykit
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits import LimitsMiddleware
-from lisa.gateway.problems import HANDLERS, problem_of
+from lisa.gateway.problems import problem_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -58,7 +58,7 @@ def create_app(gateway: GatewayContext) -> Starlette:
             *([Middleware(BasePath, bounds.base_path)] if bounds.base_path else []),
             Middleware(LimitsMiddleware, gateway),
         ],
-        exception_handlers={**HANDLERS, HTTPException: page.on_http_error(gateway)},
+        exception_handlers={HTTPException: page.on_http_error(gateway)},
     )
     app.router.redirect_slashes = False  # its redirects contain the request's Host and scheme
     return app

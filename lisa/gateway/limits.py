@@ -22,7 +22,7 @@ from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING, Unauthorized, client_of, is_forwarded, is_local_name
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
-from lisa.gateway.shares import GONE, Client, Crowded, RunningRequest, Shares, current, face_of
+from lisa.gateway.shares import GONE, Client, RunningRequest, Shares, current, face_of
 
 LARGE_BYTES = 64 * 1024
 """Response bodies above this size count as buffered, and are written in parts of this size.
@@ -44,38 +44,30 @@ READING = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class ResponseChannel:
-    """An ASGI send channel that adds default security headers and records the response's head.
-
-    A large response to GET becomes 503 if it does not fit into the limit on buffered bytes, or into
-    the client's share.
-    Metrics are only counted, since they show the limit. So are responses to other methods, whose
-    requests may have changed something. Pulls are counted by their response (see `long_poll`).
-    """
+    """An ASGI send channel that adds default security headers and records the response's head."""
 
     def __init__(self, shares: Shares, scope: Scope, send: Send, request: RunningRequest) -> None:
         self._shares = shares
         self._scope = scope
         self._send = send
         self._request = request
-        self._is_refused = False
 
     async def __call__(self, message: Message) -> None:
-        """Send a message. A response that waits until its client reads counts as stalled."""
-        if self._is_refused:
-            return
+        """Send a message. A response that waits until its client reads counts as stalled.
+
+        Raises Crowded, which becomes the response, if a large response to GET does not fit into the
+        limit on buffered bytes, or into the client's share. Metrics are only counted, since they
+        show the limit. So are responses to other methods, whose requests may have changed
+        something. Pulls are counted by their response (see `long_poll`).
+        """
         request, is_rpc = self._request, self._scope.get("http_version") == "2"
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             size = content_length(headers)
             if size > LARGE_BYTES and not request.is_pull:
                 request.hold(size)
-                try:
-                    if self._may_refuse():
-                        self._shares.buffered.check(request.client, request.held)
-                except Crowded as error:
-                    request.hold(-size)
-                    await self._refuse(error)
-                    return
+                if self._scope["method"] == "GET" and face_of(self._scope["path"]) != "metrics":
+                    self._shares.buffered.check(request.client, request.held)
             for name, value in SAFE_HEADERS.items():
                 headers.setdefault(name, value)
             request.code = str(message["status"])
@@ -86,16 +78,6 @@ class ResponseChannel:
             is_counted = request.is_stream or is_rpc
             with nullcontext() if is_counted else self._shares.stalling():
                 await self._send(part)
-
-    def _may_refuse(self) -> bool:
-        return self._scope["method"] == "GET" and face_of(self._scope["path"]) != "metrics"
-
-    async def _refuse(self, error: Crowded) -> None:
-        async def receive() -> Message:
-            return {"type": "http.disconnect"}
-
-        await problem_of(error).response()(self._scope, receive, self)
-        self._is_refused = True
 
 
 def content_length(headers: Headers) -> int:

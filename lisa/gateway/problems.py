@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.core.model.errors import (
@@ -19,7 +18,6 @@ from lisa.core.model.errors import (
     DuplicateMessage,
     GroupRemoved,
     InvalidMessage,
-    LisaError,
     NotReplicated,
     RemovalUnfinished,
     ScheduleChanged,
@@ -185,19 +183,3 @@ class BoundedWarnings:
 
 
 _outages = BoundedWarnings(log)
-
-
-async def _handle(_request: Request, error: Exception) -> Response:
-    return problem_of(error).response()
-
-
-_HANDLED = (
-    ErrorResponse,
-    Unauthorized,
-    Forbidden,
-    Crowded,
-    LisaError,
-    Exception,
-)
-HANDLERS: dict[Any, Any] = dict.fromkeys(_HANDLED, _handle)
-"""For Starlette's `exception_handlers`."""

@@ -116,13 +116,6 @@ class Places:
             self.give(client, n)
 
     @contextmanager
-    def place(self, client: Client) -> Iterator[None]:
-        """Count one more for the client, meanwhile. Raises Crowded."""
-        with self.taken(client):
-            self.check(client)
-            yield
-
-    @contextmanager
     def lent(self, client: Client) -> Iterator[None]:
         """Count one less for the client, meanwhile."""
         self.give(client)
@@ -210,8 +203,10 @@ class Shares:
         Raises Crowded.
         """
         client = current.get().client
-        with places.place(client), self.requests.lent(client):
-            yield
+        with places.taken(client):
+            places.check(client)
+            with self.requests.lent(client):
+                yield
 
     @contextmanager
     def stalling(self) -> Iterator[None]:
