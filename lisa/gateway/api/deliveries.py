@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -21,7 +22,6 @@ from lisa.gateway.api.operations import (
     NO_GROUP,
     TOPIC,
     Call,
-    HandlerType,
     Operations,
     Problems,
     Reply,
@@ -296,12 +296,11 @@ _encoder = msgspec.json.Encoder()
 
 
 @operations.add(
-    "pull",
     "POST",
     f"{TOPIC}/pull",
+    "The deliveries; may be empty.",
     scope=Scope.CONSUME,
     is_body_optional=True,
-    answers={200: "The deliveries; may be empty."},
     problems=NO_GROUP,
 )
 async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
@@ -343,32 +342,24 @@ def _delivery(handed_out: HandedOut) -> DeliveryAnswer:
     )
 
 
-def _on_one(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerType]:
-    """Declare an operation on one delivery."""
-    return operations.add(
-        name,
-        "POST",
-        f"{MESSAGE}/{verb}",
-        scope=Scope.CONSUME,
-        answers={200: done},
-        problems=STALE,
-    )
+_on_one = partial(operations.add, "POST", scope=Scope.CONSUME, problems=STALE)
+"""Declares an operation on one delivery."""
 
 
-@_on_one("ackMessage", "ack", "Settled.")
-async def ack(call: Call[NoFields, ReceiptRequest]) -> AckAnswer:
+@_on_one(f"{MESSAGE}/ack", "Settled.")
+async def ack_message(call: Call[NoFields, ReceiptRequest]) -> AckAnswer:
     """Ack a delivery."""
     return await settle_ack(call.gateway, call.topic, call.body, _receipt(call))
 
 
-@_on_one("retryMessage", "retry", "The message will be retried, or is in garbage.")
-async def retry(call: Call[NoFields, RetryRequest]) -> RetryAnswer:
+@_on_one(f"{MESSAGE}/retry", "The message will be retried, or is in garbage.")
+async def retry_message(call: Call[NoFields, RetryRequest]) -> RetryAnswer:
     """Retry or discard a failed delivery."""
     return await settle_retry(call.gateway, call.topic, call.body, _receipt(call))
 
 
-@_on_one("deferMessage", "defer", "Deferred.")
-async def defer(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
+@_on_one(f"{MESSAGE}/defer", "Deferred.")
+async def defer_message(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
     """Defer a delivery that cannot be handled now.
 
     The message is redelivered after the delay, without counting an attempt.
@@ -376,14 +367,14 @@ async def defer(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
     return await settle_defer(call.gateway, call.topic, call.body, _receipt(call))
 
 
-@_on_one("extendMessage", "extend", "The ack timeout restarts.")
-async def extend(call: Call[NoFields, ExtendRequest]) -> HeldAnswer:
+@_on_one(f"{MESSAGE}/extend", "The ack timeout restarts.")
+async def extend_message(call: Call[NoFields, ExtendRequest]) -> HeldAnswer:
     """Extend a delivery's ack timeout."""
     return await settle_extend(call.gateway, call.topic, call.body, _receipt(call))
 
 
-@_on_one("releaseMessage", "release", "Released.")
-async def release(call: Call[NoFields, ReceiptRequest]) -> HeldAnswer:
+@_on_one(f"{MESSAGE}/release", "Released.")
+async def release_message(call: Call[NoFields, ReceiptRequest]) -> HeldAnswer:
     """Release a delivery.
 
     The message is redelivered immediately, without counting an attempt.
@@ -398,19 +389,17 @@ def _receipt(call: Call[NoFields, Any]) -> Receipt:
     return receipt
 
 
-def _on_many(name: str, verb: str) -> Callable[[HandlerType], HandlerType]:
-    """Declare an operation on a batch of deliveries."""
-    return operations.add(
-        name,
-        "POST",
-        f"{TOPIC}/messages:batch-{verb}",
-        scope=Scope.CONSUME,
-        answers={200: "The result of each delivery, even if some failed."},
-    )
+_on_many = partial(
+    operations.add,
+    "POST",
+    answers="The result of each delivery, even if some failed.",
+    scope=Scope.CONSUME,
+)
+"""Declares an operation on a batch of deliveries."""
 
 
-@_on_many("ackMessages", "ack")
-async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
+@_on_many(f"{TOPIC}/messages:batch-ack")
+async def ack_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Ack many deliveries.
 
     Each delivery has its own result, in request order: the fields of a single response, or a
@@ -419,26 +408,26 @@ async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     return await _settle_each(call, call.body.deliveries, settle_ack)
 
 
-@_on_many("retryMessages", "retry")
-async def retry_batch(call: Call[NoFields, RetryBatch]) -> SettledBatch:
+@_on_many(f"{TOPIC}/messages:batch-retry")
+async def retry_messages(call: Call[NoFields, RetryBatch]) -> SettledBatch:
     """Retry or discard many failed deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_retry)
 
 
-@_on_many("deferMessages", "defer")
-async def defer_batch(call: Call[NoFields, DeferBatch]) -> SettledBatch:
+@_on_many(f"{TOPIC}/messages:batch-defer")
+async def defer_messages(call: Call[NoFields, DeferBatch]) -> SettledBatch:
     """Defer many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_defer)
 
 
-@_on_many("extendMessages", "extend")
-async def extend_batch(call: Call[NoFields, ExtendBatch]) -> SettledBatch:
+@_on_many(f"{TOPIC}/messages:batch-extend")
+async def extend_messages(call: Call[NoFields, ExtendBatch]) -> SettledBatch:
     """Extend the ack timeouts of many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_extend)
 
 
-@_on_many("releaseMessages", "release")
-async def release_batch(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
+@_on_many(f"{TOPIC}/messages:batch-release")
+async def release_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Release many deliveries."""
     return await _settle_each(call, call.body.deliveries, settle_release)
 

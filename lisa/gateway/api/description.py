@@ -265,7 +265,7 @@ def description_operations(operations: Sequence[Operation]) -> list[Operation]:
 
     found = Operations("Description")
 
-    @found.add("index", "GET", "/v1", answers={}, scope=None)
+    @found.add("GET", "/v1", {}, scope=None)
     async def index(_call: Call[NoFields, None]) -> Response:
         """Links to all operations and to the gateway's other pages."""
         shown = [
@@ -279,18 +279,18 @@ def description_operations(operations: Sequence[Operation]) -> list[Operation]:
         ]
         return answer({"version": __version__, "links": LINKS, "operations": shown})
 
-    @found.add("openapi", "GET", "/v1/openapi.json", answers={}, scope=None)
+    @found.add("GET", "/v1/openapi.json", {}, scope=None)
     async def openapi(_call: Call[NoFields, None]) -> Response:
         """The OpenAPI document."""
         return Response(whole(), media_type="application/json")
 
-    @found.add("docs", "GET", "/v1/docs", answers={}, scope=None)
+    @found.add("GET", "/v1/docs", {}, scope=None)
     async def docs(_call: Call[NoFields, None]) -> Response:
         """The HTML page."""
         headers = {"Content-Security-Policy": POLICY}
         return Response(page(), media_type="text/html", headers=headers)
 
-    @found.add("style", "GET", "/v1/docs.css", answers={}, scope=None)
+    @found.add("GET", "/v1/docs.css", {}, scope=None)
     async def style(_call: Call[NoFields, None]) -> Response:
         """The page's style sheet."""
         return Response(_file("docs.css"), media_type="text/css")

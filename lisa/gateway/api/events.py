@@ -28,14 +28,13 @@ operations = Operations("Topics")
 
 
 @operations.add(
-    "watchTopic",
     "GET",
     f"{TOPIC}/events",
+    "A stream that ends when the gateway stops.",
     media_type="text/event-stream",
-    answers={200: "A stream that ends when the gateway stops."},
     problems=NO_TOPIC,
 )
-async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
+async def watch_topic(call: Call[NoFields, None]) -> Reply[Activity]:
     """Watch a topic.
 
     Server-sent events named `counts` with an Activity as data: the first immediately, then at most

@@ -69,14 +69,8 @@ class GarbageAnswer(Answer):
 operations = Operations("Garbage")
 
 
-@operations.add(
-    "listGarbage",
-    "GET",
-    f"{TOPIC}/garbage",
-    answers={200: "A page, oldest first."},
-    problems=NO_GROUP,
-)
-async def list_(call: Call[GarbageQuery, None]) -> MessagesAnswer:
+@operations.add("GET", f"{TOPIC}/garbage", "A page, oldest first.", problems=NO_GROUP)
+async def list_garbage(call: Call[GarbageQuery, None]) -> MessagesAnswer:
     """List dead messages."""
     query = call.query
     found = await call.gateway.ask(
@@ -93,27 +87,25 @@ async def list_(call: Call[GarbageQuery, None]) -> MessagesAnswer:
 
 
 @operations.add(
-    "requeueGarbage",
     "POST",
     f"{TOPIC}/garbage:requeue",
+    "The messages are due now.",
     scope=Scope.OPERATE,
-    answers={200: "The messages are due now."},
     problems=NO_GROUP,
 )
-async def requeue(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
+async def requeue_garbage(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
     """Requeue dead messages."""
     return await _act(call, garbage.requeue)
 
 
 @operations.add(
-    "purgeGarbage",
     "POST",
     f"{TOPIC}/garbage:purge",
+    "The messages are deleted.",
     scope=Scope.OPERATE,
-    answers={200: "The messages are deleted."},
     problems=NO_GROUP,
 )
-async def purge(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
+async def purge_garbage(call: Call[NoFields, GarbageRequest]) -> GarbageAnswer:
     """Purge dead messages."""
     return await _act(call, garbage.purge)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 
-from lisa.admin.messages import LiveState, Row, list_messages
+from lisa.admin import messages as admin
+from lisa.admin.messages import LiveState, Row
 from lisa.core.model.clock import duration_ms
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
 from lisa.core.store.inspection import State as FoundState
@@ -19,7 +20,6 @@ from lisa.gateway.api.operations import (
     MESSAGES,
     NO_GROUP,
     Call,
-    HandlerType,
     Operations,
     Problems,
 )
@@ -163,15 +163,15 @@ async def unknown(gateway: GatewayContext, topic: str, message_id: str) -> Error
     )
 
 
-@operations.add("listMessages", "GET", MESSAGES, answers={200: "A page."}, problems=NO_GROUP)
-async def list_(call: Call[ListQuery, None]) -> MessagesAnswer:
+@operations.add("GET", MESSAGES, "A page.", problems=NO_GROUP)
+async def list_messages(call: Call[ListQuery, None]) -> MessagesAnswer:
     """List messages in one state.
 
     Sorted by due time; ready and in-flight messages by order of delivery.
     """
     query = call.query
     page = await call.gateway.ask(
-        list_messages,
+        admin.list_messages,
         call.topic,
         query.state,
         group=query.group,
@@ -193,14 +193,8 @@ def listed(row: Row) -> ListedMessage:
     return msgspec.convert(row, ListedMessage, from_attributes=True)
 
 
-@operations.add(
-    "getMessage",
-    "GET",
-    MESSAGE,
-    answers={200: "The current state of the message."},
-    problems=NO_MESSAGE,
-)
-async def get(call: Call[NoFields, None]) -> MessageAnswer:
+@operations.add("GET", MESSAGE, "The current state of the message.", problems=NO_MESSAGE)
+async def get_message(call: Call[NoFields, None]) -> MessageAnswer:
     """Get a message.
 
     A settled message remains visible for the topic's `retention`.
@@ -238,21 +232,12 @@ def _group_state(found: FoundInGroup) -> GroupStateAnswer:
     )
 
 
-def _change(name: str, method: str, path: str, done: str) -> Callable[[HandlerType], HandlerType]:
-    """Declare an operation that changes a message unless it is in flight or done."""
-    return operations.add(
-        name,
-        method,
-        path,
-        scope=Scope.PRODUCE,
-        is_audited=True,
-        answers={200: done},
-        problems=REFUSED,
-    )
+_change = partial(operations.add, scope=Scope.PRODUCE, is_audited=True, problems=REFUSED)
+"""Declares an operation that changes a message unless it is in flight or done."""
 
 
-@_change("cancelMessage", "DELETE", MESSAGE, "The message will not be delivered.")
-async def cancel(call: Call[NoFields, None]) -> CancelAnswer:
+@_change("DELETE", MESSAGE, "The message will not be delivered.")
+async def cancel_message(call: Call[NoFields, None]) -> CancelAnswer:
     """Cancel a message."""
     outcome = await call.gateway.sender.cancel(call.topic, call.id)
     if outcome is not Cancelled.CANCELLED:
@@ -260,8 +245,8 @@ async def cancel(call: Call[NoFields, None]) -> CancelAnswer:
     return CancelAnswer(id=call.id, outcome=outcome)
 
 
-@_change("rescheduleMessage", "PATCH", MESSAGE, "The message has the new due time.")
-async def reschedule(call: Call[NoFields, RescheduleRequest]) -> RescheduleAnswer:
+@_change("PATCH", MESSAGE, "The message has the new due time.")
+async def reschedule_message(call: Call[NoFields, RescheduleRequest]) -> RescheduleAnswer:
     """Reschedule a message."""
     due = given_options(call.body, DueOptions)
     if not due.keys() & {"delay", "at_ms", "at_local"}:
@@ -270,8 +255,8 @@ async def reschedule(call: Call[NoFields, RescheduleRequest]) -> RescheduleAnswe
     return await _rescheduled(call, outcome)
 
 
-@_change("fireMessage", "POST", f"{MESSAGE}/fire", "The message is due.")
-async def fire(call: Call[NoFields, None]) -> RescheduleAnswer:
+@_change("POST", f"{MESSAGE}/fire", "The message is due.")
+async def fire_message(call: Call[NoFields, None]) -> RescheduleAnswer:
     """Make a message due now."""
     return await _rescheduled(call, await call.gateway.sender.fire_now(call.topic, call.id))
 

@@ -177,16 +177,8 @@ class Operation:
             raise invalid(mismatch("the query", self.query, error)) from None
 
     @cached_property
-    def no_query(self) -> msgspec.Struct:
-        """The query parameters of a request without any."""
-        return self.query()
-
-    def read_body(self, data: bytes) -> Any:
-        """A request body from its JSON. Raises ErrorResponse."""
-        return read_json(self._decoder, data)
-
-    @cached_property
-    def _decoder(self) -> msgspec.json.Decoder[Any]:
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """The decoder of a request body."""
         return msgspec.json.Decoder(self.body or NoFields)
 
     async def perform(self, call: Call[Any, Any]) -> Response:
@@ -217,16 +209,21 @@ class Operations(list[Operation]):
         self._group = group
 
     def add(
-        self, name: str, method: str, path: str, **options: Any
+        self, method: str, path: str, answers: str | Mapping[int, str], **options: Any
     ) -> Callable[[HandlerType], HandlerType]:
-        """Declare the decorated function as an operation; the options are those of `Operation`.
+        """Declare the decorated function as an operation, whose name is that of the function.
 
-        By default, the operations that change something and need the scope `operate` are audited.
+        answers: those of `Operation`, or the description of status 200.
+        options: the others of `Operation`. By default, the operations that change something and
+            need the scope `operate` are audited.
         """
         changes = options.get("scope") is Scope.OPERATE and method != "GET"
         options = {"is_audited": changes, "group": self._group, **options}
+        options["answers"] = {200: answers} if isinstance(answers, str) else answers
 
         def declare(handler: HandlerType) -> HandlerType:
+            first, *others = handler.__name__.split("_")
+            name = "".join((first, *map(str.capitalize, others)))
             self.append(Operation(name=name, method=method, path=path, handler=handler, **options))
             return handler
 
@@ -320,7 +317,7 @@ class ApiRoute(Route):
         if "%" in request.scope[_PATH]:
             path = {name: _with_slashes(text) for name, text in path.items()}
         token = operation.authorise(self._gateway, request, path)
-        query = operation.no_query
+        query = operation.query()
         if (text := request.scope["query_string"]) or self._named:
             query = operation.read_query(self._parse_query(text, path))
         body = await _read_body(operation, request)
@@ -399,7 +396,7 @@ async def _read_body(operation: Operation, request: Request) -> Any:
             f"send the body uncompressed, without Content-Encoding: {coding}",
             headers={"Accept-Encoding": "identity"},
         )
-    return operation.read_body(data)
+    return read_json(operation.decoder, data)
 
 
 def _is_json(kind: str) -> bool:

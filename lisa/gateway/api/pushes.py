@@ -72,14 +72,13 @@ class PushQuery(Request):
 
 
 @operations.add(
-    "listPushTargets",
     "GET",
     PATH,
+    "The push target of each group that has one.",
     scope=Scope.OPERATE,
-    answers={200: "The push target of each group that has one."},
     problems=NO_TOPIC,
 )
-async def _show(call: Call[NoFields, None]) -> PushTargets:
+async def list_push_targets(call: Call[NoFields, None]) -> PushTargets:
     """List a topic's push targets."""
     found = await call.gateway.ask(admin.targets, call.topic)
     if not found:
@@ -90,13 +89,12 @@ async def _show(call: Call[NoFields, None]) -> PushTargets:
 
 
 @operations.add(
-    "setPushTarget",
     "PUT",
     PATH,
+    {201: "The group has its first push target.", 200: "The push target is restored."},
     scope=Scope.OPERATE,
-    answers={201: "The group has its first push target.", 200: "The push target is restored."},
 )
-async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
+async def set_push_target(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
     """Push a group's messages to a URL.
 
     Each delivery is sent as a POST, signed according to Standard Webhooks. Without `group`, uses
@@ -133,14 +131,13 @@ def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
 
 
 @operations.add(
-    "removePushTarget",
     "DELETE",
     PATH,
+    "Pushes in progress finish; other messages wait for consumers.",
     scope=Scope.OPERATE,
-    answers={200: "Pushes in progress finish; other messages wait for consumers."},
     problems={404: "The topic is unknown, or no push target is set."},
 )
-async def _delete(call: Call[PushQuery, None]) -> PushRemoved:
+async def remove_push_target(call: Call[PushQuery, None]) -> PushRemoved:
     """Remove a push target."""
     group = call.query.group
     if group is not None:

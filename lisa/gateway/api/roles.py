@@ -92,14 +92,8 @@ class ManagersAnswer(Answer):
 operations = Operations("Roles")
 
 
-@operations.add(
-    "listConsumers",
-    "GET",
-    "/v1/consumers",
-    answers={200: "The consumers of the allowed topics."},
-    problems=NO_TOPIC,
-)
-async def consumers(call: Call[RolesQuery, None]) -> ConsumersAnswer:
+@operations.add("GET", "/v1/consumers", "The consumers of the allowed topics.", problems=NO_TOPIC)
+async def list_consumers(call: Call[RolesQuery, None]) -> ConsumersAnswer:
     """List consumers."""
     store, topic = call.gateway.store, call.query.topic
     if topic is not None:
@@ -119,8 +113,8 @@ def _consumer(role: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
     )
 
 
-@operations.add("listManagers", "GET", "/v1/managers", answers={200: "All managers."})
-async def managers(call: Call[NoFields, None]) -> ManagersAnswer:
+@operations.add("GET", "/v1/managers", "All managers.")
+async def list_managers(call: Call[NoFields, None]) -> ManagersAnswer:
     """List managers."""
     found = await call.gateway.ask(roles.managers)
     return ManagersAnswer(managers=[_manager(role) for role in found])

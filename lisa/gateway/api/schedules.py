@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -33,7 +34,6 @@ from lisa.gateway.api.operations import (
     NO_TOPIC,
     TOPIC,
     Call,
-    HandlerType,
     Operations,
     Problems,
     in_turns,
@@ -252,8 +252,8 @@ FULL: Problems = {429: "The topic has reached its `capacity`."}
 operations = Operations("Schedules")
 
 
-@operations.add("listSchedules", "GET", SCHEDULES, answers={200: "A page."}, problems=NO_TOPIC)
-async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
+@operations.add("GET", SCHEDULES, "A page.", problems=NO_TOPIC)
+async def list_schedules(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     """List a topic's schedules.
 
     In no particular order. A page may be short or empty; continue until `cursor` is null.
@@ -268,8 +268,8 @@ async def list_(call: Call[SchedulesQuery, None]) -> SchedulesAnswer:
     return SchedulesAnswer(schedules=shown, cursor=following)
 
 
-@operations.add("listAllSchedules", "GET", "/v1/schedules", answers={200: "A page."})
-async def list_all(call: Call[AllSchedulesQuery, None]) -> SchedulesAnswer:
+@operations.add("GET", "/v1/schedules", "A page.")
+async def list_all_schedules(call: Call[AllSchedulesQuery, None]) -> SchedulesAnswer:
     """List the schedules of all allowed topics.
 
     In the order of the topics. A page may be short or empty; continue until `cursor` is null.
@@ -288,42 +288,24 @@ async def list_all(call: Call[AllSchedulesQuery, None]) -> SchedulesAnswer:
     return SchedulesAnswer(schedules=shown, cursor=page.cursor)
 
 
-@operations.add(
-    "getSchedule", "GET", SCHEDULE, answers={200: "The schedule."}, problems=NO_SCHEDULE
-)
-async def get(call: Call[NoFields, None]) -> ScheduleAnswer:
+@operations.add("GET", SCHEDULE, "The schedule.", problems=NO_SCHEDULE)
+async def get_schedule(call: Call[NoFields, None]) -> ScheduleAnswer:
     """Get a schedule."""
     found = await _known(call)
     return _schedule(ScheduleInfo.of(call.topic, call.path["name"], found))
 
 
-def _on_one(
-    name: str,
-    method: str,
-    verb: str,
-    done: str,
-    problems: Problems = NO_SCHEDULE,
-) -> Callable[[HandlerType], HandlerType]:
-    """Declare an operation that changes a schedule."""
-    return operations.add(
-        name,
-        method,
-        SCHEDULE + verb,
-        scope=Scope.PRODUCE,
-        is_audited=True,
-        answers={200: done},
-        problems=problems,
-    )
+_change = partial(operations.add, scope=Scope.PRODUCE, is_audited=True, problems=NO_SCHEDULE)
+"""Declares an operation that changes a schedule."""
 
 
-@_on_one(
-    "setSchedule",
+@_change(
     "PUT",
-    "",
+    SCHEDULE,
     "The schedule has this definition.",
-    {409: "The schedule has another version than `if_version`."},
+    problems={409: "The schedule has another version than `if_version`."},
 )
-async def put(call: Call[NoFields, ScheduleRequest]) -> ScheduleChangedAnswer:
+async def set_schedule(call: Call[NoFields, ScheduleRequest]) -> ScheduleChangedAnswer:
     """Create or change a schedule.
 
     Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
@@ -360,8 +342,8 @@ def _options(request: ScheduleRequest) -> dict[str, Any]:
     return {**given, "retry": read_policy(request.retry)}
 
 
-@_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
-async def remove(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
+@_change("DELETE", SCHEDULE, "The schedule is removed with its waiting occurrence.")
+async def remove_schedule(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Remove a schedule."""
     with suppress(InvalidMessage):  # a record that cannot be read is removed, too
         await _known(call)
@@ -369,8 +351,8 @@ async def remove(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
-@_on_one("pauseSchedule", "POST", "/pause", "The schedule is paused.")
-async def pause(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
+@_change("POST", f"{SCHEDULE}/pause", "The schedule is paused.")
+async def pause_schedule(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Pause a schedule.
 
     Removes the waiting occurrence.
@@ -380,8 +362,8 @@ async def pause(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
-@_on_one("resumeSchedule", "POST", "/resume", "The schedule runs.")
-async def resume(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
+@_change("POST", f"{SCHEDULE}/resume", "The schedule runs.")
+async def resume_schedule(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     """Resume a schedule.
 
     Continues with the next tick; ticks during the pause are not caught up.
@@ -391,8 +373,8 @@ async def resume(call: Call[NoFields, None]) -> ScheduleChangedAnswer:
     return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
-@_on_one("runSchedule", "POST", "/run", "The occurrence is due now.", {**NO_SCHEDULE, **FULL})
-async def run(call: Call[NoFields, None]) -> RunAnswer:
+@_change("POST", f"{SCHEDULE}/run", "The occurrence is due now.", problems={**NO_SCHEDULE, **FULL})
+async def run_schedule(call: Call[NoFields, None]) -> RunAnswer:
     """Run a schedule now.
 
     Creates an occurrence besides those of the ticks.
@@ -402,14 +384,10 @@ async def run(call: Call[NoFields, None]) -> RunAnswer:
     return RunAnswer(name=call.path["name"], id=made)
 
 
-@_on_one(
-    "backfillSchedule",
-    "POST",
-    "/backfill",
-    "The occurrences are due now.",
-    {**NO_SCHEDULE, **FULL},
+@_change(
+    "POST", f"{SCHEDULE}/backfill", "The occurrences are due now.", problems={**NO_SCHEDULE, **FULL}
 )
-async def backfill(call: Call[NoFields, BackfillRequest]) -> BackfillAnswer:
+async def backfill_schedule(call: Call[NoFields, BackfillRequest]) -> BackfillAnswer:
     """Create the occurrences of past ticks.
 
     The range may contain at most 10,000 past ticks. Occurrences that exist, or existed within the
@@ -425,13 +403,12 @@ async def backfill(call: Call[NoFields, BackfillRequest]) -> BackfillAnswer:
 
 
 @operations.add(
-    "nextTicks",
     "GET",
     f"{SCHEDULE}/next",
-    answers={200: "The ticks; fewer than asked for if the schedule ends before."},
+    "The ticks; fewer than asked for if the schedule ends before.",
     problems=NO_SCHEDULE,
 )
-async def next_(call: Call[NextQuery, None]) -> NextTicksAnswer:
+async def next_ticks(call: Call[NextQuery, None]) -> NextTicksAnswer:
     """List the next ticks of a schedule."""
     record, store = await _known(call), call.gateway.store
     now_ms = await store.drive(store.server_time_ms(store.keys.topic(call.topic).schedules))

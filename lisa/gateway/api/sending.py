@@ -199,11 +199,10 @@ class _Ready(NamedTuple):
 
 
 @operations.add(
-    "sendMessage",
     "POST",
     MESSAGES,
+    {201: "Accepted.", 200: KNOWN},
     scope=Scope.PRODUCE,
-    answers={201: "Accepted.", 200: KNOWN},
     problems={
         409: "The id exists and `on_duplicate` is `reject`.",
         422: KEY_REUSED,
@@ -211,7 +210,7 @@ class _Ready(NamedTuple):
     },
     leads_to=("getMessage", "cancelMessage", "rescheduleMessage", "fireMessage"),
 )
-async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
+async def send_message(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
     """Send a message.
 
     If the request has the header `traceparent`, and the message has no header of that name, the
@@ -240,13 +239,12 @@ async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
 
 
 @operations.add(
-    "sendMessages",
     "POST",
     f"{TOPIC}/messages:batch",
+    "The result of each message, even if some failed.",
     scope=Scope.PRODUCE,
-    answers={200: "The result of each message, even if some failed."},
 )
-async def send_batch(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
+async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
     """Send many messages.
 
     Sends at most 1,000 messages. Each has its own result, in request order: an invalid message gets

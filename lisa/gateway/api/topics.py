@@ -232,10 +232,8 @@ class Activity(TopicCounts):
 operations = Operations("Topics")
 
 
-@operations.add(
-    "listTopics", "GET", "/v1/topics", answers={200: "A page of the topics that the token allows."}
-)
-async def list_(call: Call[TopicsQuery, None]) -> TopicsAnswer:
+@operations.add("GET", "/v1/topics", "A page of the topics that the token allows.")
+async def list_topics(call: Call[TopicsQuery, None]) -> TopicsAnswer:
     """List topics."""
     query, store = call.query, call.gateway.store
     names = [
@@ -270,14 +268,8 @@ async def _known(call: Call[Any, Any]) -> Counts:
     return (await call.gateway.ask(admin_topics.counts, [call.topic]))[0]
 
 
-@operations.add(
-    "getTopic",
-    "GET",
-    TOPIC,
-    answers={200: "The topic's counts, counters and options."},
-    problems=NO_TOPIC,
-)
-async def get(call: Call[NoFields, None]) -> TopicAnswer:
+@operations.add("GET", TOPIC, "The topic's counts, counters and options.", problems=NO_TOPIC)
+async def get_topic(call: Call[NoFields, None]) -> TopicAnswer:
     """Get a topic."""
     counts = await _known(call)
     options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
@@ -286,18 +278,17 @@ async def get(call: Call[NoFields, None]) -> TopicAnswer:
 
 
 @operations.add(
-    "deleteTopic",
     "DELETE",
     TOPIC,
+    "The topic is deleted.",
     scope=Scope.OPERATE,
-    answers={200: "The topic is deleted."},
     problems={
         **NO_TOPIC,
         409: "The topic has running consumers, unread journal events or several shards, or got "
         "messages meanwhile. Messages and groups may be gone already; repeat the request.",
     },
 )
-async def delete(call: Call[DeleteQuery, None]) -> DeletedAnswer:
+async def delete_topic(call: Call[DeleteQuery, None]) -> DeletedAnswer:
     """Delete a topic.
 
     Deletes its messages, groups, options, counters and journal. Stop its producers and consumers
@@ -316,26 +307,14 @@ async def delete(call: Call[DeleteQuery, None]) -> DeletedAnswer:
     return DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged)
 
 
-@operations.add(
-    "getOptions",
-    "GET",
-    f"{TOPIC}/options",
-    answers={200: "All options, including defaults."},
-    problems=NO_TOPIC,
-)
+@operations.add("GET", f"{TOPIC}/options", "All options, including defaults.", problems=NO_TOPIC)
 async def get_options(call: Call[NoFields, None]) -> OptionsAnswer:
     """Get a topic's options."""
     await require_topic(call.gateway, call.topic)
     return await _answer_options(call)
 
 
-@operations.add(
-    "setOptions",
-    "PATCH",
-    f"{TOPIC}/options",
-    scope=Scope.OPERATE,
-    answers={200: "All options after the change."},
-)
+@operations.add("PATCH", f"{TOPIC}/options", "All options after the change.", scope=Scope.OPERATE)
 async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
     """Set a topic's options."""
     given = call.body.values()
@@ -364,14 +343,9 @@ def _options(options: TopicOptions) -> OptionsAnswer:
 
 
 @operations.add(
-    "pauseTopic",
-    "POST",
-    f"{TOPIC}/pause",
-    scope=Scope.OPERATE,
-    answers={200: "The topic is paused."},
-    problems=NO_TOPIC,
+    "POST", f"{TOPIC}/pause", "The topic is paused.", scope=Scope.OPERATE, problems=NO_TOPIC
 )
-async def pause(call: Call[NoFields, None]) -> PausedAnswer:
+async def pause_topic(call: Call[NoFields, None]) -> PausedAnswer:
     """Pause a topic.
 
     Stops promotion and delivery. Messages in flight can still be settled.
@@ -382,27 +356,16 @@ async def pause(call: Call[NoFields, None]) -> PausedAnswer:
 
 
 @operations.add(
-    "resumeTopic",
-    "POST",
-    f"{TOPIC}/resume",
-    scope=Scope.OPERATE,
-    answers={200: "The topic is not paused."},
-    problems=NO_TOPIC,
+    "POST", f"{TOPIC}/resume", "The topic is not paused.", scope=Scope.OPERATE, problems=NO_TOPIC
 )
-async def resume(call: Call[NoFields, None]) -> PausedAnswer:
+async def resume_topic(call: Call[NoFields, None]) -> PausedAnswer:
     """Resume a topic."""
     await require_topic(call.gateway, call.topic)
     changed = await call.gateway.ask(admin_topics.resume, call.topic)
     return PausedAnswer(paused=False, changed=changed)
 
 
-@operations.add(
-    "listGroups",
-    "GET",
-    f"{TOPIC}/groups",
-    answers={200: "The groups and their counts."},
-    problems=NO_TOPIC,
-)
+@operations.add("GET", f"{TOPIC}/groups", "The groups and their counts.", problems=NO_TOPIC)
 async def list_groups(call: Call[NoFields, None]) -> GroupsAnswer:
     """List a topic's groups."""
     counts = await _known(call)
@@ -410,11 +373,10 @@ async def list_groups(call: Call[NoFields, None]) -> GroupsAnswer:
 
 
 @operations.add(
-    "addGroup",
     "POST",
     f"{TOPIC}/groups",
+    {201: "The group is new.", 200: "The group existed before."},
     scope=Scope.OPERATE,
-    answers={201: "The group is new.", 200: "The group existed before."},
 )
 async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]:
     """Declare a group.
@@ -427,11 +389,10 @@ async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]
 
 
 @operations.add(
-    "removeGroup",
     "DELETE",
     f"{TOPIC}/groups/{{group}}",
+    "The group is removed.",
     scope=Scope.OPERATE,
-    answers={200: "The group is removed."},
     problems=NO_GROUP,
 )
 async def remove_group(call: Call[NoFields, None]) -> RemovedAnswer:

@@ -23,6 +23,7 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.settings import GatewaySettings, GrpcSettings
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.operations import Call, Operation
+from lisa.gateway.api.types import read_json
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits import LimitsMiddleware
 from lisa.gateway.problems import ErrorResponse
@@ -83,7 +84,7 @@ async def _perform(gateway: GatewayContext, operation: Operation, request: Reque
     token = operation.authorise(gateway, request, path)
     in_query = operation.query.__struct_fields__
     query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
-    body = None if operation.body is None else operation.read_body(_encoder.encode(fields))
+    body = None if operation.body is None else read_json(operation.decoder, _encoder.encode(fields))
     messages = enumerate(fields.get("messages", ()))
     failed = {index: message for index, message in messages if isinstance(message, ErrorResponse)}
     return await operation.perform(Call(gateway, request, token, path, query, body, failed))
