@@ -20,22 +20,51 @@ from lisa.core.metrics import topics as topic_metrics
 from lisa.core.metrics.numbers import METRICS, Numbers, Reading, of_process, put
 from lisa.core.metrics.sharing import WRITE_EACH_S, Shared
 from lisa.core.model.errors import LisaError
+from lisa.core.store.store import AsyncStore
 from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
 
 
 def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """The route of `/metrics`. With several workers, adds the service that shares their numbers."""
-    endpoint = _MetricsEndpoint(gateway)
-    if gateway.numbers is not None:
-        gateway.add_service(partial(_write, gateway, Shared(gateway.numbers)), "metrics")
+    shared = None if gateway.numbers is None else Shared(gateway.numbers)
+    if shared is not None:
+        gateway.add_service(partial(_write, gateway, shared), "metrics")
+    reading, lock = Reading(), asyncio.Lock()
 
     async def metrics(request: Request) -> Response:
         gateway.require(request, Scope.OPERATE)
-        page = await endpoint.page(request.headers.get("accept", ""))
+        async with lock:
+            topics = reading.get()
+            if topics is None:
+                topics = reading.keep(*await _read_topics(gateway.store))
+        accept = request.headers.get("accept", "")
+        # Formatting thousands of lines is slow, so use a thread to keep the event loop free.
+        page = await asyncio.to_thread(_render, gateway, shared, topics, accept)
         return Response(page.body, page.status, media_type=page.content_type)
 
     return [Route(METRICS, metrics)]
+
+
+async def _read_topics(store: AsyncStore) -> tuple[Numbers | LisaError, float]:
+    """The metrics of the topics, or why they cannot be read; and when the reading started."""
+    began = time.monotonic()
+    try:
+        return await store.drive(topic_metrics.read(store)), began
+    except LisaError as error:
+        return error, began
+
+
+def _render(
+    gateway: GatewayContext, shared: Shared | None, topics: Numbers, accept: str
+) -> StatusResponse:
+    from lisa.core.metrics.page import metrics_page
+
+    if shared is None:
+        return metrics_page("gateway", [_own(gateway), topics], accept)
+    # Written before responding, so that another worker's next page never shows lower counts.
+    shared.write(partial(_own, gateway))
+    return metrics_page("gateway", [shared.read(), topics], accept)
 
 
 async def _write(gateway: GatewayContext, shared: Shared) -> None:
@@ -48,43 +77,6 @@ async def _write(gateway: GatewayContext, shared: Shared) -> None:
     finally:
         with suppress(FileNotFoundError):
             shared.write(partial(_own, gateway))
-
-
-class _MetricsEndpoint:
-    """The metrics endpoint of one process."""
-
-    def __init__(self, gateway: GatewayContext) -> None:
-        self._gateway = gateway
-        self._reading = Reading()
-        self._lock = asyncio.Lock()
-        self._shared = Shared(gateway.numbers) if gateway.numbers is not None else None
-
-    async def page(self, accept: str) -> StatusResponse:
-        """The current metrics page."""
-        topics = await self._topics()
-        # Formatting thousands of lines is slow, so use a thread to keep the event loop free.
-        return await asyncio.to_thread(self._render, topics, accept)
-
-    def _render(self, topics: Numbers, accept: str) -> StatusResponse:
-        from lisa.core.metrics.page import metrics_page
-
-        if self._shared is None:
-            return metrics_page("gateway", [_own(self._gateway), topics], accept)
-        # Written before responding, so that another worker's next page never shows lower counts.
-        self._shared.write(partial(_own, self._gateway))
-        return metrics_page("gateway", [self._shared.read(), topics], accept)
-
-    async def _topics(self) -> Numbers:
-        async with self._lock:
-            known = self._reading.get()
-            return await self._refresh() if known is None else known
-
-    async def _refresh(self) -> Numbers:
-        began, store = time.monotonic(), self._gateway.store
-        try:
-            return self._reading.keep(await store.drive(topic_metrics.read(store)), began)
-        except LisaError as error:
-            return self._reading.keep(error, began)
 
 
 def _own(gateway: GatewayContext) -> Numbers:

@@ -405,47 +405,42 @@ async def ack_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     Each delivery has its own result, in request order: the fields of a single response, or a
     problem, such as for a stale receipt. The other batch operations work in the same way.
     """
-    return await _settle_each(call, call.body.deliveries, settle_ack)
+    return await _settle_each(call, settle_ack)
 
 
 @_on_many(f"{TOPIC}/messages:batch-retry")
 async def retry_messages(call: Call[NoFields, RetryBatch]) -> SettledBatch:
     """Retry or discard many failed deliveries."""
-    return await _settle_each(call, call.body.deliveries, settle_retry)
+    return await _settle_each(call, settle_retry)
 
 
 @_on_many(f"{TOPIC}/messages:batch-defer")
 async def defer_messages(call: Call[NoFields, DeferBatch]) -> SettledBatch:
     """Defer many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settle_defer)
+    return await _settle_each(call, settle_defer)
 
 
 @_on_many(f"{TOPIC}/messages:batch-extend")
 async def extend_messages(call: Call[NoFields, ExtendBatch]) -> SettledBatch:
     """Extend the ack timeouts of many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settle_extend)
+    return await _settle_each(call, settle_extend)
 
 
 @_on_many(f"{TOPIC}/messages:batch-release")
 async def release_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Release many deliveries."""
-    return await _settle_each(call, call.body.deliveries, settle_release)
+    return await _settle_each(call, settle_release)
 
 
 async def _settle_each(
     call: Call[NoFields, Any],
-    requests: Sequence[S],
     settle: Callable[[GatewayContext, str, S, Receipt], Awaitable[Answer]],
 ) -> SettledBatch:
-    async def one(request: S) -> Answer:
-        return await settle(
-            call.gateway,
-            call.topic,
-            request,
-            decode_receipt(request.receipt, call.gateway.clock.about_us()),
-        )
+    async def settle_one(request: S) -> Answer:
+        receipt = decode_receipt(request.receipt, call.gateway.clock.about_us())
+        return await settle(call.gateway, call.topic, request, receipt)
 
-    found = await gather_parts(map(one, requests))
+    found = await gather_parts(map(settle_one, call.body.deliveries))
     failed = [result for result in found if isinstance(result, Exception)]
     if len(failed) == len(found) and isinstance(failed[0], ServerUnavailable):
         raise failed[0]

@@ -122,8 +122,7 @@ def _components(types: Sequence[Any]) -> dict[str, Any]:
 
 @cache
 def _examples() -> dict[str, dict[str, Any]]:
-    text = resources.files(__package__).joinpath(EXAMPLES).read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = msgspec.json.decode(text)
+    found: dict[str, dict[str, Any]] = msgspec.json.decode(_file(EXAMPLES))
     return found
 
 

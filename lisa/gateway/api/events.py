@@ -8,13 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec import convert
+from msgspec.structs import asdict
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lisa.admin import live
 from lisa.core.model.errors import LisaError
 from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply
-from lisa.gateway.api.topics import Activity, counts_fields, require_topic
+from lisa.gateway.api.topics import Activity, TopicCounts, require_topic
 from lisa.gateway.api.types import NoFields
 from lisa.gateway.context import GatewayContext
 
@@ -114,7 +116,7 @@ class _Feed:
 def _fields(before: live.TopicsSnapshot, now: live.TopicsSnapshot) -> dict[str, Any]:
     ((topic, interval),) = live.activity(before, now).items()
     return {
-        **counts_fields(now.topics[topic]),
+        **asdict(convert(now.topics[topic], TopicCounts, from_attributes=True)),
         "in_per_s": round(interval.per_s("sent"), 1),
         "out_per_s": round(interval.per_s("acked"), 1),
         "retried_per_s": round(interval.per_s("retried"), 1),

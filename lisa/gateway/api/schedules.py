@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -312,24 +311,17 @@ async def set_schedule(call: Call[NoFields, ScheduleRequest]) -> ScheduleChanged
     Repeating the request changes nothing. Another definition replaces the waiting occurrence, too.
     """
     wanted = call.body
-    with _in_names_of_this_api():
+    try:
         changed = await call.gateway.sender.schedule(
             call.path["name"],
             topic=call.topic,
             body=read_body(wanted.body, wanted.body_base64),
             **_options(wanted),
         )
-    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
-
-
-@contextmanager
-def _in_names_of_this_api() -> Iterator[None]:
-    """Errors name the fields of a request, which have a unit."""
-    try:
-        yield
-    except InvalidMessage as error:
+    except InvalidMessage as error:  # its text names options; the request's fields have a unit
         text = re.sub(r"\b(every|jitter|max_late|ttl)(?=[=:]|$)", r"\1_ms", str(error))
         raise InvalidMessage(text) from error
+    return ScheduleChangedAnswer(name=call.path["name"], changed=changed)
 
 
 def _options(request: ScheduleRequest) -> dict[str, Any]:

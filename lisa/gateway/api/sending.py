@@ -358,13 +358,8 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     counts = Counter(outcome.outcome for outcome in found if isinstance(outcome, SendOutcome))
     return BatchAnswer(
         results=results,
-        accepted=counts[Sent.ACCEPTED],
-        duplicate=counts[Sent.DUPLICATE],
-        replaced=counts[Sent.REPLACED],
-        replaced_in_flight=counts[Sent.REPLACED_IN_FLIGHT],
-        updated=counts[Sent.UPDATED],
-        rejected=counts[Sent.REJECTED],
         failed=len(found) - counts.total(),
+        **{outcome.value: counts[outcome] for outcome in Sent},
     )
 
 

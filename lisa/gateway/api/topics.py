@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
-from msgspec import UNSET, Meta, UnsetType, defstruct
+from msgspec import UNSET, Meta, UnsetType, convert, defstruct
+from msgspec.structs import asdict
 
 from lisa.admin import groups as admin_groups
 from lisa.admin import topics as admin_topics
-from lisa.admin.topics import GroupCounts
 from lisa.admin.topics import TopicState as Counts
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.keys import check_group
@@ -24,7 +23,6 @@ from lisa.core.model.options import (
     OptionType,
     PolicyType,
     RampType,
-    TopicOptions,
     WindowType,
     encode,
     warning,
@@ -243,18 +241,8 @@ async def list_topics(call: Call[TopicsQuery, None]) -> TopicsAnswer:
     ]
     shown = names[: query.limit]
     found = await call.gateway.ask(admin_topics.counts, shown)
-    topics = [TopicCounts(**counts_fields(counts)) for counts in found]
+    topics = convert(found, list[TopicCounts], from_attributes=True)
     return TopicsAnswer(topics=topics, cursor=shown[-1] if len(names) > len(shown) else None)
-
-
-def counts_fields(counts: Counts) -> dict[str, Any]:
-    """The fields of `TopicCounts`."""
-    fields = {name: getattr(counts, name) for name in TopicCounts.__struct_fields__}
-    return {**fields, "groups": [_group(group) for group in counts.groups]}
-
-
-def _group(group: GroupCounts) -> GroupAnswer:
-    return msgspec.convert(group, GroupAnswer, from_attributes=True)
 
 
 async def require_topic(gateway: GatewayContext, topic: str) -> None:
@@ -272,9 +260,11 @@ async def _known(call: Call[Any, Any]) -> Counts:
 async def get_topic(call: Call[NoFields, None]) -> TopicAnswer:
     """Get a topic."""
     counts = await _known(call)
-    options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
-    counters = {name: counts.total(name) for name in COUNTERS}
-    return TopicAnswer(**counts_fields(counts), counters=counters, options=_options(options))
+    return TopicAnswer(
+        **asdict(convert(counts, TopicCounts, from_attributes=True)),
+        counters={name: counts.total(name) for name in COUNTERS},
+        options=await _options(call),
+    )
 
 
 @operations.add(
@@ -311,7 +301,7 @@ async def delete_topic(call: Call[DeleteQuery, None]) -> DeletedAnswer:
 async def get_options(call: Call[NoFields, None]) -> OptionsAnswer:
     """Get a topic's options."""
     await require_topic(call.gateway, call.topic)
-    return await _answer_options(call)
+    return await _options(call)
 
 
 @operations.add("PATCH", f"{TOPIC}/options", "All options after the change.", scope=Scope.OPERATE)
@@ -326,18 +316,15 @@ async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnsw
     if len(values) < len(given):
         unset = given.keys() - values.keys()
         await call.gateway.ask(admin_topics.unset_options, call.topic, unset)
-    response = answer(await _answer_options(call))
+    response = answer(await _options(call))
     if notice is not None:
         log.warning(notice)
         response.headers["Warning"] = f'299 lisa "{notice}"'
     return response
 
 
-async def _answer_options(call: Call[NoFields, Any]) -> OptionsAnswer:
-    return _options(await call.gateway.store.drive(call.gateway.store.options(call.topic)))
-
-
-def _options(options: TopicOptions) -> OptionsAnswer:
+async def _options(call: Call[NoFields, Any]) -> OptionsAnswer:
+    options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
     values = {name: option.kind.plain(getattr(options, name)) for name, option in OPTIONS.items()}
     return OptionsAnswer(**values)
 
@@ -368,8 +355,7 @@ async def resume_topic(call: Call[NoFields, None]) -> PausedAnswer:
 @operations.add("GET", f"{TOPIC}/groups", "The groups and their counts.", problems=NO_TOPIC)
 async def list_groups(call: Call[NoFields, None]) -> GroupsAnswer:
     """List a topic's groups."""
-    counts = await _known(call)
-    return GroupsAnswer(groups=[_group(group) for group in counts.groups])
+    return convert(await _known(call), GroupsAnswer, from_attributes=True)
 
 
 @operations.add(
