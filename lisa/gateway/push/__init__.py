@@ -10,11 +10,12 @@ import asyncio
 import logging
 import os
 from contextlib import suppress
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from starlette.routing import BaseRoute
 
-from lisa.admin.push import StoredPushTarget, targets_of_topics
+from lisa.admin.push import targets_of_topics
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import is_shard_name
@@ -99,20 +100,15 @@ class PushSupervisor:
         self._hinted -= asked
         current = {(target.topic, target.group): target for target in found}
         for key in [key for key in self._pushers if key[0] in asked and key not in current]:
-            pusher = self._pushers.pop(key)
             log.info("topic %s, group %s: push target removed", *key)
-            self._stop_pusher(pusher)
+            self._stop_pusher(self._pushers.pop(key))
         for key, target in current.items():
-            self._keep(key, target)
-
-    def _keep(self, key: tuple[str, str], target: StoredPushTarget) -> None:
-        pusher = self._pushers.get(key)
-        if pusher is None:
-            self._pushers[key] = Pusher(
-                self._gateway, self._poster, target, lambda: self.reload_later(key[0])
-            )
-        elif pusher.target != target:
-            pusher.change(target)
+            known = self._pushers.get(key)
+            if known is None:
+                reload = partial(self.reload_later, target.topic)
+                self._pushers[key] = Pusher(self._gateway, self._poster, target, reload)
+            elif known.target != target:
+                known.change(target)
 
     async def _topics(self) -> set[str]:
         """The topics whose targets to load in this round."""

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from lisa.admin.push import StoredPushTarget, find
@@ -15,6 +16,7 @@ from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S, LONGEST_S, Degradation
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.message import Message
 from lisa.core.store.presence import PushPresence
 from lisa.core.store.store import caller
 from lisa.gateway.context import GatewayContext
@@ -42,18 +44,14 @@ class TargetRecord:
         self.resumes = 0.0
         self._degradation = Degradation()
         self._faults = Backoff(FIRST_S, LONGEST_S)
-        self._fault = ""  # why this gateway cannot push
-        self._faulty = 0.0  # since when
-        self._is_asked_to_wait = False
-        self._wish = ""
-        self._asked = 0.0
+        self._fault: tuple[str, float] | None = None  # why this gateway cannot push; since when
+        self._wish: tuple[str, float] | None = None  # how the target asked to wait; since when
 
     def presence(self, group: str, host: str) -> PushPresence:
         """This record as other roles see it."""
-        row, waits = self._degradation, self._is_asked_to_wait
-        since = self._faulty if self._fault else self._asked
-        asked_ms = round((time.monotonic() - since) * 1000) if waits or self._fault else 0
-        state = "waiting" if waits else "running"
+        now, row = time.monotonic(), self._degradation
+        error, since = self._fault or self._wish or ("", now)
+        state = "waiting" if self._wish else "running"
         if row.is_degraded or self._fault:
             state = "degraded"
         return PushPresence(
@@ -61,8 +59,8 @@ class TargetRecord:
             host=host,
             state=state,
             failed=row.failed_in_row,
-            failing_ms=max(row.failing_ms, asked_ms),
-            error=self._fault or row.error or (self._wish if waits else ""),
+            failing_ms=max(row.failing_ms, round((now - since) * 1000)),
+            error=error if self._fault else row.error or error,
         )
 
     @property
@@ -77,16 +75,15 @@ class TargetRecord:
 
     def most(self, concurrency: int) -> int:
         """The number of pushes that may run at the same time."""
-        is_slowed = self.is_degraded or self._is_asked_to_wait or bool(self._fault)
-        return 1 if is_slowed else concurrency
+        return 1 if self.is_degraded or self._wish or self._fault else concurrency
 
     def succeeded(self) -> bool:
         """Record a successful push; returns whether it ended a slow period."""
-        was_slowed = self._reached() or self._is_asked_to_wait
+        was_slowed = self._reached() or self._wish is not None
         was_slowed = self._degradation.succeeded() or was_slowed
         if not self.left_s:  # a push that began before the wait does not end it
-            self._is_asked_to_wait = False
-        return was_slowed and not self._is_asked_to_wait
+            self._wish = None
+        return was_slowed and self._wish is None
 
     def failed(self, error: str) -> bool:
         """Record a failed push; returns whether the target has just become degraded."""
@@ -99,24 +96,20 @@ class TargetRecord:
     def asked_to_wait(self, seconds: float, error: str) -> None:
         """Record that the target asked for no push for `seconds`."""
         self._reached()
-        if not self._is_asked_to_wait:
-            self._asked = time.monotonic()
-        self._is_asked_to_wait, self._wish = True, error
+        self._wish = error, self._wish[1] if self._wish else time.monotonic()
         self._rest(seconds)
 
     def could_not_push(self, error: str) -> bool:
         """Record a fault of the gateway itself; returns whether it has just begun."""
-        has_begun = not self._fault
-        if has_begun:
-            self._faulty = time.monotonic()
-        self._fault = error
+        has_begun = self._fault is None
+        self._fault = error, self._fault[1] if self._fault else time.monotonic()
         if not self.left_s:
             self._rest(self._faults.take())
         return has_begun
 
     def _reached(self) -> bool:
         """Record that the target was asked; returns whether that ended a fault of the gateway."""
-        was_faulty, self._fault = bool(self._fault), ""
+        was_faulty, self._fault = self._fault is not None, None
         self._faults.reset()
         return was_faulty
 
@@ -178,11 +171,10 @@ class Pusher:
         )
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
-        left = list(self._active)
-        for task in left:
+        for task in self._active:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if self._active:
+            await asyncio.wait(self._active)
 
     async def _run(self) -> None:
         caller.set("")  # not on behalf of the request that set the target
@@ -226,8 +218,8 @@ class Pusher:
         )
         return self._pace.most(concurrency) - len(self._active)
 
-    async def _until(self, seconds: float | None) -> None:
-        """Sleep until something changes, at most `seconds` (None: no limit)."""
+    async def _until(self, seconds: float) -> None:
+        """Sleep until something changes, at most `seconds`."""
         # Not wait_for: before Python 3.12 it can lose a cancellation that coincides with the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -352,52 +344,37 @@ class Pusher:
             self._changed.set()  # stop a waiting pull
 
     async def _settle(self, delivery: HandedOut, answer: PushResult) -> None:
-        topic, receipt, settler = delivery.message.topic, delivery.receipt, self._gateway.settler
-        if answer.verdict is PushVerdict.DONE:
-            await self._settle_persistently(lambda: settler.ack(topic, receipt), delivery)
-            return
-        if answer.verdict is PushVerdict.LATER:
-            wait_ms = math.ceil(answer.wait_s * 1000)
-            await self._settle_persistently(
-                lambda: settler.defer(topic, receipt, delay_ms=wait_ms, reason=answer.reason),
-                delivery,
-            )
-            return
-        if answer.verdict is PushVerdict.FAULT:
-            self._gateway.broker.give_back([delivery])
-            return
-        await self._settle_persistently(
-            lambda: settler.retry(topic, receipt, reason=answer.reason), delivery
-        )
-
-    async def _settle_persistently(
-        self, call: Callable[[], Awaitable[object]], delivery: HandedOut
-    ) -> None:
         """Settle, retrying through an outage, so that a successful push is not repeated."""
+        message, settler = delivery.message, self._gateway.settler
+        held = message.topic, delivery.receipt
+        settle: Callable[[], Awaitable[object]]
+        match answer.verdict:
+            case PushVerdict.FAULT:
+                self._gateway.broker.give_back([delivery])
+                return
+            case PushVerdict.DONE:
+                settle = partial(settler.ack, *held)
+            case PushVerdict.LATER:
+                wait_ms = math.ceil(answer.wait_s * 1000)
+                settle = partial(settler.defer, *held, delay_ms=wait_ms, reason=answer.reason)
+            case PushVerdict.FAILED:
+                settle = partial(settler.retry, *held, reason=answer.reason)
         ends = time.monotonic() + SETTLE_WITHIN_S
         while True:
             try:
-                await call()
+                await settle()
             except ServerUnavailable as error:
                 if time.monotonic() < ends and not self._gateway.broker.is_closing:
                     await asyncio.sleep(LOOK_AGAIN_S)
                     continue
-                log.warning(
-                    "%s: message %s was not settled; it will be redelivered: %s",
-                    self._where,
-                    delivery.message.id,
-                    error,
-                    extra=delivery.message.log_fields,
-                )
+                self._log_unsettled(message, "was not settled; it will be redelivered", error)
             except LisaError as error:
-                log.warning(
-                    "%s: message %s was removed with its group: %s",
-                    self._where,
-                    delivery.message.id,
-                    error,
-                    extra=delivery.message.log_fields,
-                )
+                self._log_unsettled(message, "was removed with its group", error)
             return
+
+    def _log_unsettled(self, message: Message, outcome: str, error: LisaError) -> None:
+        text = "%s: message %s %s: %s"
+        log.warning(text, self._where, message.id, outcome, error, extra=message.log_fields)
 
 
 def _host_of(target: StoredPushTarget) -> str:
