@@ -168,10 +168,10 @@ async def _some(action: FormAction) -> Done:
 
 
 async def _all(action: FormAction) -> Done:
-    visit, verb = action.visit, action.verb.removesuffix("_all")
+    topic, verb = action.topic, action.verb.removesuffix("_all")
     rate = garbage.pace(action.fields.get("pace", ""))
-    run = GarbageRun(verb, await _how_many(action), rate)
-    await garbage.start_run(visit.gateway, await _selection(action), _FLOWS[verb], run)
+    run = GarbageRun(action.visit.gateway, topic, verb, await _how_many(action), rate)
+    await run.start(await _selection(action), _FLOWS[verb])
     if not run.is_running:
         return Done(f"{verb}d", run.done)
     run.on_end(lambda: _audit(action, f"{verb}d", done=run.done))

@@ -38,7 +38,8 @@ from lisa.gateway.problems import ErrorResponse
 LEASE_S = 10.0
 """How long a record lasts without renewal. Until then, its topic accepts no other run."""
 
-STOP_S = 3 * LEASE_S
+LEASE_MS = round(LEASE_S * 1000)
+STOP_MS = 3 * LEASE_MS
 """How long a request to stop lasts: longer than the record."""
 
 log = logging.getLogger("lisa.gateway")
@@ -70,7 +71,7 @@ FIELDS = ("group", "reason", "older", "kind")
 """The fields of the filter form."""
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, kw_only=True):
     """A running action.
 
     run: unique name, which begins with the name of the gateway process. rate: at most this many
@@ -89,51 +90,6 @@ def read_run(store: Store, topic: str) -> Flow[RunRecord | None]:
     return _decoded((yield from store.command("GET", store.keys.topic(topic).run)))
 
 
-def claim_run(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
-    """Write the record of a new run; False if another one runs on the topic."""
-    key, content = store.keys.topic(topic).run, msgspec.json.encode(record)
-    if (yield from store.command("SET", key, content, "NX", "PX", _ms(LEASE_S))):
-        return True
-    # After a lost reply, the repeated command finds the record that the first one wrote.
-    found = yield from read_run(store, topic)
-    return found is not None and found.run == record.run
-
-
-def renew_run(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
-    """Write the record again; returns whether the run has been asked to stop."""
-    keys, content = store.keys.topic(topic), msgspec.json.encode(record)
-    write = ("SET", keys.run, content, "PX", _ms(LEASE_S))
-    _, is_asked = yield from store.commands([write, ("EXISTS", keys.run_stop(record.run))])
-    return bool(is_asked)
-
-
-def release_run(store: Store, topic: str, record: RunRecord) -> Flow[None]:
-    """Delete the record of a run that has ended, after answering a request to stop it."""
-    keys = store.keys.topic(topic)
-    answer = ("SET", keys.run_stop(record.run), record.done, "XX", "PX", _ms(STOP_S))
-    yield from store.commands([answer, ("DEL", keys.run)])
-
-
-def ask_to_stop(store: Store, topic: str, run: str) -> Flow[None]:
-    """Ask the process that runs an action to stop it."""
-    key = store.keys.topic(topic).run_stop(run)
-    yield from store.command("SET", key, "", "NX", "PX", _ms(STOP_S))
-
-
-def run_progress(store: Store, topic: str, known: RunRecord) -> Flow[tuple[bool, int]]:
-    """Whether a run that was asked to stop has ended, and how many messages it has affected.
-
-    If its process did not answer, that is the number in `known`, the last known record.
-    """
-    keys = store.keys.topic(topic)
-    asked = [("GET", keys.run), ("GET", keys.run_stop(known.run))]
-    content, answer = yield from store.commands(asked)
-    found = _decoded(content)
-    if found is not None and found.run == known.run:
-        return False, found.done
-    return True, int(answer) if answer else known.done
-
-
 def _decoded(content: Any) -> RunRecord | None:
     if content is not None:
         with suppress(msgspec.DecodeError):
@@ -141,139 +97,143 @@ def _decoded(content: Any) -> RunRecord | None:
     return None
 
 
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-@dataclass(slots=True)
 class GarbageRun:
-    """An action of this process. rate: at most this many messages per second; None: no limit."""
+    """An action of this process on garbage, whose record in Redis it renews.
 
-    verb: str
-    total: int
-    rate: int | None
-    done: int = 0
-    task: asyncio.Task[None] | None = None
+    rate: at most this many messages per second; None: no limit.
+    """
+
+    def __init__(
+        self, gateway: GatewayContext, topic: str, verb: str, total: int, rate: int | None
+    ) -> None:
+        self._gateway = gateway
+        self._store = gateway.store
+        self._topic = topic
+        self._keys = gateway.store.keys.topic(topic)
+        self._renewed = time.monotonic()
+        self._record = RunRecord(
+            run=f"{gateway.name}-{secrets.token_hex(3)}", verb=verb, total=total, rate=rate
+        )
+        self._stop_key = self._keys.run_stop(self._record.run)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> int:
+        """The number of messages that the action has affected."""
+        return self._record.done
 
     @property
     def is_running(self) -> bool:
         """Whether the action has not ended."""
-        return self.task is not None and not self.task.done()
+        return self._task is not None and not self._task.done()
 
     def on_end(self, work: Callable[[], None]) -> None:
         """Call `work` when the running action has ended or was stopped."""
-        if self.task is not None:
-            self.task.add_done_callback(lambda _: work())
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: work())
 
-    def count(self, done: int) -> None:
-        """Record progress."""
-        self.done = done
+    async def start(self, selection: GarbageSelection, action: Action) -> None:
+        """Start the action, and wait for its end for at most `PATIENCE_S`.
 
+        Raises ErrorResponse if another one runs on the topic, and LisaError.
+        """
+        if not await self._store.drive(self._claim()):
+            raise ErrorResponse(
+                409, "busy", f"another action on garbage of {self._topic} is running"
+            )
+        work = self._work(selection, action)
+        task = self._gateway.run_task(work, f"{self._record.verb} garbage of {self._topic}")
+        self._task = task
+        await asyncio.wait([task], timeout=PATIENCE_S)
+        if task.done() and not task.cancelled():
+            task.result()
 
-class _Lease:
-    """The record in Redis of a run of this process, and when it was last renewed."""
+    def _claim(self) -> Flow[bool]:
+        """Write the record of the new run; False if another one runs on the topic."""
+        write = ("SET", self._keys.run, msgspec.json.encode(self._record), "NX", "PX", LEASE_MS)
+        if (yield from self._store.command(*write)):
+            return True
+        # After a lost reply, the repeated command finds the record that the first one wrote.
+        found = yield from read_run(self._store, self._topic)
+        return found is not None and found.run == self._record.run
 
-    def __init__(self, gateway: GatewayContext, topic: str, run: GarbageRun) -> None:
-        self._store = gateway.store
-        self._topic = topic
-        self._run = run
-        self._renewed = time.monotonic()
-        self._record = RunRecord(
-            run=f"{gateway.name}-{secrets.token_hex(3)}",
-            verb=run.verb,
-            total=run.total,
-            rate=run.rate,
-        )
+    async def _work(self, selection: GarbageSelection, action: Action) -> None:
+        def count(done: int) -> None:
+            self._record.done = done
 
-    async def claim(self) -> bool:
-        """Write the record, unless another action runs on the topic. Raises LisaError."""
-        return await self._store.drive(claim_run(self._store, self._topic, self._record))
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether the record may have expired, so that another run may have begun."""
-        return time.monotonic() - self._renewed > LEASE_S
-
-    def _current(self) -> RunRecord:
-        return msgspec.structs.replace(self._record, done=self._run.done)
-
-    async def renew_until_stopped(self) -> None:
-        """Renew the record until somebody asks to stop the run, or the record may have expired."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            if self._is_lost:
-                log.warning(
-                    "%s garbage of %s stops: its record in Redis has not been renewed for %g s",
-                    self._run.verb,
-                    self._topic,
-                    LEASE_S,
-                )
-                return
-            began = time.monotonic()
-            flow = renew_run(self._store, self._topic, self._current())
-            with suppress(LisaError):  # tried again until the lease is lost
-                is_asked_to_stop = await self._store.drive(flow)
-                self._renewed = began
-                if is_asked_to_stop:
-                    return
-
-    async def release(self) -> None:
-        """Delete the record, unless it may be that of another run."""
-        if not self._is_lost:
-            flow = release_run(self._store, self._topic, self._current())
-            with suppress(LisaError, TimeoutError):  # the record expires
-                async with asyncio.timeout(RELEASE_S):
-                    await self._store.drive(flow)
-
-
-async def start_run(
-    gateway: GatewayContext, selection: GarbageSelection, action: Action, run: GarbageRun
-) -> None:
-    """Start an action, and wait for its end for at most `PATIENCE_S`.
-
-    Raises ErrorResponse if another one runs on the topic, and LisaError.
-    """
-    topic = selection.topic
-    lease = _Lease(gateway, topic, run)
-    if not await lease.claim():
-        raise ErrorResponse(409, "busy", f"another action on garbage of {topic} is running")
-    flow = garbage_flows.act(gateway.store, selection, action, rate=run.rate, progress=run.count)
-
-    async def work() -> None:
-        acting = asyncio.create_task(gateway.store.drive(flow))
-        renewal = asyncio.create_task(lease.renew_until_stopped())
+        rate = self._record.rate
+        flow = garbage_flows.act(self._store, selection, action, rate=rate, progress=count)
+        acting = asyncio.create_task(self._store.drive(flow))
+        renewal = asyncio.create_task(self._renew_until_stopped())
         try:
             await asyncio.wait([acting, renewal], return_when=asyncio.FIRST_COMPLETED)
         finally:
             acting.cancel()
             renewal.cancel()
             await asyncio.wait([acting, renewal])
-            await lease.release()
+            await self._release()
         for task in (acting, renewal):
             if not task.cancelled():
                 task.result()
 
-    run.task = gateway.run_task(work(), f"{run.verb} garbage of {topic}")
-    await asyncio.wait([run.task], timeout=PATIENCE_S)
-    if run.task.done() and not run.task.cancelled():
-        run.task.result()
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the record may have expired, so that another run may have begun."""
+        return time.monotonic() - self._renewed > LEASE_S
+
+    async def _renew_until_stopped(self) -> None:
+        """Renew the record until somebody asks to stop the run, or the record may have expired."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._is_lost:
+                log.warning(
+                    "%s garbage of %s stops: its record in Redis has not been renewed for %g s",
+                    self._record.verb,
+                    self._topic,
+                    LEASE_S,
+                )
+                return
+            began = time.monotonic()
+            write = ("SET", self._keys.run, msgspec.json.encode(self._record), "PX", LEASE_MS)
+            flow = self._store.commands([write, ("EXISTS", self._stop_key)])
+            with suppress(LisaError):  # tried again until the lease is lost
+                _, is_asked_to_stop = await self._store.drive(flow)
+                self._renewed = began
+                if is_asked_to_stop:
+                    return
+
+    async def _release(self) -> None:
+        """Delete the record, unless it may be another run's, and answer a request to stop."""
+        if self._is_lost:
+            return
+        answer = ("SET", self._stop_key, self.done, "XX", "PX", STOP_MS)
+        with suppress(LisaError, TimeoutError):  # the record expires
+            async with asyncio.timeout(RELEASE_S):
+                await self._store.drive(self._store.commands([answer, ("DEL", self._keys.run)]))
 
 
 async def stop_run(gateway: GatewayContext, topic: str) -> int:
     """Stop a topic's action, also if it runs in another process.
 
-    Returns how many messages it had affected. Raises LisaError.
+    Returns how many messages it had affected: as its process answers, or else by its last known
+    record. Raises LisaError.
     """
-    ends = time.monotonic() + PATIENCE_S
+    ends, store = time.monotonic() + PATIENCE_S, gateway.store
     record = await gateway.ask(read_run, topic)
     if record is None:
         return 0
-    await gateway.ask(ask_to_stop, topic, record.run)
+    keys = store.keys.topic(topic)
+    stop_key = keys.run_stop(record.run)
+    await store.drive(store.command("SET", stop_key, "", "NX", "PX", STOP_MS))
     while True:
-        has_ended, done = await gateway.ask(run_progress, topic, record)
-        if has_ended or time.monotonic() > ends:
-            return done
-        record = msgspec.structs.replace(record, done=done)
+        asked = store.commands([("GET", keys.run), ("GET", stop_key)])
+        content, answer = await store.drive(asked)
+        found = _decoded(content)
+        if found is None or found.run != record.run:
+            return int(answer) if answer else record.done
+        record = found
+        if time.monotonic() > ends:
+            return record.done
         await asyncio.sleep(POLL_S)
 
 
@@ -313,7 +273,7 @@ async def show(visit: PageRequest) -> Response:
     """The kinds of reasons, and a page of dead messages, newest first."""
     line = await require_topic(visit)
     topic = line.topic
-    store, snapshot = visit.gateway.store, await visit.snapshot()
+    snapshot = await visit.snapshot()
     fields = {name: visit.query.get(name, "").strip() for name in FIELDS}
     selection = selection_of(topic, **fields, now_ms=snapshot.at_ms)
     found = await visit.gateway.ask(
@@ -332,10 +292,10 @@ async def show(visit: PageRequest) -> Response:
             body = format_body(preview.envelope, most=PREVIEW_BYTES, whole=preview.whole)
         dead.append(Dead(row, body, preview.fault if preview else "the body was deleted"))
     whole = replace(selection, kind=None)
-    reasons, examined = await visit.snapshots.flow(
+    reasons, examined = await visit.snapshots.share(
         ("reasons", topic, *(fields[name] for name in FIELDS if name != "kind")),
         REASONS_S,
-        lambda: garbage_flows.by_reason(store, whole, most=MOST_EXAMINED),
+        lambda: visit.gateway.ask(garbage_flows.by_reason, whole, most=MOST_EXAMINED),
     )
     groups = [group.name for group in line.counts.groups]
     return visit.page(
