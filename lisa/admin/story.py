@@ -72,8 +72,8 @@ def read_back(
     store: Store,
     topic: str,
     message_id: str,
-    *,
     cursor: str | None = None,
+    *,
     most: int = 20_000,
     not_before_ms: int = 0,
 ) -> Flow[Story]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ from lisa.core.store.inspection import found
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.core.transitions.inspect import Inspection
+from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page.rendering import Body, format_body
 from lisa.gateway.page.snapshot import LOOK_S
@@ -47,41 +48,35 @@ SLACK_MS = 60_000
 """How far the clock that generated an id may be ahead of the Redis clock."""
 
 
-class StoredMessage(NamedTuple):
-    """A stored message, ready to be sent again."""
-
-    seen: Inspection
-    envelope: Envelope
-    retry: RetryPolicy | None
-    late: LatePolicy | None
-
-
 def is_editable(body: Body) -> bool:
     """Whether a body is complete, readable and short enough for a form."""
     is_readable = body.kind in ("JSON", "text") and not body.more
     return is_readable and len(body.text.encode("utf-8", "replace")) <= MOST_EDITED
 
 
-async def stored(gateway: GatewayContext, topic: str, message_id: str) -> StoredMessage:
-    """A live message with its body and its own policies. Raises ErrorResponse."""
+async def _stored(
+    gateway: GatewayContext, topic: str, message_id: str
+) -> tuple[Inspection, Envelope, dict[str, Any]]:
+    """A live message, its envelope, and the options of a message with its headers and policies.
+
+    Raises ErrorResponse.
+    """
     seen = await gateway.settler.look(topic, message_id)
     if not seen.envelope:
         raise ErrorResponse(
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
+    envelope = decode_envelope(seen.envelope)
     retry, late = split_policy(await gateway.ask(_policy, topic, message_id))
-    return StoredMessage(
-        seen,
-        decode_envelope(seen.envelope),
-        None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
-        _own_late(late),
-    )
-
-
-def _own_late(late: str | None) -> LatePolicy | None:
-    """The late policy, unless it is one that only a schedule can have."""
     policy = LatePolicy.decode(late) if late else None
-    return None if policy and policy.then is LateAction.COLLAPSE else policy
+    if policy and policy.then is LateAction.COLLAPSE:  # which only a schedule can have
+        policy = None
+    options = {
+        "headers": envelope.headers,
+        "retry": None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
+        "late": policy,
+    }
+    return seen, envelope, options
 
 
 def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
@@ -99,15 +94,8 @@ async def send_copy(
 
     The form chooses `new_id`, so a form that is sent twice sends one message.
     """
-    message = await stored(gateway, topic, message_id)
-    outgoing = Outgoing(
-        _body(message.envelope),
-        id=check_id(new_id),
-        delay=delay or None,
-        headers=message.envelope.headers,
-        retry=message.retry,
-        late=message.late,
-    )
+    _, envelope, options = await _stored(gateway, topic, message_id)
+    outgoing = Outgoing(_body(envelope), id=check_id(new_id), delay=delay or None, **options)
     outcome = await gateway.sender.offer(topic, outgoing)
     return outcome.id, str(outcome.outcome)
 
@@ -118,17 +106,11 @@ async def send_edited(gateway: GatewayContext, topic: str, message_id: str, body
     Id, headers and policies stay the same. Nothing changes if the message has left the garbage
     or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
     """
-    message = await stored(gateway, topic, message_id)
-    states = {held.state for held in message.seen.group_states}
+    seen, envelope, options = await _stored(gateway, topic, message_id)
+    states = {held.state for held in seen.group_states}
     if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
         return "duplicate"
-    outgoing = Outgoing(
-        edited_body(message.envelope.kind, body),
-        id=message_id,
-        headers=message.envelope.headers,
-        retry=message.retry,
-        late=message.late,
-    )
+    outgoing = Outgoing(edited_body(envelope.kind, body), id=message_id, **options)
     outcome = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return str(outcome.outcome)
 
@@ -190,7 +172,7 @@ async def show(visit: PageRequest) -> Response:
     """The page of a message."""
     topic = visit.topic()
     message_id = check_id(visit.request.path_params.get("id") or visit.query.get("id", ""))
-    seen = await _look(visit, topic, message_id)
+    seen = await visit.ask(LOOK_S, _inspect, topic, message_id)
     what = found(topic, message_id, seen)
     snapshot = await visit.snapshot()
     history = await _history(visit, topic, message_id, seen, snapshot.at_ms)
@@ -223,72 +205,54 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-async def _look(visit: PageRequest, topic: str, message_id: str) -> Inspection:
-    """The message's state: fresh for a page load, shared between refreshes of open pages."""
-    settler = visit.gateway.settler
-    if "hx-request" not in visit.request.headers:
-        return await settler.look(topic, message_id)
-    return await visit.snapshots.share(
-        ("look", topic, message_id), LOOK_S, lambda: settler.look(topic, message_id)
-    )
+def _inspect(store: Store, topic: str, message_id: str) -> Flow[Inspection]:
+    (seen,) = yield from store.run_by_id(Inspect(topic, [message_id]))
+    return seen
 
 
 _FINAL = ("acked", "cancelled", "expired", "skipped", "purged")
 
 
-class _History:
+class _History(NamedTuple):
     """A message's events, and how much of the journal was searched."""
 
-    def __init__(self, journal: journal_flows.Journal) -> None:
-        self.journal = journal
-        self.events: list[StoryEvent] = []
-        self.searched = 0
-        self.back_to_ms: int | None = None
-        self.cursor: str | None = None
+    journal: journal_flows.Journal
+    events: Sequence[StoryEvent] = ()
+    searched: int = 0
+    back_to_ms: int | None = None
+    cursor: str | None = None
 
 
 async def _history(
     visit: PageRequest, topic: str, message_id: str, seen: Inspection, now_ms: int
 ) -> _History:
-    store = visit.gateway.store
-    journal = await visit.snapshots.flow(
-        ("journal", topic), STORY_S, lambda: journal_flows.journal(store, topic)
-    )
-    history, cursor = _History(journal), visit.query.get("before")
+    ask, cursor = visit.snapshots.ask, visit.query.get("before")
+    journal = await ask(STORY_S, journal_flows.journal, topic)
     if cursor is not None and not _POSITION.fullmatch(cursor):
         raise ConfigError(f"before={cursor!r} is not a journal position; omit it")
     if not journal.events:
-        return history
+        return _History(journal)
     born_ms = id_time_ms(message_id)
     # An id from the future means a wrong clock or an id of another format.
     is_plausible = born_ms is not None and born_ms <= now_ms + SLACK_MS
-    not_before = max(0, born_ms - SLACK_MS) if born_ms and is_plausible else 0
-    read = await visit.snapshots.flow(
-        ("story", topic, message_id, cursor),
+    read = await ask(
         STORY_S,
-        lambda: story.read_back(
-            store,
-            topic,
-            message_id,
-            cursor=cursor,
-            most=EVENTS_PER_LOOK,
-            not_before_ms=not_before,
-        ),
+        story.read_back,
+        topic,
+        message_id,
+        cursor,
+        most=EVENTS_PER_LOOK,
+        not_before_ms=max(0, born_ms - SLACK_MS) if born_ms and is_plausible else 0,
     )
     events = {event.entry: event for event in read.events}
     if read.cursor is not None:
         known = _instants(seen, born_ms, now_ms)
-        near = await visit.snapshots.flow(
-            ("near", topic, message_id),
-            STORY_S,
-            lambda: story.around(store, topic, message_id, known),
-        )
+        near = await ask(STORY_S, story.around, topic, message_id, instants_ms=known)
         events |= {event.entry: event for event in near}
-    history.events = sorted(events.values(), key=lambda event: entry_number(event.entry))
-    history.searched, history.back_to_ms, history.cursor = read.looked, read.back_to_ms, read.cursor
-    if any(event.state in ("sent", "restored") for event in history.events):
-        history.cursor = None  # the first event was found
-    return history
+    found = sorted(events.values(), key=lambda event: entry_number(event.entry))
+    has_first = any(event.state in ("sent", "restored") for event in found)
+    following = None if has_first else read.cursor
+    return _History(journal, found, read.looked, read.back_to_ms, following)
 
 
 def _instants(seen: Inspection, born_ms: int | None, now_ms: int) -> list[int]:

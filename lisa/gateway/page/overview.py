@@ -104,11 +104,9 @@ def _worst_first(problems: Sequence[AttentionItem]) -> Callable[[Line], Any]:
 
 async def _sparks(visit: PageRequest, topics: list[str], now_ms: int) -> dict[str, Spark]:
     """The last hour of each topic that has one."""
-    store, names = visit.gateway.store, sorted(topics)
-    found = await visit.snapshots.flow(
-        ("recent", *names),
-        SPARK_S,
-        lambda: history.recent(store, names, SPARK_STEP_MS, SPARK_STEPS, now_ms=now_ms),
+    names = tuple(sorted(topics))
+    found = await visit.snapshots.ask(
+        SPARK_S, history.recent, names, SPARK_STEP_MS, SPARK_STEPS, now_ms=now_ms
     )
     return {topic: _spark(past) for topic, past in found.items() if len(past) > 1}
 

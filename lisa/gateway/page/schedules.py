@@ -86,22 +86,15 @@ async def show_list(visit: PageRequest) -> Response:
 
 async def show_all(visit: PageRequest) -> Response:
     """A page of the schedules of all topics that the visitor may see."""
-    store = visit.gateway.store
-    found = await visit.snapshots.flow(
-        "scheduled", READ_S, lambda: schedules.scheduled_topics(store)
-    )
+    found = await visit.snapshots.ask(READ_S, schedules.scheduled_topics)
     return await _list(visit, [topic for topic in found if visit.token.sees(topic)], None)
 
 
 async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) -> Response:
-    store, snapshot = visit.gateway.store, await visit.snapshot()
+    snapshot = await visit.snapshot()
     cursor = visit.query.get("cursor", "")
     cursor = cursor if schedules.is_cursor(cursor.partition("@")[0]) else ""
-    listed = await visit.snapshots.flow(
-        ("schedules", cursor, *topics),
-        READ_S,
-        lambda: _listed(store, topics, cursor or None),
-    )
+    listed = await visit.snapshots.ask(READ_S, _listed, tuple(topics), cursor or None)
     lines = [snapshot.lines[name] for name in topics if name in snapshot.lines]
     return visit.page(
         "schedules.html",
@@ -134,13 +127,7 @@ def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Li
 async def show(visit: PageRequest) -> Response:
     """The page of one schedule."""
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
-    store = visit.gateway.store
-    if "hx-request" in visit.request.headers:  # refreshes of open pages share a read
-        found = await visit.snapshots.flow(
-            ("schedule", topic, name), READ_S, lambda: _one(store, topic, name)
-        )
-    else:
-        found = await visit.gateway.ask(_one, topic, name)
+    found = await visit.ask(READ_S, _one, topic, name)
     record, now_ms = known(found.record, topic, name), found.now_ms
     upcoming = [] if record.is_paused else schedules.upcoming(record, now_ms, TICKS)
     return visit.page(

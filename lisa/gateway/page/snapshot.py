@@ -11,14 +11,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lisa.admin import history, live, roles, schedules, topics
 from lisa.admin.live import Interval, TopicsSnapshot
 from lisa.admin.reading import ask_all
 from lisa.admin.roles import RolePresence
 from lisa.admin.schedules import LateTicks
-from lisa.admin.topics import NextReady, TopicState
+from lisa.admin.topics import NextReady, TopicState, total_of
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.redis.errors import Refusal
@@ -164,6 +165,7 @@ class Snapshot:
         return late_ms
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -207,9 +209,20 @@ class SnapshotCache:
         answer: T = await asyncio.shield(known.task)
         return answer
 
-    async def flow(self, key: object, lasts_s: float, flow: Callable[[], Flow[T]]) -> T:
-        """The cached result of a flow on the store. Raises LisaError."""
-        return await self.share(key, lasts_s, lambda: self._gateway.store.drive(flow()))
+    async def ask(
+        self,
+        lasts_s: float,
+        flow: Callable[Concatenate[Any, P], Flow[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """The result of a flow on the store, cached for `lasts_s` seconds. Raises LisaError.
+
+        Calls share it if their positional arguments are equal; keyword arguments may differ, such
+        as the present time.
+        """
+        ask = partial(self._gateway.ask, flow, *args, **options)
+        return await self.share((flow, *args), lasts_s, ask)
 
     def clear(self) -> None:
         """Drop all cached results, so that the next page shows a change just made."""
@@ -227,43 +240,27 @@ class SnapshotCache:
         known = (await self.current()).lines.get(topic)
         if known is not None:
             return known
-        store = self._gateway.store
-        if not await self.flow(("exists", topic), LOOK_S, lambda: topics.exists(store, topic)):
+        if not await self.ask(LOOK_S, topics.exists, topic):
             return None
-        (counts,) = await self.flow(
-            ("counts", topic), LOOK_S, lambda: topics.counts(store, [topic])
-        )
+        (counts,) = await self.ask(LOOK_S, topics.counts, (topic,))
         return Line(counts, None, None)
 
     async def _take(self) -> Snapshot:
-        store = self._gateway.store
-        managers = await self.flow("managers", ROLES_S, lambda: roles.managers(store))
-        look = self._remember(await self._gateway.ask(live.look))
-        names = tuple(look.topics)
-        consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
-        server = await self.flow("server", SERVER_S, self._server)
-        refusals = await self._gateway.ask(_refusals, names)
+        gateway = self._gateway
+        managers = await self.ask(ROLES_S, roles.managers)
+        look = self._remember(await gateway.ask(live.look))
+        at_ms, names = look.at_us // 1000, tuple(look.topics)
+        consumers = await self.ask(ROLES_S, roles.consumers, topics=names)
+        server = await self.ask(SERVER_S, _server)
+        refusals = await gateway.ask(_refusals, names)
         refusal = next(iter(refusals.values()), None)
-        server = replace(server, problems=tuple(with_refusal(server.problems, refusal)))
-        # Start over after a gap, or when the server's clock was set back.
-        if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
-            await self._begin(look, any(manager.alive for manager in managers))
-        rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
-        if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
-            self._looks.append(look)
-        alive = _by_topic(
-            Counter(
-                (consumer.record.topic, group)
-                for consumer in consumers
-                if consumer.alive
-                for group in consumer.record.groups
-            )
-        )
-        ready = _by_topic(await self._gateway.ask(topics.next_ready, look.topics.values()))
-        at_ms = look.at_us // 1000
-        due = await self._gateway.ask(topics.due_waiting, look.topics.values(), at_ms)
-        dead = await self._garbage_before(look)
-        late_ticks = await self.flow("ticks", ROLES_S, lambda: _late_ticks(store, at_ms))
+        rates, late = await self._activity(look, managers)
+        heard = (consumer.record for consumer in consumers if consumer.alive)
+        alive = _by_topic(Counter((role.topic, group) for role in heard for group in role.groups))
+        ready = _by_topic(await gateway.ask(topics.next_ready, look.topics.values()))
+        due = await gateway.ask(topics.due_waiting, look.topics.values(), at_ms)
+        garbage = await self._new_garbage(look)
+        late_ticks = await self.ask(ROLES_S, _late_ticks, now_ms=at_ms)
         lines = {
             name: Line(
                 counts,
@@ -273,9 +270,7 @@ class SnapshotCache:
                 next_ready=ready.get(name, {}),
                 waits_since_ms=_past(counts.next_due_ms, at_ms),
                 waiting_due=due.get(name, 0),
-                new_garbage=min(
-                    counts.garbage, max(0, counts.total("garbage") - dead.get(name, 0))
-                ),
+                new_garbage=garbage.get(name, 0),
                 late=late_ticks.get(name),
             )
             for name, counts in sorted(look.topics.items())
@@ -285,23 +280,25 @@ class SnapshotCache:
             lines,
             tuple(consumers),
             tuple(managers),
-            server,
+            replace(server, problems=tuple(with_refusal(server.problems, refusal))),
             refusal=refusal,
             refused=frozenset(refusals),
         )
 
-    async def _garbage_before(self, look: TopicsSnapshot) -> dict[str, int]:
-        """The counters of garbage of `GARBAGE_MS` ago, for topics that have garbage now."""
-        store, at_ms = self._gateway.store, look.at_us // 1000 - GARBAGE_MS
-        names = [name for name, counts in look.topics.items() if counts.garbage]
-        found = await self.flow(
-            "garbage", GARBAGE_S, lambda: history.counters_at(store, names, at_ms)
+    async def _new_garbage(self, look: TopicsSnapshot) -> dict[str, int]:
+        """The messages in garbage that died within `GARBAGE_MS`, by topic."""
+        dead = {name: counts for name, counts in look.topics.items() if counts.garbage}
+        before = await self.ask(
+            GARBAGE_S,
+            history.counters_at,
+            topics=list(dead),
+            at_ms=look.at_us // 1000 - GARBAGE_MS,
         )
-        return {
-            name: replace(look.topics[name], stats=stats).total("garbage")
-            for name, stats in found.items()
-            if name in look.topics
+        risen = {
+            name: counts.total("garbage") - total_of(before.get(name, {}), "garbage")
+            for name, counts in dead.items()
         }
+        return {name: min(dead[name].garbage, max(0, rise)) for name, rise in risen.items()}
 
     def _remember(self, look: TopicsSnapshot) -> TopicsSnapshot:
         """The look with unchanged topics sharing the previous look's objects, to save memory."""
@@ -314,14 +311,24 @@ class SnapshotCache:
             },
         )
 
-    async def _begin(self, look: TopicsSnapshot, has_manager: bool) -> None:  # noqa: FBT001  one caller
+    async def _activity(
+        self, look: TopicsSnapshot, managers: Iterable[RolePresence[ManagerPresence]]
+    ) -> tuple[dict[str, Interval], dict[str, Interval]]:
+        """Each topic's activity in about the last ten seconds, and in about the last minute."""
+        # Start over after a gap, or when the server's clock was set back.
+        if not self._looks or not 0 <= look.at_us - self._looks[-1].at_us <= FORGET_US:
+            self._looks.clear()
+            if look.topics and any(manager.alive for manager in managers):
+                await self._begin(look)
+        found = self._since(look, RATE_US), self._since(look, LATENESS_US)
+        if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
+            self._looks.append(look)
+        return found
+
+    async def _begin(self, look: TopicsSnapshot) -> None:
         """Start comparing from the manager's sample of a minute ago."""
-        self._looks.clear()
-        if not has_manager or not look.topics:
-            return
         minute_ms = (look.at_us // 60_000_000 - 1) * 60_000
-        names = list(look.topics)
-        found = await self._gateway.ask(history.counters_at, names, minute_ms)
+        found = await self._gateway.ask(history.counters_at, list(look.topics), minute_ms)
         then = {name: replace(look.topics[name], stats=stats) for name, stats in found.items()}
         if then:
             self._looks.append(TopicsSnapshot(minute_ms * 1000, then))
@@ -341,29 +348,27 @@ class SnapshotCache:
         found = live.activity(before, look)
         return {topic: interval for topic, interval in found.items() if topic in before.topics}
 
-    def _server(self) -> Flow[ServerFacts]:
-        sections = ("server", "memory", "clients", "persistence", "replication")
-        before = time.time_ns()
-        server_us = yield from self._gateway.store.server_time_us()
-        clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
-        replies = yield from ask_all(
-            self._gateway.store, [("INFO", section) for section in sections]
-        )
-        facts: dict[str, str] = {}
-        for reply in replies:
-            facts |= info(reply) if reply is not None else {}
-        kind = next((k for k in ("valkey", "redis") if f"{k}_version" in facts), "")
-        return ServerFacts(
-            name=f"{kind.capitalize()} {facts[f'{kind}_version']}" if kind else "",
-            uptime_s=_number(facts.get("uptime_in_seconds")),
-            memory=_number(facts.get("used_memory")),
-            most_memory=_number(facts.get("maxmemory")) or None,
-            clients=_number(facts.get("connected_clients")),
-            problems=(
-                *(server_checks.problems(facts) if facts else ()),
-                *([clock] if clock.verdict is not CheckResult.OK else ()),
-            ),
-        )
+
+def _server(store: Store) -> Flow[ServerFacts]:
+    sections = ("server", "memory", "clients", "persistence", "replication")
+    before = time.time_ns()
+    server_us = yield from store.server_time_us()
+    clock = check_clock((server_us - (before + time.time_ns()) // 2_000) / 1_000)
+    facts: dict[str, str] = {}
+    for reply in (yield from ask_all(store, [("INFO", section) for section in sections])):
+        facts |= info(reply) if reply is not None else {}
+    kind = next((k for k in ("valkey", "redis") if f"{k}_version" in facts), "")
+    return ServerFacts(
+        name=f"{kind.capitalize()} {facts[f'{kind}_version']}" if kind else "",
+        uptime_s=_number(facts.get("uptime_in_seconds")),
+        memory=_number(facts.get("used_memory")),
+        most_memory=_number(facts.get("maxmemory")) or None,
+        clients=_number(facts.get("connected_clients")),
+        problems=(
+            *(server_checks.problems(facts) if facts else ()),
+            *([clock] if clock.verdict is not CheckResult.OK else ()),
+        ),
+    )
 
 
 def _late_ticks(store: Store, now_ms: int) -> Flow[dict[str, LateTicks]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from lisa.admin import history
 from lisa.admin.history import HistorySpan, Horizon, Outlook
 from lisa.admin.live import Interval
-from lisa.admin.topics import RampState, ramp_state
+from lisa.admin.topics import ramp_state
 from lisa.core.model.options import OPTIONS, TopicOptions
+from lisa.core.store.store import Store
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
 from lisa.gateway.page.visits import PageRequest
@@ -54,23 +55,19 @@ async def require_topic(visit: PageRequest) -> Line:
 async def show(visit: PageRequest) -> Response:
     """The page of a topic."""
     line = await require_topic(visit)
-    name, store, snapshots = line.topic, visit.gateway.store, visit.snapshots
+    name, ask = line.topic, visit.snapshots.ask
     snapshot = await visit.snapshot()
     now_ms = snapshot.at_ms
     horizon = _choice(Horizon, visit.query.get("ahead"), Horizon.MINUTES)
     span = _choice(HistorySpan, visit.query.get("past"), HistorySpan.HOUR)
-    options = await snapshots.flow(("options", name), BANDS_S, lambda: store.options(name))
-    bands = await snapshots.flow(
-        ("bands", name), BANDS_S, lambda: history.bands(store, name, now_ms=now_ms)
-    )
-    ramp = await _ramp(visit, name, options, now_ms)
-    past = await _history(visit, name, span, now_ms)
-    measured = await _history(visit, name, PACES[horizon], now_ms)
-    ahead = await snapshots.flow(
-        ("due", name, horizon),
-        DUE_S,
-        lambda: history.due(store, name, horizon, now_ms=now_ms),
-    )
+    options = await ask(BANDS_S, Store.options, name)
+    bands = await ask(BANDS_S, history.bands, name, now_ms=now_ms)
+    ramp = None
+    if options.ramp is not None:
+        ramp = await ask(BANDS_S, ramp_state, name, options.ramp, now_ms=now_ms)
+    past = await ask(HISTORY_S, history.history, name, span, now_ms=now_ms)
+    measured = await ask(HISTORY_S, history.history, name, PACES[horizon], now_ms=now_ms)
+    ahead = await ask(DUE_S, history.due, name, horizon, now_ms=now_ms)
     outlooks = [
         history.outlook(expected, history.best_pace(measured, expected.group or None))
         for expected in ahead
@@ -93,15 +90,10 @@ async def show(visit: PageRequest) -> Response:
         unit=UNITS[horizon],
         measured=PACES[horizon],
         past=past,
-        marks=_pauses(past),
-        has_lateness=any(interval.lateness_ms(0.5) is not None for interval in past),
-        has_rates=any(
-            interval.rise(name) for interval in past for name in ("sent", "acked", "retried")
-        ),
-        has_garbage=any(interval.rise("garbage") for interval in past),
+        **_contents(past),
         span=span,
         spans=SPANS,
-        ramp=ramp,
+        ramp=ramp if ramp and ramp.backlog else None,
         options=option_rows(options),
         consumers=consumers,
         pushes=[
@@ -110,28 +102,15 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-async def _ramp(
-    visit: PageRequest, topic: str, options: TopicOptions, now_ms: int
-) -> RampState | None:
-    """The backlog that the topic's ramp holds back; None if there is none."""
-    ramp, store = options.ramp, visit.gateway.store
-    if ramp is None:
-        return None
-    state = await visit.snapshots.flow(
-        ("ramp", topic, ramp), BANDS_S, lambda: ramp_state(store, topic, ramp, now_ms)
-    )
-    return state if state.backlog else None
-
-
-async def _history(
-    visit: PageRequest, topic: str, span: HistorySpan, now_ms: int
-) -> list[Interval]:
-    store = visit.gateway.store
-    return await visit.snapshots.flow(
-        ("history", topic, span),
-        HISTORY_S,
-        lambda: history.history(store, topic, span, now_ms=now_ms),
-    )
+def _contents(past: Sequence[Interval]) -> dict[str, Any]:
+    """What the charts of a history show; a chart without values is replaced by a text."""
+    counters = ("sent", "acked", "retried")
+    return {
+        "marks": _pauses(past),
+        "has_lateness": any(interval.lateness_ms(0.5) is not None for interval in past),
+        "has_rates": any(interval.rise(name) for interval in past for name in counters),
+        "has_garbage": any(interval.rise("garbage") for interval in past),
+    }
 
 
 def _pauses(past: Sequence[Interval]) -> list[tuple[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import check_id
+from lisa.core.redis.flow import Flow
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.base_path import inside_path
@@ -26,6 +27,8 @@ NOTICE = ("did", "n", "of")
 """Query parameters that report the result of an action once."""
 
 MOST_FIELDS = 2_000
+
+T = TypeVar("T")
 
 
 class PageRequest:
@@ -107,6 +110,12 @@ class PageRequest:
     async def snapshot(self) -> Snapshot:
         """The current snapshot of all topics; filter `lines` by what this visitor may see."""
         return await self.snapshots.current()
+
+    async def ask(self, lasts_s: float, flow: Callable[..., Flow[T]], *args: Any) -> T:
+        """The result of a flow: fresh for a page load, shared by the refreshes of open pages."""
+        if "hx-request" in self.request.headers:
+            return await self.snapshots.ask(lasts_s, flow, *args)
+        return await self.gateway.ask(flow, *args)
 
     def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
         """A rendered template as the response."""
