@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any, NamedTuple
 
@@ -49,32 +48,23 @@ TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "
 """Fields that a schedule takes as text; empty ones are unset."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleRow:
-    """One schedule of the list, and its latest tick."""
+class ScheduleRow(NamedTuple):
+    """One schedule of the list, and its latest tick.
+
+    is_late: whether a tick has come that a running manager would have handled.
+    """
 
     topic: str
     name: str
     record: Record
     last: PastTick | None
-    now_ms: int
-
-    @property
-    def is_late(self) -> bool:
-        """Whether a tick has come that a running manager would have handled."""
-        return is_late(self.record, self.now_ms)
+    is_late: bool
 
 
 class _Listed(NamedTuple):
     rows: list[ScheduleRow]
     cursor: str | None
     total: int
-    now_ms: int
-
-
-class _One(NamedTuple):
-    record: Record | None
-    latest: list[PastTick]
     now_ms: int
 
 
@@ -117,8 +107,10 @@ def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Li
     for topic, records in page.records.items():
         latest = yield from past(store, topic, records, now_ms, 1)
         rows += [
-            ScheduleRow(topic, name, records[name], next(iter(latest[name]), None), now_ms)
-            for name in sorted(records)
+            ScheduleRow(
+                topic, name, record, next(iter(latest[name]), None), is_late(record, now_ms)
+            )
+            for name, record in sorted(records.items())
         ]
     rows.sort(key=lambda row: not row.is_late)
     return _Listed(rows, page.cursor, sum(sizes), now_ms)
@@ -127,8 +119,7 @@ def _listed(store: Store, topics: Sequence[str], cursor: str | None) -> Flow[_Li
 async def show(visit: PageRequest) -> Response:
     """The page of one schedule."""
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
-    found = await visit.ask(READ_S, _one, topic, name)
-    record, now_ms = known(found.record, topic, name), found.now_ms
+    record, latest, now_ms = await visit.ask(READ_S, _one, topic, name)
     upcoming = [] if record.is_paused else schedules.upcoming(record, now_ms, TICKS)
     return visit.page(
         "schedule.html",
@@ -137,7 +128,7 @@ async def show(visit: PageRequest) -> Response:
         record=record,
         defined=record.definition,
         upcoming=[(tick, in_zone(tick, record.definition)) for tick in upcoming],
-        latest=found.latest,
+        latest=latest,
         body=shown_body(record.definition),
         now_ms=now_ms,
         is_late=is_late(record, now_ms),
@@ -145,17 +136,17 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-def _one(store: Store, topic: str, name: str) -> Flow[_One]:
+def _one(store: Store, topic: str, name: str) -> Flow[tuple[Record, list[PastTick], int]]:
+    """A schedule, its latest ticks, and the server's time. Raises ErrorResponse 404."""
     now_ms = yield from store.server_time_ms(store.keys.topic(topic).schedules)
-    record = yield from schedules.get_record(store, topic, name)
-    if record is None:
-        return _One(None, [], now_ms)
+    record = yield from _known(store, topic, name)
     latest = yield from past(store, topic, {name: record}, now_ms, TICKS)
-    return _One(record, latest[name], now_ms)
+    return record, latest[name], now_ms
 
 
-def known(record: Record | None, topic: str, name: str) -> Record:
-    """The record. Raises ErrorResponse 404 if there is none."""
+def _known(store: Store, topic: str, name: str) -> Flow[Record]:
+    """A schedule. Raises ErrorResponse 404 if there is none."""
+    record = yield from schedules.get_record(store, topic, name)
     if record is None:
         raise ErrorResponse(404, "unknown-schedule", f"topic {topic!r} has no schedule {name!r}")
     return record
@@ -183,7 +174,7 @@ async def show_form(visit: PageRequest) -> Response:
     name = visit.query.get("name", "")
     if not name:
         return form_page(visit, topic, {"version": "0", **fields_of(ScheduleDefinition())})
-    record = known(await visit.gateway.ask(schedules.get_record, topic, name), topic, name)
+    record = await visit.gateway.ask(_known, topic, name)
     fields = {"schedule": name, "version": str(record.version), **fields_of(record.definition)}
     return form_page(visit, topic, fields)
 
@@ -321,9 +312,7 @@ def _name(action: FormAction) -> str:
 
 async def _record(action: FormAction) -> Record:
     """The schedule of a form. Raises ErrorResponse 404."""
-    name = _name(action)
-    found = await action.visit.gateway.ask(schedules.get_record, action.topic, name)
-    return known(found, action.topic, name)
+    return await action.visit.gateway.ask(_known, action.topic, _name(action))
 
 
 async def _pause(action: FormAction) -> Done:

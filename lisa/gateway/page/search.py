@@ -44,7 +44,7 @@ _LIVE = "live"
 """The day, in a cursor, of messages that had not ended when the table was written."""
 
 _NOT_ASCII = re.compile(r"[^\0-\x7f]")
-_COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
+_COLUMNS = "topic, id, state, attempts, due, sent_at, settled_at, reason, headers, kind"
 
 MOST_TOPICS = 2_000
 MOST_IDS = 20_000
@@ -53,11 +53,9 @@ MOST_BODIES = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveQuery:
-    """What to search for. in_text: in headers and body (see `WantedText`), not the id."""
+class ArchiveQuery(MessageQuery):
+    """What to search for, and in which topic; None: in all."""
 
-    wanted: str
-    in_text: bool = False
     topic: str | None = None
 
 
@@ -166,13 +164,12 @@ class _Table:
 
     def rows(self, conditions: list[str], most: int, skipped: int) -> Iterator[ArchivedMessage]:
         """The rows that meet all conditions, in a fixed order."""
-        names = ", ".join(_COLUMNS)
         # Only what `_text` has quoted comes from outside. The size of a binary value can only be
         # had by converting it, which the outer query does for the rows that are returned.
         found = self._sql.execute(
-            f"SELECT {names}, kind, body_bytes, "  # noqa: S608
+            f"SELECT {_COLUMNS}, body_bytes, "  # noqa: S608
             f"CASE WHEN body_bytes <= {BODY_BYTES} THEN body END AS body FROM ("
-            f"SELECT {names}, kind, body, octet_length(encode(body, 'hex')) / 2 AS body_bytes "
+            f"SELECT {_COLUMNS}, body, octet_length(encode(body, 'hex')) / 2 AS body_bytes "
             f"FROM (SELECT * FROM messages WHERE {' AND '.join(conditions)} "
             f"ORDER BY updated_at DESC, topic, id, token LIMIT {most} OFFSET {skipped}))"
         ).read_all()
@@ -191,28 +188,16 @@ def _store_options(archive: str) -> dict[str, str] | None:
     return options
 
 
-def _message(row: Mapping[str, Any]) -> ArchivedMessage:
-    body = None
-    if row["body"] is not None:
-        whole = Envelope("", "", row["kind"] or "b", {}, bytes(row["body"]))
-        body = format_body(whole, most=BODY_BYTES)
-    return ArchivedMessage(
-        row["topic"],
-        row["id"],
-        row["state"],
-        row["attempts"],
-        _ms(row["due"]),
-        _ms(row["sent_at"]),
-        _ms(row["settled_at"]),
-        row["reason"],
-        dict(row["headers"] or {}),
-        body,
-        row["body_bytes"],
-    )
-
-
-def _ms(at: datetime | None) -> int | None:
-    return None if at is None else datetime_ms(at)
+def _message(row: dict[str, Any]) -> ArchivedMessage:
+    kind, data = row.pop("kind"), row.pop("body")
+    row |= {"headers": dict(row["headers"] or {}), "body": None}
+    if data is not None:
+        whole = Envelope("", "", kind or "b", {}, bytes(data))
+        row["body"] = format_body(whole, most=BODY_BYTES)
+    for name in ("due", "sent_at", "settled_at"):
+        at: datetime | None = row.pop(name)
+        row[f"{name.removesuffix('_at')}_ms"] = None if at is None else datetime_ms(at)
+    return ArchivedMessage(**row)
 
 
 def _topic(query: ArchiveQuery) -> list[str]:
