@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -34,9 +33,6 @@ from lisa.gateway.trace_context import trace_context
 
 IDLE_S = 20.0
 
-_STATE = struct.Struct("=?7xd")
-_LAST_USE = struct.Struct("=d")
-
 log = logging.getLogger("lisa.gateway.camellia")
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
@@ -49,30 +45,29 @@ class ServiceState:
     """The in-service flag and the time of the last client request."""
 
     def __init__(self, shared: mmap) -> None:
-        self._shared = shared
-        if not _STATE.unpack_from(shared)[1]:
+        # Whether the server is out of service, and the time of the last request.
+        self._state = memoryview(shared).cast("d")
+        if not self._state[1]:
             self.used()
 
     def used(self) -> None:
         """Record a client request."""
         # All processes of a machine share the monotonic clock.
-        _LAST_USE.pack_into(self._shared, 8, time.monotonic())
+        self._state[1] = time.monotonic()
 
     @property
     def is_online(self) -> bool:
         """Whether the server is in service."""
-        offline: bool = _STATE.unpack_from(self._shared)[0]
-        return not offline
+        return not self._state[0]
 
     def go_online(self) -> None:
         """Put the server in service."""
-        self._shared[0] = 0
+        self._state[0] = 0.0
 
     def go_offline(self) -> bool:
         """Take the server out of service; True once idle for `IDLE_S`, when it may be stopped."""
-        self._shared[0] = 1
-        last: float = _STATE.unpack_from(self._shared)[1]
-        return time.monotonic() - last > IDLE_S
+        self._state[0] = 1.0
+        return time.monotonic() - self._state[1] > IDLE_S
 
 
 Handler = Callable[[wire.Parameters], Awaitable[Response]]

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -187,7 +187,7 @@ def exposition(
 ) -> str:
     """All metrics in Prometheus's text format."""
     uptime_ms = round(1000 * (time.monotonic() - _started))
-    families: list[tuple[str, str, list[Sample]]] = [
+    families: list[tuple[str, str, Iterable[Sample]]] = [
         ("info", "Info", [(_info(), 1)]),
         ("uptime", "Uptime", [({}, uptime_ms)]),
         ("start_time", "StartTime", [({}, _started_ms)]),
@@ -196,14 +196,14 @@ def exposition(
             "Cpu",
             [({"type": "cpu_num"}, os.cpu_count() or 1), ({"type": "usage"}, round(cpu_usage, 6))],
         ),
-        ("request", "Request", list(_requests(data))),
-        ("pull_msg_time_gap", "Pull Msg Time Gap", list(_gaps(data.pull_msg_time_gap_stats_list))),
+        ("request", "Request", _samples(data.request_stats_list)),
+        ("pull_msg_time_gap", "Pull Msg Time Gap", _samples(data.pull_msg_time_gap_stats_list)),
         (
             "ready_queue_time_gap",
             "Ready Queue Time Gap",
-            list(_gaps(data.ready_queue_time_gap_stats_list)),
+            _samples(data.ready_queue_time_gap_stats_list),
         ),
-        ("topic_info", "Topic Info", list(_topics(topics))),
+        ("topic_info", "Topic Info", _topics(topics)),
     ]
     lines = []
     for name, about, samples in families:
@@ -223,18 +223,12 @@ def _info() -> dict[str, str]:
     }
 
 
-def _requests(data: MonitorData) -> Iterator[Sample]:
-    for stats in data.request_stats_list:
-        counts = msgspec.to_builtins(stats)
-        topic = counts.pop("topic")
-        for name, value in counts.items():
+def _samples(stats: Sequence[RequestStats] | Sequence[TimeGapStats]) -> Iterator[Sample]:
+    for row in stats:
+        values = msgspec.to_builtins(row)
+        topic = values.pop("topic")
+        for name, value in values.items():
             yield {"topic": topic, "type": name}, value
-
-
-def _gaps(stats: Sequence[TimeGapStats]) -> Iterator[Sample]:
-    for gap in stats:
-        for name, value in (("count", gap.count), ("avg", gap.avg), ("max", gap.max)):
-            yield {"topic": gap.topic, "type": name}, value
 
 
 def _topics(topics: Sequence[TopicInfo]) -> Iterator[Sample]:
