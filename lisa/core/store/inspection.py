@@ -27,7 +27,13 @@ class State(StrEnum):
     SKIPPED = "skipped"
     PURGED = "purged"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the message is settled, so that only its tombstone is known."""
+        return self in _FINAL
 
+
+_FINAL = (State.ACKED, State.CANCELLED, State.EXPIRED, State.SKIPPED, State.PURGED)
 _FIRST = (State.IN_FLIGHT, State.READY, State.RETRY, State.GARBAGE)
 
 

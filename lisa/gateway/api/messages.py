@@ -255,11 +255,8 @@ def _message(found: FoundMessage) -> MessageAnswer:
         topic=found.topic,
         headers=found.headers,
         groups={name: _group_state(group) for name, group in found.groups.items()},
-        **({} if found.state in _SETTLED else response_body(found.body)),
+        **({} if found.state.is_final else response_body(found.body)),
     )
-
-
-_SETTLED = tuple(map(FoundState, ("acked", "cancelled", "expired", "skipped", "purged")))
 
 
 def _group_state(found: FoundInGroup) -> GroupStateAnswer:

@@ -179,9 +179,9 @@ class _DelayQueueHandlers:
         form = await _form(request)
         message_id = _required(form, "id")
         job = await self._find(request, form, Scope.CONSUME)
-        if job is None:  # as in the original, which deletes without looking
-            return _response()
-        if job.is_live and await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
+        if job is None or job.message.state.is_final:
+            return _response()  # as in the original, which deletes without looking
+        if await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
             if not job.is_own:
                 raise ErrorResponse(409, "state", f"message {message_id} is not in flight")
             # The original finishes a job in any state, even after its timeout or before it is due.

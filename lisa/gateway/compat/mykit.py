@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -31,6 +32,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
 from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
 from lisa.core.transitions.change import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -41,7 +43,6 @@ from lisa.gateway.compat.requests import (
     answering,
     failed,
     find_job,
-    headers_of,
     record_change,
     text_of,
 )
@@ -207,11 +208,8 @@ def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
 
 def _cancel(store: Store, topic: str, ids: list[str]) -> Flow[int]:
     seen = (yield from store.run_by_id(Inspect(topic, ids))) if ids else []
-    own = [
-        message_id
-        for message_id, looked in zip(ids, seen, strict=True)
-        if MARK in headers_of(looked)
-    ]
+    messages = map(partial(found, topic), ids, seen)
+    own = [message.id for message in messages if message and MARK in message.headers]
     outcomes = (yield from store.run_by_id(Cancel(topic, own))) if own else []
     return sum(outcome is Cancelled.CANCELLED for outcome in outcomes)
 
@@ -317,17 +315,15 @@ class _Handlers:
     async def finish(self, request: Request) -> Response:
         job = await self._find(request, Scope.CONSUME)
         message_id = _id(request)
-        if job.state == "acked":
+        state = job.message.state
+        if state is State.ACKED:
             return _success()
         if await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
             # The consumer was too slow: the job was reclaimed and waits for its next attempt.
-            late = (
-                job.is_own
-                and job.state in ("ready", "retry")
-                and any(state.failed_attempts for state in job.seen.group_states)
-            )
+            was_out = any(group.attempts for group in job.message.groups.values())
+            late = job.is_own and was_out and state in (State.READY, State.RETRY)
             if not late or await self._gateway.sender.cancel(job.topic, message_id) != "cancelled":
-                raise _conflict(f"job {message_id!r} is not in flight: it is {job.state}")
+                raise _conflict(f"job {message_id!r} is not in flight: it is {state}")
         return _success()
 
     async def get(self, request: Request) -> Response:
@@ -353,10 +349,9 @@ class _Handlers:
             job: FoundJob | None = await self._find(request, Scope.OPERATE)
         except ErrorResponse:
             job = None
-        if job is not None and job.is_live:
-            for group in [
-                state.group for state in job.seen.group_states if state.state == "garbage"
-            ]:
+        if job is not None and not job.message.state.is_final:
+            groups = job.message.groups.items()
+            for group in [name for name, held in groups if held.state is State.GARBAGE]:
                 flow = requeue(self._gateway.store, job.topic, group, [message_id])
                 await self._gateway.store.drive(flow)
                 details = {"topic": job.topic, "group": group, "id": message_id}

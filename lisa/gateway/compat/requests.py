@@ -17,10 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.admin.search import topics_with
-from lisa.core.model.envelope import decode_envelope
-from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_id
-from lisa.core.transitions.inspect import Inspection
+from lisa.core.store.inspection import FoundMessage, State, found
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.context import ROLE, GatewayContext
@@ -146,30 +145,21 @@ def text_of(body: Any) -> str:
 class FoundJob(NamedTuple):
     """A message or tombstone found by its id. `is_own`: it was sent through the same API."""
 
-    topic: str
-    seen: Inspection
+    message: FoundMessage
     is_own: bool
 
     @property
-    def is_live(self) -> bool:
-        """Whether the message is not settled; otherwise only its tombstone was found."""
-        return bool(self.seen.envelope)
+    def topic(self) -> str:
+        """The message's topic."""
+        return self.message.topic
 
     @property
-    def state(self) -> str:
-        """The message's state. With several groups, the first of: in flight, ready, retry, garbage.
-
-        For a settled message, how it was settled.
-        """
-        if not self.is_live:
-            return self.seen.tombstone.state if self.seen.tombstone else "unknown"
-        if self.seen.waiting_due_ms is not None:
-            return "waiting"
-        states = {copy.state for copy in self.seen.group_states}
-        return next((state for state in _ORDER if state in states), "ready")
-
-
-_ORDER = ("in_flight", "ready", "retry", "garbage")
+    def is_held(self) -> bool:
+        """Whether the message is in flight through a gateway."""
+        return any(
+            group.state is State.IN_FLIGHT and (group.consumer or "").startswith(f"{ROLE}-")
+            for group in self.message.groups.values()
+        )
 
 
 async def find_job(
@@ -206,10 +196,11 @@ async def find_job(
         fresh = sorted(set(part) - tried)
         tried.update(fresh)
         jobs = await _jobs(gateway, message_id, mark, fresh)
-        if live := _only([job for job in jobs if job.is_live and job.is_own], message_id):
-            return live
-        others += [job for job in jobs if not job.is_own and _is_held(job.seen)]
-        settled += [job for job in jobs if not job.is_live]
+        live = [job for job in jobs if not job.message.state.is_final]
+        if own := _only([job for job in live if job.is_own], message_id):
+            return own
+        others += [job for job in live if job.is_held]
+        settled += [job for job in jobs if job.message.state.is_final]
     held = _only(others, message_id) if scope is Scope.CONSUME else None
     return held or next(iter(settled), None)
 
@@ -221,30 +212,13 @@ def _only(live: list[FoundJob], message_id: str) -> FoundJob | None:
     return live[0] if live else None
 
 
-def _is_held(seen: Inspection) -> bool:
-    """Whether the message is in flight through a gateway."""
-    return any(
-        state.state == "in_flight" and (state.consumer or "").startswith(f"{ROLE}-")
-        for state in seen.group_states
-    )
-
-
 async def _jobs(
     gateway: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    found = []
+    jobs = []
     for topic in await gateway.ask(topics_with, topics, message_id):
-        seen = await gateway.settler.look(topic, message_id)
-        if seen.envelope:
-            found.append(FoundJob(topic, seen, is_own=mark in headers_of(seen)))
-        elif seen.tombstone:
-            found.append(FoundJob(topic, seen, is_own=True))
-    return found
-
-
-def headers_of(seen: Inspection) -> dict[str, str]:
-    """The headers of a live message; empty if its envelope is damaged."""
-    try:
-        return decode_envelope(seen.envelope).headers
-    except InvalidMessage:
-        return {}
+        message = found(topic, message_id, await gateway.settler.look(topic, message_id))
+        if message is not None:
+            is_own = message.state.is_final or mark in message.headers
+            jobs.append(FoundJob(message, is_own))
+    return jobs

@@ -201,16 +201,13 @@ async def show(visit: PageRequest) -> Response:
             (state.first_due_ms for state in seen.group_states if state.first_due_ms), default=None
         ),
         now_ms=snapshot.at_ms,
-        stone=seen.tombstone if what and what.state.value in _FINAL else None,
+        stone=seen.tombstone if what and what.state.is_final else None,
     )
 
 
 def _inspect(store: Store, topic: str, message_id: str) -> Flow[Inspection]:
     (seen,) = yield from store.run_by_id(Inspect(topic, [message_id]))
     return seen
-
-
-_FINAL = ("acked", "cancelled", "expired", "skipped", "purged")
 
 
 class _History(NamedTuple):

@@ -222,7 +222,7 @@ def as_found(topic: str, message_id: str, seen: Inspection, now_ms: int) -> Dela
     message = found(topic, message_id, seen)
     if message is None:
         return None
-    is_live = message.state in (*_ALIVE, State.GARBAGE)
+    is_live = not message.state.is_final
     retry = message.attempts
     if message.state is State.EXPIRED and message.due_ms is not None:
         retry = max(0, retry - 1)  # expired at its delivery, which does not count
