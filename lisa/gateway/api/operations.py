@@ -90,14 +90,13 @@ NO_GROUP: Problems = {404: "The topic is unknown, or has no such group."}
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method of one path, with the function that handles it.
-
-    The handler takes a `Call` of the query type and the body type, and returns the response's body,
-    or a `Reply` with a body of this type. The first paragraph of its docstring is the summary, the
-    rest the description.
+    """One method of one path, with the function that handles it; see `Operations.add`.
 
     scope: the scope that the token needs; None if no token is needed.
     is_audited: whether the audit log records it.
+    query: the type of the query parameters.
+    body: the type of the request body; None if there is none.
+    reply: the type of the response body.
     answers: status to description.
     problems: status to description, in addition to the problems common to all operations.
     leads_to: names of the operations that take the id from this operation's response.
@@ -108,6 +107,11 @@ class Operation:
     path: str
     group: str
     handler: Handler
+    summary: str
+    description: str
+    query: type[msgspec.Struct]
+    body: Any
+    reply: Any
     answers: Mapping[int, str]
     is_audited: bool
     scope: Scope | None = Scope.READ
@@ -120,43 +124,6 @@ class Operation:
     def parameters(self) -> list[str]:
         """The names of the path parameters."""
         return [segment[1:-1] for segment in self.path.split("/") if segment.startswith("{")]
-
-    @cached_property
-    def query(self) -> type[msgspec.Struct]:
-        """The type of the query parameters."""
-        query: type[msgspec.Struct] = get_args(self._annotations[0])[0]
-        return query
-
-    @cached_property
-    def body(self) -> Any:
-        """The type of the request body; None if there is none."""
-        body = get_args(self._annotations[0])[1]
-        return None if body is NoneType else body
-
-    @cached_property
-    def reply(self) -> Any:
-        """The type of the response body."""
-        found = self._annotations[1]
-        return get_args(found)[0] if get_origin(found) is Reply else found
-
-    @property
-    def _annotations(self) -> list[Any]:
-        """The annotations of the handler's parameter and of its result."""
-        return list(get_type_hints(self.handler).values())
-
-    @property
-    def summary(self) -> str:
-        """The first paragraph of the handler's docstring, without its full stop."""
-        return self._paragraphs[0].removesuffix(".")
-
-    @property
-    def description(self) -> str:
-        """The other paragraphs of the handler's docstring; may be empty."""
-        return "\n\n".join(self._paragraphs[1:])
-
-    @property
-    def _paragraphs(self) -> list[str]:
-        return [" ".join(text.split()) for text in (getdoc(self.handler) or "").split("\n\n")]
 
     def authorise(
         self, gateway: GatewayContext, request: Request, path: Mapping[str, str]
@@ -213,18 +180,38 @@ class Operations(list[Operation]):
     ) -> Callable[[HandlerType], HandlerType]:
         """Declare the decorated function as an operation, whose name is that of the function.
 
+        The function takes a `Call` of the query type and the body type, and returns the response's
+        body, or a `Reply` with a body of this type. The first paragraph of its docstring is the
+        operation's summary, the rest the description.
+
         answers: those of `Operation`, or the description of status 200.
         options: the others of `Operation`. By default, the operations that change something and
             need the scope `operate` are audited.
         """
-        changes = options.get("scope") is Scope.OPERATE and method != "GET"
-        options = {"is_audited": changes, "group": self._group, **options}
-        options["answers"] = {200: answers} if isinstance(answers, str) else answers
+        options.setdefault("is_audited", options.get("scope") is Scope.OPERATE and method != "GET")
 
         def declare(handler: HandlerType) -> HandlerType:
             first, *others = handler.__name__.split("_")
-            name = "".join((first, *map(str.capitalize, others)))
-            self.append(Operation(name=name, method=method, path=path, handler=handler, **options))
+            text = (getdoc(handler) or "").split("\n\n")
+            summary, *further = (" ".join(paragraph.split()) for paragraph in text)
+            call, reply = get_type_hints(handler).values()
+            query, body = get_args(call)
+            self.append(
+                Operation(
+                    name="".join((first, *map(str.capitalize, others))),
+                    method=method,
+                    path=path,
+                    group=self._group,
+                    handler=handler,
+                    summary=summary.removesuffix("."),
+                    description="\n\n".join(further),
+                    query=query,
+                    body=None if body is NoneType else body,
+                    reply=get_args(reply)[0] if get_origin(reply) is Reply else reply,
+                    answers={200: answers} if isinstance(answers, str) else answers,
+                    **options,
+                )
+            )
             return handler
 
         return declare
