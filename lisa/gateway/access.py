@@ -132,7 +132,8 @@ class Access:
             replace(token, scopes=token.scopes | {Scope.READ}) if producers_read else token
             for token in tokens
         )
-        self._compat_open = compat_open
+        self.is_compat_open = compat_open
+        """Whether the compatible APIs require no token from local clients."""
 
     @classmethod
     def of(cls, settings: GatewayServerSettings) -> Access:
@@ -175,11 +176,6 @@ class Access:
     def is_open(self) -> bool:
         """Whether no token is required."""
         return not self._tokens
-
-    @property
-    def is_compat_open(self) -> bool:
-        """Whether the compatible APIs require no token from local clients."""
-        return self.is_open or self._compat_open
 
     def identify(self, authorization: str | None) -> Token:
         """The token of an Authorization header. Raises Unauthorized.
@@ -238,6 +234,13 @@ def is_local_name(host: str) -> bool:
     except ValueError:
         return False
     return name is None or is_loopback(name)
+
+
+def is_local(connection: HTTPConnection) -> bool:
+    """Whether a request comes from this machine, and not from a proxy or a page of another site."""
+    client, host = connection.client, connection.headers.get("host", "")
+    is_here = (client is None or is_loopback(client.host)) and is_local_name(host)
+    return is_here and not is_forwarded(connection.headers)
 
 
 def is_forwarded(headers: Headers) -> bool:

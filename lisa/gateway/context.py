@@ -30,9 +30,7 @@ from lisa.gateway.access import (
     Access,
     Scope,
     Token,
-    is_forwarded,
-    is_local_name,
-    is_loopback,
+    is_local,
 )
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pulls import BEAT_S, PullBroker
@@ -218,18 +216,10 @@ class GatewayContext:
         `compat`: the path belongs to a compatible API, which may be open to local clients.
         """
         token = EVERYTHING
-        if not (compat and self._is_open_to(connection)):
+        if not (compat and self.access.is_compat_open and is_local(connection)):
             token = self.access.identify(connection.headers.get("authorization"))
         act_for(token)
         return token
-
-    def _is_open_to(self, connection: HTTPConnection) -> bool:
-        """Whether the compatible APIs are open to this client."""
-        if not self.access.is_compat_open:
-            return False
-        client, host = connection.client, connection.headers.get("host", "")
-        is_local = (client is None or is_loopback(client.host)) and is_local_name(host)
-        return is_local and not is_forwarded(connection.headers)
 
     def require(
         self,

@@ -306,17 +306,9 @@ class ApiRoute(Route):
         token = operation.authorise(self._gateway, request, path)
         query = operation.query()
         if (text := request.scope["query_string"]) or self._named:
-            query = operation.read_query(self._parse_query(text, path))
+            query = operation.read_query(_parse_query(text, self._named, path))
         body = await _read_body(operation, request)
         return await operation.perform(Call(self._gateway, request, token, path, query, body))
-
-    def _parse_query(self, text: bytes, path: dict[str, str]) -> dict[str, str]:
-        found = _parse_query(text)
-        if self._named:
-            if not found.get(self._named):
-                raise invalid(f"the query parameter {self._named} is missing")
-            path[self._named] = found.pop(self._named)
-        return found
 
     def _other(self, method: str) -> Operation:
         """The operation that answers HEAD. Raises ErrorResponse for other methods."""
@@ -346,7 +338,8 @@ def _with_slashes(text: str) -> str:
     return text.replace("%2F", "/").replace("%25", "%")
 
 
-def _parse_query(text: bytes) -> dict[str, str]:
+def _parse_query(text: bytes, named: str, path: dict[str, str]) -> dict[str, str]:
+    """The query parameters; adds the one that belongs to the path, if there is one, to `path`."""
     try:
         pairs = parse_qsl(
             text.decode("ascii"),
@@ -361,6 +354,10 @@ def _parse_query(text: bytes) -> dict[str, str]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise invalid("a query parameter is given twice")
+    if named:
+        if not found.get(named):
+            raise invalid(f"the query parameter {named} is missing")
+        path[named] = found.pop(named)
     return found
 
 

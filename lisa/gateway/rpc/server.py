@@ -57,12 +57,7 @@ def method_of(operation: Operation) -> str:
 
 def rpc_app(gateway: GatewayContext) -> ASGIApp:
     """An ASGI application whose requests have Protobuf bodies, and its responses JSON."""
-    methods = SERVICE.methods_by_name
-    operations = {
-        path_of(name): operation
-        for operation in OPERATIONS
-        if (name := method_of(operation)) in methods
-    }
+    operations = {path_of(method_of(operation)): operation for operation in OPERATIONS}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -84,7 +79,9 @@ async def _perform(gateway: GatewayContext, operation: Operation, request: Reque
     token = operation.authorise(gateway, request, path)
     in_query = operation.query.__struct_fields__
     query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
-    body = None if operation.body is None else read_json(operation.decoder, _encoder.encode(fields))
+    body = None
+    if operation.body is not None:
+        body = read_json(operation.decoder, _encoder.encode(fields))
     messages = enumerate(fields.get("messages", ()))
     failed = {index: message for index, message in messages if isinstance(message, ErrorResponse)}
     return await operation.perform(Call(gateway, request, token, path, query, body, failed))
@@ -96,9 +93,9 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """The health service. A watcher that does not read delays no other."""
 
-    def __init__(self, shares: Shares, names: tuple[str, ...]) -> None:
+    def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._names = ("", *names)
+        self._names = ("", SERVICE.full_name)
         self._status = SERVING
         self._news = asyncio.Event()
 
@@ -142,17 +139,6 @@ class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc
         async with _counted(self._shares, context):
             async for answer in super().ServerReflectionInfo(request_iterator, context):
                 yield answer
-
-
-def add_standard_services(server: Any, shares: Shares, name: str) -> HealthService:
-    """Add both services to a server whose own service has this name."""
-    service = HealthService(shares, (name,))
-    health_pb2_grpc.add_HealthServicer_to_server(service, server)
-    names = (name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        ReflectionService(shares, names), server
-    )
-    return service
 
 
 @asynccontextmanager
@@ -271,7 +257,12 @@ def _server(gateway: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any
         ),
     )
     server.add_generic_rpc_handlers((_handlers(gateway, calls),))
-    service = add_standard_services(server, gateway.shares, SERVICE.full_name)
+    service = HealthService(gateway.shares)
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        ReflectionService(gateway.shares, names), server
+    )
     _listen(server, gateway.settings)
     return server, service
 
