@@ -111,8 +111,10 @@ class Waiter:
             self.future.set_result(self.found)
 
     def fail(self, error: Exception) -> None:
-        """End the pull with an error; does nothing if the pull has ended."""
-        if self.is_open():
+        """End the pull with what it has found, else an error; does nothing if it has ended."""
+        if self.found:
+            self.answer()
+        elif self.is_open():
             self.future.set_exception(error)
 
 
@@ -148,24 +150,14 @@ class PullQueue:
         self._waiters.pop(waiter, None)
         if waiter.future.cancelled():
             self._release(delivery.receipt.settlement[:2] for delivery in waiter.found)
-
-    def _answer(self, waiter: Waiter) -> None:
-        if waiter.is_open():
+        elif waiter.future.exception() is None:
             self._broker.handed_out += len(waiter.found)
-            waiter.answer()
-
-    def _fail(self, waiter: Waiter, error: Exception) -> None:
-        """End a pull with an error, or with the deliveries that it already has."""
-        if waiter.found:
-            self._answer(waiter)
-        else:
-            waiter.fail(error)
 
     def dismiss(self) -> None:
         """Answer all waiting pulls with no messages, because the gateway stops."""
         for waiter in list(self._waiters):
             if waiter.ends > time.monotonic():
-                self._answer(waiter)
+                waiter.answer()
         self._changed.set()
 
     async def end(self) -> None:
@@ -177,9 +169,9 @@ class PullQueue:
 
     def _expire(self, waiter: Waiter) -> None:
         if self._fault is not None:
-            self._fail(waiter, self._fault)
+            waiter.fail(self._fault)
         else:
-            self._answer(waiter)
+            waiter.answer()
 
     async def _run(self) -> None:
         caller.set("")  # the task serves all callers, not only the one whose pull started it
@@ -203,7 +195,7 @@ class PullQueue:
             if self._watcher is not None:
                 self._watcher.cancel()
             for waiter in list(self._waiters):
-                self._fail(waiter, error)
+                waiter.fail(error)
 
     async def _is_idle(self) -> bool:
         """Whether no pull waits; until the current watch ends, waits for one."""
@@ -234,7 +226,7 @@ class PullQueue:
         now = time.monotonic()
         for waiter in list(self._waiters):
             if waiter.found or waiter.ends <= now or self._broker.is_closing:
-                self._answer(waiter)
+                waiter.answer()
         if any(waiter.is_open() for waiter in self._waiters):
             if self._watcher is None:
                 self._watcher = asyncio.create_task(self._listen(taken.empty))
@@ -265,7 +257,7 @@ class PullQueue:
         now = time.monotonic()
         for waiter in list(self._waiters):
             if waiter.found or waiter.ends <= now or self._broker.is_closing:
-                self._fail(waiter, fault)
+                waiter.fail(fault)
         await asyncio.sleep(self._backoff.take())
 
     async def _hand_out(self, taken: Taken) -> None:
@@ -299,7 +291,7 @@ class PullQueue:
                         not waiter.missing or sum(delivery.size for delivery in waiter.found) > room
                     )
                     if waiter.found and (is_full or not may_have_more):
-                        self._answer(waiter)
+                        waiter.answer()
                 if room <= 0:
                     break
         finally:
