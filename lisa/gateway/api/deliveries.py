@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -43,7 +44,7 @@ from lisa.gateway.api.types import (
     problem_answer,
     response_body,
 )
-from lisa.gateway.context import GatewayContext, gather_parts
+from lisa.gateway.context import gather_parts
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pulls import HandedOut
@@ -76,11 +77,6 @@ class RetryRequest(Request):
         bool, Meta(description="Move the message to garbage without further attempts.")
     ] = False
 
-    @property
-    def recorded_reason(self) -> str:
-        """The reason to record, with a default."""
-        return self.reason or (str(Discard()) if self.discard else "the client asked for a retry")
-
 
 class RetryAnswer(Answer):
     """The outcome: `retrying` at `due_ms`, or `dead`, which means in garbage."""
@@ -97,11 +93,6 @@ class DeferRequest(Request):
     receipt: ReceiptText
     delay_ms: Annotated[RetryPause, Meta(description="Delay until the next delivery.")]
     reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
-
-    @property
-    def recorded_reason(self) -> str:
-        """The reason to record, with a default."""
-        return self.reason or "the client deferred the message"
 
 
 class DeferAnswer(Answer):
@@ -202,88 +193,6 @@ class PullAnswer(Answer):
     deliveries: list[DeliveryAnswer]
 
 
-async def settle_ack(
-    gateway: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
-) -> AckAnswer:
-    """Settle as handled. Raises ErrorResponse or LisaError, like the functions below."""
-    outcome = await gateway.settler.ack(topic, receipt)
-    if outcome is Acked.STALE:
-        raise await _stale(gateway, topic, receipt)
-    return AckAnswer(id=receipt.settlement.id, outcome=outcome)
-
-
-async def settle_retry(
-    gateway: GatewayContext, topic: str, request: RetryRequest, receipt: Receipt
-) -> RetryAnswer:
-    """Settle as failed, or discard."""
-    if request.discard and request.delay_ms is not None:
-        raise invalid("give either delay_ms or discard, not both")
-    delay: int | Literal["discard"] | None = "discard" if request.discard else request.delay_ms
-    retried = await gateway.settler.retry(
-        topic, receipt, reason=request.recorded_reason, delay=delay
-    )
-    if retried.outcome is Failed.STALE:
-        raise await _stale(gateway, topic, receipt)
-    return RetryAnswer(
-        id=receipt.settlement.id,
-        outcome=retried.outcome,
-        due_ms=retried.due_ms,
-        attempts=retried.failed_attempts,
-    )
-
-
-async def settle_defer(
-    gateway: GatewayContext, topic: str, request: DeferRequest, receipt: Receipt
-) -> DeferAnswer:
-    """Put off without counting an attempt."""
-    said = await gateway.settler.defer(
-        topic, receipt, delay_ms=request.delay_ms, reason=request.recorded_reason
-    )
-    if said.due_ms is None:
-        raise await _stale(gateway, topic, receipt)
-    return DeferAnswer(id=receipt.settlement.id, outcome=said.outcome, due_ms=said.due_ms)
-
-
-async def settle_extend(
-    gateway: GatewayContext, topic: str, request: ExtendRequest, receipt: Receipt
-) -> HeldAnswer:
-    """Restart the ack timeout."""
-    if not await gateway.settler.extend(topic, receipt, request.ack_timeout_ms):
-        raise await _stale(gateway, topic, receipt, held=False)
-    return HeldAnswer(id=receipt.settlement.id, held=True)
-
-
-async def settle_release(
-    gateway: GatewayContext, topic: str, _: ReceiptRequest, receipt: Receipt
-) -> HeldAnswer:
-    """Return the message without counting an attempt."""
-    if not await gateway.settler.release(topic, receipt):
-        raise await _stale(gateway, topic, receipt, held=False)
-    return HeldAnswer(id=receipt.settlement.id, held=True)
-
-
-async def _stale(
-    gateway: GatewayContext, topic: str, receipt: Receipt, **more: Any
-) -> ErrorResponse:
-    """The problem for a stale receipt, with the message's current state."""
-    message_id = receipt.settlement.id
-    seen = await gateway.settler.look(topic, message_id, bodies=False)
-    now = found(topic, message_id, seen)
-    if now is None:
-        return await unknown(gateway, topic, message_id)
-    return ErrorResponse(
-        409,
-        "stale",
-        f"the receipt of message {message_id!r} is stale: the message is now {now.state}",
-        id=message_id,
-        outcome="stale",
-        state=now.state,
-        **more,
-    )
-
-
-S = TypeVar("S", ReceiptRequest, RetryRequest, DeferRequest, ExtendRequest)
-
 STALE: Problems = {
     404: "The message or the topic is unknown, or the group was removed.",
     409: "Nothing was changed, because the receipt is stale: the delivery was settled, or its ack "
@@ -343,19 +252,40 @@ def _delivery(handed_out: HandedOut) -> DeliveryAnswer:
 
 
 _on_one = partial(operations.add, "POST", scope=Scope.CONSUME, problems=STALE)
-"""Declares an operation on one delivery."""
+"""Declares an operation on one delivery. Its handler also serves batches and gRPC's streams."""
 
 
 @_on_one(f"{MESSAGE}/ack", "Settled.")
 async def ack_message(call: Call[NoFields, ReceiptRequest]) -> AckAnswer:
     """Ack a delivery."""
-    return await settle_ack(call.gateway, call.topic, call.body, _receipt(call))
+    receipt = _receipt(call)
+    outcome = await call.gateway.settler.ack(call.topic, receipt)
+    if outcome is Acked.STALE:
+        raise await _stale(call, receipt)
+    return AckAnswer(id=receipt.settlement.id, outcome=outcome)
 
 
 @_on_one(f"{MESSAGE}/retry", "The message will be retried, or is in garbage.")
 async def retry_message(call: Call[NoFields, RetryRequest]) -> RetryAnswer:
     """Retry or discard a failed delivery."""
-    return await settle_retry(call.gateway, call.topic, call.body, _receipt(call))
+    receipt, wanted = _receipt(call), call.body
+    if wanted.discard and wanted.delay_ms is not None:
+        raise invalid("give either delay_ms or discard, not both")
+    default = str(Discard()) if wanted.discard else "the client asked for a retry"
+    retried = await call.gateway.settler.retry(
+        call.topic,
+        receipt,
+        reason=wanted.reason or default,
+        delay="discard" if wanted.discard else wanted.delay_ms,
+    )
+    if retried.outcome is Failed.STALE:
+        raise await _stale(call, receipt)
+    return RetryAnswer(
+        id=receipt.settlement.id,
+        outcome=retried.outcome,
+        due_ms=retried.due_ms,
+        attempts=retried.failed_attempts,
+    )
 
 
 @_on_one(f"{MESSAGE}/defer", "Deferred.")
@@ -364,13 +294,23 @@ async def defer_message(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
 
     The message is redelivered after the delay, without counting an attempt.
     """
-    return await settle_defer(call.gateway, call.topic, call.body, _receipt(call))
+    receipt, wanted = _receipt(call), call.body
+    reason = wanted.reason or "the client deferred the message"
+    said = await call.gateway.settler.defer(
+        call.topic, receipt, delay_ms=wanted.delay_ms, reason=reason
+    )
+    if said.due_ms is None:
+        raise await _stale(call, receipt)
+    return DeferAnswer(id=receipt.settlement.id, outcome=said.outcome, due_ms=said.due_ms)
 
 
 @_on_one(f"{MESSAGE}/extend", "The ack timeout restarts.")
 async def extend_message(call: Call[NoFields, ExtendRequest]) -> HeldAnswer:
     """Extend a delivery's ack timeout."""
-    return await settle_extend(call.gateway, call.topic, call.body, _receipt(call))
+    receipt = _receipt(call)
+    if not await call.gateway.settler.extend(call.topic, receipt, call.body.ack_timeout_ms):
+        raise await _stale(call, receipt, held=False)
+    return HeldAnswer(id=receipt.settlement.id, held=True)
 
 
 @_on_one(f"{MESSAGE}/release", "Released.")
@@ -379,14 +319,35 @@ async def release_message(call: Call[NoFields, ReceiptRequest]) -> HeldAnswer:
 
     The message is redelivered immediately, without counting an attempt.
     """
-    return await settle_release(call.gateway, call.topic, call.body, _receipt(call))
+    receipt = _receipt(call)
+    if not await call.gateway.settler.release(call.topic, receipt):
+        raise await _stale(call, receipt, held=False)
+    return HeldAnswer(id=receipt.settlement.id, held=True)
 
 
 def _receipt(call: Call[NoFields, Any]) -> Receipt:
+    """The receipt of a request. Raises ErrorResponse if the path has the id of another message."""
     receipt = decode_receipt(call.body.receipt, call.gateway.clock.about_us())
-    if receipt.settlement.id != call.id:
+    if receipt.settlement.id != call.path.get("id", receipt.settlement.id):
         raise invalid(f"the receipt is for message {receipt.settlement.id!r}, not {call.id!r}")
     return receipt
+
+
+async def _stale(call: Call[NoFields, Any], receipt: Receipt, **more: Any) -> ErrorResponse:
+    """The problem for a stale receipt, with the message's current state."""
+    topic, message_id = call.topic, receipt.settlement.id
+    now = found(topic, message_id, await call.gateway.settler.look(topic, message_id, bodies=False))
+    if now is None:
+        return await unknown(call.gateway, topic, message_id)
+    return ErrorResponse(
+        409,
+        "stale",
+        f"the receipt of message {message_id!r} is stale: the message is now {now.state}",
+        id=message_id,
+        outcome="stale",
+        state=now.state,
+        **more,
+    )
 
 
 _on_many = partial(
@@ -405,49 +366,48 @@ async def ack_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     Each delivery has its own result, in request order: the fields of a single response, or a
     problem, such as for a stale receipt. The other batch operations work in the same way.
     """
-    return await _settle_each(call, settle_ack)
+    return await _settle_each(call, ack_message)
 
 
 @_on_many(f"{TOPIC}/messages:batch-retry")
 async def retry_messages(call: Call[NoFields, RetryBatch]) -> SettledBatch:
     """Retry or discard many failed deliveries."""
-    return await _settle_each(call, settle_retry)
+    return await _settle_each(call, retry_message)
 
 
 @_on_many(f"{TOPIC}/messages:batch-defer")
 async def defer_messages(call: Call[NoFields, DeferBatch]) -> SettledBatch:
     """Defer many deliveries."""
-    return await _settle_each(call, settle_defer)
+    return await _settle_each(call, defer_message)
 
 
 @_on_many(f"{TOPIC}/messages:batch-extend")
 async def extend_messages(call: Call[NoFields, ExtendBatch]) -> SettledBatch:
     """Extend the ack timeouts of many deliveries."""
-    return await _settle_each(call, settle_extend)
+    return await _settle_each(call, extend_message)
 
 
 @_on_many(f"{TOPIC}/messages:batch-release")
 async def release_messages(call: Call[NoFields, ReceiptBatch]) -> SettledBatch:
     """Release many deliveries."""
-    return await _settle_each(call, settle_release)
+    return await _settle_each(call, release_message)
 
 
 async def _settle_each(
-    call: Call[NoFields, Any],
-    settle: Callable[[GatewayContext, str, S, Receipt], Awaitable[Answer]],
+    call: Call[NoFields, Any], settle: Callable[[Call[NoFields, Any]], Awaitable[Answer]]
 ) -> SettledBatch:
-    async def settle_one(request: S) -> Answer:
-        receipt = decode_receipt(request.receipt, call.gateway.clock.about_us())
-        return await settle(call.gateway, call.topic, request, receipt)
-
-    found = await gather_parts(map(settle_one, call.body.deliveries))
-    failed = [result for result in found if isinstance(result, Exception)]
-    if len(failed) == len(found) and isinstance(failed[0], ServerUnavailable):
+    calls = [replace(call, body=delivery) for delivery in call.body.deliveries]
+    results = await gather_parts(map(settle, calls))
+    failed = [result for result in results if isinstance(result, Exception)]
+    if len(failed) == len(results) and isinstance(failed[0], ServerUnavailable):
         raise failed[0]
-    results = [
-        SettledDelivery(problem=problem_answer(result))
-        if isinstance(result, Exception)
-        else SettledDelivery(**msgspec.structs.asdict(result))
-        for result in found
-    ]
-    return SettledBatch(results=results, succeeded=len(found) - len(failed), failed=len(failed))
+    return SettledBatch(
+        results=[
+            SettledDelivery(problem=problem_answer(result))
+            if isinstance(result, Exception)
+            else SettledDelivery(**msgspec.structs.asdict(result))
+            for result in results
+        ],
+        succeeded=len(results) - len(failed),
+        failed=len(failed),
+    )

@@ -23,7 +23,7 @@ from starlette.routing import Match, Route
 
 from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING, Scope, Token
-from lisa.gateway.api.types import NoFields, invalid, mismatch, read_json
+from lisa.gateway.api.types import NoFields, convert_fields, invalid, read_json
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse, is_refusal
 
@@ -135,13 +135,6 @@ class Operation:
         if self.scope is None:
             return EVERYTHING
         return gateway.require(request, self.scope, path.get("topic"))
-
-    def read_query(self, values: Mapping[str, Any]) -> msgspec.Struct:
-        """The query parameters from their values, which may be text. Raises ErrorResponse."""
-        try:
-            return msgspec.convert(values, self.query, strict=False)
-        except msgspec.ValidationError as error:
-            raise invalid(mismatch("the query", self.query, error)) from None
 
     @cached_property
     def decoder(self) -> msgspec.json.Decoder[Any]:
@@ -306,7 +299,8 @@ class ApiRoute(Route):
         token = operation.authorise(self._gateway, request, path)
         query = operation.query()
         if (text := request.scope["query_string"]) or self._named:
-            query = operation.read_query(_parse_query(text, self._named, path))
+            fields = _parse_query(text, self._named, path)
+            query = convert_fields("the query", fields, operation.query, strict=False)
         body = await _read_body(operation, request)
         return await operation.perform(Call(self._gateway, request, token, path, query, body))
 

@@ -11,7 +11,7 @@ import binascii
 import difflib
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import cache
@@ -271,6 +271,7 @@ def _choices(kind: Any) -> Iterator[Any]:
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def invalid(detail: str) -> ErrorResponse:
@@ -293,6 +294,16 @@ def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
         raise invalid(not_json(bytes(data), error)) from None
     except RecursionError:
         raise invalid("the JSON is nested too deeply") from None
+
+
+def convert_fields(
+    what: str, fields: Mapping[str, Any], kind: type[S], *, strict: bool = True
+) -> S:
+    """A request of decoded fields, whose values may be text unless strict. Raises ErrorResponse."""
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise invalid(mismatch(what, kind, error)) from None
 
 
 def read_policy(retry: list[int] | str | None) -> RetryPolicy | None:

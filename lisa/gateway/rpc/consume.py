@@ -8,7 +8,8 @@ stream or by a separate call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,21 +20,14 @@ from lisa.core.delivery.source import LOOK_AGAIN_S, MOST
 from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Scope
 from lisa.gateway.api import deliveries
-from lisa.gateway.api.deliveries import (
-    DeferRequest,
-    ExtendRequest,
-    PullRequest,
-    ReceiptRequest,
-    RetryRequest,
-)
+from lisa.gateway.api.deliveries import PullRequest
 from lisa.gateway.api.operations import Call
-from lisa.gateway.api.types import MOST_ITEMS, NoFields, invalid, mismatch
+from lisa.gateway.api.types import MOST_ITEMS, NoFields, convert_fields, invalid
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ClientDisconnected, ErrorResponse, problem_of
 from lisa.gateway.pulls import HandedOut
 from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.transport import EXCHANGE, Exchange, parse, problem, request_fields
-from lisa.gateway.settling import decode_receipt
 from lisa.gateway.shares import current
 
 T = TypeVar("T")
@@ -53,14 +47,9 @@ CLOSE_S = 1.0
 WAIT_S = 60.0
 """How long one pull for a stream waits before the next one takes its place."""
 
-_ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct], str]] = {
-    "ack": (deliveries.settle_ack, ReceiptRequest, ""),
-    "retry": (deliveries.settle_retry, RetryRequest, ""),
-    "defer": (deliveries.settle_defer, DeferRequest, ""),
-    "extend": (deliveries.settle_extend, ExtendRequest, "extended"),
-    "release": (deliveries.settle_release, ReceiptRequest, "released"),
-}
-"""The function, its request and the outcome of each action; "" if the answer has the outcome."""
+_OPERATIONS = {operation.name: operation for operation in deliveries.operations}
+_OUTCOMES = {"extend": "extended", "release": "released"}
+"""The outcomes of actions whose answer has none."""
 
 
 async def consume(gateway: GatewayContext, request: Request, send: Send) -> None:
@@ -73,10 +62,7 @@ async def consume(gateway: GatewayContext, request: Request, send: Send) -> None
     topic, opened = first.open.topic, request_fields(first.open)
     token = gateway.require(request, Scope.CONSUME, topic)
     opened.pop("topic", None)
-    try:
-        wanted = msgspec.convert(opened, PullRequest)
-    except msgspec.ValidationError as error:
-        raise invalid(mismatch("open", PullRequest, error)) from None
+    wanted = convert_fields("open", opened, PullRequest)
     with gateway.shares.waiting(gateway.shares.polls):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         call = Call(gateway, request, token, {"topic": topic}, NoFields(), wanted)
@@ -234,19 +220,11 @@ class _Stream:
         action = settlement.WhichOneof("action")
         if action is None:
             raise invalid("the settlement of a receipt contains no action")
-        settle, kind, done = _ACTIONS[action]
+        operation = _OPERATIONS[f"{action}Message"]
         fields = {"receipt": settlement.receipt, **request_fields(getattr(settlement, action))}
-        try:
-            body = msgspec.convert(fields, kind)
-        except msgspec.ValidationError as error:
-            raise invalid(mismatch("the settlement", kind, error)) from None
-        answer = await settle(
-            self._gateway,
-            self._call.topic,
-            body,
-            decode_receipt(settlement.receipt, self._gateway.clock.about_us()),
-        )
-        return done or answer.outcome, getattr(answer, "due_ms", None)
+        body = convert_fields("the settlement", fields, operation.body)
+        answer: Any = await operation.handler(replace(self._call, body=body))
+        return _OUTCOMES.get(action) or answer.outcome, getattr(answer, "due_ms", None)
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         # Shielded: after a cancelled write, a gRPC call takes no further messages.

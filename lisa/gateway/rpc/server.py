@@ -23,7 +23,7 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.settings import GatewaySettings, GrpcSettings
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.operations import Call, Operation
-from lisa.gateway.api.types import read_json
+from lisa.gateway.api.types import convert_fields, read_json
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits import LimitsMiddleware
 from lisa.gateway.problems import ErrorResponse
@@ -78,7 +78,8 @@ async def _perform(gateway: GatewayContext, operation: Operation, request: Reque
     path = {name: fields.pop(name, "") for name in operation.parameters}
     token = operation.authorise(gateway, request, path)
     in_query = operation.query.__struct_fields__
-    query = operation.read_query({name: fields.pop(name) for name in in_query if name in fields})
+    given = {name: fields.pop(name) for name in in_query if name in fields}
+    query = convert_fields("the query", given, operation.query, strict=False)
     body = None
     if operation.body is not None:
         body = read_json(operation.decoder, _encoder.encode(fields))
