@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
@@ -239,7 +239,7 @@ class Meter:
         self.malformed = 0
         self._requests = Tally()
         self._refused = Tally()
-        self._seconds: dict[str, Spread] = {}
+        self._seconds: dict[str, Spread] = defaultdict(partial(Spread, STEP_SECONDS))
         for reason in ("requests", "bytes", "waiting", "server"):
             self._refused.add(0, reason)
 
@@ -251,10 +251,7 @@ class Meter:
         if request.code == "503":
             self._refused.add(1, request.reason)
         if not (request.is_stream or request.is_pull):
-            spread = self._seconds.get(face)
-            if spread is None:
-                spread = self._seconds[face] = Spread(STEP_SECONDS)
-            spread.observe(time.monotonic() - request.began)
+            self._seconds[face].observe(time.monotonic() - request.began)
 
     def numbers(self) -> Numbers:
         """All metrics of this object."""

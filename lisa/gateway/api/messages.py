@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType, defstruct
 from lisa.admin import garbage
 from lisa.admin import messages as admin
 from lisa.admin.garbage import GarbageSelection
-from lisa.admin.messages import LiveState, Row
+from lisa.admin.messages import LiveState
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.keys import check_id
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
@@ -222,18 +222,13 @@ async def list_messages(call: Call[ListQuery, None]) -> MessagesAnswer:
         cursor=decode_cursor(query.cursor, is_stream=query.state in _IN_STREAM),
         limit=query.limit,
     )
-    rows = [listed(row) for row in page.rows]
+    rows = msgspec.convert(page.rows, list[ListedMessage], from_attributes=True)
     if not rows and query.cursor is None:
         await require_topic(call.gateway, call.topic)
     return MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor))
 
 
 _IN_STREAM = (LiveState.READY, LiveState.IN_FLIGHT)
-
-
-def listed(row: Row) -> ListedMessage:
-    """A list row as a response."""
-    return msgspec.convert(row, ListedMessage, from_attributes=True)
 
 
 @operations.add("GET", MESSAGE, "The current state of the message.", problems=NO_MESSAGE)
@@ -343,7 +338,7 @@ async def list_garbage(call: Call[GarbageQuery, None]) -> MessagesAnswer:
         limit=query.limit,
         most=MOST_EXAMINED,
     )
-    rows = [listed(row) for row in found.rows]
+    rows = msgspec.convert(found.rows, list[ListedMessage], from_attributes=True)
     if not rows and query.cursor is None:
         await require_topic(call.gateway, call.topic)
     return MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor))

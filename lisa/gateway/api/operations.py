@@ -125,17 +125,6 @@ class Operation:
         """The names of the path parameters."""
         return [segment[1:-1] for segment in self.path.split("/") if segment.startswith("{")]
 
-    def authorise(
-        self, gateway: GatewayContext, request: Request, path: Mapping[str, str]
-    ) -> Token:
-        """The token of a request, if it allows the operation.
-
-        Raises Unauthorized, Forbidden or InvalidMessage.
-        """
-        if self.scope is None:
-            return EVERYTHING
-        return gateway.require(request, self.scope, path.get("topic"))
-
     @cached_property
     def decoder(self) -> msgspec.json.Decoder[Any]:
         """The decoder of a request body."""
@@ -157,7 +146,11 @@ class Operation:
         return response
 
     def _record(self, call: Call[Any, Any], results: dict[str, Any]) -> None:
-        details = {**call.path, **_details(call.query, call.body), **results}
+        """Record the given fields without their values, which may be secrets of pushes."""
+        given = [] if call.body is None else sorted(_given(call.body))
+        named = [getattr(part, "group", None) for part in (call.body, call.query)]
+        group = {"group": next(filter(None, named), call.path.get("group"))}
+        details = {**call.path, **group, "given": ",".join(given), **results}
         audit.changed(call.request, call.token, self.name, **details)
 
 
@@ -229,18 +222,6 @@ _RESULTS = ("outcome", "done", "settled", "changed", "new")
 """Fields of responses that say how much was changed."""
 
 
-def _details(query: msgspec.Struct, body: msgspec.Struct | None) -> dict[str, Any]:
-    """What the audit log records of a request: group, and the given fields without their values.
-
-    Values may be secrets, such as the key that signs pushes.
-    """
-    group = getattr(body, "group", None) or getattr(query, "group", None)
-    return {
-        **({} if group is None else {"group": group}),
-        "given": "" if body is None else ",".join(sorted(_given(body))),
-    }
-
-
 def _given(body: msgspec.Struct) -> list[str]:
     """The names of the fields that do not have their default."""
     names, defaults = body.__struct_fields__, body.__struct_defaults__
@@ -296,7 +277,9 @@ class ApiRoute(Route):
         path = dict(request.path_params)
         if "%" in request.scope[_PATH]:
             path = {name: _with_slashes(text) for name, text in path.items()}
-        token = operation.authorise(self._gateway, request, path)
+        token = EVERYTHING
+        if operation.scope is not None:
+            token = self._gateway.require(request, operation.scope, path.get("topic"))
         query = operation.query()
         if (text := request.scope["query_string"]) or self._named:
             fields = _parse_query(text, self._named, path)

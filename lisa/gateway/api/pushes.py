@@ -83,9 +83,7 @@ async def list_push_targets(call: Call[NoFields, None]) -> PushTargets:
     found = await call.gateway.ask(admin.targets, call.topic)
     if not found:
         await require_topic(call.gateway, call.topic)
-    return PushTargets(
-        targets=[convert(target, PushTarget, from_attributes=True) for target in found]
-    )
+    return PushTargets(targets=convert(found, list[PushTarget], from_attributes=True))
 
 
 @operations.add(

@@ -76,7 +76,7 @@ async def _perform(gateway: GatewayContext, operation: Operation, request: Reque
     kind = GetMessageClass(SERVICE.methods_by_name[method_of(operation)].input_type)
     fields = request_fields(parse(kind, message["body"]))
     path = {name: fields.pop(name, "") for name in operation.parameters}
-    token = operation.authorise(gateway, request, path)
+    token = gateway.require(request, operation.scope, path.get("topic"))
     in_query = operation.query.__struct_fields__
     given = {name: fields.pop(name) for name in in_query if name in fields}
     query = convert_fields("the query", given, operation.query, strict=False)
