@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from lisa.core.store.store import Store
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page.rendering import Body, format_body
 from lisa.gateway.page.topic import require_topic
-from lisa.gateway.page.visits import PageRequest
+from lisa.gateway.page.visits import FINAL, Done, FormAction, PageRequest, Verb
 from lisa.gateway.problems import ErrorResponse
 
 LEASE_S = 10.0
@@ -66,6 +67,11 @@ REASONS_S = 3.0
 
 MOST_EXAMINED = 5_000
 """Messages that one request examines at most; the next page continues from there."""
+
+MOST_COUNTED = 100_000
+"""Dead messages that a question with a filter by reason counts."""
+
+_INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 FIELDS = ("group", "reason", "older", "kind")
 """The fields of the filter form."""
@@ -212,40 +218,6 @@ class GarbageRun:
                 await self._store.drive(self._store.commands([answer, ("DEL", self._keys.run)]))
 
 
-async def stop_run(gateway: GatewayContext, topic: str) -> int:
-    """Stop a topic's action, also if it runs in another process.
-
-    Returns how many messages it had affected: as its process answers, or else by its last known
-    record. Raises LisaError.
-    """
-    ends, store = time.monotonic() + PATIENCE_S, gateway.store
-    record = await gateway.ask(read_run, topic)
-    if record is None:
-        return 0
-    keys = store.keys.topic(topic)
-    stop_key = keys.run_stop(record.run)
-    await store.drive(store.command("SET", stop_key, "", "NX", "PX", STOP_MS))
-    while True:
-        asked = store.commands([("GET", keys.run), ("GET", stop_key)])
-        content, answer = await store.drive(asked)
-        found = _decoded(content)
-        if found is None or found.run != record.run:
-            return int(answer) if answer else record.done
-        record = found
-        if time.monotonic() > ends:
-            return record.done
-        await asyncio.sleep(POLL_S)
-
-
-def pace(text: str) -> int | None:
-    """The chosen pace in messages per second; None for empty text. Raises ErrorResponse."""
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) <= FASTEST):
-        raise ErrorResponse(400, "form", f"the pace must be a number from 1 to {FASTEST:,}")
-    return int(text)
-
-
 @dataclass(frozen=True, slots=True)
 class Dead:
     """One dead message and a preview of its body."""
@@ -312,3 +284,92 @@ async def show(visit: PageRequest) -> Response:
         run=await visit.gateway.ask(read_run, topic),
         is_filtered=any(fields.values()),
     )
+
+
+async def _selection(action: FormAction) -> GarbageSelection:
+    """The garbage that matches the filter and was dead when the confirmation was shown."""
+    given = {name: action.fields.get(name, "") for name in FIELDS}
+    until = action.fields.get("until", "")
+    if _INSTANT.match(until):
+        asked_ms = int(until)
+    else:
+        store = action.visit.gateway.store
+        asked_ms = await store.drive(store.server_time_ms()) + 1
+    found = selection_of(action.topic, **given, now_ms=asked_ms)
+    return found if found.died_before_ms is not None else replace(found, died_before_ms=asked_ms)
+
+
+async def _how_many(action: FormAction) -> tuple[str, int]:
+    count = len(action.picked)
+    if action.verb.endswith("_all"):
+        selection = await _selection(action)
+        if selection.reason is None and selection.kind is None:
+            count = await action.visit.gateway.ask(garbage_flows.matching, selection)
+        else:
+            by_reason = garbage_flows.by_reason
+            kinds, _ = await action.visit.gateway.ask(by_reason, selection, most=MOST_COUNTED)
+            count = sum(reason.messages for reason in kinds)
+    return f"{count:,} {'message' if count == 1 else 'messages'}", count
+
+
+_FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
+
+
+async def _some(action: FormAction) -> Done:
+    by_group: dict[str, list[str]] = {}
+    for group, message_id in action.picked:
+        by_group.setdefault(group, []).append(message_id)
+    done = 0
+    for group, ids in by_group.items():
+        done += sum(await action.visit.gateway.ask(_FLOWS[action.verb], action.topic, group, ids))
+    return Done(f"{action.verb}d", done, len(action.picked))
+
+
+async def _all(action: FormAction) -> Done:
+    verb, pace = action.verb.removesuffix("_all"), action.fields.get("pace", "")
+    if pace and not (_INSTANT.match(pace) and 0 < int(pace) <= FASTEST):
+        raise ErrorResponse(400, "form", f"the pace must be a number from 1 to {FASTEST:,}")
+    _, total = await _how_many(action)
+    rate = int(pace) if pace else None
+    run = GarbageRun(action.visit.gateway, action.topic, verb, total, rate)
+    await run.start(await _selection(action), _FLOWS[verb])
+    if not run.is_running:
+        return Done(f"{verb}d", run.done)
+    run.on_end(lambda: action.audit(f"{verb}d", done=run.done))
+    return Done(f"{verb}_continues", run.done)
+
+
+async def _stop(action: FormAction) -> Done:
+    """Stop a topic's action, also if it runs in another process.
+
+    Tells how many messages it had affected: as its process answers, or else by its last known
+    record.
+    """
+    ends, store = time.monotonic() + PATIENCE_S, action.visit.gateway.store
+    record = await store.drive(read_run(store, action.topic))
+    if record is None:
+        return Done("stopped", 0)
+    keys = store.keys.topic(action.topic)
+    stop_key = keys.run_stop(record.run)
+    await store.drive(store.command("SET", stop_key, "", "NX", "PX", STOP_MS))
+    while True:
+        asked = store.commands([("GET", keys.run), ("GET", stop_key)])
+        content, answer = await store.drive(asked)
+        found = _decoded(content)
+        if found is None or found.run != record.run:
+            return Done("stopped", int(answer) if answer else record.done)
+        record = found
+        if time.monotonic() > ends:
+            return Done("stopped", record.done)
+        await asyncio.sleep(POLL_S)
+
+
+VERBS = {
+    "requeue": Verb("requeueGarbage", _some),
+    "purge": Verb("purgeGarbage", _some, "Purge", FINAL, _how_many),
+    "requeue_all": Verb(
+        "requeueGarbage", _all, "Requeue", "They become due immediately.", _how_many
+    ),
+    "purge_all": Verb("purgeGarbage", _all, "Purge", FINAL, _how_many),
+    "stop": Verb("requeueGarbage", _stop),
+}

@@ -15,6 +15,7 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.admin.reading import entry_number, shards_of_id
 from lisa.admin.search import BODY_BYTES
 from lisa.admin.story import StoryEvent
+from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
@@ -26,11 +27,12 @@ from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.page.rendering import Body, format_body
+from lisa.gateway.page.rendering import Body, format_body, message_link
 from lisa.gateway.page.snapshot import LOOK_S
 from lisa.gateway.page.topic import require_topic
-from lisa.gateway.page.visits import PageRequest
+from lisa.gateway.page.visits import FINAL, Done, FormAction, PageRequest, Verb
 from lisa.gateway.problems import ErrorResponse
 from lisa.producer import Outgoing
 
@@ -85,34 +87,6 @@ def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
         if found is not None:
             return text(found)
     return None
-
-
-async def send_copy(
-    gateway: GatewayContext, topic: str, message_id: str, *, new_id: str, delay: str
-) -> tuple[str, str]:
-    """Send a copy with body, headers and policies of a message; returns its id and outcome.
-
-    The form chooses `new_id`, so a form that is sent twice sends one message.
-    """
-    _, envelope, options = await _stored(gateway, topic, message_id)
-    outgoing = Outgoing(_body(envelope), id=check_id(new_id), delay=delay or None, **options)
-    outcome = await gateway.sender.offer(topic, outgoing)
-    return outcome.id, str(outcome.outcome)
-
-
-async def send_edited(gateway: GatewayContext, topic: str, message_id: str, body: str) -> str:
-    """Replace a dead message by one with another body, due now; returns the outcome.
-
-    Id, headers and policies stay the same. Nothing changes if the message has left the garbage
-    or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
-    """
-    seen, envelope, options = await _stored(gateway, topic, message_id)
-    states = {held.state for held in seen.group_states}
-    if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
-        return "duplicate"
-    outgoing = Outgoing(edited_body(envelope.kind, body), id=message_id, **options)
-    outcome = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
-    return str(outcome.outcome)
 
 
 def _body(envelope: Envelope) -> Any:
@@ -272,3 +246,65 @@ def _content(seen: Inspection) -> tuple[Body | None, dict[str, str], str | None]
     except InvalidMessage as error:
         return None, {}, str(error)
     return format_body(envelope, most=BODY_BYTES), envelope.headers, None
+
+
+async def _cancel(action: FormAction) -> Done:
+    outcome = await action.visit.gateway.sender.cancel(action.topic, action.id())
+    return Done("cancel", str(outcome))
+
+
+async def _fire(action: FormAction) -> Done:
+    outcome = await action.visit.gateway.sender.fire_now(action.topic, action.id())
+    return Done("fire", str(outcome))
+
+
+async def _reschedule(action: FormAction) -> Done:
+    delay, at_local = action.text("delay"), action.text("at_local")
+    outcome = await action.visit.gateway.sender.reschedule(
+        action.topic,
+        action.id(),
+        delay=parse_duration(delay) if delay or not at_local else None,
+        at_local=at_local or None,
+        tz=action.text("tz") or None,
+    )
+    return Done("reschedule", str(outcome))
+
+
+async def _again(action: FormAction) -> Done:
+    """Send a copy with body, headers and policies of a message.
+
+    The form chooses the new id, so a form that is sent twice sends one message.
+    """
+    gateway, fields = action.visit.gateway, action.fields
+    _, envelope, options = await _stored(gateway, action.topic, action.id())
+    new_id, delay = check_id(fields.get("new", "")), fields.get("delay") or None
+    outgoing = Outgoing(_body(envelope), id=new_id, delay=delay, **options)
+    sent = await gateway.sender.offer(action.topic, outgoing)
+    return Done("again", str(sent.outcome), back=message_link(action.topic, sent.id))
+
+
+async def _edit(action: FormAction) -> Done:
+    """Replace a dead message by one with another body, due now.
+
+    Id, headers and policies stay the same. Nothing changes if the message has left the garbage
+    or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
+    """
+    gateway, topic = action.visit.gateway, action.topic
+    action.visit.token.require(Scope.PRODUCE, topic)
+    seen, envelope, options = await _stored(gateway, topic, action.id())
+    states = {held.state for held in seen.group_states}
+    if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
+        return Done("edit", "duplicate")
+    body = edited_body(envelope.kind, action.fields.get("body", ""))
+    outgoing = Outgoing(body, id=action.id(), **options)
+    sent = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
+    return Done("edit", str(sent.outcome))
+
+
+VERBS = {
+    "cancel": Verb("cancelMessage", _cancel, "Cancel", FINAL),
+    "fire": Verb("fireMessage", _fire),
+    "reschedule": Verb("rescheduleMessage", _reschedule),
+    "again": Verb("sendMessage", _again),
+    "edit": Verb("requeueGarbage", _edit),
+}

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from lisa.admin import history
 from lisa.admin.history import HistorySpan, Horizon, Outlook
 from lisa.admin.live import Interval
-from lisa.admin.topics import ramp_state
+from lisa.admin.topics import pause, ramp_state, resume
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.core.store.store import Store
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
-from lisa.gateway.page.visits import PageRequest
+from lisa.gateway.page.visits import Done, FormAction, PageRequest, Verb
 from lisa.gateway.problems import ErrorResponse
 
 E = TypeVar("E", Horizon, HistorySpan)
@@ -150,3 +150,16 @@ def option_rows(options: TopicOptions) -> list[tuple[str, str, bool]]:
         for name, option in OPTIONS.items()
         for value in [getattr(options, name)]
     ]
+
+
+async def _pause(action: FormAction) -> Done:
+    await action.visit.gateway.ask(pause, action.topic)
+    return Done("paused")
+
+
+async def _resume(action: FormAction) -> Done:
+    await action.visit.gateway.ask(resume, action.topic)
+    return Done("resumed")
+
+
+VERBS = {"pause": Verb("pauseTopic", _pause), "resume": Verb("resumeTopic", _resume)}

@@ -28,6 +28,10 @@ NOTICE = ("did", "n", "of")
 
 MOST_FIELDS = 2_000
 
+FINAL = "This cannot be undone."
+AUDITED = ("group", "reason", "older", "kind", "pace")
+"""The fields of forms that the audit log records under their names."""
+
 T = TypeVar("T")
 
 
@@ -203,9 +207,28 @@ class FormAction:
     picked: tuple[tuple[str, str], ...]
     fields: dict[str, str] = field(default_factory=dict)
 
+    def text(self, name: str) -> str:
+        """A field without spaces around it; empty if the form lacks it."""
+        return self.fields.get(name, "").strip()
+
     def id(self) -> str:
         """The id of the message to act on. Raises InvalidMessage."""
         return check_id(self.fields.get("id", ""))
+
+    def audit(self, did: str, **results: object) -> None:
+        """Record in the audit log what was done."""
+        audit.changed(
+            self.visit.request,
+            self.visit.token,
+            did,
+            topic=self.topic,
+            id=self.fields.get("id"),
+            new_id=self.fields.get("new"),
+            schedule=self.fields.get("schedule"),
+            session=self.visit.session_name,
+            **{name: self.fields.get(name) for name in AUDITED},
+            **results,
+        )
 
 
 class Done(NamedTuple):
@@ -222,7 +245,7 @@ class Verb(NamedTuple):
 
     work: returns what it did, or a page to show because it did nothing. warning: the text of the
     page that asks for confirmation; None runs the action immediately. asks: what the action applies
-    to and how many, such as ("5 messages", 5); by default the form's messages.
+    to and how many, such as ("5 messages", 5); by default one message.
     """
 
     operation: str
