@@ -270,7 +270,8 @@ class Endpoints:
     async def _ack(self, given: wire.Parameters) -> Response:
         message_id, handled = given.text("msgId"), given.boolean("ack")
         topic = self._topic(given, Scope.CONSUME)
-        if not await self._queue.settle(topic, message_id, handled=handled):
+        settle = self._queue.ack if handled else self._queue.nack
+        if not await settle(topic, message_id):
             return wire.answer(wire.NOT_EXISTS, msg=None)
         self.monitor.of(topic).ack_msg += 1
         return wire.answer(wire.SUCCESS, msg="success")

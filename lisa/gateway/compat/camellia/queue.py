@@ -30,7 +30,15 @@ from lisa.core.transitions.change import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.retry import Failed
 from lisa.core.transitions.topic import Configure
-from lisa.gateway.compat.camellia.wire import DelayMsg, Origin, as_found, as_sent, is_alive
+from lisa.gateway.compat.camellia.wire import (
+    READY,
+    WAITING,
+    DelayMsg,
+    Origin,
+    as_found,
+    is_alive,
+    with_origin,
+)
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.pulls import HandedOut
 from lisa.gateway.settling import TRIES, Receipt
@@ -181,6 +189,8 @@ class Queue:
             wanted_ms = ttl_ms if ttl_ms > 0 else duration_ms(self._settings.ttl)
             lasts_ms = max(1, min(wanted_ms, MAX_DUE_MS - trigger_ms))
             origin = Origin(produce_ms, trigger_ms, lasts_ms, retries)
+            status = WAITING if delay_ms > 0 else READY
+            accepted = with_origin(origin, topic=topic, msg_id=message_id, msg=text, status=status)
             sent = await self._gateway.sender.offer(
                 topic,
                 Outgoing(
@@ -194,7 +204,7 @@ class Queue:
                 OnDuplicate.KEEP_LIVE,
             )
             if sent.outcome is not Sent.DUPLICATE:
-                return as_sent(topic, message_id, text, origin, is_due=delay_ms <= 0)
+                return accepted
             known = await self.get(topic, message_id)
             if known is not None:
                 return known
@@ -229,13 +239,6 @@ class Queue:
                 return True
         return False
 
-    async def settle(self, topic: str, message_id: str, *, handled: bool) -> bool:
-        """Ack or nack the current delivery of an id; False if it is not in flight."""
-        receipt = self._receipts.get((topic, message_id))
-        if handled:
-            return await self._ack(topic, message_id, receipt)
-        return await self._nack(topic, message_id, receipt)
-
     def remember(self, topic: str, deliveries: Sequence[HandedOut]) -> None:
         """Remember the receipts of messages being delivered."""
         for delivery in deliveries:
@@ -245,8 +248,10 @@ class Queue:
         while len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)
 
-    async def _ack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
+    async def ack(self, topic: str, message_id: str) -> bool:
+        """Ack the current delivery of an id; False if it is not in flight."""
         settler, group = self._gateway.settler, self._groups.get(topic)
+        receipt = self._receipts.get((topic, message_id))
         if receipt is not None and await settler.ack(topic, receipt) is not Acked.STALE:
             return True
         outcome = await settler.ack_by_id(topic, message_id, group)
@@ -269,15 +274,15 @@ class Queue:
                 return await settler.ack(topic, Receipt(copy.group, "", late)) is not Acked.STALE
         return False
 
-    async def _nack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
-        settler = self._gateway.settler
+    async def nack(self, topic: str, message_id: str) -> bool:
+        """Retry the current delivery of an id; False if it is not in flight."""
+        settler, group = self._gateway.settler, self._groups.get(topic)
+        receipt = self._receipts.get((topic, message_id))
         if receipt is not None:
             failed = await settler.retry(topic, receipt, reason=NACKED)
             if failed.outcome is not Failed.STALE:
                 return True
-        again = await settler.retry_by_id(
-            topic, message_id, reason=NACKED, group=self._groups.get(topic)
-        )
+        again = await settler.retry_by_id(topic, message_id, reason=NACKED, group=group)
         return again is not None and again.outcome is not Failed.STALE
 
 

@@ -187,28 +187,11 @@ class Origin(NamedTuple):
         return cls(*map(int, parts))
 
 
-def as_sent(topic: str, message_id: str, text: str, origin: Origin, *, is_due: bool) -> DelayMsg:
-    """A message that was just accepted."""
-    return DelayMsg(
-        topic=topic,
-        msg_id=message_id,
-        msg=text,
-        produce_time=origin.produce_ms,
-        trigger_time=origin.trigger_ms,
-        expire_time=origin.trigger_ms + origin.ttl_ms,
-        max_retry=origin.max_retry,
-        status=READY if is_due else WAITING,
-    )
-
-
 def as_pulled(message: Message) -> DelayMsg:
     """A message that is being delivered; its `retry` counts this delivery."""
-    origin = Origin.of(message.headers)
-    due_ms = message.due_ms if message.attempt == 1 else None
-    return _with_origin(
-        origin,
-        due_ms,
-        None,
+    return with_origin(
+        Origin.of(message.headers),
+        message.due_ms if message.attempt == 1 else None,
         topic=message.topic,
         msg_id=message.id,
         msg=text_of(message.body),
@@ -229,7 +212,7 @@ def as_found(topic: str, message_id: str, seen: Inspection, now_ms: int) -> Dela
     # For a later attempt or a dead message, due_ms is no longer the original due time.
     before = 0 if is_live and message.state is not State.IN_FLIGHT else 1
     is_first = message.attempts <= before and message.state is not State.GARBAGE
-    return _with_origin(
+    return with_origin(
         Origin.of(message.headers),
         message.due_ms if is_first else None,
         seen.expires_ms,
@@ -247,9 +230,10 @@ def is_alive(topic: str, message_id: str, seen: Inspection) -> bool:
     return message is not None and message.state in _ALIVE
 
 
-def _with_origin(
-    origin: Origin | None, due_ms: int | None, expires_ms: int | None, **known: Any
+def with_origin(
+    origin: Origin | None, due_ms: int | None = None, expires_ms: int | None = None, **known: Any
 ) -> DelayMsg:
+    """A message with the times of its origin, unless later ones are known."""
     if origin is None:
         return DelayMsg(trigger_time=due_ms, expire_time=expires_ms, **known)
     if expires_ms is not None:  # set from the due time, unchanged by retries
