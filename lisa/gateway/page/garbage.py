@@ -245,7 +245,7 @@ async def show(visit: PageRequest) -> Response:
     """The kinds of reasons, and a page of dead messages, newest first."""
     line = await require_topic(visit)
     topic = line.topic
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     fields = {name: visit.query.get(name, "").strip() for name in FIELDS}
     selection = selection_of(topic, **fields, now_ms=snapshot.at_ms)
     found = await visit.gateway.ask(

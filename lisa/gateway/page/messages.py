@@ -113,7 +113,7 @@ async def show_list(visit: PageRequest) -> Response:
     """The message list page."""
     line = await require_topic(visit)
     topic = line.topic
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     state = next(
         (state for state in LiveState if state == visit.query.get("state")), LiveState.WAITING
     )
@@ -148,7 +148,7 @@ async def show(visit: PageRequest) -> Response:
     message_id = check_id(visit.request.path_params.get("id") or visit.query.get("id", ""))
     seen = await visit.ask(LOOK_S, _inspect, topic, message_id)
     what = found(topic, message_id, seen)
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     history = await _history(visit, topic, message_id, seen, snapshot.at_ms)
     if what is None and not history.events and history.cursor is None:
         raise ErrorResponse(

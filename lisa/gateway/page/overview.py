@@ -60,7 +60,7 @@ class Spark:
 
 async def show(visit: PageRequest) -> Response:
     """The overview page."""
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     seen = [line for line in snapshot.lines.values() if visit.token.sees(line.topic)]
     problems = attention.problems(snapshot, seen)
     wanted = visit.query.get("q", "").strip()[:128]

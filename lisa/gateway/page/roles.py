@@ -15,7 +15,7 @@ MOST_HELD = 200
 
 async def consumers(visit: PageRequest) -> Response:
     """The consumers that the visitor may see, or one consumer and its messages in flight."""
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     seen = [consumer for consumer in snapshot.consumers if visit.token.sees(consumer.record.topic)]
     topic, name = visit.query.get("topic"), visit.query.get("name")
     if topic and name:
@@ -54,7 +54,7 @@ async def consumers(visit: PageRequest) -> Response:
 
 async def managers(visit: PageRequest) -> Response:
     """The manager page."""
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     return visit.page(
         "managers.html",
         roles=snapshot.managers,

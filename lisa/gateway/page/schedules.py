@@ -81,7 +81,7 @@ async def show_all(visit: PageRequest) -> Response:
 
 
 async def _list(visit: PageRequest, topics: Sequence[str], topic: str | None) -> Response:
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     cursor = visit.query.get("cursor", "")
     cursor = cursor if schedules.is_cursor(cursor.partition("@")[0]) else ""
     listed = await visit.snapshots.ask(READ_S, _listed, tuple(topics), cursor or None)

@@ -264,7 +264,7 @@ async def show(visit: PageRequest) -> Response:
     wanted = visit.query.get("q", "").strip()
     in_text = visit.query.get("in") == "text"
     named, cursor = visit.query.get("topic") or None, visit.query.get("cursor")
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     topics = [check_topic(named)] if named else list(snapshot.lines)
     topics = [topic for topic in topics if visit.token.sees(topic)]
     exact: list[str] = []

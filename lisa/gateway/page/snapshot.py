@@ -229,7 +229,7 @@ class SnapshotCache:
         self._shared.clear()
 
     async def current(self) -> Snapshot:
-        """The current snapshot. Raises LisaError."""
+        """The current snapshot; show only lines that the visitor may see. Raises LisaError."""
         return await self.share("snapshot", LOOK_S, self._take)
 
     async def line(self, topic: str) -> Line | None:

@@ -56,7 +56,7 @@ async def show(visit: PageRequest) -> Response:
     """The page of a topic."""
     line = await require_topic(visit)
     name, ask = line.topic, visit.snapshots.ask
-    snapshot = await visit.snapshot()
+    snapshot = await visit.snapshots.current()
     now_ms = snapshot.at_ms
     horizon = _choice(Horizon, visit.query.get("ahead"), Horizon.MINUTES)
     span = _choice(HistorySpan, visit.query.get("past"), HistorySpan.HOUR)

@@ -20,7 +20,7 @@ from lisa.gateway.base_path import inside_path
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
-from lisa.gateway.page.snapshot import Snapshot, SnapshotCache
+from lisa.gateway.page.snapshot import SnapshotCache
 from lisa.gateway.problems import ErrorResponse, problem_of
 
 NOTICE = ("did", "n", "of")
@@ -110,10 +110,6 @@ class PageRequest:
     def topic(self) -> str:
         """The topic named in the path. Raises InvalidMessage or Forbidden."""
         return self.token.allowed_topic(self.request.path_params["topic"])
-
-    async def snapshot(self) -> Snapshot:
-        """The current snapshot of all topics; filter `lines` by what this visitor may see."""
-        return await self.snapshots.current()
 
     async def ask(self, lasts_s: float, flow: Callable[..., Flow[T]], *args: Any) -> T:
         """The result of a flow: fresh for a page load, shared by the refreshes of open pages."""
