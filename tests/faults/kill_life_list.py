@@ -162,9 +162,9 @@ lisa-delay-queue:
         narrow, unlisted = self.others
         if self._is_listed():  # a manager finds an unlisted topic only while it holds messages
             self.consume(unlisted)
-        if self.has_come_by("after", "XLEN ready"):  # called where a topic is full
+        if self.has_come_by("after", "HGET options"):  # called where a topic is full, too
             self.consume(narrow)
-        if self.has_come_by("after", "ZRANGE retry"):  # called after any failure
+        if self.has_come_by("after", "reclaim"):  # which puts it off
             self.cast.store.call(Reschedule(self.cast.topic, [(self.put_off, "+0")]))
 
     def live(self) -> None:
