@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import re
 import zoneinfo
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
@@ -77,11 +77,10 @@ class ZoneData:
         self._store = store
         self._clock = clock
         self._version = data_version() if version is None else version
-        self._cursors: dict[str, str] = {}
-        self._local_cursors: dict[str, str] = {}
         self._errors = TopicErrors("wall times")
         self._turns = Turns()
-        self._checked: set[str] = set()
+        self._checks: dict[str, Iterator[None]] = {}
+        """The rest of the check of each topic that has begun; an item is a page."""
         self._done: set[str] = set()
         self._failed: set[str] = set()
 
@@ -97,10 +96,9 @@ class ZoneData:
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
         self._errors.forget(topic)
-        self._cursors.pop(topic, None)
-        self._local_cursors.pop(topic, None)
-        for topics in (self._checked, self._done, self._failed):
-            topics.discard(topic)
+        self._checks.pop(topic, None)
+        self._done.discard(topic)
+        self._failed.discard(topic)
 
     def _check(self, topics: Sequence[str]) -> None:
         if not self._version:
@@ -112,28 +110,32 @@ class ZoneData:
         for topic in left:
             if topic not in self._failed:
                 self._failed.add(topic)  # an error must not keep the topics after it waiting
-                self._check_topic(topic)
+                pages = self._checks.pop(topic, None) or self._check_topic(topic)
+                if len(list(islice(pages, PAGES))) == PAGES:
+                    self._checks[topic] = pages
+                else:
+                    self._done.add(topic)
                 self._failed.discard(topic)
                 return
 
-    def _check_topic(self, topic: str) -> None:
+    def _check_topic(self, topic: str) -> Iterator[None]:
+        """Check the schedules and messages of one topic, page by page. Raises LisaError."""
         key = self._store.keys.topic(topic).options
         if text(self._store.ask("HGET", key, FIELD) or b"") >= self._version:
-            self._done.add(topic)
             return
-        for _ in range(PAGES):
-            if self._check_page(topic) and self._check_local_page(topic):
-                self._store.ask("HSET", key, FIELD, self._version)
-                self._checked.discard(topic)
-                self._done.add(topic)
-                return
+        cursor: str | None = "0"
+        while cursor is not None:
+            cursor = self._check_page(topic, cursor)
+            yield
+        cursor = None
+        while cursor != "0":
+            cursor = self._check_local_page(topic, cursor or "0")
+            yield
+        self._store.ask("HSET", key, FIELD, self._version)
 
-    def _check_page(self, topic: str) -> bool:
-        """Check one page of schedules; returns whether all are checked."""
-        if topic in self._checked:
-            return True
-        flow = record_page(self._store, topic, self._cursors.pop(topic, None))
-        records, cursor = self._store.drive(flow)
+    def _check_page(self, topic: str, cursor: str) -> str | None:
+        """Check one page of schedules; returns the cursor of the next one, None at the end."""
+        records, following = self._store.drive(record_page(self._store, topic, cursor))
         now_ms = self._clock.now_ms()
         for name, record in records.items():
             definition, tick = record.definition, record.tick
@@ -144,11 +146,7 @@ class ZoneData:
                 TopicLog(log, topic).info(
                     "schedule %s: moved, because the time zone data changed", name
                 )
-        if cursor is None:
-            self._checked.add(topic)
-            return True
-        self._cursors[topic] = cursor
-        return False
+        return following
 
     # -- messages with a wall time
 
@@ -190,13 +188,10 @@ class ZoneData:
     def _list(self, topic: str) -> str:
         return self._store.keys.topic(topic).local
 
-    def _check_local_page(self, topic: str) -> bool:
-        """Compute the due times of one page again; returns whether it was the last."""
+    def _check_local_page(self, topic: str, cursor: str) -> str:
+        """Compute the due times of one page again; returns the cursor of the next one."""
         key, now_ms = self._list(topic), self._clock.now_ms()
-        reply: Any = self._store.ask(
-            "ZSCAN", key, self._local_cursors.pop(topic, "0"), "COUNT", IDS
-        )
-        cursor, pairs = text(reply[0]), reply[1]
+        following, pairs = self._store.ask("ZSCAN", key, cursor, "COUNT", IDS)
         scores = [
             (text(message_id), int(float(at)))
             for message_id, at in zip(*[iter(pairs)] * 2, strict=True)
@@ -206,10 +201,7 @@ class ZoneData:
             window = self._store.drive(self._store.options(topic)).window or ""
             for part in chunks(listed, self._store.batch_size(topic, Reschedule)):
                 self._move(topic, part, window, now_ms)
-        if cursor == "0":
-            return True
-        self._local_cursors[topic] = cursor
-        return False
+        return text(following)
 
     def _move(
         self, topic: str, listed: Sequence[tuple[str, int]], window: str, now_ms: int
