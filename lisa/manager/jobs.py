@@ -92,19 +92,15 @@ class JobScheduler(BackgroundScheduler):  # type: ignore[misc]  # the library ha
         now = datetime.now(UTC)
         before, self._started = self._started, now - timedelta(seconds=time.monotonic())
         if before is not None and abs(self._started - before) > STEP:
-            self._move_jobs(now, self._started - before)
+            self._move_jobs(now)
         wait_s: float | None = super()._process_jobs()
         return None if wait_s is None else min(wait_s, LONGEST_WAIT_S)
 
-    def _move_jobs(self, now: datetime, step: timedelta) -> None:
-        """Move intervals along with the clock; compute the next times of cron expressions again."""
+    def _move_jobs(self, now: datetime) -> None:
+        """Begin intervals anew; compute the next times of cron expressions again."""
         for job in self.get_jobs():
-            if isinstance(job.trigger, IntervalTrigger):
-                at = job.next_run_time + step
-            elif job.next_run_time <= now:
-                at = now
-            else:
-                at = job.trigger.get_next_fire_time(None, now)
+            is_due = isinstance(job.trigger, IntervalTrigger) or job.next_run_time <= now
+            at = now if is_due else job.trigger.get_next_fire_time(None, now)
             job.modify(next_run_time=at)
 
 
@@ -203,14 +199,10 @@ class Jobs:
     def faults(self) -> list[str]:
         """Faults of the scheduler and its jobs, as text."""
         now = time.monotonic()
-        ages = [
-            (job.name, 0.0 if (at := job.began) is None else now - at)
-            for job in self.by_name.values()
-        ]
         faults = [
-            f"job {name} has been processing one topic for {age:.0f} s"
-            for name, age in ages
-            if age > LONGEST_S
+            f"job {job.name} has been processing one topic for {now - at:.0f} s"
+            for job in self.by_name.values()
+            if (at := job.began) is not None and now - at > LONGEST_S
         ]
         thread = self._thread
         if thread is not None and not thread.is_alive():
