@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -118,14 +119,14 @@ class Told:
     def connect(self, address: NodeAddress) -> Any:
         """A pool of one node, for one round trip with CLUSTER INFO and CLUSTER SLOTS."""
 
-        def begin(_: object) -> Said:
+        def execute_many(_: object) -> Said:
             self.asked.append(address[1])
             said = self.said.get(address[1], redis.ConnectionError("refused"))
             if isinstance(said, Exception):
                 raise said
             return said
 
-        return MagicMock(begin=begin)
+        return MagicMock(execute_many=execute_many)
 
     @property
     def owners(self) -> list[int]:
@@ -329,8 +330,8 @@ def test_an_asyncio_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
         with monkeypatch.context() as patched:
             assert cut_while_connecting(patched) == []
             for ask in (
-                lambda: connection.execute(("GET", "k")),
-                lambda: connection.execute_chain("k", [("GET", "k"), ("GET", "k")]),
+                partial(connection.execute, ("GET", "k")),
+                partial(connection.execute_chain, "k", [("GET", "k"), ("GET", "k")]),
             ):
                 with pytest.raises(redis.ConnectionError):
                     await ask()

@@ -49,7 +49,8 @@ class Flushing(Connection):
         self.just_loaded = commands[0][0] == "SCRIPT"
         if not self.just_loaded:
             super().execute(("SCRIPT", "FLUSH"))
-        return super().execute_many(commands)
+        replies: list[Any] = super().execute_many(commands)
+        return replies
 
     just_loaded = False
 
@@ -67,7 +68,7 @@ class Lossy(Connection):
         return reply
 
     def execute_many(self, commands: Any) -> list[Any]:
-        replies = super().execute_many(commands)
+        replies: list[Any] = super().execute_many(commands)
         self._lose(len(commands))
         return replies
 

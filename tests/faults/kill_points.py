@@ -5,7 +5,6 @@ records that it passed.
 
 - `before:NAME`  the call was not sent
 - `sent:NAME`    it was sent, and its reply not read: the server executes it unnoticed
-- `between:NAME` of calls sent together, one reply was read, but not the next
 - `after:NAME`   the reply was read, but not processed
 
 A name is that of a script, or of a command with the kind of its key. There is no point after an
@@ -22,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -178,21 +177,6 @@ class _Points:
         if name := self._inside.get():
             self.reach("sent", name)
 
-    def begin(
-        self, begin: Callable[..., Iterator[Any]], commands: Sequence[Command]
-    ) -> Iterator[Any]:
-        """Wrap a call whose replies are read one by one."""
-        if self._inside.get() is not None:
-            return begin(commands)
-        with self.calling(commands):
-            replies = begin(commands)
-        return self._reading(replies, name_of(commands), len(commands))
-
-    def _reading(self, replies: Iterator[Any], name: str, count: int) -> Iterator[Any]:
-        for number, reply in enumerate(replies, 1):
-            self.reach("after" if number == count else "between", name)
-            yield reply
-
 
 def install(kill_at: Point | None, log: Path) -> None:
     """Add points to every call of this process, recorded in `log`; die at one of them."""
@@ -202,12 +186,6 @@ def install(kill_at: Point | None, log: Path) -> None:
         _wrap(kind, "execute", lambda _, command: points.calling([command]))
         _wrap(kind, "execute_many", lambda _, commands: points.calling(commands))
     _wrap(AsyncConnection, "execute_chain", lambda _, _key, commands: points.calling(commands))
-    begin = Connection.begin
-
-    def begun(self: Connection, commands: Sequence[Command]) -> Iterator[Any]:
-        return points.begin(partial(begin, self), commands)
-
-    Connection.begin = begun  # type: ignore[method-assign]
     for own in (redis.connection.AbstractConnection, redis.asyncio.connection.AbstractConnection):
         _wrap(own, "connect_check_health", lambda self, *_: points.connecting(self))
         _wrap(own, "send_packed_command", lambda *_: points.sending())
@@ -227,4 +205,5 @@ def _wrap(kind: type, name: str, around: Callable[..., AbstractContextManager[li
             results.append(await method(*args, **options))
         return results[0]
 
-    setattr(kind, name, later if inspect.iscoroutinefunction(method) else blocking)
+    is_async = kind is AsyncConnection or inspect.iscoroutinefunction(method)
+    setattr(kind, name, later if is_async else blocking)

@@ -187,7 +187,7 @@ def test_every_script_is_among_the_calls(unharmed: Unharmed) -> None:
 @pytest.mark.parametrize("kind", [Connection, AsyncConnection])
 def test_there_is_no_other_way_to_call_the_server(kind: type) -> None:
     """A new way must be given points by `kill_points.install`."""
-    known = {"execute", "execute_many", "execute_chain", "begin", "subscribe", "close"}
+    known = {"execute", "execute_many", "execute_chain", "subscribe", "close"}
     # No command with a key:
     known |= {"behind", "disconnect_node", "execute_on_each", "reconnect", "refresh", "slots"}
-    assert {name for name in vars(kind) if not name.startswith("_")} <= known
+    assert {name for name in dir(kind) if not name.startswith("_")} <= known

@@ -7,6 +7,7 @@ import select
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -39,15 +40,15 @@ def connection(redis_url: str) -> Iterator[Connection]:
     connection.close()
 
 
-def test_replies_arrive_in_order_and_as_soon_as_they_are_there(connection: Connection) -> None:
-    replies = connection.begin([("ECHO", "first"), ("NO-SUCH-COMMAND",), ("ECHO", "last")])
-    assert next(replies) == b"first"
-    assert isinstance(next(replies), redis.ResponseError)
-    assert list(replies) == [b"last"]
-    waits = ("XREAD", "BLOCK", 60_000, "STREAMS", "lisa-test-nothing-comes-here", "$")
-    replies = connection.begin([("PING",), waits])
-    assert next(replies) == b"PONG"
-    del replies
+def test_replies_come_in_order(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = [("ECHO", "first"), ("NO-SUCH-COMMAND",), ("ECHO", "last")]
+    first, fault, last = connection.execute_many(commands)
+    assert (first, last) == (b"first", b"last")
+    assert isinstance(fault, redis.ResponseError)
+    with monkeypatch.context() as patched:
+        patched.setattr(redis.Connection, "read_response", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            connection.execute_many(commands)
     assert connection.execute(("ECHO", "another")) == b"another", "not an unread reply"
 
 
@@ -184,9 +185,9 @@ def test_a_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
     async def call() -> None:
         ping, both = ("PING",), [("PING",), ("TIME",)]
         for execute in (
-            lambda: connection.execute(ping),
-            lambda: connection.execute_many(both),
-            lambda: connection.execute_chain("k", both),
+            partial(connection.execute, ping),
+            partial(connection.execute_many, both),
+            partial(connection.execute_chain, "k", both),
         ):
             await connection.close()
             with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -208,30 +208,25 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
     return replies
 
 
-class CommandPage:
-    """A page of commands, run one after another.
+def one_by_one(topology: Topology, commands: Sequence[Command]) -> Flow[list[Any]]:
+    """Run commands one after another; the replies may include errors, also of nodes.
 
-    A node that did not answer receives no further command of the page. Otherwise a hanging node
-    would cost a socket timeout per command.
+    A node that did not answer receives no further command. Otherwise a hanging node would cost a
+    socket timeout per command.
     """
-
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-        self._lost: dict[NodeAddress, Exception] = {}
-
-    def run(self, command: Command) -> Flow[Any]:
-        """The reply to a command, or the error of its node."""
-        topology = self._topology
-        known = _node_of(topology, command) if self._lost else None
-        if known in self._lost:
-            return self._lost[known]
-        try:
-            (reply,) = yield from one_command(topology, command)
-        except ClientError as error:  # does not affect the replies of other nodes
-            reply = error
-        if isinstance(reply, LOST) and (node := _node_of(topology, command)) is not None:
-            self._lost[node] = reply
-        return reply
+    replies: list[Any] = []
+    lost: dict[NodeAddress | None, Exception] = {}
+    for command in commands:
+        reply = lost.get(_node_of(topology, command)) if lost else None
+        if reply is None:
+            try:
+                (reply,) = yield from one_command(topology, command)
+            except ClientError as error:  # does not affect the replies of other nodes
+                reply = error
+            if isinstance(reply, LOST) and (node := _node_of(topology, command)) is not None:
+                lost[node] = reply
+        replies.append(reply)
+    return replies
 
 
 class _Nodes:
@@ -263,6 +258,10 @@ class _Nodes:
     def execute(self, command: Command) -> Any:
         """Run one command on the node of its key, or without a key on any primary that answers."""
         return self._drive(_reply_to(self.topology, command))
+
+    def execute_many(self, commands: Sequence[Command]) -> Any:
+        """Run commands one after another; the replies may include errors."""
+        return self._drive(one_by_one(self.topology, commands))
 
     def execute_on_each(self, command: Command) -> Any:
         """Run one command on each primary; pairs of the node's name and its reply or error."""
@@ -296,18 +295,13 @@ class Cluster(_Nodes):
     def _drive(self, flow: Flow[Any]) -> Any:
         return drive(flow, self)
 
-    def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
-        """Run commands, each when its reply is requested; the replies may include errors."""
-        page = CommandPage(self.topology)
-        for command in commands:
-            yield drive(page.run(command), self)
-
     def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
         """Send packed commands to a node, and return its replies."""
         pool = self.pool(node)
         for left in self._take_left() if self._left else ():
             left.close_idle()
-        return list(pool.exchange(request, count))
+        replies: list[Any] = pool.exchange(request, count)
+        return replies
 
     def refresh(self, seen: int) -> None:
         """Refresh the topology; see `Topology.refresh`."""
@@ -337,11 +331,6 @@ class AsyncCluster(_Nodes):
 
     def _drive(self, flow: Flow[Any]) -> Any:
         return adrive(flow, self)
-
-    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
-        """See `Cluster.begin`."""
-        page = CommandPage(self.topology)
-        return [await adrive(page.run(command), self) for command in commands]
 
     async def exchange(self, node: NodeAddress, request: bytes, count: int) -> list[Any]:
         """See `Cluster.exchange`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +42,11 @@ _CLUSTERS_OWN = frozenset(
 """Options of redis-py's cluster client that connections to its nodes do not accept."""
 
 
-class _Opener:
-    """Opens what a connection runs its commands on at the first use, as after each close."""
+class _Link:
+    """Runs commands on a pool or a cluster, which is opened at the first use, as after each close.
+
+    The methods that send commands return replies, or with asyncio awaitables of these.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -60,43 +63,33 @@ class _Opener:
                 self._link = self._open()
             return self._link
 
-
-class Connection(_Opener):
-    """A blocking connection, safe to share between threads."""
-
-    def _open(self) -> Any:
-        return _open(self.address)
-
     def execute(self, command: Command) -> Any:
         """Send one command. Raises the client's errors."""
         return (self._link or self._opened()).execute(command)
 
-    def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
-        """Send commands together and yield the replies, which may include errors.
+    def execute_many(self, commands: Sequence[Command]) -> Any:
+        """Send commands together; the replies may include errors.
 
-        The caller must consume all replies. On a cluster each command is sent when its reply is
-        requested.
+        On a cluster they are sent one after another.
         """
-        replies: Iterator[Any] = self._opened().begin(commands)
-        return replies
+        return self._opened().execute_many(commands)
 
-    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands together; the replies may include errors."""
-        return list(self._opened().begin(commands))
-
-    def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+    def execute_on_each(self, command: Command) -> Any:
         """Send one command to each primary; pairs of the node's name and its reply or error."""
-        if not self._is_cluster:
-            return [("", reply) for reply in self.execute_many([command])]
-        found: list[tuple[str, Any]] = self._opened().execute_on_each(command)
-        return found
+        return self._opened().execute_on_each(command)
 
-    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> Any:
         """Send commands together, on one connection, to the node that holds `key`."""
         if not self._is_cluster:
             return self.execute_many(commands)
-        replies: list[Any] = self._opened().execute_chain(key, commands)
-        return replies
+        return self._opened().execute_chain(key, commands)
+
+
+class Connection(_Link):
+    """A blocking connection, safe to share between threads."""
+
+    def _open(self) -> Any:
+        return _open(self.address)
 
     def subscribe(self, channel: str, node: str = "") -> ChannelSubscription:
         """Subscribe to a channel on a separate connection; on a cluster, to the named node.
@@ -170,34 +163,11 @@ class ChannelSubscription:
         self._pubsub.close()
 
 
-class AsyncConnection(_Opener):
+class AsyncConnection(_Link):
     """An asyncio connection; belongs to the event loop that first uses it."""
 
     def _open(self) -> Any:
         return _open_async(self.address)
-
-    async def execute(self, command: Command) -> Any:
-        """Send one command. Raises the client's errors."""
-        return await self._opened().execute(command)
-
-    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands together; the replies may include errors."""
-        replies: list[Any] = await self._opened().execute_many(commands)
-        return replies
-
-    async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
-        """Send one command to each primary; pairs of the node's name and its reply or error."""
-        if not self._is_cluster:
-            return [("", reply) for reply in await self.execute_many([command])]
-        found: list[tuple[str, Any]] = await self._opened().execute_on_each(command)
-        return found
-
-    async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
-        """Send commands together, on one connection, to the node that holds `key`."""
-        if not self._is_cluster:
-            return await self.execute_many(commands)
-        replies: list[Any] = await self._opened().execute_chain(key, commands)
-        return replies
 
     async def close(self) -> None:
         """Close all sockets."""

@@ -18,7 +18,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -78,39 +78,30 @@ class Pool:
         self._kept.append(connection)
         return reply
 
-    def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
-        """Send commands together and yield the replies, which may include errors.
-
-        The caller must consume all replies; otherwise the connection is closed.
-        """
+    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; the replies may include errors."""
         return self.exchange(packed(commands), len(commands))
 
-    def exchange(self, request: bytes, count: int) -> Iterator[Any]:
-        """Send packed commands now, and yield their `count` replies, as `begin` does."""
-        connection = self._take()
+    def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+        """Send one command to the only server, whose name is empty."""
+        return [("", reply) for reply in self.execute_many([command])]
+
+    def exchange(self, request: bytes, count: int) -> list[Any]:
+        """Send packed commands and return their `count` replies, which may include errors."""
+        connection, replies, fault = self._take(), list[Any](), None
         try:
             connection.send_packed_command((request,))
+            while len(replies) < count:
+                try:
+                    replies.append(connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    fault = fault if is_usable_after(error) else error
         except BaseException as error:
             self._give_back(connection, error)
             raise
-        return self._replies(connection, count)
-
-    def _replies(self, connection: Any, left: int) -> Iterator[Any]:
-        fault: BaseException | None = None
-        try:
-            while left:
-                try:
-                    reply = connection.read_response()
-                except redis.ResponseError as error:
-                    reply = error
-                    fault = fault if is_usable_after(error) else error
-                left -= 1
-                yield reply
-        except BaseException as error:  # also if the caller drops the rest
-            fault = error if left else fault
-            raise
-        finally:
-            self._give_back(connection, fault)
+        self._give_back(connection, fault)
+        return replies
 
     def subscribe(self, channel: str, _node: str = "") -> PubSub:
         """Subscribe to a channel on a separate connection."""
@@ -192,6 +183,10 @@ class AsyncPool:
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands together; the replies may include errors."""
         return await self.exchange(packed(commands), len(commands))
+
+    async def execute_on_each(self, command: Command) -> list[tuple[str, Any]]:
+        """Send one command to the only server, whose name is empty."""
+        return [("", reply) for reply in await self.execute_many([command])]
 
     async def exchange(self, request: bytes, count: int) -> list[Any]:
         """Send packed commands and return their `count` replies, which may include errors."""

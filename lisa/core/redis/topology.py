@@ -240,7 +240,7 @@ class Topology:
             probe = self._probes.get(node)
             if probe is None:
                 probe = self._probes[node] = self._connect(node)
-        info, slots = probe.begin([("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
+        info, slots = probe.execute_many([("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
         if isinstance(slots, Exception):
             raise slots
         is_up, epoch = True, None
