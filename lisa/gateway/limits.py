@@ -76,7 +76,7 @@ class ResponseChannel:
         for part in [message] if is_small or is_rpc else _parts(message):
             # A stream is counted as such. Calls of gRPC have no connections of their own.
             is_counted = request.is_stream or is_rpc
-            with nullcontext() if is_counted else self._shares.stalling():
+            with nullcontext() if is_counted else self._shares.waiting(self._shares.stalled):
                 await self._send(part)
 
 

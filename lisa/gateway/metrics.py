@@ -82,9 +82,9 @@ async def _write(gateway: GatewayContext, shared: Shared) -> None:
 def _own(gateway: GatewayContext) -> Numbers:
     numbers = gateway.meter.numbers() | of_process()
     shares = gateway.shares
-    waiting = shares.polls.total + shares.streams.total + shares.stalled
+    waiting = shares.polls.total + shares.streams.total + shares.stalled.total
     put(numbers, "lisa_gateway_requests_active", shares.requests.total + waiting)
-    put(numbers, "lisa_gateway_requests_stalled", shares.stalled)
+    put(numbers, "lisa_gateway_requests_stalled", shares.stalled.total)
     put(numbers, "lisa_gateway_pulls_waiting", shares.polls.total)
     put(numbers, "lisa_gateway_streams_open", shares.streams.total)
     put(numbers, "lisa_gateway_buffered_bytes", shares.buffered.total)

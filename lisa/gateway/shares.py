@@ -108,21 +108,12 @@ class Places:
 
     @contextmanager
     def taken(self, client: Client, n: int = 1) -> Iterator[None]:
-        """Count `n` more for the client, meanwhile, whatever the limit."""
+        """Count `n` more for the client, or less if negative, meanwhile, whatever the limit."""
         self.take(client, n)
         try:
             yield
         finally:
             self.give(client, n)
-
-    @contextmanager
-    def lent(self, client: Client) -> Iterator[None]:
-        """Count one less for the client, meanwhile."""
-        self.give(client)
-        try:
-            yield
-        finally:
-            self.take(client)
 
 
 class RunningRequest:
@@ -174,7 +165,7 @@ class Shares:
         self.streams = Places(MOST_STREAMS, "event streams", "waiting")
         self.calls = Places(SPARE_CALLS, "health and reflection calls", "requests")
         self.buffered = Places(settings.max_buffered_bytes, "buffered bytes", "bytes")
-        self.stalled = 0
+        self.stalled = Places(sys.maxsize, "stalled responses", "waiting")
 
     def of_token(self, name: str) -> Client:
         """The client that shows a token."""
@@ -205,18 +196,8 @@ class Shares:
         client = current.get().client
         with places.taken(client):
             places.check(client)
-            with self.requests.lent(client):
+            with self.requests.taken(client, -1):
                 yield
-
-    @contextmanager
-    def stalling(self) -> Iterator[None]:
-        """Count the current request as stalled, meanwhile, instead of as running."""
-        self.stalled += 1
-        try:
-            with self.requests.lent(current.get().client):
-                yield
-        finally:
-            self.stalled -= 1
 
 
 @lru_cache(maxsize=4_096)
