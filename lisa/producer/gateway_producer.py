@@ -110,10 +110,10 @@ class GatewayProducer(AsyncProducer):
 
         Raises LisaError. A duplicate id is an outcome, not an error, even with "reject".
         """
-        one = self.prepare(message)
+        encoded = single(_PLAN, message)
         if token is None:
-            return await self._drive(self._send_one(check_topic(topic), on_duplicate, one))
-        (sent,) = await self.offer_many(topic, [one], on_duplicate, token)
+            return await self._sends.call((check_topic(topic), on_duplicate), encoded)
+        (sent,) = await self.offer_many(topic, [encoded], on_duplicate, token)
         if isinstance(sent, LisaError):
             raise sent
         return sent
