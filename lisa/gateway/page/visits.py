@@ -260,10 +260,7 @@ def login_routes(gateway: GatewayContext) -> list[BaseRoute]:
         return _login_form(request, safe_path(request.query_params.get("next", "/")))
 
     async def enter(request: Request) -> Response:
-        try:
-            form = dict(await read_form(request))
-        except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
-            return problem_of(error).response()
+        form = dict(await read_form(request))
         path = safe_path(form.get("next", "/"))
         token = gateway.access.by_secret(form.get("token", "").strip())
         if token is None or not token.grants(Scope.READ):

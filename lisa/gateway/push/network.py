@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fnmatch
+import math
 import re
 import socket
 import time
@@ -162,7 +163,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
         Raises NotAllowed if there is none, and GatewayFault.
         """
-        began = time.monotonic()
+        ends = time.monotonic() + (math.inf if timeout is None else timeout)
         permitted: list[str] = []
         refusal: NotAllowed | None = None
         for address in await self._addresses(host, port, timeout):
@@ -175,8 +176,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         fault: Exception = NotAllowed(f"{host} has no address")
         are_own = True
         for i, address in enumerate(permitted[:MOST_TRIED]):
-            left = None if timeout is None else max(0.1, timeout - (time.monotonic() - began))
-            share = None if left is None else left / (min(len(permitted), MOST_TRIED) - i)
+            left = max(0.1, ends - time.monotonic())
+            share = left / (min(len(permitted), MOST_TRIED) - i)
             try:
                 return await self._network.connect_tcp(
                     address, port, share, local_address, socket_options

@@ -8,16 +8,17 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import add
 from typing import TypeVar
 
 import msgspec
 
 import lisa
 from lisa.admin.reading import ask_all, counted_pairs
-from lisa.admin.topics import TOPICS_PER_STEP
+from lisa.admin.topics import TOPICS_PER_STEP, total_of
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
-from lisa.core.store.replies import counters, summed
+from lisa.core.store.replies import counters
 from lisa.core.store.store import AsyncStore, Store, chunks
 from lisa.gateway.compat.camellia.queue import BANDS, TopicInfo
 from lisa.gateway.compat.camellia.wire import DelayMsg
@@ -26,7 +27,7 @@ from lisa.gateway.pulls import HandedOut
 
 log = logging.getLogger("lisa.gateway.camellia")
 
-Counters = dict[str, tuple[int, int, int]]
+Counters = dict[str, tuple[int, ...]]
 
 _COUNTED = (("promoted",), ("expired", "skipped", "garbage"), ("reclaimed",))
 """The topic's own counters behind triggerMsgReady, triggerMsgEndLife and triggerMsgTimeout."""
@@ -164,15 +165,10 @@ def _counters(store: Store) -> Flow[Counters]:
         shards = yield from counted_pairs(store, part)
         commands = [("HGETALL", store.keys.topic(shard).stats) for _, shard in shards]
         replies = yield from ask_all(store, commands)
-        by_topic: dict[str, dict[str, int]] = {}
         for (topic, _), reply in zip(shards, replies, strict=True):
-            by_topic[topic] = summed([by_topic.get(topic, {}), counters(reply or [])])
-        for topic, stats in by_topic.items():
-            ready, ended, timed_out = (
-                sum(n for name, n in stats.items() if name.partition("@")[0] in names)
-                for names in _COUNTED
-            )
-            found[topic] = (ready, ended, timed_out)
+            stats = counters(reply or [])
+            values = [sum(total_of(stats, name) for name in names) for names in _COUNTED]
+            found[topic] = tuple(map(add, values, found.get(topic, (0, 0, 0))))
     return found
 
 
