@@ -430,7 +430,7 @@ _feeds: dict[tuple[GatewayContext, str], _Feed] = {}
 def _join(gateway: GatewayContext, topic: str) -> _Feed:
     """The feed of a topic, started for its first client."""
     feed = _feeds.get((gateway, topic))
-    if feed is None or feed.is_over:
+    if feed is None or feed.task.done():
         feed = _feeds[gateway, topic] = _Feed(gateway, topic)
     feed.watchers += 1
     return feed
@@ -453,25 +453,18 @@ class _Feed:
         self.watchers = 0
         self.number = 0
         self.event = b""
-        self.is_over = False
         self.gateway = gateway
         self._news = asyncio.Event()
         self.task = gateway.run_task(self._run(), f"the events of {topic}")
+        self.task.add_done_callback(lambda _: self._news.set())
 
     async def news(self, after: int) -> None:
         """Wait for an event after number `after`, a heartbeat interval, or the end of the feed."""
-        if self.number <= after and not self.is_over:
+        if self.number <= after and not self.task.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), HEARTBEAT_S)
 
     async def _run(self) -> None:
-        try:
-            await self._follow()
-        finally:
-            self.is_over = True
-            self._news.set()
-
-    async def _follow(self) -> None:
         before: live.TopicsSnapshot | None = None
         shown: dict[str, Any] = {}
         while not self.gateway.broker.is_closing:
@@ -525,7 +518,7 @@ class _Stream(StreamingResponse, Reply[Activity]):
     async def _events(self) -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
         sent = 0
-        while not self._feed.is_over:
+        while not self._feed.task.done():
             await self._feed.news(sent)
             if self._feed.number > sent:
                 sent = self._feed.number
