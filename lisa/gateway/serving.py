@@ -25,7 +25,7 @@ from lisa.gateway import push
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.shares import Client, Meter, Shares
+from lisa.gateway.shares import Client
 
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""
@@ -43,49 +43,13 @@ OWN_FILES = 100
 """Open files other than clients' connections: Redis, pushes, logs."""
 
 
-class _Addresses:
-    """The open connections of each address, within the address's share.
-
-    Beyond the share, a new connection replaces the address's oldest one that waits for a request.
-    """
-
-    def __init__(self, shares: Shares) -> None:
-        self.places = shares.connections
-        self._of_address = shares.of_address
-        self._idle: dict[str, dict[_Bounded, None]] = {}  # the oldest first
-
-    def opened(self, connection: _Bounded) -> Client:
-        """Count a new connection."""
-        client = self._of_address(connection.client[0] if connection.client else "")
-        self.places.take(client)
-        self.waits(connection, client)
-        if self.places.is_over(client):
-            oldest = next(iter(self._idle[client.name]))
-            if oldest is not connection:
-                oldest.replaced()
-        return client
-
-    def closed(self, connection: _Bounded, client: Client) -> None:
-        """Stop counting a connection."""
-        self.places.give(client)
-        self.works(connection, client)
-
-    def waits(self, connection: _Bounded, client: Client) -> None:
-        """Note that a connection waits for a request."""
-        self._idle.setdefault(client.name, {})[connection] = None
-
-    def works(self, connection: _Bounded, client: Client) -> None:
-        """Note that a connection has a request, or has ended."""
-        if idle := self._idle.get(client.name):
-            idle.pop(connection, None)
-            if not idle:
-                del self._idle[client.name]
-
-
 class _Bounded(HttpToolsProtocol):
     """A connection that closes if its client is too slow, or has too many connections.
 
-    timeout_s: how long a client may take to send a complete head, and to read pending data.
+    Beyond its address's share, a new connection replaces the address's oldest one that waits for a
+    request.
+
+    waiting: by address, the connections that wait for a request, the oldest first.
     """
 
     _address: Client
@@ -97,18 +61,38 @@ class _Bounded(HttpToolsProtocol):
     _head_bytes = 0
 
     def __init__(
-        self, *, timeout_s: float, meter: Meter, addresses: _Addresses, **options: Any
+        self, gateway: GatewayContext, waiting: dict[str, dict[_Bounded, None]], **options: Any
     ) -> None:
         super().__init__(**options)
-        self.timeout_s = timeout_s
-        self.meter = meter
-        self.addresses = addresses
+        self._shares = gateway.shares
+        self._meter = gateway.meter
+        self._waiting = waiting
+        # How long a client may take to send a complete head, and to read pending data.
+        self._timeout_s = gateway.settings.gateway_server.request_timeout.total_seconds()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timer()
-        self._address = self.addresses.opened(self)
-        self._is_excess = self.addresses.places.is_over(self._address)
+        connections = self._shares.connections
+        self._address = self._shares.of_address(self.client[0] if self.client else "")
+        connections.take(self._address)
+        self._wait()
+        if connections.is_over(self._address):
+            oldest = next(iter(self._waiting[self._address.name]))
+            if oldest is not self:
+                oldest.replaced()
+        self._is_excess = connections.is_over(self._address)
+
+    def _wait(self) -> None:
+        """Note that the connection waits for a request."""
+        self._waiting.setdefault(self._address.name, {})[self] = None
+
+    def _work(self) -> None:
+        """Note that the connection has a request, or has ended."""
+        if waiting := self._waiting.get(self._address.name):
+            waiting.pop(self, None)
+            if not waiting:
+                del self._waiting[self._address.name]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -128,10 +112,11 @@ class _Bounded(HttpToolsProtocol):
     def _uncount(self) -> None:
         if self._is_counted:
             self._is_counted = False
-            self.addresses.closed(self, self._address)
+            self._shares.connections.give(self._address)
+            self._work()
 
     def send_400_response(self, msg: str) -> None:
-        self.meter.malformed += 1
+        self._meter.malformed += 1
         super().send_400_response(msg)
         self._start_write_timer()
 
@@ -148,7 +133,7 @@ class _Bounded(HttpToolsProtocol):
         if self.transport.is_closing():
             self._start_write_timer()
         elif self._is_counted and self.cycle.response_complete:  # no further request was received
-            self.addresses.waits(self, self._address)
+            self._wait()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -165,8 +150,8 @@ class _Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        self.addresses.works(self, self._address)
-        self._is_excess = self._is_excess and self.addresses.places.is_over(self._address)
+        self._work()
+        self._is_excess = self._is_excess and self._shares.connections.is_over(self._address)
         # Health checks are answered even at the limit on connections.
         is_health = self.url == HEALTH.encode()
         most = 0 if self._is_excess else self.config.limit_concurrency
@@ -184,12 +169,12 @@ class _Bounded(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._head_bytes = 0
-        self._timer = self.loop.call_later(self.timeout_s, self._reject, b"408 Request Timeout")
+        self._timer = self.loop.call_later(self._timeout_s, self._reject, b"408 Request Timeout")
 
     def _start_write_timer(self) -> None:
         """Abort the connection if its client reads too slowly. A closing one waits for it, too."""
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.timeout_s, self.transport.abort)
+            self._write_timer = self.loop.call_later(self._timeout_s, self.transport.abort)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -344,12 +329,7 @@ def _most_connections(settings: GatewaySettings) -> int:
 
 def _config(gateway: GatewayContext) -> uvicorn.Config:
     bounds = gateway.settings.gateway_server
-    protocol: Any = partial(
-        _Bounded,
-        timeout_s=bounds.request_timeout.total_seconds(),
-        meter=gateway.meter,
-        addresses=_Addresses(gateway.shares),
-    )
+    protocol: Any = partial(_Bounded, gateway, {})
     return uvicorn.Config(
         create_app(gateway),
         http=protocol,
