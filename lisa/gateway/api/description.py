@@ -79,7 +79,11 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         SendRequest,
     ]
     unique = list(dict.fromkeys(types))
-    components = _components(unique)
+    _, components = msgspec.json.schema_components(unique, ref_template=REF)
+    for name, schema in components.items():
+        schema["title"] = name
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
     # Not expressible as types: one of two fields is required.
     for name, fields in _ONE_OF.items():
         components[name]["anyOf"] = [{"required": [field]} for field in fields]
@@ -109,15 +113,6 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             },
         },
     }
-
-
-def _components(types: Sequence[Any]) -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(types, ref_template=REF)
-    for name, schema in components.items():
-        schema["title"] = name
-        if "description" in schema:
-            schema["description"] = cleandoc(schema["description"])
-    return components
 
 
 @cache
@@ -220,18 +215,12 @@ def _query_parameters(
         described = {
             key: value for key, value in schema.items() if key != "default" or value is not None
         }
-        kinds = [kind for kind in described.pop("anyOf", []) if kind.get("type") != "null"]
-        for kind in kinds:
-            described |= kind
-        reference = described.get("$ref", "").rpartition("/")[2]
-        if reference:
-            described = {
-                **components[reference],
-                **{k: v for k, v in described.items() if k != "$ref"},
-            }
-        about = described.pop("description", "")
+        for kind in described.pop("anyOf", []):
+            described |= kind if kind.get("type") != "null" else {}
+        if reference := described.pop("$ref", "").rpartition("/")[2]:
+            described = components[reference] | described
         parameter = {"name": name, "in": "query", "required": False, "schema": described}
-        parameter["description"] = about
+        parameter["description"] = described.pop("description", "")
         if name in example:
             value = example[name]
             parameter["example"] = int(value) if described.get("type") == "integer" else value
