@@ -208,23 +208,21 @@ class _Stream:
 
     async def _settle_one(self, settlement: lisa_pb2.Settlement) -> lisa_pb2.Settled:
         arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
+        receipt, action = settlement.receipt, settlement.WhichOneof("action")
         try:
-            outcome, due_ms = await self._act(settlement)
+            if action is None:
+                raise invalid("the settlement of a receipt contains no action")
+            operation = _OPERATIONS[f"{action}Message"]
+            fields = {"receipt": receipt, **request_fields(getattr(settlement, action))}
+            body = convert_fields("the settlement", fields, operation.body)
+            answer: Any = await operation.handler(replace(self._call, body=body))
         except Exception as error:  # noqa: BLE001  answered as a problem
             found = problem(problem_of(error).content)
-            return lisa_pb2.Settled(receipt=settlement.receipt, outcome="failed", problem=found)
-        return lisa_pb2.Settled(receipt=settlement.receipt, outcome=outcome, due_ms=due_ms)
-
-    async def _act(self, settlement: lisa_pb2.Settlement) -> tuple[str, int | None]:
-        """Carry out a settlement. Returns its outcome, and when the next attempt is due."""
-        action = settlement.WhichOneof("action")
-        if action is None:
-            raise invalid("the settlement of a receipt contains no action")
-        operation = _OPERATIONS[f"{action}Message"]
-        fields = {"receipt": settlement.receipt, **request_fields(getattr(settlement, action))}
-        body = convert_fields("the settlement", fields, operation.body)
-        answer: Any = await operation.handler(replace(self._call, body=body))
-        return _OUTCOMES.get(action) or answer.outcome, getattr(answer, "due_ms", None)
+            return lisa_pb2.Settled(receipt=receipt, outcome="failed", problem=found)
+        outcome = _OUTCOMES.get(action) or answer.outcome
+        return lisa_pb2.Settled(
+            receipt=receipt, outcome=outcome, due_ms=getattr(answer, "due_ms", None)
+        )
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         # Shielded: after a cancelled write, a gRPC call takes no further messages.
