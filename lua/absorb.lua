@@ -15,7 +15,7 @@ if not found or tonumber(known) ~= number then
   call('UNLINK', MERGED)
   return {'OK', 0}
 end
-begin_freeing()
+allow_writes_at_maxmemory()
 local fields = {'removed:' .. count, '1'}
 for part in string.gmatch(journals, '%S+') do fields[#fields + 1] = part end
 call('HSET', OPTIONS, unpack(fields))

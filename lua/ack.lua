@@ -72,7 +72,7 @@ local function keep(numbers)
 end
 
 if USES.strays then
-  begin_freeing()
+  allow_writes_at_maxmemory()
   local letters, held, held_entries, gone = {}, {}, {}, {}
   seen, is_late, lateness = {}, {}, ''
   for i = 1, n do

@@ -28,7 +28,7 @@ local function cancel(i, id, due, guard)
   if journaled then events[k] = {id, 'cancelled', '', attempts, 'end', 1} end
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local guard = fence(body)

@@ -28,7 +28,7 @@ local function split_anew(wanted)
   call('HDEL', OPTIONS, 'emptied:' .. wanted, 'emptied:' .. count, 'removed:' .. wanted)
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local name, value = ARGV[first + 3 * i - 2], ARGV[first + 3 * i]
   if ARGV[first + 3 * i - 1] == '0' then value = false end

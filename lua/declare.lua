@@ -22,7 +22,7 @@ if declared == 0 then
   if ARGV[ARGS + 2] == '1' and there >= most then return {'MANY', there, most} end
 end
 local _, now = clock()
-begin_freeing()
+allow_writes_at_maxmemory()
 local made = redis.pcall('XGROUP', 'CREATE', group.ready, group.name, '0', 'MKSTREAM')
 if made.err and not string.find(tostring(made.err), 'BUSYGROUP', 1, true) then return made end
 local new = 1 - declared

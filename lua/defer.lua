@@ -50,7 +50,7 @@ for i, id in ipairs(wanted) do
 end
 if #ids == 0 then return reply end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 local events = put_back(group, ids, entries, dues, reasons)
 if is_journaled() then journal(events) end
 return remember(reply)

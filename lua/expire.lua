@@ -117,7 +117,7 @@ local function judge(i, id, guard)
   return 's'
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local id, body = ARGV[first + 2 * i - 1], KEYS[ID_KEYS + 2 * i - 1]
   local ends, guard = tonumber(call('ZSCORE', EXPIRY, id) or ''), fence(body)

@@ -100,7 +100,7 @@ local function mend_dead(id, faults)
   if found then faults[#faults + 1] = 'no-body' end
 end
 
-if not judge then begin_freeing() end
+if not judge then allow_writes_at_maxmemory() end
 for i = 1, n do
   local id, faults = ARGV[first + i], {}
   if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, faults) else mend_dead(id, faults) end

@@ -52,7 +52,7 @@ end
 
 if USES.late then
   if late ~= '' then
-    begin_freeing()
+    allow_writes_at_maxmemory()
     for i = 1, n do
       local entry = ARGV[ENTRY + i]
       local held = indexed[i] == entry and pending(group, entry)
@@ -122,20 +122,20 @@ local function open_others()
     end
   end
   if #gone > 0 then
-    begin_freeing()
+    allow_writes_at_maxmemory()
     drop_entries(group, gone_ids, gone)
     if #gone_ids > 0 then forget_failures(group, gone_ids) end
     count('cleared', #gone, group)
   end
   if #away > 0 then
-    begin_freeing()
+    allow_writes_at_maxmemory()
     local told = put_back(group, away, away_entries, dues, {})
     if settings[3] == '1' then
       for _, event in ipairs(told) do events[#events + 1] = event end
     end
   end
   if paused and #kept > 0 then
-    begin_freeing()
+    allow_writes_at_maxmemory()
     local back, dues, old, suspects = {}, {}, {}, {}
     for k, i in ipairs(kept) do
       local entry = ARGV[ENTRY + i]
@@ -148,7 +148,7 @@ local function open_others()
     drop_entries(group, {}, old)
     call('ZREM', group.leases, unpack(back))
   elseif own_timeout ~= '' then
-    begin_freeing()
+    allow_writes_at_maxmemory()
     for _, i in ipairs(kept) do
       call('ZADD', group.leases, int(now + tonumber(own_timeout)), ARGV[ID + i])
     end

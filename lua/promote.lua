@@ -170,14 +170,15 @@ local function wanted_by(group)
   return again, #again / 2, free or wanted > 0 and room(group, max_ready, wanted) or 0
 end
 
--- The messages that one group takes, of waiting and of its retry, in order of due time: `retried` leave
--- its retry; `held`, without room, move to its retry. With one group, `leaving` collects the ids that
--- leave waiting.
-local function plan_with_retries(group, leaving)
+-- The messages that one group takes, of waiting and of its retry, in order of due time, as `pairs`:
+-- `retried` leave its retry, `waited` leave waiting if there is no other group; `held`, without room,
+-- move to its retry.
+local function plan_with_retries(group)
   local again, retries, free = wanted_by(group)
   local wanted = #found / 2 + retries
   if wanted > 0 and free < math.min(wanted, limit) then note_full(group) end
-  local plan, taken, i, j = {pairs = {}, retried = {}, held = {}}, 0, 1, 1
+  local plan = {pairs = {}, retried = {}, held = {}, waited = GROUP_COUNT == 1 and {} or nil}
+  local taken, i, j = 0, 1, 1
   while found[i] or again[j] do
     local is_first = found[i] and (not again[j] or tonumber(found[i + 1]) <= tonumber(again[j + 1]))
     local id, due
@@ -189,8 +190,9 @@ local function plan_with_retries(group, leaving)
     if taken < free and taken < limit then
       taken = taken + 1
       plan.pairs[2 * taken - 1], plan.pairs[2 * taken] = id, due
-      local left = is_first and leaving or plan.retried
-      if not is_first or GROUP_COUNT == 1 then left[#left + 1] = id end
+      local left = plan.retried
+      if is_first then left = plan.waited end
+      if left then left[#left + 1] = id end
     elseif is_first and GROUP_COUNT > 1 then
       plan.held[#plan.held + 1], plan.held[#plan.held + 2] = due, id
     end
@@ -202,12 +204,14 @@ end
 -- due, as far as it has room.
 local plans, leaving, moved = nil, nil, 0
 if USES.retries then
-  plans, leaving, is_full = {}, {}, {}
+  plans, is_full = {}, {}
   for g, group in ipairs(groups) do
-    plans[g] = plan_with_retries(group, leaving)
+    plans[g] = plan_with_retries(group)
     moved = moved + #plans[g].pairs / 2
   end
+  leaving = plans[1].waited
   if GROUP_COUNT > 1 then
+    leaving = {} -- a message without room leaves waiting, too, for the group's retry
     for k = 1, #found, 2 do leaving[#leaving + 1] = found[k] end
   end
 else
@@ -239,7 +243,7 @@ end
 if USES.journal then
   events = {}
 end
-if #leaving > 0 or moved > 0 then begin_freeing() end
+if #leaving > 0 or moved > 0 then allow_writes_at_maxmemory() end
 for g, group in ipairs(groups) do
   local pairs, failed, suspects, held = found, nil, nil, nil
   if USES.retries then

@@ -37,7 +37,7 @@ for i = 1, tonumber(ARGV[ARGS + 3]) do
   end
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 local removed, lost, room = 0, 0, option('journal_max')
 if slowest then
   removed = call('XTRIM', EVENTS, 'MINID', '~', slowest, 'LIMIT', most)

@@ -15,7 +15,7 @@ local _, now = clock()
 local letters, purged = {}, {}
 local events, journaled = {}, is_journaled()
 local ids, bodies, dones, stones = {}, {}, {}, {}
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local died = tonumber(call('ZSCORE', group.garbage, id) or '')

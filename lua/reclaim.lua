@@ -102,7 +102,7 @@ local function scan_rest(held, lefts, ahead)
   end
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 if from == '-' then scan_leases() end
 local window = call('XPENDING', group.ready, group.name, from, to, most)
 local cursor = #window == most and '(' .. window[#window][1] or ''

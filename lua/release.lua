@@ -26,7 +26,7 @@ end
 local reply = {'OK', table.concat(letters)}
 if #held == 0 then return reply end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 local events = put_back(group, held, entries, dues, {})
 if is_journaled() then journal(events) end
 return remember(reply)

@@ -36,7 +36,7 @@ local function shift_own_leases()
   stale = kept
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 if #stale > 0 and call('EXISTS', group.leases) == 1 then shift_own_leases() end
 local held, holders = {}, {}
 for _, item in ipairs(stale) do

@@ -13,7 +13,7 @@ local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
 local letters, moved = {}, 0
 local events, journaled = {}, is_journaled()
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local id = ARGV[first + i]
   letters[i] = 'n'

@@ -39,7 +39,7 @@ local function due_in_groups(id)
 end
 
 local letters, events, journaled = {}, {}, is_journaled()
-begin_freeing()
+allow_writes_at_maxmemory()
 for i = 1, n do
   local id, body = ARGV[first + 2 * i - 1], KEYS[ID_KEYS + 2 * i - 1]
   if fence(body) == '' then

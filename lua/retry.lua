@@ -21,7 +21,7 @@ local retry_head = head(group.retry)
 local ids = {}
 for i = 1, n do ids[i] = ARGV[first + 5 * i - 4] end
 local indexed = call('HMGET', group.entries, unpack(ids))
-begin_freeing()
+allow_writes_at_maxmemory()
 
 local held, entries, delays, reasons, lateness = {}, {}, {}, {}, {}
 local number, seen = {}, {}

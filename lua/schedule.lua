@@ -73,7 +73,7 @@ local function write(value, at)
 end
 
 if n > 0 and is_held() then
-  begin_freeing()
+  allow_writes_at_maxmemory()
   write(ARGV[ARGS + 7], ARGV[ARGS + 8])
   local is_queued = string.find(found, 'q', 1, true) -- then the tick was counted before
   if not is_queued then count('overlapped', 1) end
@@ -111,7 +111,7 @@ if n > freed then
   -- At maxmemory the server refuses this first write, and so the new messages.
   call('HSET', SCHEDULES, name, record == '' and stored or record)
 else
-  begin_freeing()
+  allow_writes_at_maxmemory()
 end
 local events = {}
 local waiting_head, earliest = head(WAITING), nil

@@ -43,7 +43,7 @@ local function renumber()
   return number + 1
 end
 
-begin_freeing()
+allow_writes_at_maxmemory()
 if what == 'renumber' then return {'OK', renumber()} end
 if what == 'forget' then return {'OK', forget()} end
 local known = tonumber(call('HGET', OPTIONS, 'accepts') or '0')

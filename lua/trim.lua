@@ -18,7 +18,7 @@ for _, item in ipairs(window) do
   local indexed = id and call('HGET', group.entries, id) == item[1]
   if not indexed and not pending(group, item[1]) then foreign[#foreign + 1] = item[1] end
 end
-begin_freeing()
+allow_writes_at_maxmemory()
 if #foreign > 0 then call('XDEL', group.ready, unpack(foreign)) end
 count('trimmed', #foreign, group)
 local cursor = #window == most and '(' .. window[#window][1] or ''

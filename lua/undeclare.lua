@@ -37,7 +37,7 @@ if begun and (call('HEXISTS', OPTIONS, mark) == 0 or call('HEXISTS', GROUPS, nam
   call('HDEL', OPTIONS, mark)
   return {'OK', 0, 1}
 end
-begin_freeing()
+allow_writes_at_maxmemory()
 call('HSET', OPTIONS, mark, int(now))
 call('HDEL', GROUPS, name)
 local changed = changed_groups()

@@ -30,7 +30,7 @@ end
 
 -- A server at maxmemory refuses a script whose first write can use memory, but allows all writes
 -- after a harmless first one. Scripts that free memory therefore start with this.
-local function begin_freeing() call('ZREM', WAITING, '') end
+local function allow_writes_at_maxmemory() call('ZREM', WAITING, '') end
 
 local function wake() call('PUBLISH', WAKE, TOPIC) end
 
@@ -49,7 +49,7 @@ local function is_journaled() return settling_options()[1] == '1' end
 -- written (another program uses the key) is counted, and its number is missing.
 local function journal(events)
   if #events == 0 then return end
-  begin_freeing() -- this may be the script's first write at maxmemory
+  allow_writes_at_maxmemory() -- this may be the script's first write at maxmemory
   local number, failed = call('HINCRBY', STATS, 'journaled', #events) - #events, 0
   for i, event in ipairs(events) do
     local added = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,
