@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
@@ -25,7 +25,8 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
 from lisa.core.store import presence
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, chunks
+from lisa.manager.bulk_reads import PAGE, Name
 from lisa.manager.expirer import Expirer
 from lisa.manager.idle_topics import IdleTopics
 from lisa.manager.jobs import Jobs
@@ -133,19 +134,35 @@ class Engine:
         return Loop(name, step, nodes=self.nodes, workers=workers, batch=batch, longest_s=longest_s)
 
     def _scheduled(self, schedules: Schedules) -> Jobs:
-        clock, jobs = self._clock, Jobs(self.nodes, self.idle.due)
+        clock, jobs = self._clock, Jobs(self.nodes)
+
+        def add_for_picked(
+            name: str,
+            schedule: str | timedelta,
+            pick: Callable[[Sequence[Shard]], Sequence[Name]],
+            work: Callable[[Name], object],
+        ) -> None:
+            """Add a job for those topics that may need work, as `pick` finds page by page."""
+
+            def topics() -> Iterator[Name]:
+                for page in chunks(self.idle.due(name), PAGE):
+                    yield from pick(self.nodes.available(page))
+
+            jobs.add_for_each(name, schedule, topics, work)
+
         jobs.add("move", schedules.move, self._poll)
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
-        jobs.add_for_each("clean", schedules.clean, self._trimmer.pick, self._trimmer.step)
-        jobs.add_for_each("prune", PRUNE, self.pruner.pick, self.pruner.step)
-        jobs.add_for_each("shards", schedules.sweep, self._pick_sharded, self._sharder.step)
-        jobs.add_for_each("sweep", schedules.sweep, self.sweeper.pick, self.sweep)
-        jobs.add_for_each(
+        add_for_picked("clean", schedules.clean, self._trimmer.pick, self._trimmer.step)
+        add_for_picked("prune", PRUNE, self.pruner.pick, self.pruner.step)
+        add_for_picked("shards", schedules.sweep, self._pick_sharded, self._sharder.step)
+        add_for_picked("sweep", schedules.sweep, self.sweeper.pick, self.sweep)
+        add_for_picked(
             "sample",
             SAMPLE,
             lambda topics: self._sampler.pick(topics, clock.now_ms()),
             lambda topic: self._sampler.step(topic, clock.now_ms()),
         )
+        jobs.add_for_each("layouts", REFRESH, self._changed_topics, self._sharder.finish)
         jobs.add("managers", schedules.sweep, self._sweep_managers)
         jobs.add("refresh", REFRESH, self._refresh)
         jobs.add("schedules", REFRESH, self.find_schedules)
@@ -275,7 +292,7 @@ class Engine:
         if self.nodes.node_of(topic.removesuffix(CHANGED)) not in (node, None):
             return
         if topic.endswith(CHANGED):
-            self._sharder.put([Topic(topic.removesuffix(CHANGED))])
+            self._sharder.announced[Topic(topic.removesuffix(CHANGED))] = None
             return
         self.registry.learn([topic])
         self.idle.mark_active(topic)
@@ -299,6 +316,9 @@ class Engine:
         due = self.idle.due("process-pending")
         self.reclaimer.scan_again(due)
         self._reclaiming.due_heap.bring_forward(dict.fromkeys(due, time.monotonic()))
+
+    def _changed_topics(self) -> list[Topic]:
+        return self._sharder.changed(lambda: self.nodes.available(self.registry.topics))
 
     def _pick_sharded(self, shards: Sequence[Shard]) -> list[Topic]:
         """The sharded topics of these shards, where the topic's own node is available."""
@@ -335,7 +355,7 @@ class Engine:
             self.idle.check_all()
 
     def _refresh(self) -> None:
-        """Look for expired leases, waiting consumers, undeclared topics and unfinished reshards."""
+        """Look for expired leases, waiting consumers and undeclared topics."""
         if self._steps != (steps := len(self._clock.steps)):
             self._steps = steps
             for loop in self.loops:
@@ -349,8 +369,6 @@ class Engine:
         if self._is_list_lost.is_set() and self.nodes.answers(key=self.store.keys.topics):
             self.registry.list_again()
             self._is_list_lost.clear()
-        errors = self.jobs.by_name["refresh"].errors
-        self._sharder.finish(self.registry.topics, self.nodes, errors)
 
     def find_schedules(self) -> None:
         """Learn the topics with schedules, and look at the next tick of each."""

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
@@ -26,9 +26,6 @@ from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.recurring.calendar import CronPattern, next_instant, parse_job_schedule
-from lisa.core.model.sharding import Shard
-from lisa.core.store.store import chunks
-from lisa.manager.bulk_reads import PAGE
 from lisa.manager.nodes import Nodes
 from lisa.manager.topic_log import TopicErrors
 
@@ -123,13 +120,11 @@ class Jobs:
     """Jobs with schedules. They run only while a node is available.
 
     nodes: tells which topics are available.
-    shards: returns the shards that the named job covers now.
     """
 
-    def __init__(self, nodes: Nodes, shards: Callable[[str], list[Shard]]) -> None:
+    def __init__(self, nodes: Nodes) -> None:
         self.by_name: dict[str, _Job] = {}
         self._nodes = nodes
-        self._shards = shards
         self._scheduler: Any = None
         self._thread: threading.Thread | None = None
         """The scheduler's thread, from `start` to `stop`."""
@@ -145,21 +140,17 @@ class Jobs:
         self,
         name: str,
         schedule: str | timedelta,
-        pick: Callable[[Sequence[Shard]], Sequence[Name]],
+        topics: Callable[[], Iterable[Name]],
         work: Callable[[Name], object],
     ) -> None:
-        """Run `work` for each name in turn; an error in one does not stop the others.
-
-        `pick` takes a page of shards and returns the shards or topics that may need work.
-        """
+        """Run `work` for each of the topics in turn; an error in one does not stop the others."""
 
         def each() -> None:
-            for page in chunks(self._shards(name), PAGE):
-                for topic in pick(self._nodes.available(page)):
-                    if self._stopped.is_set() or not self._nodes.is_any_available:
-                        return
-                    if self._nodes.is_available(topic):
-                        self._run(self.by_name[name], topic, partial(work, topic))
+            for topic in topics():
+                if self._stopped.is_set() or not self._nodes.is_any_available:
+                    return
+                if self._nodes.is_available(topic):
+                    self._run(self.by_name[name], topic, partial(work, topic))
 
         self.add(name, schedule, each)
 

@@ -18,13 +18,12 @@ import heapq
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from queue import SimpleQueue
 
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.errors import LisaError
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import (
     PLAIN,
@@ -54,8 +53,7 @@ from lisa.core.transitions.base import text
 from lisa.core.transitions.journal import archive_records
 from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
 from lisa.manager.bulk_reads import PAGE, ask_each
-from lisa.manager.nodes import Nodes
-from lisa.manager.topic_log import TopicErrors, TopicLog
+from lisa.manager.topic_log import TopicLog
 
 SAMPLES = 200
 """Samples per command."""
@@ -71,14 +69,14 @@ log = logging.getLogger(__name__)
 class Sharder:
     """Checks the layout of one topic per step. Works on topics, not on single shards.
 
-    Topics whose number of shards changed are queued, as announced or found by a check of all.
+    announced: topics whose number of shards changed, as announced or found by a check of all.
     """
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
         self.is_check_due = threading.Event()
-        """Whether the next `finish` checks all topics, because announcements may be lost."""
-        self._queue: SimpleQueue[Topic] = SimpleQueue()
+        """Whether `changed` checks all topics next, because announcements may be lost."""
+        self.announced: dict[Topic, None] = {}
         self._intact: set[Topic] = set()
         """Topics whose layout was complete at the last `pick`; their next step need not check."""
 
@@ -159,39 +157,29 @@ class Sharder:
 
     # -- changes that another process may have left incomplete
 
-    def put(self, topics: Iterable[Topic]) -> None:
-        """Queue topics for the next `finish`."""
-        for topic in topics:
-            self._queue.put(topic)
+    def changed(self, shards: Callable[[], Sequence[Shard]]) -> list[Topic]:
+        """The topics whose number of shards changed. Raises LisaError.
 
-    def finish(self, shards: Sequence[Shard], nodes: Nodes, errors: TopicErrors) -> None:
-        """Finish the queued changes; failed ones are queued again and recorded in `errors`.
-
-        shards: those that a check looks at. Raises LisaError if the check fails.
+        shards: those that a check looks at.
         """
-        topics = dict.fromkeys(self._queue.get() for _ in range(self._queue.qsize()))
         if self.is_check_due.is_set():
             self.is_check_due.clear()
             try:
-                for page in chunks(nodes.available(shards), PAGE):
-                    topics |= dict.fromkeys(self.pick(page))
+                for page in chunks(shards(), PAGE):
+                    self.announced |= dict.fromkeys(self.pick(page))
             except LisaError:
                 self.is_check_due.set()
-                self.put(topics)
                 raise
-        available = nodes.available(list(topics))
-        remaining, failed = iter(available), [topic for topic in topics if topic not in available]
-        for topic in remaining:
-            try:
-                self.step(topic)
-            except LisaError as error:
-                errors.failed_at(nodes, topic, error)
-                failed.append(topic)
-                if isinstance(error, ServerUnavailable):
-                    break  # other topics of the node would time out too; retry them later
-            else:
-                errors.passed(topic)
-        self.put([*remaining, *failed])
+        return list(self.announced)
+
+    def finish(self, topic: Topic) -> None:
+        """Finish the change of a topic. After an error the topic stays among the changed."""
+        self.announced.pop(topic, None)  # before: a later announcement counts
+        try:
+            self.step(topic)
+        except LisaError:
+            self.announced[topic] = None
+            raise
 
     # -- former shards
 

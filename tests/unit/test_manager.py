@@ -15,7 +15,6 @@ import pytest
 from lisa.core.model.backoff import FIRST_S, LONGEST_S
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, ServerUnavailable
 from lisa.core.model.keys import Keys
-from lisa.core.model.sharding import Shard
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.settings import ManagerSettings
@@ -128,9 +127,8 @@ def jobs() -> Iterator[Jobs]:
     nodes = SimpleNamespace(
         is_any_available=True,
         is_available=lambda topic: topic != "d",
-        available=lambda topics: [topic for topic in topics if topic != "d"],
     )
-    made = Jobs(cast("Any", nodes), lambda _: [Shard(name) for name in "abcd"])
+    made = Jobs(cast("Any", nodes))
     yield made
     made.stop()
 
@@ -144,7 +142,7 @@ class TestJobs:
             if topic == "b":
                 raise LisaError("no")
 
-        jobs.add_for_each("clean", OFTEN, lambda page: page, work)
+        jobs.add_for_each("clean", OFTEN, lambda: "abcd", work)
         jobs.start()
         wait_until(lambda: len(seen) >= 6)
         assert seen[:6] == ["a", "b", "c", "a", "b", "c"]
