@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.stream import entry_ms
 from lisa.core.redis.flow import Command
 from lisa.core.store.replies import pairs
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.manager.bulk_reads import ask_each
 
@@ -87,16 +87,13 @@ class Sampler:
 
     def _drop_later(self, history: str, now_ms: int) -> None:
         """Replace a history by its samples up to now: a stream accepts no lower ids."""
-        copy, start = f"{history}:{secrets.token_hex(8)}", "-"
-        while page := self._store.ask("XRANGE", history, start, now_ms, "COUNT", PAGE):
-            commands: list[Command] = [("XADD", copy, entry, *fields) for entry, fields in page]
-            self._store.drive(self._store.commands([*commands, ("PEXPIRE", copy, COPY_LIVES_MS)]))
-            start = f"({text(page[-1][0])}"
-        if start == "-":
-            self._store.ask("UNLINK", history)
-        else:
+        samples = list(samples_of(self._store, history, now_ms))
+        if samples:
+            copy = write_copy(self._store, history, samples)
             self._store.ask("PERSIST", copy)
             self._store.ask("RENAME", copy, history)
+        else:
+            self._store.ask("UNLINK", history)
 
     def _add(self, history: str, minute_ms: int, fields: list[bytes]) -> bool:
         oldest = _certain_ms(minute_ms) - HOURS_KEPT_MS
@@ -122,6 +119,25 @@ class Sampler:
                 return
             # The page's last hour may continue in the next page, so read its sample again.
             start = text(page[-1][0])
+
+
+def samples_of(
+    store: SyncStore, history: str, end: int | str = "+"
+) -> Iterator[tuple[bytes, list[bytes]]]:
+    """The entries and fields of a history. Raises LisaError."""
+    start = "-"
+    while page := store.ask("XRANGE", history, start, end, "COUNT", PAGE):
+        yield from page
+        start = f"({text(page[-1][0])}"
+
+
+def write_copy(store: SyncStore, history: str, samples: Sequence[tuple[Any, Sequence[Any]]]) -> str:
+    """Write samples to a new key, which expires unless it replaces the history; returns the key."""
+    copy = f"{history}:{secrets.token_hex(8)}"
+    for page in chunks(samples, PAGE):
+        commands: list[Command] = [("XADD", copy, entry, *fields) for entry, fields in page]
+        store.drive(store.commands([*commands, ("PEXPIRE", copy, COPY_LIVES_MS)]))
+    return copy
 
 
 def _certain_ms(now_ms: int) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -38,7 +37,6 @@ from lisa.core.model.sharding import (
     topics_of,
 )
 from lisa.core.model.stream import entry_ms
-from lisa.core.redis.flow import Command
 from lisa.core.store.replies import counters, pairs, summed
 from lisa.core.store.reshard import (
     hold_messages,
@@ -49,16 +47,11 @@ from lisa.core.store.reshard import (
     unnamed,
 )
 from lisa.core.store.store import SyncStore, chunks, grouped
-from lisa.core.transitions.base import text
 from lisa.core.transitions.journal import archive_records
 from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
 from lisa.manager.bulk_reads import PAGE, ask_each
+from lisa.manager.sampler import samples_of, write_copy
 from lisa.manager.topic_log import TopicLog
-
-SAMPLES = 200
-"""Samples per command."""
-MERGED_LIVES_MS = 3_600_000
-"""Expiry of a merged history that a manager did not finish."""
 
 Sample = tuple[int, int, Mapping[str, int]]
 """Epoch milliseconds, the index of the stream, and the counters."""
@@ -228,27 +221,17 @@ class Sharder:
 
     def _merge_history(self, topic: Topic, shards: Sequence[Shard]) -> str:
         """Write the merged history of a topic and some shards to a new key; returns the key."""
-        keys = self._store.keys.topic(topic)
-        merged = f"{keys.history}:{secrets.token_hex(8)}"
-        streams = [keys.history, *(self._store.keys.topic(shard).history for shard in shards)]
-        samples = [self._samples(number, stream) for number, stream in enumerate(streams)]
-        for page in chunks(list(_together(samples)), SAMPLES):
-            commands: list[Command] = [
-                ("XADD", merged, f"{at_ms}-0", *_fields(sums)) for at_ms, sums in page
-            ]
-            commands.append(("PEXPIRE", merged, MERGED_LIVES_MS))
-            self._store.drive(self._store.commands(commands))
-        return merged
+        keys = self._store.keys.topic
+        histories = [keys(topic).history, *(keys(shard).history for shard in shards)]
+        streams = [self._samples(number, history) for number, history in enumerate(histories)]
+        return write_copy(self._store, histories[0], list(_together(streams)))
 
-    def _samples(self, number: int, stream: str) -> Iterator[Sample]:
-        start = "-"
-        while page := self._store.ask("XRANGE", stream, start, "+", "COUNT", SAMPLES):
-            for entry, fields in page:
-                found = counters(fields)
-                if number:
-                    found.pop("journaled", None)
-                yield entry_ms(entry), number, found
-            start = f"({text(page[-1][0])}"
+    def _samples(self, number: int, history: str) -> Iterator[Sample]:
+        for entry, fields in samples_of(self._store, history):
+            found = counters(fields)
+            if number:
+                found.pop("journaled", None)
+            yield entry_ms(entry), number, found
 
     def _clear(self, topic: Topic, layout: Layout, field: str) -> bool:
         """Delete the keys of one former shard count; returns whether no key is left."""
@@ -262,13 +245,10 @@ class Sharder:
         return [self._store.call(call) for call in calls] == [True] * len(calls)
 
 
-def _together(streams: Sequence[Iterator[Sample]]) -> Iterator[tuple[int, Mapping[str, int]]]:
+def _together(streams: Sequence[Iterator[Sample]]) -> Iterator[tuple[str, list[str | int]]]:
     """Sums over several streams, at each instant at which any stream has a sample."""
     latest: dict[int, Mapping[str, int]] = {}
     for at_ms, samples in groupby(heapq.merge(*streams, key=itemgetter(0, 1)), itemgetter(0)):
         latest |= {number: found for _, number, found in samples}
-        yield at_ms, summed(latest.values())
-
-
-def _fields(sample: Mapping[str, int]) -> list[str | int]:
-    return [part for name in sorted(sample) for part in (name, sample[name])]
+        sums = summed(latest.values())
+        yield f"{at_ms}-0", [part for name in sorted(sums) for part in (name, sums[name])]
