@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 import zlib
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -206,13 +205,9 @@ class _DelayQueueHandlers:
             )
 
     async def _find(self, request: Request, form: dict[str, str], scope: Scope) -> FoundJob | None:
-        message_id = _required(form, "id")
-
-        def likely(known: Sequence[str]) -> list[str]:
-            return [topic for topic in known if may_be_of(topic, message_id)]
-
+        message_id, topic = _required(form, "id"), form.get("topic")
         return await find_job(
-            self._gateway, request, scope, message_id, form.get("topic"), mark=MARK, likely=likely
+            self._gateway, request, scope, message_id, topic, mark=MARK, is_likely=may_be_of
         )
 
 

@@ -161,12 +161,6 @@ def _number(headers: Mapping[str, str], name: str, default: int) -> int:
         return default
 
 
-def topics_in(message_id: str) -> list[str]:
-    """The topics with which an id may begin: generated ids do, and topics may contain colons."""
-    parts = message_id.split(":")
-    return [":".join(parts[:end]) for end in range(1, min(len(parts), 32))]
-
-
 def _encode(*, success: bool, code: int, data: Any = None, message: str | None = None) -> bytes:
     """A response with all fields of the original's serialiser."""
     return msgspec.json.encode(
@@ -399,16 +393,17 @@ class _Handlers:
     async def _find(self, request: Request, scope: Scope) -> FoundJob:
         """The job with the request's id. Raises ErrorResponse if there is none."""
         message_id, topic = _id(request), request.query_params.get("topic")
-
-        def likely(known: Sequence[str]) -> set[str]:
-            return set(topics_in(message_id)) & set(known)
-
         job = await find_job(
-            self._gateway, request, scope, message_id, topic, mark=MARK, likely=likely
+            self._gateway, request, scope, message_id, topic, mark=MARK, is_likely=_may_be_of
         )
         if job is None:
             raise ErrorResponse(404, "unknown", f"there is no job {message_id!r}")
         return job
+
+
+def _may_be_of(topic: str, message_id: str) -> bool:
+    """Whether an id begins with a topic, as generated ids do."""
+    return message_id.startswith(f"{topic}:")
 
 
 def _conflict(detail: str) -> ErrorResponse:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.utils import collapse_rfc2231_value
-from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -170,24 +169,26 @@ async def find_job(
     topic: str | None,
     *,
     mark: str,
-    likely: Callable[[Sequence[str]], Iterable[str]],
+    is_likely: Callable[[str, str], bool],
 ) -> FoundJob | None:
     """Find the job with an id, in `topic` or else in all topics; None if there is none.
 
-    Searches the `likely` ones of the known topics first, and prefers live jobs to settled ones.
+    Searches topics that are likely to have the id first, and prefers live jobs to settled ones.
+    is_likely: whether a topic is, by the form of the id.
     With the scope `consume`, also accepts messages of other APIs that a gateway has delivered, with
     lower priority. Raises Unauthorized, Forbidden, InvalidMessage, or ConfigError if several topics
     have a live job.
     """
     if topic is not None:
         gateway.require(request, scope, topic, compat=True)
-        parts: list[Iterable[str]] = [[topic]]
+        parts: list[Sequence[str]] = [[topic]]
     else:
         token = gateway.token(request, compat=True)
         if not token.grants(scope):
             raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
         known = await gateway.store.drive(gateway.store.topics())
-        parts = [filter(partial(token.allows, scope), part) for part in (likely(known), known)]
+        allowed = [topic for topic in known if token.allows(scope, topic)]
+        parts = [[topic for topic in allowed if is_likely(topic, message_id)], allowed]
     check_id(message_id)
     settled: list[FoundJob] = []
     others: list[FoundJob] = []
