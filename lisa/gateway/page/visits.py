@@ -132,30 +132,24 @@ def as_endpoint(
     """A Starlette endpoint for a view; errors become error pages."""
 
     async def endpoint(request: Request) -> Response:
+        visit: PageRequest | None = None
         try:
             visit = PageRequest(gateway, snapshots, request)
-        except Unauthorized:
-            return _to_login(request)
-        except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
-            return problem_of(error).response()
-        try:
             await visit.check_session()
             response = await view(visit)
         except Unauthorized:
             return _to_login(request)
-        except Exception as error:  # noqa: BLE001  as above
-            response = _error_page(visit, problem_of(error), isinstance(error, ServerUnavailable))
+        except Exception as error:
+            if visit is None:
+                raise
+            problem, is_away = problem_of(error), isinstance(error, ServerUnavailable)
+            response = visit.page("error.html", problem.status, problem=problem, is_away=is_away)
+            response.headers.update(problem.headers)
         if visit.is_new and visit.cookie:
             sessions.give(request, response, visit.cookie)
         return response
 
     return endpoint
-
-
-def _error_page(visit: PageRequest, problem: ErrorResponse, is_away: bool) -> Response:  # noqa: FBT001  one caller
-    response = visit.page("error.html", problem.status, problem=problem, is_away=is_away)
-    response.headers.update(problem.headers)
-    return response
 
 
 def login_link(path: str) -> str:
