@@ -14,7 +14,7 @@ from lisa.admin.garbage import GarbageSelection
 from lisa.admin.messages import LiveState
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.keys import check_id
-from lisa.core.store.inspection import FoundInGroup, FoundMessage
+from lisa.core.store.inspection import FoundInGroup
 from lisa.core.store.inspection import State as FoundState
 from lisa.core.transitions.change import Cancelled, Rescheduled
 from lisa.gateway.access import Scope
@@ -240,10 +240,6 @@ async def get_message(call: Call[NoFields, None]) -> MessageAnswer:
     found = await call.gateway.sender.get(call.topic, call.id)
     if found is None:
         raise await unknown(call.gateway, call.topic, call.id)
-    return _message(found)
-
-
-def _message(found: FoundMessage) -> MessageAnswer:
     return MessageAnswer(
         **msgspec.structs.asdict(_group_state(found)),
         id=found.id,
@@ -275,8 +271,7 @@ _change = partial(operations.add, scope=Scope.PRODUCE, is_audited=True, problems
 async def cancel_message(call: Call[NoFields, None]) -> CancelAnswer:
     """Cancel a message."""
     outcome = await call.gateway.sender.cancel(call.topic, call.id)
-    if outcome is not Cancelled.CANCELLED:
-        raise await _refused(call, "cancelled", outcome)
+    await _check(call, "cancelled", outcome)
     return CancelAnswer(id=call.id, outcome=outcome)
 
 
@@ -287,20 +282,15 @@ async def reschedule_message(call: Call[NoFields, RescheduleRequest]) -> Resched
     if not due.keys() & {"delay", "at_ms", "at_local"}:
         raise invalid("give one of due_ms, delay_ms and at_local")
     outcome = await call.gateway.sender.reschedule(call.topic, call.id, **due)
-    return await _rescheduled(call, outcome)
+    await _check(call, "rescheduled", outcome)
+    return RescheduleAnswer(id=call.id, outcome=outcome)
 
 
 @_change("POST", f"{MESSAGE}/fire", "The message is due.")
 async def fire_message(call: Call[NoFields, None]) -> RescheduleAnswer:
     """Make a message due now."""
-    return await _rescheduled(call, await call.gateway.sender.fire_now(call.topic, call.id))
-
-
-async def _rescheduled(
-    call: Call[NoFields, RescheduleRequest | None], outcome: Rescheduled
-) -> RescheduleAnswer:
-    if outcome is not Rescheduled.RESCHEDULED:
-        raise await _refused(call, "rescheduled", outcome)
+    outcome = await call.gateway.sender.fire_now(call.topic, call.id)
+    await _check(call, "rescheduled", outcome)
     return RescheduleAnswer(id=call.id, outcome=outcome)
 
 
@@ -310,12 +300,13 @@ _WHY = {
 }
 
 
-async def _refused(
-    call: Call[NoFields, Any], action: str, outcome: Cancelled | Rescheduled
-) -> ErrorResponse:
+async def _check(call: Call[NoFields, Any], action: str, outcome: Cancelled | Rescheduled) -> None:
+    """Raise ErrorResponse unless the message was changed."""
+    if outcome in (Cancelled.CANCELLED, Rescheduled.RESCHEDULED):
+        return
     if outcome in (Cancelled.UNKNOWN, Rescheduled.UNKNOWN):
-        return await unknown(call.gateway, call.topic, call.id)
-    return ErrorResponse(
+        raise await unknown(call.gateway, call.topic, call.id)
+    raise ErrorResponse(
         409,
         outcome.value.replace("_", "-"),
         f"message {call.id!r} was not {action}: {_WHY[outcome]}",
