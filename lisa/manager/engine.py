@@ -223,7 +223,8 @@ class Engine:
 
     def _node_changed(self, node: str, result: ProbeResult) -> None:
         """A node answered for the first time, after an outage or after a gap."""
-        self._hold_leases(node, result)
+        # Reclaim nothing on the node until its consumers could renew their leases.
+        self._hold.add(result.since, result.gap_s, node)
         if result.emptied:
             self._is_announced = False  # the loss is logged
         if result.is_change:
@@ -235,20 +236,9 @@ class Engine:
                     # The jobs retry and log the error. A server at maxmemory must be drained first.
                     log.debug("will be retried: %s", error)
         # Also after a gap: producers do not wait as long for a list of topics as a probe.
-        if self.store.has_nodes and not result.first:
+        if self.store.has_nodes and not result.is_first:
             self._is_list_lost.set()
             self._search_at = self._searched_until
-
-    def _hold_leases(self, node: str, result: ProbeResult) -> None:
-        """Reclaim nothing on a node until its consumers could renew their leases."""
-        now = time.monotonic()
-        if result.first and not result.promoted:
-            # Leases that aged before this manager started count, except during a server outage.
-            self._hold.add(now - result.uptime_s, math.inf, node)
-        elif result.first or result.another_run or result.emptied:
-            self._hold.add(now, math.inf, node)
-        else:
-            self._hold.add(now, result.gap_s, node)
 
     def _declare_again(self, node: str | None = None) -> None:
         """Declare the topics of a node that restarted or was emptied, and finish its reshards.

@@ -48,28 +48,20 @@ log = logging.getLogger(__name__)
 class ProbeResult(NamedTuple):
     """The result of one answered probe.
 
-    back: the server was unreachable before this probe.
-    first: this is the first probe, and the first answer.
-    another_run: the server restarted, or another server answers at the address.
+    is_first: this is the first probe, and the first answer.
+    is_change: everything known about the server may be outdated: it was unreachable before, has
+        restarted or was replaced by another server, or was emptied.
     emptied: the schema key was missing.
-    uptime_s: seconds since the server started.
-    gap_s: seconds since the last answered probe; infinite for the first answer.
-    promoted: at the first answer, the server has been a replica at some time; the time of its
-        promotion is unknown.
+    since, gap_s: the end of the time in which consumers may not have renewed leases, by
+        `time.monotonic`, and its length: from the last answered probe on. Infinite for a server
+        that may be another than before.
     """
 
-    back: bool
-    first: bool
-    another_run: bool
+    is_first: bool
+    is_change: bool
     emptied: bool
-    uptime_s: float
+    since: float
     gap_s: float
-    promoted: bool
-
-    @property
-    def is_change(self) -> bool:
-        """Whether everything known about the server may be outdated."""
-        return self.back or self.another_run or self.emptied
 
 
 class Node:
@@ -205,14 +197,18 @@ class Node:
         if before is not None and not known:
             warn_of_loss(self._own.where)
         last, self._answered = self._answered, time.monotonic()
+        is_first = before is None and not self.was_absent
+        is_other = before is not None and before != self._run_id
+        since, gap_s = self._answered, self._answered - last
+        if is_first and not _was_promoted(replication):
+            # Leases that aged before this manager started count, except during a server outage.
+            since -= float(server.get("uptime_in_seconds", 0))
         return ProbeResult(
-            back=not self.is_reachable,
-            first=before is None and not self.was_absent,
-            another_run=before is not None and before != self._run_id,
+            is_first,
+            is_change=is_other or not known or not self.is_reachable,
             emptied=not known,
-            uptime_s=float(server.get("uptime_in_seconds", 0)),
-            gap_s=self._answered - last,
-            promoted=before is None and _was_promoted(replication),
+            since=since,
+            gap_s=math.inf if is_other or not known else gap_s,
         )
 
     def mark_reachable(self) -> None:
@@ -303,7 +299,10 @@ def warn_of_loss(where: str) -> None:
 
 
 def _was_promoted(replication: Mapping[str, str]) -> bool:
-    """Whether the server has ever been a replica. Such servers have a second replication id."""
+    """Whether the server has ever been a replica; the time of its promotion is unknown.
+
+    Such servers have a second replication id.
+    """
     return bool(replication.get("master_replid2", "").strip("0"))
 
 

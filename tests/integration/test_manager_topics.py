@@ -178,4 +178,4 @@ class TestNode:
             client.replicaof("NO", "ONE")
             promoted = node.step()
         assert promoted is not None
-        assert promoted.back
+        assert promoted.is_change

@@ -224,13 +224,20 @@ def most_per_call(definition: ScheduleDefinition) -> int:
     return max(2, BYTES_PER_CALL // max(1, len(definition.body)))
 
 
-def plan(record: Record, now_ms: int, *, is_split: bool, may_swap: bool = True) -> TickStep:
-    """The step for a schedule whose tick has come, within the byte budget of a call."""
-    step = advance(record, now_ms, is_split=is_split, may_swap=may_swap)
-    most = most_per_call(record.definition)
-    if len(step.creates) <= most:
+def plan(
+    record: Record,
+    now_ms: int,
+    *,
+    is_split: bool,
+    may_swap: bool = True,
+    most: int | None = None,
+) -> TickStep:
+    """As `advance`, within the byte budget of a call."""
+    step = advance(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
+    limit = most_per_call(record.definition)
+    if len(step.creates) <= limit:
         return step
-    return advance(record, now_ms, is_split=is_split, may_swap=may_swap, most=most)
+    return advance(record, now_ms, is_split=is_split, may_swap=may_swap, most=limit)
 
 
 def tick_all(
@@ -295,10 +302,7 @@ def _again(
             may_swap = False
         else:
             return result
-        if most is None:
-            step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap)
-        else:
-            step = advance(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
+        step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
         try:
             result = yield from run_step(store, topic, name, record, step, layout=layout)
         except LisaError as error:
