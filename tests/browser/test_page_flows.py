@@ -10,7 +10,7 @@ from lisa import Producer
 from lisa.admin import history, story
 from lisa.admin.history import Due, HistorySpan, Horizon
 from lisa.admin.live import Interval
-from lisa.core.model.envelope import Envelope, id_time_ms, new_id, new_ids
+from lisa.core.model.envelope import id_time_ms, new_id, new_ids
 from lisa.gateway.page.rendering import count, message_link, span
 from lisa.gateway.page.rendering import format_body as shown
 from tests.browser.conftest import now_ms
@@ -150,7 +150,7 @@ def test_a_burst_of_a_moment_is_no_pace() -> None:
 @pytest.mark.parametrize("depth", [50, 400, 30_000])
 def test_json_that_is_nested_deeply_stays_readable_and_small(depth: int) -> None:
     data = b"[" * depth + b",".join([b"1"] * 2_000) + b"]" * depth
-    one = shown(Envelope("token", "", "j", {}, data), most=64 * 1024)
+    one = shown("j", data, most=64 * 1024)
     assert one.kind == "JSON"
     assert len(one.text) <= 4 * len(data)
     assert one.text.replace("\n", "").replace(" ", "") == data[: 64 * 1024].decode()
@@ -218,7 +218,7 @@ def test_previews_are_truncated_and_faults_reported(
     assert broken.envelope is None
     assert "version" in broken.fault
     assert gone is None
-    assert shown(long.envelope, most=1_000, whole=False).more
+    assert shown(long.envelope.kind, long.envelope.body, most=1_000, whole=False).more
 
 
 def test_generated_ids_contain_their_creation_time() -> None:

@@ -261,7 +261,8 @@ async def show(visit: PageRequest) -> Response:
     for row, preview in zip(found.rows, previews, strict=True):
         body = None
         if preview is not None and preview.envelope is not None:
-            body = format_body(preview.envelope, most=PREVIEW_BYTES, whole=preview.whole)
+            kind, data = preview.envelope.kind, preview.envelope.body
+            body = format_body(kind, data, most=PREVIEW_BYTES, whole=preview.whole)
         dead.append(Dead(row, body, preview.fault if preview else "the body was deleted"))
     whole = replace(selection, kind=None)
     reasons, examined = await visit.snapshots.share(

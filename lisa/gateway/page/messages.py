@@ -245,7 +245,7 @@ def _content(seen: Inspection) -> tuple[Body | None, dict[str, str], str | None]
         envelope = decode_envelope(seen.envelope)
     except InvalidMessage as error:
         return None, {}, str(error)
-    return format_body(envelope, most=BODY_BYTES), envelope.headers, None
+    return format_body(envelope.kind, envelope.body, most=BODY_BYTES), envelope.headers, None
 
 
 async def _cancel(action: FormAction) -> Done:

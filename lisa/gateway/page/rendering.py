@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.clock import human, ms_datetime
 from lisa.core.model.display import visible
-from lisa.core.model.envelope import Envelope
 from lisa.gateway.base_path import placed_page
 
 DIRECTORY = Path(__file__).parent / "static"
@@ -96,10 +95,10 @@ class Body:
     more: bool
 
 
-def format_body(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
-    """The first `most` bytes of a body, formatted. `whole`: the envelope has the complete body."""
-    data, kind = envelope.body[:most], KINDS.get(envelope.kind, "bytes")
-    more = not whole or len(envelope.body) > most
+def format_body(kind: str, body: bytes, *, most: int, whole: bool = True) -> Body:
+    """The first `most` bytes of a body, formatted. `whole`: the body is complete."""
+    data, kind = body[:most], KINDS.get(kind, "bytes")
+    more = not whole or len(body) > most
     if kind == "JSON" and not more:
         try:
             indented = msgspec.json.format(data, indent=2).decode()

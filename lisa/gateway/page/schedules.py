@@ -12,7 +12,6 @@ from starlette.responses import Response
 from lisa.admin.schedules import PastTick, is_late, past
 from lisa.admin.search import BODY_BYTES
 from lisa.core.model.clock import datetime_ms, in_one_unit, ms_datetime, parse_moment, zone_of
-from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import InvalidMessage, ScheduleChanged, TopicFull
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import (
@@ -33,7 +32,7 @@ from lisa.gateway.access import Scope
 from lisa.gateway.api.schedules import count_backfilled
 from lisa.gateway.page import attention
 from lisa.gateway.page.messages import MOST_EDITED, edited_body
-from lisa.gateway.page.rendering import Body, format_body, link, message_link
+from lisa.gateway.page.rendering import format_body, link, message_link
 from lisa.gateway.page.topic import require_topic
 from lisa.gateway.page.visits import Done, FormAction, PageRequest, Verb
 from lisa.gateway.problems import ErrorResponse, problem_of
@@ -120,16 +119,17 @@ async def show(visit: PageRequest) -> Response:
     """The page of one schedule."""
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
     record, latest, now_ms = await visit.ask(READ_S, _one, topic, name)
+    defined = record.definition
     upcoming = [] if record.is_paused else schedules.upcoming(record, now_ms, TICKS)
     return visit.page(
         "schedule.html",
         topic=topic,
         name=name,
         record=record,
-        defined=record.definition,
-        upcoming=[(tick, in_zone(tick, record.definition)) for tick in upcoming],
+        defined=defined,
+        upcoming=[(tick, in_zone(tick, defined)) for tick in upcoming],
         latest=latest,
-        body=shown_body(record.definition),
+        body=format_body(defined.kind, defined.encoded_body, most=BODY_BYTES),
         now_ms=now_ms,
         is_late=is_late(record, now_ms),
         in_zone=in_zone,
@@ -155,12 +155,6 @@ def _known(store: Store, topic: str, name: str) -> Flow[Record]:
 def in_zone(tick_ms: int, definition: ScheduleDefinition) -> str:
     """An instant in the schedule's zone, with weekday and offset."""
     return f"{ms_datetime(tick_ms).astimezone(zone_of(definition.tz)):%a %Y-%m-%d %H:%M:%S %z}"
-
-
-def shown_body(definition: ScheduleDefinition) -> Body:
-    """The body, or its template, formatted."""
-    data = definition.encoded_body
-    return format_body(Envelope("", "", definition.kind, {}, data), most=BODY_BYTES)
 
 
 _headers_decoder = msgspec.json.Decoder(dict[str, str])
@@ -197,7 +191,7 @@ def form_page(
 
 def fields_of(defined: ScheduleDefinition) -> dict[str, str]:
     """The values of the form's fields; without those that a form cannot hold."""
-    zone = zone_of(defined.tz)
+    zone, retry = zone_of(defined.tz), defined.policy
 
     def instant(ms: int | None) -> str:
         return "" if ms is None else ms_datetime(ms).astimezone(zone).isoformat()
@@ -218,7 +212,7 @@ def fields_of(defined: ScheduleDefinition) -> dict[str, str]:
         "template": "yes" if defined.template else "",
         "headers": msgspec.json.encode(defined.headers).decode() if defined.headers else "",
         "ttl": exact_duration(defined.ttl_ms),
-        "retry": _retry_text(defined.policy),
+        "retry": "" if retry is None else str(RetryPolicy.decode(retry)) or NO_RETRIES,
         "late": late_text(defined.late) or "",
         **_body_fields(defined.kind, defined.body),
     }
@@ -239,6 +233,7 @@ def options_of(fields: Mapping[str, str], stored: ScheduleDefinition | None) -> 
     Raises InvalidMessage.
     """
     given: dict[str, Any] = {name: fields.get(name, "").strip() or None for name in TEXTS}
+    retry = fields.get("retry", "").strip()
     catch_up = fields.get("catch_up") or CatchUp.ONE
     if catch_up == CatchUp.ALL:
         catch_up = f"all(max={fields.get('max') or MOST_CAUGHT_UP})"
@@ -250,34 +245,14 @@ def options_of(fields: Mapping[str, str], stored: ScheduleDefinition | None) -> 
         "overlap": fields.get("overlap") or Overlap.ALLOW,
         "template": fields.get("template") == "yes",
         "headers": _headers(fields.get("headers", "")),
-        "retry": _retry(fields.get("retry", "").strip()),
+        "retry": {"": None, NO_RETRIES: ""}.get(retry, retry),
         "body": _body(fields, stored),
     }
-
-
-def version_of(fields: Mapping[str, str]) -> int:
-    """The version that the form was filled from; 0 for a new schedule. Raises InvalidMessage."""
-    version = _number("version", fields.get("version", ""))
-    if version is None:
-        raise InvalidMessage("the form has no version: reload the page")
-    return version
 
 
 def exact_duration(ms: int | None) -> str:
     """A duration as one number with the largest unit that expresses it exactly; empty for none."""
     return in_one_unit(ms) if ms else ""
-
-
-def _retry_text(policy: str | None) -> str:
-    if policy is None:
-        return ""
-    return str(RetryPolicy.decode(policy)) or NO_RETRIES
-
-
-def _retry(text: str) -> str | None:
-    if not text:
-        return None
-    return "" if text == NO_RETRIES else text
 
 
 def _number(name: str, text: str) -> int | None:
@@ -378,7 +353,9 @@ async def _save(action: FormAction) -> Done | Response:
     fields, visit = action.fields, action.visit
     name = fields["schedule"] = fields.get("schedule", "").strip()
     try:
-        version = version_of(fields)
+        version = _number("version", fields.get("version", ""))
+        if version is None:
+            raise InvalidMessage("the form has no version: reload the page")
         stored = (await _record(action)).definition if version else None
         changed = await visit.gateway.sender.schedule(
             name,

@@ -27,7 +27,6 @@ from lisa.admin import search
 from lisa.admin.search import BESIDE, MessageQuery, SearchPage, WantedText, unescaped
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.display import visible
-from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.extras import requires
 from lisa.core.model.keys import check_id, check_topic
@@ -192,8 +191,7 @@ def _message(row: dict[str, Any]) -> ArchivedMessage:
     kind, data = row.pop("kind"), row.pop("body")
     row |= {"headers": dict(row["headers"] or {}), "body": None}
     if data is not None:
-        whole = Envelope("", "", kind or "b", {}, bytes(data))
-        row["body"] = format_body(whole, most=BODY_BYTES)
+        row["body"] = format_body(kind or "b", bytes(data), most=BODY_BYTES)
     for name in ("due", "sent_at", "settled_at"):
         at: datetime | None = row.pop(name)
         row[f"{name.removesuffix('_at')}_ms"] = None if at is None else datetime_ms(at)
@@ -273,7 +271,8 @@ async def show(visit: PageRequest) -> Response:
     archive = known if visit.query.get("where") == "archive" else None
     if wanted and archive is not None:
         query = ArchiveQuery(wanted=wanted, in_text=in_text, topic=named)
-        page = await _in_archive(visit, archive, query)
+        call = partial(search_archive, archive, query, sees=visit.token.sees, cursor=cursor)
+        page = await asyncio.get_running_loop().run_in_executor(_archive_thread, call)
     elif wanted and not in_text and cursor is None:
         exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
         written = unescaped(wanted)  # as a page shows an id with hiding characters
@@ -304,14 +303,6 @@ async def show(visit: PageRequest) -> Response:
         names=[topic for topic in snapshot.lines if visit.token.sees(topic)],
         body_kib=search.BODY_BYTES // 1024,
     )
-
-
-async def _in_archive(visit: PageRequest, archive: str, query: ArchiveQuery) -> ArchivePage:
-    """Search the archive, for topics that the visitor may see. Raises ConfigError."""
-    search_it = partial(
-        search_archive, archive, query, sees=visit.token.sees, cursor=visit.query.get("cursor")
-    )
-    return await asyncio.get_running_loop().run_in_executor(_archive_thread, search_it)
 
 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
