@@ -116,26 +116,25 @@ def worst(found: Iterable[AttentionItem]) -> dict[str, Rank]:
 def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
     topic, late_ms = line.topic, line.late_ms(snapshot.at_ms)
     due_for_ms = line.due_for_ms(snapshot.at_ms)
-    page = link("topics", topic)
-    lacking = _groups_without_consumer(line) if late_ms >= DUE_FOR_MS else None
-    if line.counts.paused:
-        if late_ms >= DUE_FOR_MS:
-            detail = f"{_backlog(line, None)}, the oldest for {brief(due_for_ms)}"
-            yield AttentionItem(Rank.PAUSED, topic, "Paused", detail, page, due_for_ms, topic)
-    elif lacking is not None:
-        detail = f"{_backlog(line, lacking)}, the oldest for {brief(due_for_ms)}"
-        of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
-        title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
-        if snapshot.may_run(topic):
-            detail = f"{detail}; consumers {MAY_RUN}"
-            yield AttentionItem(Rank.FOLLOWS, topic, NO_HEARTBEAT, detail, page, due_for_ms, topic)
-        else:
-            yield AttentionItem(Rank.NO_CONSUMER, topic, title, detail, page, due_for_ms, topic)
-    elif late_ms >= OLD_MS:
-        detail = f"{_backlog(line, None)}, and the oldest is not delivered yet"
-        yield AttentionItem(
-            Rank.OLD, topic, f"Due for {brief(due_for_ms)}", detail, page, due_for_ms, topic
-        )
+
+    def item(rank: Rank, title: str, detail: str) -> AttentionItem:
+        return AttentionItem(rank, topic, title, detail, link("topics", topic), due_for_ms, topic)
+
+    if late_ms >= DUE_FOR_MS:
+        lacking = None if line.counts.paused else _groups_without_consumer(line)
+        backlog = _backlog(line, lacking)
+        detail = f"{backlog}, the oldest for {brief(due_for_ms)}"
+        if line.counts.paused:
+            yield item(Rank.PAUSED, "Paused", detail)
+        elif lacking is not None and snapshot.may_run(topic):
+            yield item(Rank.FOLLOWS, NO_HEARTBEAT, f"{detail}; consumers {MAY_RUN}")
+        elif lacking is not None:
+            of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
+            title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
+            yield item(Rank.NO_CONSUMER, title, detail)
+        elif late_ms >= OLD_MS:
+            detail = f"{backlog}, and the oldest is not delivered yet"
+            yield item(Rank.OLD, f"Due for {brief(due_for_ms)}", detail)
     if line.late is not None and not snapshot.may_run():
         n, tick = line.late.schedules, stamp(line.late.since_ms)
         title, detail = "Schedule", f"its tick at {tick} has created no message yet"
