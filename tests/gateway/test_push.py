@@ -334,8 +334,10 @@ def test_a_failing_push_is_seen(
     wanted = {"host": host, "state": "running", "failed": 1, "error": error}
     wait_until(lambda: push() == wanted)
     page = client.get(f"/topics/{topic.name}").text.partition('id="pushes"')[2]
-    for shown in (host, "failing", error):
-        assert shown in page
+    named = {"topic": topic.name, "name": record()["name"]}
+    for seen in (page, client.get("/consumers", params=named).text):
+        for shown in (host, "failing", error):
+            assert shown in seen
     listed = ["consumers", topic.name, "--redis", redis_url]
     assert " failing " in CliRunner().invoke(main, listed).output
     target.default = Reply(503, {"Retry-After": "3600"})
