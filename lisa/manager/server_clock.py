@@ -66,7 +66,7 @@ class ServerClock:
         """Update the estimate with a reply that contained Redis's time, rounded down to 1 ms."""
         self._narrow(now_ms / 1e3 - received, (now_ms + 1) / 1e3 - sent, sent, received)
 
-    def instant(self, epoch_ms: int) -> float:
+    def instant(self, epoch_ms: float) -> float:
         """The `time.monotonic` instant at which Redis's clock shows an epoch millisecond."""
         return epoch_ms / 1e3 - self._offset_s
 

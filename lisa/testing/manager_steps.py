@@ -44,7 +44,7 @@ class VirtualClock(ServerClock):
     def observe(self, now_ms: int, sent: float, received: float) -> None:
         """Do nothing: the time is known."""
 
-    def instant(self, epoch_ms: int) -> float:
+    def instant(self, epoch_ms: float) -> float:
         """The `time.monotonic` instant of an epoch millisecond, if the clock ran from now on."""
         return time.monotonic() + (epoch_ms - self._now()) / 1e3
 

@@ -29,7 +29,7 @@ class Near:
         return Near(self._bench, self._offset + ms)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, int):
+        if not isinstance(other, int | float):
             return NotImplemented
         return self._bench.start <= other - self._offset <= self._bench.clock() + 1
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.model.clock import score_ms
 from lisa.core.model.options import LARGEST_BATCH
 from lisa.core.transitions.base import Argument, Transition, exact_text, text
 
@@ -14,9 +13,10 @@ from lisa.core.transitions.base import Argument, Transition, exact_text, text
 class Promoted(NamedTuple):
     """Result of one call.
 
-    `next_due_ms` is the earliest remaining due time, None if nothing waits; with several groups it
-    ignores overdue retries of a full group. `full` names the groups without room for their due
-    messages. `cut_short`: more messages may be due now. `interval_ms`: the topic's option.
+    `next_due_ms` is the earliest remaining due time, infinite if another program wrote it so, None
+    if nothing waits; with several groups it ignores overdue retries of a full group. `full` names
+    the groups without room for their due messages. `cut_short`: more messages may be due now.
+    `interval_ms`: the topic's option.
     `total`: messages that all managers moved from waiting so far; 0 if the topic is paused.
     `expired`: ids that exceeded their ttl or are too late, which were not moved; may have lone
     surrogates.
@@ -24,7 +24,7 @@ class Promoted(NamedTuple):
 
     moved: int
     full: tuple[str, ...]
-    next_due_ms: int | None
+    next_due_ms: float | None
     now_ms: int
     paused: bool
     cut_short: bool
@@ -48,11 +48,11 @@ class Promote(Transition[Promoted]):
         return Promoted(
             moved,
             tuple(text(full).split(",")) if full else (),
-            score_ms(next_due) if next_due else None,
+            float(next_due) if next_due else None,
             int(now),
             bool(paused),
             bool(cut),
             int(interval),
             total,
-            [exact_text(message_id) for message_id in expired],
+            list(map(exact_text, expired)),
         )
