@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
-from lisa.core.model.keys import is_shard_name
+from lisa.core.model.keys import Keys, is_shard_name
 from lisa.core.model.options import warning
 from lisa.core.model.recurring.definition import ScheduleDefinition
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
@@ -214,8 +214,7 @@ class Registry:
         after the others were scanned.
         """
         pattern = self._store.keys.structure_pattern()
-        cursor, found, failed = 0, set[Shard](), None
-        scheduled: set[str] = set()
+        cursor, found, scheduled, failed = 0, set[Shard](), set[Shard](), None
         while True:
             try:
                 reply, page = self._store.ask(
@@ -225,8 +224,8 @@ class Registry:
                 failed = error
                 cursor = self._store.connection.behind(cursor)
             else:
-                found.update(shard for key in page if (shard := self._shard_owing(text(key))))
-                scheduled.update(filter(None, (self._scheduled(text(key)) for key in page)))
+                for key in map(text, page):
+                    _note_shard(self._store.keys, key, found, scheduled)
                 cursor = int(reply)
             if not cursor or is_over():
                 break
@@ -239,22 +238,6 @@ class Registry:
             self._store.ask("ZADD", self._store.keys.scheduled, "NX", 0, topic)
         if failed is not None:
             raise failed
-
-    def _scheduled(self, key: str) -> str | None:
-        """The topic whose schedules or wall times are under a key; None for other keys."""
-        topic = self._store.keys.shard_of(key)
-        keys = self._store.keys.topic(topic) if topic else None
-        return topic if keys and key in (keys.schedules, keys.local) else None
-
-    def _shard_owing(self, key: str) -> Shard | None:
-        """The shard of a key that exists only while it holds messages; None for other keys."""
-        shard = self._store.keys.shard_of(key)
-        if shard is None:
-            return None
-        keys = self._store.keys.topic(shard)
-        group = keys.group_of(key)
-        holds = key != keys.group(group).ready if group else key == keys.waiting
-        return shard if holds else None
 
     def reconfigure(self, plan: Plan) -> list[str]:
         """Switch to another plan and return the differences as text."""
@@ -336,6 +319,19 @@ class Registry:
             TopicLog(log, topic, group).info("declared for %s", ", ".join(waiting))
         self._store.drive(spread(self._store, whole))
         self._store.drive(self._store.groups(topic))
+
+
+def _note_shard(keys: Keys, key: str, found: set[Shard], scheduled: set[Shard]) -> None:
+    """Note the shard of a key that exists only while it holds messages, or schedules."""
+    shard = keys.shard_of(key)
+    if shard is None:
+        return
+    own = keys.topic(shard)
+    group = own.group_of(key)
+    if key in (own.schedules, own.local):
+        scheduled.add(shard)
+    elif key == own.waiting or (group and key != own.group(group).ready):
+        found.add(shard)
 
 
 def _warn(plan: Plan) -> None:

@@ -129,9 +129,9 @@ _REFUSALS = {
 }
 
 
-def refusal_of(error: BaseException | None) -> Refusal | None:
-    """Why the server refused a write that it would take in order; None for any other error."""
-    return _REFUSALS.get(code_of(error))
+def refusal_of(reply: object) -> Refusal | None:
+    """Why the server refused a write that it would take in order; None for any other reply."""
+    return _REFUSALS.get(code_of(reply)) if isinstance(reply, BaseException) else None
 
 
 def is_missing_script(error: BaseException) -> bool:

@@ -228,16 +228,12 @@ def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | Non
     """
     asked = keys if store.has_nodes else keys[:1]
     replies = yield from store.commands_once([_trial(key) for key in asked])
-    found = [_refusal_in(reply) for reply in replies]
+    found = list(map(errors.refusal_of, replies))
     return found if store.has_nodes else found * len(keys)
 
 
 def _trial(key: str) -> Command:
     return ("ZADD", key, "XX", 0, "")
-
-
-def _refusal_in(reply: object) -> Refusal | None:
-    return errors.refusal_of(reply) if isinstance(reply, Exception) else None
 
 
 def write_trials(store: Store) -> list[Command]:
@@ -249,7 +245,7 @@ def write_trials(store: Store) -> list[Command]:
 
 def first_refusal(replies: Sequence[object]) -> Refusal | None:
     """Why writes are refused, from the replies to `write_trials`; None if they are accepted."""
-    return next(filter(None, map(_refusal_in, replies)), None)
+    return next(filter(None, map(errors.refusal_of, replies)), None)
 
 
 def write_refusal(store: Store, key: str) -> Flow[Refusal | None]:
