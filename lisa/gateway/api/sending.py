@@ -29,7 +29,7 @@ from lisa.gateway.api.types import (
     read_body,
     read_json,
 )
-from lisa.gateway.context import GatewayContext, gather_parts
+from lisa.gateway.context import gather_parts
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.trace_context import trace_context, with_trace
 from lisa.producer import Outgoing, SendOptions, SendOutcome, Single
@@ -273,7 +273,7 @@ async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
     token = key.token if key else None
     for part in _by_mode(ready):
         if outage is None:
-            sent = await _send_part(call.gateway, call.topic, part, part[0].mode, token)
+            sent = await _send_part(call, part, token)
             outage = next(
                 (outcome for outcome in sent if isinstance(outcome, ServerUnavailable)), None
             )
@@ -315,18 +315,15 @@ def _is_reused(request: SendRequest, key: Idempotency | None, sent: SendOutcome)
 
 
 async def _send_part(
-    gateway: GatewayContext,
-    topic: str,
-    part: Sequence[_Ready],
-    mode: OnDuplicate,
-    token: str | None,
+    call: Call[Any, Any], part: Sequence[_Ready], token: str | None
 ) -> list[_Found]:
     """The result of each message. If one is invalid, the others of its call are sent singly."""
-    sent = await gateway.sender.offer_many(topic, [message.single for message in part], mode, token)
+    sender, topic, mode = call.gateway.sender, call.topic, part[0].mode
+    sent = await sender.offer_many(topic, [message.single for message in part], mode, token)
     found: list[_Found] = list(sent)
     refused = [index for index, outcome in enumerate(sent) if isinstance(outcome, InvalidMessage)]
     singly = await gather_parts(
-        gateway.sender.offer(topic, part[index].outgoing, mode, token) for index in refused
+        sender.offer(topic, part[index].outgoing, mode, token) for index in refused
     )
     for index, outcome in zip(refused, singly, strict=True):
         found[index] = outcome
