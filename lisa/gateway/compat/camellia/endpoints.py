@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from mmap import mmap
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -38,6 +37,7 @@ QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
 TEXT = "text/plain;charset=UTF-8"
 LONGEST_POLL_MS = 3_600_000
+MOST_TIMEOUT_MS = duration_ms(MAX_ACK_TIMEOUT)
 ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
 
@@ -93,9 +93,6 @@ def _failure(fields: Sequence[str], request: Request, problem: ErrorResponse) ->
 
 
 _SEVERAL_GROUPS = "several-groups"
-
-Pull: TypeAlias = Callable[..., Coroutine[Any, Any, list[HandedOut]]]
-"""`PullBroker.pull` with the parameters of a request; takes the times to wait."""
 
 
 class Endpoints:
@@ -215,49 +212,43 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, msg="success")
 
     async def _pull(self, given: wire.Parameters) -> Response:
-        topic, pull = self._wanted(given)
-        await self._queue.ensure(topic)
-        join_s = await self._gateway.broker.first_pull_s(topic)
-
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
 
-        return await self._hold(given, topic, pull(join_s=join_s), render, wire.JSON)
+        return await self._deliver(given, render, wire.JSON)
 
     async def _poll(self, given: wire.Parameters) -> Response:
         wait_ms = given.integer("longPollingTimeoutMillis", -1)
         if wait_ms <= 0:
             wait_ms = duration_ms(self._settings.long_polling_timeout)
-        topic, pull = self._wanted(given)
-        with suppress(ServerUnavailable):  # a long poll continues through an outage
-            await self._queue.ensure(topic)
-
         # The original returns text, for which Spring chooses the content type by Accept.
         kind = wire.JSON if wire.JSON in given.request.headers.get("accept", "") else TEXT
-        work = pull(wait_s=min(wait_ms, LONGEST_POLL_MS) / 1000)
-        return await self._hold(given, topic, work, wire.compact, kind)
+        wait_s = min(wait_ms, LONGEST_POLL_MS) / 1000
+        return await self._deliver(given, wire.compact, kind, wait_s)
 
-    def _wanted(self, given: wire.Parameters) -> tuple[str, Pull]:
-        """The topic of a pull, and the pull."""
-        timeout_ms = given.integer("ackTimeoutMillis", -1)
-        batch = given.integer("batch", -1, bits=32)
-        topic = self._topic(given, Scope.CONSUME)
-        limit_ms = duration_ms(MAX_ACK_TIMEOUT)
-        return topic, partial(
-            self._gateway.broker.pull,
-            topic,
-            most=max(1, batch),
-            ack_timeout_ms=min(timeout_ms, limit_ms) if timeout_ms > 0 else None,
-        )
-
-    async def _hold(
+    async def _deliver(
         self,
         given: wire.Parameters,
-        topic: str,
-        pull: Coroutine[Any, Any, list[HandedOut]],
         render: Callable[[list[DelayMsg]], bytes],
         kind: str,
+        wait_s: float = 0.0,
     ) -> Response:
+        timeout_ms = given.integer("ackTimeoutMillis", -1)
+        batch = given.integer("batch", -1, bits=32)
+        topic, broker = self._topic(given, Scope.CONSUME), self._gateway.broker
+        try:
+            await self._queue.ensure(topic)
+        except ServerUnavailable:
+            if not wait_s:
+                raise  # a long poll continues through an outage
+        pull = broker.pull(
+            topic,
+            most=max(1, batch),
+            ack_timeout_ms=min(timeout_ms, MOST_TIMEOUT_MS) if timeout_ms > 0 else None,
+            wait_s=wait_s,
+            join_s=0.0 if wait_s else await broker.first_pull_s(topic),
+        )
+
         def rendered(deliveries: list[HandedOut]) -> bytes:
             found = [as_pulled(delivery.message) for delivery in deliveries]
             content = render(found)
