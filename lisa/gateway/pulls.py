@@ -455,14 +455,11 @@ class PullBroker:
         group: str | None = None,
         most: int = 1,
         wait_s: float = 0.0,
-        join_s: float = 0.0,
         ack_timeout_ms: int | None = None,
         may_declare: bool = True,
     ) -> list[HandedOut]:
-        """Up to `most` deliveries; waits up to `wait_s` for the first.
+        """Up to `most` deliveries; waits up to `wait_s` for the first (see `first_pull_s`).
 
-        `join_s`: how long to wait for the topic's first group and for its messages, if that is
-        longer than `wait_s` (see `first_pull_s`).
         `may_declare`: whether an unknown group is declared; otherwise it raises GroupRemoved.
 
         Cancel this call if the client disconnects; its deliveries are then released. While the
@@ -470,8 +467,7 @@ class PullBroker:
 
         Does not count towards the limit of pulls (see `Shares`). Raises LisaError.
         """
-        whole, began = Topic(topic), time.monotonic()
-        ends = began + max(wait_s, join_s)
+        whole, ends = Topic(topic), time.monotonic() + wait_s
         while True:
             since = time.monotonic()
             try:

@@ -160,7 +160,7 @@ class _DelayQueueHandlers:
         """Pull one delivery and extend its ack timeout to the job's ttrTime."""
         broker = self._gateway.broker
         deliveries = await broker.pull(
-            topic, group=group, join_s=await broker.first_pull_s(topic), may_declare=may_declare
+            topic, group=group, wait_s=await broker.first_pull_s(topic), may_declare=may_declare
         )
         for delivery in deliveries:
             try:

@@ -245,8 +245,7 @@ class Endpoints:
             topic,
             most=max(1, batch),
             ack_timeout_ms=min(timeout_ms, MOST_TIMEOUT_MS) if timeout_ms > 0 else None,
-            wait_s=wait_s,
-            join_s=0.0 if wait_s else await broker.first_pull_s(topic),
+            wait_s=wait_s or await broker.first_pull_s(topic),
         )
 
         def rendered(deliveries: list[HandedOut]) -> bytes:
