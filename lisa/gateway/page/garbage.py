@@ -13,7 +13,6 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,14 +22,13 @@ from starlette.responses import Response
 
 from lisa.admin import garbage as garbage_flows
 from lisa.admin import story
-from lisa.admin.garbage import Action, GarbageSelection
+from lisa.admin.garbage import GarbageSelection
 from lisa.admin.messages import Row
 from lisa.core.model.clock import duration_ms, parse_duration
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import check_group
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store
-from lisa.gateway.context import GatewayContext
+from lisa.core.store.store import AsyncStore, Store
 from lisa.gateway.page.rendering import Body, format_body
 from lisa.gateway.page.topic import require_topic
 from lisa.gateway.page.visits import FINAL, Done, FormAction, PageRequest, Verb
@@ -103,119 +101,63 @@ def _decoded(content: Any) -> RunRecord | None:
     return None
 
 
-class GarbageRun:
-    """An action of this process on garbage, whose record in Redis it renews.
+def claim_run(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
+    """Write the record of a new run; False if another one runs on the topic."""
+    key, content = store.keys.topic(topic).run, msgspec.json.encode(record)
+    if (yield from store.command("SET", key, content, "NX", "PX", LEASE_MS)):
+        return True
+    # After a lost reply, the repeated command finds the record that the first one wrote.
+    found = yield from read_run(store, topic)
+    return found is not None and found.run == record.run
 
-    rate: at most this many messages per second; None: no limit.
+
+async def run_until_stopped(
+    store: AsyncStore, topic: str, record: RunRecord, renewed: float, action: Flow[int]
+) -> None:
+    """Run an action and renew its record, until it ends or somebody asks to stop it.
+
+    Stops it, too, when the record may have expired, so that another run may have begun. renewed:
+    when the record was written, in the time of `time.monotonic`.
     """
+    keys = store.keys.topic(topic)
+    stop_key = keys.run_stop(record.run)
 
-    def __init__(
-        self, gateway: GatewayContext, topic: str, verb: str, total: int, rate: int | None
-    ) -> None:
-        self._gateway = gateway
-        self._store = gateway.store
-        self._topic = topic
-        self._keys = gateway.store.keys.topic(topic)
-        self._renewed = time.monotonic()
-        self._record = RunRecord(
-            run=f"{gateway.name}-{secrets.token_hex(3)}", verb=verb, total=total, rate=rate
-        )
-        self._stop_key = self._keys.run_stop(self._record.run)
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def done(self) -> int:
-        """The number of messages that the action has affected."""
-        return self._record.done
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the action has not ended."""
-        return self._task is not None and not self._task.done()
-
-    def on_end(self, work: Callable[[], None]) -> None:
-        """Call `work` when the running action has ended or was stopped."""
-        if self._task is not None:
-            self._task.add_done_callback(lambda _: work())
-
-    async def start(self, selection: GarbageSelection, action: Action) -> None:
-        """Start the action, and wait for its end for at most `PATIENCE_S`.
-
-        Raises ErrorResponse if another one runs on the topic, and LisaError.
-        """
-        if not await self._store.drive(self._claim()):
-            raise ErrorResponse(
-                409, "busy", f"another action on garbage of {self._topic} is running"
-            )
-        work = self._work(selection, action)
-        task = self._gateway.run_task(work, f"{self._record.verb} garbage of {self._topic}")
-        self._task = task
-        await asyncio.wait([task], timeout=PATIENCE_S)
-        if task.done() and not task.cancelled():
-            task.result()
-
-    def _claim(self) -> Flow[bool]:
-        """Write the record of the new run; False if another one runs on the topic."""
-        write = ("SET", self._keys.run, msgspec.json.encode(self._record), "NX", "PX", LEASE_MS)
-        if (yield from self._store.command(*write)):
-            return True
-        # After a lost reply, the repeated command finds the record that the first one wrote.
-        found = yield from read_run(self._store, self._topic)
-        return found is not None and found.run == self._record.run
-
-    async def _work(self, selection: GarbageSelection, action: Action) -> None:
-        def count(done: int) -> None:
-            self._record.done = done
-
-        rate = self._record.rate
-        flow = garbage_flows.act(self._store, selection, action, rate=rate, progress=count)
-        acting = asyncio.create_task(self._store.drive(flow))
-        renewal = asyncio.create_task(self._renew_until_stopped())
-        try:
-            await asyncio.wait([acting, renewal], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            acting.cancel()
-            renewal.cancel()
-            await asyncio.wait([acting, renewal])
-            await self._release()
-        for task in (acting, renewal):
-            if not task.cancelled():
-                task.result()
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether the record may have expired, so that another run may have begun."""
-        return time.monotonic() - self._renewed > LEASE_S
-
-    async def _renew_until_stopped(self) -> None:
-        """Renew the record until somebody asks to stop the run, or the record may have expired."""
+    async def renew() -> None:
+        nonlocal renewed
         while True:
             await asyncio.sleep(RENEW_S)
-            if self._is_lost:
+            began = time.monotonic()
+            if began - renewed > LEASE_S:
                 log.warning(
                     "%s garbage of %s stops: its record in Redis has not been renewed for %g s",
-                    self._record.verb,
-                    self._topic,
+                    record.verb,
+                    topic,
                     LEASE_S,
                 )
                 return
-            began = time.monotonic()
-            write = ("SET", self._keys.run, msgspec.json.encode(self._record), "PX", LEASE_MS)
-            flow = self._store.commands([write, ("EXISTS", self._stop_key)])
-            with suppress(LisaError):  # tried again until the lease is lost
-                _, is_asked_to_stop = await self._store.drive(flow)
-                self._renewed = began
+            write = ("SET", keys.run, msgspec.json.encode(record), "PX", LEASE_MS)
+            with suppress(LisaError):  # tried again until the record may have expired
+                flow = store.commands([write, ("EXISTS", stop_key)])
+                _, is_asked_to_stop = await store.drive(flow)
+                renewed = began
                 if is_asked_to_stop:
                     return
 
-    async def _release(self) -> None:
-        """Delete the record, unless it may be another run's, and answer a request to stop."""
-        if self._is_lost:
-            return
-        answer = ("SET", self._stop_key, self.done, "XX", "PX", STOP_MS)
-        with suppress(LisaError, TimeoutError):  # the record expires
-            async with asyncio.timeout(RELEASE_S):
-                await self._store.drive(self._store.commands([answer, ("DEL", self._keys.run)]))
+    tasks = [asyncio.create_task(store.drive(action)), asyncio.create_task(renew())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if time.monotonic() - renewed <= LEASE_S:  # else the record may be another run's
+            answer = ("SET", stop_key, record.done, "XX", "PX", STOP_MS)
+            with suppress(LisaError, TimeoutError):  # the record expires
+                async with asyncio.timeout(RELEASE_S):
+                    await store.drive(store.commands([answer, ("DEL", keys.run)]))
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +272,32 @@ async def _all(action: FormAction) -> Done:
     verb, pace = action.verb.removesuffix("_all"), action.fields.get("pace", "")
     if pace and not (_INSTANT.match(pace) and 0 < int(pace) <= FASTEST):
         raise ErrorResponse(400, "form", f"the pace must be a number from 1 to {FASTEST:,}")
+    gateway, topic = action.visit.gateway, action.topic
     _, total = await _how_many(action)
-    rate = int(pace) if pace else None
-    run = GarbageRun(action.visit.gateway, action.topic, verb, total, rate)
-    await run.start(await _selection(action), _FLOWS[verb])
-    if not run.is_running:
-        return Done(f"{verb}d", run.done)
-    run.on_end(lambda: action.audit(f"{verb}d", done=run.done))
-    return Done(f"{verb}_continues", run.done)
+    record = RunRecord(
+        run=f"{gateway.name}-{secrets.token_hex(3)}",
+        verb=verb,
+        total=total,
+        rate=int(pace) if pace else None,
+    )
+
+    def count(done: int) -> None:
+        record.done = done
+
+    selection, flow = await _selection(action), _FLOWS[verb]
+    began = time.monotonic()
+    if not await gateway.ask(claim_run, topic, record):
+        raise ErrorResponse(409, "busy", f"another action on garbage of {topic} is running")
+    act = garbage_flows.act(gateway.store, selection, flow, rate=record.rate, progress=count)
+    work = run_until_stopped(gateway.store, topic, record, began, act)
+    task = gateway.run_task(work, f"{verb} garbage of {topic}")
+    await asyncio.wait([task], timeout=PATIENCE_S)
+    if not task.done():
+        task.add_done_callback(lambda _: action.audit(f"{verb}d", done=record.done))
+        return Done(f"{verb}_continues", record.done)
+    if not task.cancelled():
+        task.result()
+    return Done(f"{verb}d", record.done)
 
 
 async def _stop(action: FormAction) -> Done:
