@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lisa.admin import history, live, roles, schedules, topics
@@ -169,45 +170,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _SharedQuery:
-    """One query that is running, or its cached result."""
-
-    def __init__(self, work: Awaitable[Any], lasts_s: float) -> None:
-        self.begun = time.monotonic()
-        self.until: float | None = None
-        self._lasts_s = lasts_s
-        self.task = asyncio.ensure_future(work)
-        self.task.add_done_callback(self._is_done)
-
-    def _is_done(self, task: asyncio.Future[Any]) -> None:
-        now = time.monotonic()
-        failed = task.cancelled() or task.exception() is not None
-        self.until = now if failed else now + max(self._lasts_s, CACHE_FACTOR * (now - self.begun))
-
-    def is_current(self, now: float) -> bool:
-        return self.until is None or now < self.until
-
-
 class SnapshotCache:
     """Cached queries of one gateway process, shared by all page requests."""
 
     def __init__(self, gateway: GatewayContext) -> None:
         self._gateway = gateway
-        self._shared: dict[object, _SharedQuery] = {}
+        # Each query that runs or was cached, and when its result is outdated.
+        self._shared: dict[object, tuple[asyncio.Future[Any], float]] = {}
         self._looks: deque[TopicsSnapshot] = deque()
 
     async def share(self, key: object, lasts_s: float, ask: Callable[[], Awaitable[T]]) -> T:
         """The result of `ask`, cached under `key` for `lasts_s` seconds. Raises LisaError."""
         now = time.monotonic()
-        known = self._shared.get(key)
-        if known is None or not known.is_current(now):
+        task, ends = self._shared.get(key, (None, 0.0))
+        if task is None or ends <= now:
             if len(self._shared) >= MOST_SHARED:
-                self._shared = {
-                    k: query for k, query in self._shared.items() if query.is_current(now)
-                }
-            known = self._shared[key] = _SharedQuery(ask(), lasts_s)
-        answer: T = await asyncio.shield(known.task)
+                self._shared = {k: query for k, query in self._shared.items() if query[1] > now}
+            task = asyncio.ensure_future(ask())
+            self._shared[key] = task, inf
+            task.add_done_callback(partial(self._keep, key, lasts_s, now))
+        answer: T = await asyncio.shield(task)
         return answer
+
+    def _keep(self, key: object, lasts_s: float, began: float, task: asyncio.Future[Any]) -> None:
+        """Cache the result of a query that has ended, unless it failed or was dropped."""
+        now = time.monotonic()
+        failed = task.cancelled() or task.exception() is not None
+        if self._shared.get(key, (None, 0.0))[0] is task:
+            ends = 0.0 if failed else now + max(lasts_s, CACHE_FACTOR * (now - began))
+            self._shared[key] = task, ends
 
     async def ask(
         self,
