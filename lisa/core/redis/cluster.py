@@ -12,9 +12,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from redis import exceptions
 from redis.crc import key_slot
 
@@ -46,31 +46,23 @@ _KEYLESS = frozenset(
 )
 
 
-class _Send(msgspec.Struct, frozen=True):
-    """Send commands to a node; the replies may include errors of the server."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the client: send commands to a node, or refresh the topology."""
 
-    node: NodeAddress
-    request: bytes
-    replies: int
+    method: str
+    arguments: tuple[Any, ...]
 
     def run(self, cluster: Any) -> Any:
-        """The replies; with the asyncio client, to be awaited."""
-        return cluster.exchange(self.node, self.request, self.replies)
+        """The result; with the asyncio client, to be awaited."""
+        return getattr(cluster, self.method)(*self.arguments)
 
     arun = run
 
 
-class _Refresh:
+def _refresh(topology: Topology) -> _Call:
     """Refresh the topology, unless another caller has done so in the meantime."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._seen = topology.rounds
-
-    def run(self, cluster: Any) -> Any:
-        """Refresh the topology; with the asyncio client, to be awaited."""
-        return cluster.refresh(self._seen)
-
-    arun = run
+    return _Call("refresh", (topology.rounds,))
 
 
 def _key_of(command: Command) -> str | bytes | None:
@@ -104,7 +96,7 @@ def _send(
     # ASKING applies to one command only.
     sent = [part for command in commands for part in (("ASKING",), command)] if asking else commands
     try:
-        replies: list[Any] = yield _Send(node, packed(sent), len(sent))
+        replies: list[Any] = yield _Call("exchange", (node, packed(sent), len(sent)))
     except LOST as error:
         yield from lose(topology, node, error)
         raise
@@ -118,7 +110,7 @@ def lose(topology: Topology, node: NodeAddress, error: BaseException) -> Flow[No
         return
     topology.failed(node)
     with suppress(exceptions.RedisError, OSError):
-        yield _Refresh(topology)
+        yield _refresh(topology)
 
 
 def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
@@ -129,14 +121,14 @@ def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
     if key is not None:
         return (yield from chain(topology, slot_of(key), [command]))
     if not topology.primaries:
-        yield _Refresh(topology)
+        yield _refresh(topology)
     failed: BaseException = exceptions.ConnectionError("no node is known")
     for node in topology.primaries:
         try:
             return (yield from _send(topology, node, [command]))
         except LOST as error:
             failed = error
-    yield _Refresh(topology)
+    yield _refresh(topology)
     raise failed
 
 
@@ -154,7 +146,7 @@ def every_primary(topology: Topology, command: Command) -> Flow[list[tuple[str, 
     A node that did not answer shortly before is not asked: waiting for it would delay each call.
     """
     if not topology.primaries:
-        yield _Refresh(topology)
+        yield _refresh(topology)
     found: list[tuple[str, Any]] = []
     for node in topology.primaries:
         try:
@@ -170,7 +162,7 @@ def every_primary(topology: Topology, command: Command) -> Flow[list[tuple[str, 
 def _scan(topology: Topology, cursor: int, rest: Command) -> Flow[list[Any]]:
     # The caller's cursor combines the node's own cursor and the node's index.
     if not topology.primaries:
-        yield _Refresh(topology)
+        yield _refresh(topology)
     node, inner = topology.scan_node(cursor)
     keys: list[Any] = []
     if node is None:
@@ -187,7 +179,7 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
     """Run commands on the node that owns a slot, following redirections."""
     node = topology.owner(slot)
     if node is None:
-        yield _Refresh(topology)
+        yield _refresh(topology)
         node = topology.owner(slot)
         if node is None:
             raise exceptions.SlotNotCoveredError(_NOT_COVERED)
@@ -195,7 +187,7 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
     for _ in range(MOST_REDIRECTIONS):
         first = replies[0]
         if isinstance(first, exceptions.ClusterDownError):
-            yield _Refresh(topology)
+            yield _refresh(topology)
         if not isinstance(first, exceptions.AskError):  # the base class of MovedError
             return replies
         node = topology.redirected(first.host, first.port, node)
