@@ -55,8 +55,9 @@ def remove(
     Returns the number of purged messages; None for an unknown group. Raises RemovalUnfinished
     if another process declared the group again before all shards had removed it.
     """
+    work = group_removal.Work(progress) if progress else None
     yield from push.remove(store, topic, group)  # otherwise a gateway would declare the group again
-    settled = yield from group_removal.remove(store, Topic(topic), group, progress=progress)
+    settled = yield from group_removal.remove(store, Topic(topic), group, work)
     is_split = len((yield from shards(store, topic))) > 1
     if settled is not None and is_split and group in (yield from store.groups(topic)):
         raise RemovalUnfinished(

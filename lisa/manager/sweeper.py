@@ -154,10 +154,10 @@ class Sweeper:
 
     def _finish_removals(self, topic: str) -> None:
         groups = self._store.drive(group_removal.being_removed(self._store, topic))
-        allowance = group_removal.Allowance(MOST_CALLS, self._stopped)
+        work = group_removal.Work(calls=MOST_CALLS, stopped=self._stopped)
         for group in sorted(groups):
             flow = group_removal.finish(
-                self._store, Shard(topic), group, group_removal.ABANDONED_MS, allowance=allowance
+                self._store, Shard(topic), group, group_removal.ABANDONED_MS, work
             )
             found = self._store.drive(flow)
             if found and (found.settled or found.is_done):

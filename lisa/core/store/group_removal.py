@@ -12,6 +12,7 @@ and the topic's mark is deleted last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,39 +73,30 @@ class Finished(NamedTuple):
     is_done: bool
 
 
-@dataclass(slots=True)
-class Allowance:
-    """A limit on the work of one call: a number of settling calls, and a `stopped` callback.
-
-    Reading pages is free; otherwise pages that are already settled would use up the limit.
-    """
-
-    calls: int
-    stopped: Callable[[], bool]
-
-
 class _AllowanceUsed(Exception):
     pass
 
 
 @dataclass(slots=True)
-class _Work:
-    progress: Callable[[int], None] | None = None
-    allowance: Allowance | None = None
+class Work:
+    """What removals have done, and what they may do.
+
+    progress: called after each page with the number of messages settled so far.
+    calls: how many settling calls are left. Reading pages is free; otherwise pages that are already
+        settled would use up the limit.
+    stopped: true ends the work.
+    """
+
+    progress: Callable[[int], None] = lambda _: None
+    calls: float = math.inf
+    stopped: Callable[[], bool] = lambda: False
     settled: int = 0
 
     def spend(self, calls: int = 0) -> None:
         """Called before each command; `calls` is the number of settling calls that it makes."""
-        left = self.allowance
-        if left is None:
-            return
-        if left.stopped() or left.calls < calls:
+        if self.stopped() or self.calls < calls:
             raise _AllowanceUsed
-        left.calls -= calls
-
-    def report(self) -> None:
-        if self.progress is not None:
-            self.progress(self.settled)
+        self.calls -= calls
 
 
 def owed(store: Store, keys: GroupKeys) -> Flow[int]:
@@ -119,9 +111,7 @@ def owed(store: Store, keys: GroupKeys) -> Flow[int]:
     return sum(counts)
 
 
-def remove(
-    store: Store, topic: Topic, group: str, *, progress: Callable[[int], None] | None = None
-) -> Flow[int | None]:
+def remove(store: Store, topic: Topic, group: str, work: Work | None = None) -> Flow[int | None]:
     """Remove a group and settle the messages that it owes. Returns their number.
 
     The group receives no messages after the first step; messages that other groups owe are not
@@ -130,7 +120,7 @@ def remove(
     """
     if not (yield from _is_anywhere(store, topic, group)):
         return None
-    work = _Work(progress)
+    work = work or Work()
     is_removed = yield from _remove(store, own_shard(topic), group, work, begun=False)
     return work.settled if is_removed else None
 
@@ -140,24 +130,24 @@ def finish(
     first: Shard,
     group: str,
     older_than_ms: int = 0,
-    *,
-    allowance: Allowance | None = None,
+    work: Work | None = None,
 ) -> Flow[Finished | None]:
     """Finish an interrupted removal in a shard, and in all others if it is the topic's own shard.
 
-    Returns None if no removal has been idle for `older_than_ms`. If the allowance runs out, the
+    Returns None if no removal has been idle for `older_than_ms`. If `work` has no calls left, the
     removal stays interrupted and can be finished later.
     """
     parts = yield from _reach(store, first)
-    work, found = _Work(allowance=allowance), False
+    work, found = work or Work(), False
+    before = work.settled
     for shard in sorted(parts, key=lambda one: one != first):
         age = yield from age_ms(store, shard, group)
         if age is not None and age >= older_than_ms:
             try:
                 found |= yield from _remove(store, shard, group, work, begun=True)
             except _AllowanceUsed:
-                return Finished(work.settled, is_done=False)
-    return Finished(work.settled, is_done=True) if found else None
+                return Finished(work.settled - before, is_done=False)
+    return Finished(work.settled - before, is_done=True) if found else None
 
 
 def withdraw(store: Store, topic: Topic, group: str, shards: Sequence[Shard]) -> Flow[int]:
@@ -171,13 +161,13 @@ def withdraw(store: Store, topic: Topic, group: str, shards: Sequence[Shard]) ->
         return not (yield from _is_declared(store, own, group))
 
     reached, _ = yield from _undeclare(store, own, group, shards, is_still_gone)
-    work = _Work()
+    work = Work()
     for shard in reached:
         yield from _settle_all(store, shard, group, work)
     return work.settled
 
 
-def _remove(store: Store, first: Shard, group: str, work: _Work, *, begun: bool) -> Flow[bool]:
+def _remove(store: Store, first: Shard, group: str, work: Work, *, begun: bool) -> Flow[bool]:
     """Remove a group from a shard, and from all others if the shard is the topic's own.
 
     Returns False if the removal has already ended, or the group was declared again.
@@ -271,7 +261,7 @@ def _settle_all(
     store: Store,
     shard: Shard,
     group: str,
-    work: _Work,
+    work: Work,
     *,
     still_applies: Callable[[], Flow[bool]] | None = None,
 ) -> Flow[None]:
@@ -293,12 +283,12 @@ def _settle_all(
                 yield from _settle(store, shard, group, ids, work)
                 if ids and still_applies is not None:
                     yield from still_applies()
-                work.report()
+                work.progress(work.settled)
         if (yield from store.run(Undeclare(shard, group, drop=True, begun=True))).gone:
             return
 
 
-def _settle(store: Store, shard: Shard, group: str, ids: list[bytes], work: _Work) -> Flow[None]:
+def _settle(store: Store, shard: Shard, group: str, ids: list[bytes], work: Work) -> Flow[None]:
     names, foreign = readable(ids)
     for part in chunks(names, min(MOST_IDS, store.batch_size(shard, Undeclare))):
         work.spend(calls=1)
