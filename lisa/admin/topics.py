@@ -166,7 +166,7 @@ def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
         for group in named[topic]
         for command in _group(store, topic, group)
     ]
-    replies = iter((yield from ask_all(store, asked)) if asked else ())
+    replies = iter((yield from ask_all(store, asked)))
     found = []
     for i, topic in enumerate(topics):
         waiting, first, _, paused, stats = heads[5 * i : 5 * i + 5]

@@ -28,7 +28,7 @@ def ask_all(store: SyncStore, commands: Sequence[Command]) -> list[Any]:
 
     Raises ServerUnavailable if the server cannot be reached; does not retry.
     """
-    return store.drive(store.commands_once(commands)) if commands else []
+    return store.drive(store.commands_once(commands))
 
 
 def ask_each(store: SyncStore, questions: Mapping[K, Sequence[Command]]) -> dict[K, list[Any]]:

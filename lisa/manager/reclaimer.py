@@ -360,8 +360,6 @@ class Reclaimer:
         A retry could reach the new primary after a failover, where leases have not been renewed.
         Calls for `failing` topics move nothing, because their latest allowed time is 0.
         """
-        if not calls:
-            return []
         dated = [
             replace(
                 call,

@@ -135,7 +135,7 @@ class ManagerSteps:
             groups = self._groups(shards)
         asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
         commands = [question for questions in asked.values() for question in questions]
-        replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
+        replies = iter(self._store.drive(self._store.commands(commands)))
         due = DueWork(self._now_ms())
         for shard, names in groups.items():
             self._note(due, shard, names, replies)
@@ -168,7 +168,7 @@ class ManagerSteps:
     def _groups(self, shards: Sequence[Shard]) -> dict[Shard, tuple[str, ...]]:
         """The groups declared on each shard, read in one round trip."""
         asked = [("HKEYS", self._store.keys.topic(shard).groups) for shard in shards]
-        replies = self._store.drive(self._store.commands(asked)) if asked else ()
+        replies = self._store.drive(self._store.commands(asked))
         return {
             shard: self._store.learn_groups(shard, reply)
             for shard, reply in zip(shards, replies, strict=True)

@@ -19,6 +19,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.settings import ManagerSettings
 from lisa.core.store.store import SyncStore
+from lisa.manager.bulk_reads import Turns
 from lisa.manager.jobs import Jobs
 from lisa.manager.nodes import Node
 from lisa.manager.plan import Plan, Schedules, TopicPlan, differences
@@ -119,6 +120,14 @@ def test_errors_of_a_topic_are_logged_once_and_followed_by_growing_pauses(
         "test: topic a: two; trying again",
         "test: topic a works again",
     ]
+
+
+def test_each_of_many_topics_has_its_turn() -> None:
+    turns, topics = Turns(), [f"t{number * 7 % 300:03}" for number in range(300)]
+    parts = [turns.next(topics, 128) for _ in range(3)]
+    assert [len(part) for part in parts] == [128] * 3
+    assert {topic for part in parts for topic in part} == set(topics)
+    assert turns.next(topics[:128], 128) == topics[:128]
 
 
 @pytest.fixture

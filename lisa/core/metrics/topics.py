@@ -301,7 +301,7 @@ def read(store: Store) -> Flow[Numbers]:
 
 def _ask(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     """Plain reads in one round trip; None where the server refuses. Raises LisaError."""
-    replies = (yield from store.commands_once(commands)) if commands else []
+    replies = yield from store.commands_once(commands)
     return _readable(store, replies)
 
 

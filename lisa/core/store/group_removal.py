@@ -247,8 +247,6 @@ def _shards_with(store: Store, shards: Sequence[Shard], group: str) -> Flow[list
             ("EXISTS", *keys.group(group)),
             mark_command(store, shard, group),
         ]
-    if not commands:
-        return []
     replies = yield from store.commands(commands)
     return [
         shard

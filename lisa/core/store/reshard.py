@@ -145,7 +145,7 @@ def hold_messages(
         groups = [keys.group(group) for group in state.all_groups]
         held = [key for group in groups for key in (group.entries, group.retry, group.garbage)]
         asked.append(("EXISTS", keys.waiting, *held))
-    return list(map(bool, (yield from store.commands(asked)))) if asked else []
+    return list(map(bool, (yield from store.commands(asked))))
 
 
 def states_of(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:
@@ -178,8 +178,6 @@ def _copy_to_shards(
         if lacking:
             calls.append(Configure(shard, lacking))
         calls += [Declare(shard, group) for group in sorted(topic_state.groups - seen.groups)]
-    if not calls:
-        return []
     declared: list[Declare] = []
     for call, result in zip(calls, (yield from store.run_many(calls)), strict=True):
         # A shard whose removal of the group is unfinished gets the group in a later round.
@@ -257,8 +255,6 @@ def _journaled(topic_state: ShardState, shard: Shard) -> int:
 
 def _run(store: Store, calls: Sequence[Transition[T]]) -> Flow[list[T]]:
     """Run calls together. Raises the first error."""
-    if not calls:
-        return []
     done: list[T] = []
     for result in (yield from store.run_many(calls)):
         if isinstance(result, LisaError):

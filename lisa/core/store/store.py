@@ -242,6 +242,8 @@ class Store:
         patience: Patience | None = None,
     ) -> Flow[Any]:
         """Repeat a step until there are replies. raises: whether an error among them counts."""
+        if isinstance(step, ExecuteMany) and not step.commands:
+            return []
         patience = patience or self.patience()
         while True:
             try:
@@ -353,6 +355,8 @@ class Store:
 
         A transition without an answer is repeated within `patience`; `Patience(0)` never repeats.
         """
+        if not transitions:
+            return []
         commands = [self.call_for(transition, layout) for transition in transitions]
         try:
             replies = yield ExecuteMany(commands)
@@ -523,8 +527,6 @@ class Store:
 
     def layouts(self, topics: Sequence[Topic]) -> Flow[list[Layout]]:
         """Read the layouts of many topics from the server, in the same order."""
-        if not topics:
-            return []
         replies = yield from self.commands(
             [("HGET", self.keys.topic(topic).options, "layout") for topic in topics]
         )
@@ -884,8 +886,6 @@ class _Search(Generic[T]):
 
         A refused message stays unresolved: it may be in that shard, so no other one may take it.
         """
-        if not calls:
-            return []
         results: list[tuple[int, R]] = []
         replies = yield from self._replies(calls, layout, durability)
         for indexes, reply in zip(picks, replies, strict=True):
@@ -905,7 +905,7 @@ class _Search(Generic[T]):
     def _replies(
         self, calls: Sequence[Transition[list[R]]], layout: str, durability: Replicas | None
     ) -> Flow[list[list[R] | LisaError]]:
-        if len(calls) > 1 and durability is None:
+        if len(calls) != 1 and durability is None:
             return (yield from self._store.run_many(calls, layout, self._patience))
         replies: list[list[R] | LisaError] = []
         for call in calls:  # replicas confirm on the connection of the write
