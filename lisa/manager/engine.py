@@ -262,7 +262,7 @@ class Engine:
         topics = {*self.registry.topics, *self.scheduling.due_heap.topics()}
         own = [topic for topic in topics if self.nodes.node_of(topic) in (node, None)]
         for loop in loops:
-            loop.due_heap.bring_forward(dict.fromkeys(own, time.monotonic()))
+            loop.due_heap.schedule_now(own)
 
     def _add(self, topic: str) -> None:
         self.idle.add(topic)
@@ -272,7 +272,7 @@ class Engine:
     def _activated(self, topic: Shard) -> None:
         """Look for expired leases again in a topic that was idle."""
         self.reclaimer.scan_again([topic])
-        self._reclaiming.due_heap.schedule_now(topic)
+        self._reclaiming.due_heap.schedule_now([topic])
 
     def woken(self, node: str, topic: str) -> None:
         """A client announced an earlier message, a waiting consumer, or a change of the shards.
@@ -288,9 +288,9 @@ class Engine:
         self.idle.mark_active(topic)
         at = time.monotonic() + self._promoter.lag_s(topic)
         self._promoting.due_heap.bring_forward({topic: at}, 0.0)
-        self.scheduling.due_heap.schedule_now(topic)
+        self.scheduling.due_heap.schedule_now([topic])
         if not self.store.known_groups(topic):
-            self._declaring.due_heap.schedule_now(topic)
+            self._declaring.due_heap.schedule_now([topic])
 
     # -- jobs
 
@@ -305,7 +305,7 @@ class Engine:
         """Make the next scan of active topics, and of some idle ones, a full scan, and scan now."""
         due = self.idle.due("process-pending")
         self.reclaimer.scan_again(due)
-        self._reclaiming.due_heap.bring_forward(dict.fromkeys(due, time.monotonic()))
+        self._reclaiming.due_heap.schedule_now(due)
 
     def _changed_topics(self) -> list[Topic]:
         return self._sharder.changed(lambda: self.nodes.available(self.registry.topics))
@@ -349,12 +349,12 @@ class Engine:
         if self._steps != (steps := len(self._clock.steps)):
             self._steps = steps
             for loop in self.loops:
-                loop.due_heap.schedule_all_now()  # the clock step shifted all due instants
+                # The clock step shifted all due instants.
+                loop.due_heap.schedule_now(loop.due_heap.topics())
         # Reclaim first: declarations fail while the server is at maxmemory.
         topics = self.nodes.available(self.idle.due("refresh"))
         self._reclaiming.due_heap.bring_forward(self.reclaimer.poll(topics))
-        for topic in self.registry.awaited(topics):
-            self._declaring.due_heap.schedule_now(topic)
+        self._declaring.due_heap.schedule_now(self.registry.awaited(topics))
         self.registry.step(is_hurried=False)
         if self._is_list_lost.is_set() and self.nodes.answers(key=self.store.keys.topics):
             self.registry.list_again()
@@ -374,8 +374,7 @@ class Engine:
             self.scheduling.due_heap.add(topic)
         available = self.nodes.available(list(map(Shard, topics)))
         self.scheduling.due_heap.bring_forward(self._scheduler.poll(available))
-        for emptied in self._zone_data.step(available):
-            self.scheduling.due_heap.schedule_now(emptied)
+        self.scheduling.due_heap.schedule_now(self._zone_data.step(available))
 
     def _search(self) -> None:
         """Search for topics at the start, every six hours, and after each outage or gap.

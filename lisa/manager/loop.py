@@ -73,13 +73,9 @@ class DueHeap:
         with self._lock:
             return [*self._at, *self._taken]
 
-    def schedule_now(self, topic: str) -> None:
-        """Make a topic due now; a taken topic becomes due again when it is put back."""
-        self.bring_forward({topic: time.monotonic()}, 0.0)
-
-    def schedule_all_now(self) -> None:
-        """Make every topic due now."""
-        self.bring_forward(dict.fromkeys(self.topics(), time.monotonic()), 0.0)
+    def schedule_now(self, topics: Iterable[str]) -> None:
+        """Make topics due now; a taken topic becomes due again when it is put back."""
+        self.bring_forward(dict.fromkeys(topics, time.monotonic()), 0.0)
 
     def bring_forward(self, instants: Mapping[str, float], margin_s: float = SAME_S) -> None:
         """Make each topic due at the given instant, unless it is due earlier, or hardly later."""
