@@ -103,9 +103,7 @@ class Endpoints:
         self._settings = gateway.settings.camellia
         self._queue = Queue(gateway)
         self._service = ServiceState(gateway.shared)
-        self.monitor = Monitor(
-            gateway.store, gateway.clock, self._settings.monitor_interval.total_seconds()
-        )
+        self.monitor = Monitor(gateway)
 
     def routes(self) -> list[BaseRoute]:
         """All routes, each with the fields of its response to an error."""

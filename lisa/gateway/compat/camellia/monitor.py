@@ -19,10 +19,10 @@ from lisa.admin.topics import TOPICS_PER_STEP, total_of
 from lisa.core.model.errors import LisaError
 from lisa.core.redis.flow import Flow
 from lisa.core.store.replies import counters
-from lisa.core.store.store import AsyncStore, Store, chunks
+from lisa.core.store.store import Store, chunks
 from lisa.gateway.compat.camellia.queue import BANDS, TopicInfo
 from lisa.gateway.compat.camellia.wire import DelayMsg
-from lisa.gateway.context import RedisClock
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.pulls import HandedOut
 
 log = logging.getLogger("lisa.gateway.camellia")
@@ -86,10 +86,9 @@ class _Interval:
 class Monitor:
     """Counts in intervals and keeps the last complete interval."""
 
-    def __init__(self, store: AsyncStore, clock: RedisClock, interval_s: float) -> None:
-        self._store = store
-        self._clock = clock
-        self._interval_s = interval_s
+    def __init__(self, gateway: GatewayContext) -> None:
+        self._gateway = gateway
+        self._interval_s = gateway.settings.camellia.monitor_interval.total_seconds()
         self._now = _Interval()
         self._last = _Interval()
         self._counters: Counters | None = None
@@ -102,7 +101,7 @@ class Monitor:
 
     def pulled(self, deliveries: Sequence[HandedOut], messages: Sequence[DelayMsg]) -> None:
         """Count delivered messages."""
-        now_ms = self._clock.about_ms()
+        now_ms = self._gateway.clock.about_ms()
         for delivery, message in zip(deliveries, messages, strict=True):
             self.of(message.topic).pull_msg += 1
             if message.trigger_time is None:
@@ -140,8 +139,8 @@ class Monitor:
         self.cpu_usage = (cpu - self._cpu[1]) / passed if passed > 0 else 0.0
         self._cpu = (wall, cpu)
         try:
-            await self._clock.now_us()
-            found = await self._store.drive(_counters(self._store))
+            await self._gateway.clock.now_us()
+            found = await self._gateway.ask(_counters)
         except LisaError as error:
             log.warning("trigger counts are delayed to a later interval: %s", error)
             return
