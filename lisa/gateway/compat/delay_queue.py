@@ -10,6 +10,7 @@ import re
 import secrets
 import zlib
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.clock import OLDEST_DUE_MS, check_due_ms, datetime_ms
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
 from lisa.core.model.options import MAX_ACK_TIMEOUT
 from lisa.core.transitions.change import Cancelled
@@ -60,14 +60,13 @@ _MILLISECONDS = re.compile(r"-?[0-9]{1,17}\Z")
 
 def routes(gateway: GatewayContext) -> list[BaseRoute]:
     """All paths below `/delay-queue`."""
-    handlers = _DelayQueueHandlers(gateway)
     return [
-        Route(PREFIX + path, answering(handler, _failure), methods=methods)
+        Route(PREFIX + path, answering(partial(handler, gateway), _failure), methods=methods)
         for methods, path, handler in (
-            (["POST"], "/push", handlers.push),
-            (["GET", "POST"], "/pop/{topic}", handlers.pop),
-            (["POST"], "/finish", handlers.finish),
-            (["POST"], "/delete", handlers.delete),
+            (["POST"], "/push", _push),
+            (["GET", "POST"], "/pop/{topic}", _pop),
+            (["POST"], "/finish", _finish),
+            (["POST"], "/delete", _delete),
         )
     ]
 
@@ -105,110 +104,110 @@ def _response(**more: Any) -> Response:
     return Response(_encode(**more), media_type="application/json")
 
 
-class _DelayQueueHandlers:
-    def __init__(self, gateway: GatewayContext) -> None:
-        self._gateway = gateway
+async def _push(gateway: GatewayContext, request: Request) -> Response:
+    form = await _form(request)
+    topic = _required(form, "topic")
+    gateway.require(request, Scope.PRODUCE, topic, compat=True)
+    due_ms = _due_ms(gateway, _required(form, _DELAY_TIME))
+    ttr = _required(form, MARK)
+    _ttr_s(ttr)
+    text = _required(form, "message")
+    own = {MARK: str(int(ttr)), _DELAY_TIME: str(due_ms)}
+    headers = with_trace(own, trace_context(request.headers))
+    at_ms = max(due_ms, OLDEST_DUE_MS)
+    while True:
+        message_id = id_of(topic, gateway.clock.about_ms())
+        message = Outgoing(text, id=message_id, at_ms=at_ms, headers=headers, retry=RETRY)
+        sent = await gateway.sender.offer(topic, message, OnDuplicate.REJECT)
+        if sent.outcome is not Sent.REJECTED:
+            return _response(id=sent.id)
 
-    async def push(self, request: Request) -> Response:
-        form = await _form(request)
-        topic = check_topic(_required(form, "topic"))
-        self._gateway.require(request, Scope.PRODUCE, topic, compat=True)
-        due_ms = self._due_ms(_required(form, _DELAY_TIME))
-        ttr = _required(form, MARK)
-        _ttr_s(ttr)
-        text = _required(form, "message")
-        own = {MARK: str(int(ttr)), _DELAY_TIME: str(due_ms)}
-        headers = with_trace(own, trace_context(request.headers))
-        while True:
-            at_ms = max(due_ms, OLDEST_DUE_MS)
-            message = Outgoing(
-                text,
-                id=id_of(topic, self._gateway.clock.about_ms()),
-                at_ms=at_ms,
-                headers=headers,
-                retry=RETRY,
-            )
-            sent = await self._gateway.sender.offer(topic, message, OnDuplicate.REJECT)
-            if sent.outcome is not Sent.REJECTED:
-                return _response(id=sent.id)
 
-    def _due_ms(self, text: str) -> int:
-        """Parse a due time: epoch milliseconds, or date and time in the configured time zone."""
-        if _MILLISECONDS.match(text):
-            return _checked(int(text))
-        zone = self._gateway.settings.gateway_server.delay_queue_zone
+def _due_ms(gateway: GatewayContext, text: str) -> int:
+    """Parse a due time: epoch milliseconds, or date and time in the configured time zone."""
+    if _MILLISECONDS.match(text):
+        return _checked(int(text))
+    zone = gateway.settings.gateway_server.delay_queue_zone
+    try:
+        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007  zone: next line
+        return _checked(datetime_ms(moment, zone))
+    except (ValueError, OverflowError):
+        raise InvalidMessage(
+            f"delayTime {text!r} is neither epoch milliseconds nor yyyy-MM-dd HH:mm:ss"
+        ) from None
+
+
+async def _pop(gateway: GatewayContext, request: Request) -> Response:
+    topic: str = request.path_params["topic"]
+    token = gateway.require(request, Scope.CONSUME, topic, compat=True)
+
+    def render(deliveries: list[HandedOut]) -> bytes:
+        return _encode(data=_job(deliveries[0].message) if deliveries else None)
+
+    group = request.query_params.get("group")
+    pop = _pull(gateway, topic, group, may_declare=token.allows(Scope.OPERATE, topic))
+    return await hold(gateway, request, pop, render)
+
+
+async def _pull(
+    gateway: GatewayContext, topic: str, group: str | None, *, may_declare: bool
+) -> list[HandedOut]:
+    """Pull one delivery and extend its ack timeout to the job's ttrTime."""
+    broker = gateway.broker
+    deliveries = await broker.pull(
+        topic, group=group, wait_s=await broker.first_pull_s(topic), may_declare=may_declare
+    )
+    for delivery in deliveries:
         try:
-            moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007  zone: next line
-            return _checked(datetime_ms(moment, zone))
-        except (ValueError, OverflowError):
-            raise InvalidMessage(
-                f"delayTime {text!r} is neither epoch milliseconds nor yyyy-MM-dd HH:mm:ss"
-            ) from None
+            ttr_s = _ttr_s(delivery.message.headers.get(MARK, ""))
+        except InvalidMessage:
+            continue  # sent through another API: the topic's ack timeout applies
+        try:
+            await gateway.settler.extend(topic, delivery.receipt, ttr_s * 1000)
+        except BaseException:
+            gateway.broker.give_back(deliveries)
+            raise
+    return deliveries
 
-    async def pop(self, request: Request) -> Response:
-        topic = check_topic(request.path_params["topic"])
-        token = self._gateway.require(request, Scope.CONSUME, topic, compat=True)
 
-        def render(deliveries: list[HandedOut]) -> bytes:
-            return _encode(data=_job(deliveries[0].message) if deliveries else None)
+async def _finish(gateway: GatewayContext, request: Request) -> Response:
+    form = await _form(request)
+    message_id = _required(form, "id")
+    job = await _find(gateway, request, form, Scope.CONSUME)
+    if job is None or job.message.state.is_final:
+        return _response()  # as in the original, which deletes without looking
+    if await gateway.settler.ack_by_id(job.topic, message_id) is None:
+        if not job.is_own:
+            raise ErrorResponse(409, "state", f"message {message_id} is not in flight")
+        # The original finishes a job in any state, even after its timeout or before it is due.
+        await _cancel(gateway, job.topic, message_id)
+    return _response()
 
-        group = request.query_params.get("group")
-        pop = self._pop(topic, group, may_declare=token.allows(Scope.OPERATE, topic))
-        return await hold(self._gateway, request, pop, render)
 
-    async def _pop(self, topic: str, group: str | None, *, may_declare: bool) -> list[HandedOut]:
-        """Pull one delivery and extend its ack timeout to the job's ttrTime."""
-        broker = self._gateway.broker
-        deliveries = await broker.pull(
-            topic, group=group, wait_s=await broker.first_pull_s(topic), may_declare=may_declare
-        )
-        for delivery in deliveries:
-            try:
-                ttr_s = _ttr_s(delivery.message.headers.get(MARK, ""))
-            except InvalidMessage:
-                continue  # sent through another API: the topic's ack timeout applies
-            try:
-                await self._gateway.settler.extend(topic, delivery.receipt, ttr_s * 1000)
-            except BaseException:
-                self._gateway.broker.give_back(deliveries)
-                raise
-        return deliveries
+async def _delete(gateway: GatewayContext, request: Request) -> Response:
+    form = await _form(request)
+    job = await _find(gateway, request, form, Scope.PRODUCE)
+    message_id = _required(form, "id")
+    if job is None:
+        raise ErrorResponse(404, "unknown", f"there is no job {message_id}")
+    await _cancel(gateway, job.topic, message_id)
+    record_change(gateway, request, "delay-queue.delete", topic=job.topic, id=message_id)
+    return _response()
 
-    async def finish(self, request: Request) -> Response:
-        form = await _form(request)
-        message_id = _required(form, "id")
-        job = await self._find(request, form, Scope.CONSUME)
-        if job is None or job.message.state.is_final:
-            return _response()  # as in the original, which deletes without looking
-        if await self._gateway.settler.ack_by_id(job.topic, message_id) is None:
-            if not job.is_own:
-                raise ErrorResponse(409, "state", f"message {message_id} is not in flight")
-            # The original finishes a job in any state, even after its timeout or before it is due.
-            await self._cancel(job.topic, message_id)
-        return _response()
 
-    async def delete(self, request: Request) -> Response:
-        form = await _form(request)
-        job = await self._find(request, form, Scope.PRODUCE)
-        message_id = _required(form, "id")
-        if job is None:
-            raise ErrorResponse(404, "unknown", f"there is no job {message_id}")
-        await self._cancel(job.topic, message_id)
-        record_change(self._gateway, request, "delay-queue.delete", topic=job.topic, id=message_id)
-        return _response()
+async def _cancel(gateway: GatewayContext, topic: str, message_id: str) -> None:
+    outcome = await gateway.sender.cancel(topic, message_id)
+    if outcome is not Cancelled.CANCELLED:
+        raise ErrorResponse(409, "state", f"job {message_id} cannot be cancelled: it is {outcome}")
 
-    async def _cancel(self, topic: str, message_id: str) -> None:
-        outcome = await self._gateway.sender.cancel(topic, message_id)
-        if outcome is not Cancelled.CANCELLED:
-            raise ErrorResponse(
-                409, "state", f"job {message_id} cannot be cancelled: it is {outcome}"
-            )
 
-    async def _find(self, request: Request, form: dict[str, str], scope: Scope) -> FoundJob | None:
-        message_id, topic = _required(form, "id"), form.get("topic")
-        return await find_job(
-            self._gateway, request, scope, message_id, topic, mark=MARK, is_likely=may_be_of
-        )
+async def _find(
+    gateway: GatewayContext, request: Request, form: dict[str, str], scope: Scope
+) -> FoundJob | None:
+    message_id, topic = _required(form, "id"), form.get("topic")
+    return await find_job(
+        gateway, request, scope, message_id, topic, mark=MARK, is_likely=may_be_of
+    )
 
 
 async def _form(request: Request) -> dict[str, str]:

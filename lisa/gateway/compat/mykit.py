@@ -29,7 +29,6 @@ from lisa.core.daemon.processes import python, writable_folder
 from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.envelope import new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State, found
@@ -321,7 +320,7 @@ class _Handlers:
         return _success()
 
     async def get(self, request: Request) -> Response:
-        topic = check_topic(request.path_params["topic"])
+        topic: str = request.path_params["topic"]
         token = self._gateway.require(request, Scope.CONSUME, topic, compat=True)
         wait_ms = _wait_ms(request)
 
