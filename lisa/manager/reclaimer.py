@@ -264,7 +264,7 @@ class Reclaimer:
         for scan, result in zip(scans, results, strict=True):
             topic = scan.call.topic
             self.hold.observe(topic, result)
-            failed = self._finish(scan, result, received)
+            failed = self._finish(scan, result, received, failing)
             if failed and isinstance(outcomes[topic], float):
                 outcomes[topic] = failed
         for topic, so_far in outcomes.items():
@@ -353,7 +353,7 @@ class Reclaimer:
     # -- calls of the script
 
     def _run(
-        self, calls: Sequence[Reclaim], failing: Container[str] = ()
+        self, calls: Sequence[Reclaim], failing: Container[str]
     ) -> list[Reclaimed | LisaError]:
         """Run calls in one round trip, without retrying those that get no reply.
 
@@ -370,12 +370,16 @@ class Reclaimer:
         return self._store.drive(self._store.run_many(dated, patience=Patience(0)))
 
     def _finish(
-        self, scan: _Scan, result: Reclaimed | LisaError, received: float
+        self,
+        scan: _Scan,
+        result: Reclaimed | LisaError,
+        received: float,
+        failing: Container[str],
     ) -> LisaError | None:
         """Scan the rest of a group's list, and record when to scan the group again."""
         topic, name = scan.call.topic, scan.call.group
         try:
-            ends = self._follow(scan.call, result, received)
+            ends = self._follow(scan.call, result, received, failing)
         except GroupRemoved:
             self._groups.pop((topic, name), None)
             try:
@@ -398,13 +402,17 @@ class Reclaimer:
         return None
 
     def _follow(
-        self, call: Reclaim, result: Reclaimed | LisaError, received: float
+        self,
+        call: Reclaim,
+        result: Reclaimed | LisaError,
+        received: float,
+        failing: Container[str],
     ) -> float | None:
         """Handle a reply and finish its scan, window by window. Raises LisaError.
 
         Returns when the earliest scanned lease can expire. Like `received`, when the reply arrived,
-        this is in `time.monotonic` seconds. None if the server's time is later than allowed:
-        the clock was set, a call was slow, or scripts of the topic failed before.
+        this is in `time.monotonic` seconds. Returns None if the server's time is later than
+        estimated: the clock was set, a call was slow, or the topic is `failing`.
         """
         topic, group, ends = call.topic, call.group, math.inf
         moved, cleared, returned, is_ahead = 0, 0, 0, False
@@ -428,7 +436,8 @@ class Reclaimer:
             start = result.cursor or call.start
             call = Reclaim(topic, group, start=start, end=call.end, window=self._window)
             self._unanswered[_key(call)] = call
-            (result,) = self._run([call])
+            # The first reply may have been that of an earlier call, which ran before the failure.
+            (result,) = self._run([call], failing)
             received = time.monotonic()
         self._unanswered.pop(_key(call))
         is_later = result.clock is ClockState.LATER

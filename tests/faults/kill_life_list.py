@@ -164,7 +164,7 @@ lisa-delay-queue:
             self.consume(unlisted)
         if self.has_come_by("after", "HGET options"):  # called where a topic is full, too
             self.consume(narrow)
-        if self.has_come_by("after", "reclaim"):  # which puts it off
+        if self.cast.state(self.put_off) == "retry":  # a manager has reclaimed it
             self.cast.store.call(Reschedule(self.cast.topic, [(self.put_off, "+0")]))
 
     def live(self) -> None:
