@@ -5,26 +5,29 @@
 -- Late policies decide here, before a message is first promoted; retries have none. Of messages more
 -- than RAMP_LATE_MS late, a topic with a ramp promotes only as many as the ramp allows since the last
 -- call of any manager, and at most a tenth of a second's at once.
+-- The entry of a message that the caller expected may carry its envelope, so that a waiting consumer need
+-- not ask for it. Bodies of other ids are not read, because a caller has to name all keys.
 -- Features: retries, ttl, late, ramp, journal.
--- KEYS  the prelude's
+-- KEYS  the prelude's, then the bodies of messages that are expected to be due
 -- ARGV  maximum messages to move in this call
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
---       messages promoted from waiting so far (0 if paused), id to end, ...}; {'GROUPS', ...};
---       {'FEATURES', ...}. With several groups, the overdue retries of a full group affect neither the
---       next due time nor the cut-short flag: they wait for room. Ids past their ttl, or too late for a
---       late policy, are not moved: only a script that has their bodies' keys may end them (expire).
+--       messages promoted from waiting so far (0 if paused), {id to expect next, ...}, id to end, ...};
+--       {'GROUPS', ...}; {'FEATURES', ...}. With several groups, the overdue retries of a full group
+--       affect neither the next due time nor the cut-short flag: they wait for room. Ids past their ttl,
+--       or too late for a late policy, are not moved: only a script that has their bodies' keys may end
+--       them (expire).
 local most = tonumber(ARGV[ARGS + 1])
 
 local changed = changed_groups()
 if changed then return changed end
 
 local now_us, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal')
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal', 'ack_timeout')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[3] or DEFAULT.promote_interval) + 0
 local paused = settings[1] == '1' and 1 or 0
-if paused == 1 or GROUP_COUNT == 0 then return {'OK', 0, '', '', now, paused, 0, interval, 0} end
+if paused == 1 or GROUP_COUNT == 0 then return {'OK', 0, '', '', now, paused, 0, interval, 0, {}} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
 local limit = math.max(1, math.floor(math.min(most, 250) / GROUP_COUNT))
 
@@ -226,6 +229,18 @@ else
   for k = 1, moved do leaving[k] = found[2 * k - 1] end
 end
 
+-- The envelopes that entries carry, by id, if a consumer could use them.
+local carries, carried = GROUP_COUNT == 1 and not has_ttls and settings[4] ~= '1', nil
+if carries and #KEYS > ID_KEYS and #leaving > 0 and call('XLEN', groups[1].ready) < CARRIED_ENTRIES then
+  carried = {}
+  for _, id in ipairs(leaving) do carried[id] = false end
+  for k = ID_KEYS + 1, #KEYS do
+    local id = string.sub(KEYS[k], #WAITING - 1)
+    local body = carried[id] == false and call('GETRANGE', KEYS[k], 0, CARRIED_BYTES) or ''
+    if body ~= '' and #body <= CARRIED_BYTES then carried[id] = body end
+  end
+end
+
 local events
 
 local function tell(group, pairs, failed, held)
@@ -256,7 +271,7 @@ for g, group in ipairs(groups) do
   if USES.journal then
     if settings[4] == '1' then tell(group, pairs, failed, held or {}) end
   end
-  add_ready(group, pairs, failed, suspects)
+  add_ready(group, pairs, failed, suspects, carried, settings[5] or DEFAULT.ack_timeout)
   if USES.retries then
     local retried = plans[g].retried
     if #held > 0 then call('ZADD', group.retry, unpack(held)) end
@@ -280,7 +295,16 @@ if USES.ramp then
   end
 end
 
-local next_due = head(WAITING)
+-- What to expect next: usually as many messages become due until the next call as until this one.
+local next_ids, next_due = {}, nil
+if carries then
+  local most_next = math.max(1, math.min(math.floor(1.5 * moved), 24))
+  local first = call('ZRANGE', WAITING, 0, most_next - 1, 'WITHSCORES')
+  next_due = first[2] and tonumber(first[2])
+  for k = 1, #first, 2 do next_ids[#next_ids + 1] = first[k] end
+else
+  next_due = head(WAITING)
+end
 if USES.ramp then
   -- What the ramp holds back is due for the next call once its budget allows for a message, and not
   -- before 20 ms have passed, or calls for single messages would cost more than they move.
@@ -299,4 +323,4 @@ if USES.retries then
   end
 end
 return {'OK', moved, full, next_due and int(next_due) or '', now, 0, cut, interval,
-  total or tonumber(call('HGET', STATS, 'promoted') or 0), unpack(ending or {})}
+  total or tonumber(call('HGET', STATS, 'promoted') or 0), next_ids, unpack(ending or {})}

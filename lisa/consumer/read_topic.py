@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Sequence
 
+from lisa.consumer.inflight import Held
 from lisa.consumer.membership import LOOK_AGAIN_S
 from lisa.consumer.subscription import MOST, Subscription
+from lisa.core.delivery.opening import PlainState
 from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry
@@ -88,6 +90,7 @@ class ReadTopic:
     sub: the subscription.
     lost: what lost replies may have delivered.
     ended: set once no reader will read the topic again.
+    asks_state: whether reads ask for the topic's state: the last entry carried its envelope.
     """
 
     def __init__(self, sub: Subscription) -> None:
@@ -100,6 +103,8 @@ class ReadTopic:
         self.error: BaseException | None = None
         self._backoff = Backoff()
         self._is_next_try = False
+        self.asks_state = False
+        self._state: PlainState | None = None
 
     @property
     def stream(self) -> str:
@@ -154,10 +159,18 @@ class ReadTopic:
             return False
         return True
 
-    def received(self, entries: list[Entry], asked_at: float) -> None:
-        """Take the entries that a read returned."""
-        self.sub.unopened, self.read_at = entries, asked_at
+    def received(
+        self, entries: list[Entry], asked_at: float, state: PlainState | None = None
+    ) -> None:
+        """Take the entries that a read returned. state: the topic's, if the read asked for it."""
+        self.sub.unopened, self.read_at, self._state = entries, asked_at, state
+        self.asks_state = bool(entries[-1].envelope)
         self.lost.received(entries)
         if self._is_next_try:
             self._is_next_try = False
             self.sub.stats.degradation.backoff.lengthen()
+
+    def open(self, startable: int) -> list[Held]:
+        """Open the received entries; see `Subscription.open`."""
+        state, self._state = self._state, None
+        return self.sub.open(self.read_at, startable, state)

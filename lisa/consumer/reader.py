@@ -27,6 +27,7 @@ from lisa.core.daemon.threads import (
     longest_round_s,
     unforeseen,
 )
+from lisa.core.delivery.opening import PlainState, state_commands, state_of
 from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
 from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.options import HANDLER_SUFFIX
@@ -34,6 +35,7 @@ from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
 from lisa.core.model.stream import Entry, parse_reads, read_all_command
 from lisa.core.redis import errors
 from lisa.core.redis.connection import Connection, reporting_client_id
+from lisa.core.redis.flow import Command
 from lisa.core.store.presence import handler_name
 from lisa.core.store.store import SyncStore, chunks
 
@@ -348,14 +350,16 @@ class Reader:
         if ahead <= 0:
             count = 1 if self._readers.has_several else free
         count = max(1, min(count, *allowed.values(), MOST))
-        found = self._ask(readings, count, self._block_for(readings, is_complete=is_complete))
+        found, state = self._ask(
+            readings, count, self._block_for(readings, is_complete=is_complete)
+        )
         by_stream = {reading.stream.encode(): reading for reading in readings}
         received = [(by_stream[stream], entries) for stream, entries in found if entries]
         self.is_busy = bool(received)
         if received:
             self._recent = [reading for reading, _ in received]
         for reading, entries in received:
-            reading.received(entries, self._asked_at)
+            reading.received(entries, self._asked_at, state)
         startable = max(1, free) if first.batch is None else first.batch.size
         for reading, _ in received:
             startable = max(0, startable - self._hand_over(reading, startable=startable))
@@ -370,18 +374,28 @@ class Reader:
 
     def _ask(
         self, readings: Sequence[ReadTopic], count: int, block_s: float
-    ) -> list[tuple[bytes, list[Entry]]]:
-        """Send a read. Raises LisaError."""
+    ) -> tuple[list[tuple[bytes, list[Entry]]], PlainState | None]:
+        """Send a read. Raises LisaError.
+
+        If entries of its only topic carry envelopes, the topic's state is asked for after the read,
+        in the same packet: the server answers that as soon as the read has got an entry.
+        """
         streams = [reading.stream for reading in readings]
         block_ms = math.ceil(1_000 * block_s)
         read = read_all_command(streams, self.group, self.name, count, block_ms)
         forgotten = [reading for reading in readings if reading.sub.membership.is_forgotten]
+        asks: Sequence[Command] = ()
+        if len(readings) == 1 and readings[0].asks_state:
+            sub = readings[0].sub
+            asks = state_commands(self._store.keys.topic(sub.shard), self.group)
         self._is_reading = bool(block_ms)
         try:
             if self._is_over():
-                return []
+                return [], None
             self._asked_at = time.monotonic()
-            found = parse_reads(self._connection.execute(read))
+            found, *state = self._connection.execute_chain(streams[0], [read, *asks])
+            if isinstance(found, Exception):
+                raise found
         except errors.LOST as error:
             for reading in readings:
                 reading.lost.record()
@@ -391,13 +405,13 @@ class Reader:
             if isinstance(known, ServerUnavailable):
                 raise known from error
             self._find_failing(readings, error)
-            return []
+            return [], None
         finally:
             self._is_reading = False
         for reading in forgotten:
             reading.sub.membership.group_answered()
         self._succeeded(readings)
-        return found
+        return parse_reads(found), state_of(state) if asks else None
 
     def _find_failing(self, readings: Sequence[ReadTopic], error: BaseException) -> None:
         """Handle a refused read: read the topics one by one, to find which one was refused."""
@@ -453,7 +467,7 @@ class Reader:
         if sub.is_interrupted():
             return 0  # a request to end the read that arrives just before it has no effect
         try:
-            deliveries = sub.open(reading.read_at, startable)
+            deliveries = reading.open(startable)
         except GroupRemoved as error:
             self._group_is_missing(reading, error)
             return 0

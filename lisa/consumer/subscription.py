@@ -15,7 +15,7 @@ from typing import Any
 from lisa.consumer.inflight import Held, Outcome, Outcomes, Verdict
 from lisa.consumer.leases import Leases, Releases
 from lisa.consumer.membership import Membership
-from lisa.core.delivery.opening import Opening, unpack
+from lisa.core.delivery.opening import Opening, PlainState, unpack
 from lisa.core.delivery.pace import AHEAD_BYTES, DEGRADED_AFTER, Average, BodySize, Degradation
 from lisa.core.metrics.families import HANDLER_SECONDS
 from lisa.core.metrics.numbers import Spread
@@ -333,12 +333,14 @@ class Subscription:
         """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def open(self, read_at: float, startable: int) -> list[Held]:
+    def open(self, read_at: float, startable: int, state: PlainState | None) -> list[Held]:
         """Open the entries that XREADGROUP returned after `read_at`; returns those for handlers.
 
         Expired and invalid messages are settled without a handler. Once all readers hold
         `AHEAD_BYTES`, entries beyond the startable ones are released. Raises LisaError, and keeps
         the entries that were not opened.
+
+        state: the topic's, if the read asked for it.
         """
         taken, total, count = list[Held](), 0, 0
         while self.unopened:
@@ -346,7 +348,7 @@ class Subscription:
                 self.release_unopened()
                 break
             try:
-                deliveries, opened = self._open_some(self.unopened, read_at)
+                deliveries, opened = self._open_some(self.unopened, read_at, state)
             except Exception:
                 if not taken:
                     raise
@@ -356,11 +358,14 @@ class Subscription:
             taken += deliveries
             total, count = total + size, count + opened
             del self.unopened[:opened]
+            state = None  # it may change before the next call
         if count:
             self.pace.size.measured(total, count)
         return taken
 
-    def _open_some(self, entries: Sequence[Entry], read_at: float) -> tuple[list[Held], int]:
+    def _open_some(
+        self, entries: Sequence[Entry], read_at: float, state: PlainState | None
+    ) -> tuple[list[Held], int]:
         """Open as many of the entries as one call allows; returns deliveries and their number.
 
         Leases begin when the entries are read. If a third of that time may have passed, the call
@@ -369,7 +374,7 @@ class Subscription:
         now = time.monotonic()
         is_late = now - read_at > self.leases.ack_timeout_s / 3
         call = Open(self.shard, self.group, entries, late=self.name if is_late else "")
-        opened = self.store.drive(self._opening.open(call))
+        opened = self.store.drive(self._opening.open(call, state))
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)

@@ -98,6 +98,7 @@ class _Topic:
     seen_at: the last successful promotion or poll.
     moved_at, per_s: the last promotion that moved messages, and their rate.
     total: how many messages all managers have moved.
+    next_ids: what the next promotion should expect.
     """
 
     earliest: float = -math.inf
@@ -106,6 +107,7 @@ class _Topic:
     moved_at: float = -math.inf
     per_s: float = 0.0
     total: int | None = None
+    next_ids: Sequence[str] = ()
 
 
 def _record_rate(state: _Topic, result: Promoted, groups: int, now: float) -> None:
@@ -157,7 +159,7 @@ class Promoter:
         """Promote each topic in one round trip; returns when each topic is due next."""
         due: dict[str, NextDue] = {**self._postponed(topics)} if self._full else {}
         calls = [
-            Promote(topic, self._batches.get(topic, LARGEST_BATCH))
+            Promote(topic, self._batches.get(topic, LARGEST_BATCH), self._topics[topic].next_ids)
             for topic in topics
             if topic not in due
         ]
@@ -239,6 +241,7 @@ class Promoter:
         else:
             self._idle.check(topic)
         state.seen_at = received
+        state.next_ids = result.next_ids
         self._clock.observe(result.now_ms, sent, received)
         if result.paused:
             return None  # resuming the topic announces it

@@ -15,9 +15,10 @@ local function paired(a, b)
 end
 
 -- Adds messages, given as pairs {id, due time, id, due time, ...} with any failed attempts, to the group's
--- stream and index. The entry of a suspect, which is in `suspects`, says so. With one group, the pairs
--- become those of the index.
-local function add_ready(group, pairs, failed, suspects)
+-- stream and index. The entry of a suspect, which is in `suspects`, says so; that of a first attempt has
+-- its envelope from `carried`, by id, with the topic's ack timeout for consumers of version 0.1. With one
+-- group, the pairs become those of the index.
+local function add_ready(group, pairs, failed, suspects, carried, timeout)
   local ready, index = group.ready, GROUP_COUNT == 1 and pairs or {unpack(pairs)}
   for k = 1, #pairs, 2 do
     local id, due, before = pairs[k], pairs[k + 1], failed and tonumber(failed[(k + 1) / 2] or 0) or 0
@@ -26,6 +27,8 @@ local function add_ready(group, pairs, failed, suspects)
         'suspect', suspects[id])
     elseif before > 0 then
       index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due, 'attempt', before + 1)
+    elseif carried and carried[id] then
+      index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due, 'ack', timeout, 'body', carried[id])
     else
       index[k + 1] = call('XADD', ready, '*', 'id', id, 'due', due)
     end

@@ -7,7 +7,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from lisa.core.delivery.opening import MOST_READS, Opening
+from lisa.core.delivery.opening import (
+    MOST_READS,
+    Opening,
+    PlainState,
+    state_commands,
+    state_of,
+)
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.stream import Entry, parse_reads, read_all_command
@@ -21,12 +27,32 @@ from tests.contract.state import FAR, G, Row, envelope
 Run: TypeAlias = Callable[[Open], Opened]
 
 
-@pytest.fixture(params=["script", "reads"])
+@pytest.fixture(params=["script", "reads", "carried"])
 def run(request: pytest.FixtureRequest, bench: Bench) -> Run:
     if request.param == "script":
         return bench.call
     opening = Opening(bench.store)
-    return lambda call: bench.store.drive(opening.open(call))
+    if request.param == "reads":
+        return lambda call: bench.store.drive(opening.open(call))
+
+    def open_carried(call: Open) -> Opened:
+        entries = [carrying(bench, entry) for entry in call.entries]
+        return bench.store.drive(opening.open(replace(call, entries=entries), state(bench)))
+
+    return open_carried
+
+
+def carrying(bench: Bench, entry: Entry) -> Entry:
+    """The entry with its envelope, as long as the stream has both."""
+    body = bench.store.ask("GET", bench.keys.body(entry.id))
+    indexed = bench.store.ask("HGET", bench.keys.group("lisa").entries, entry.id)
+    return entry._replace(envelope=body or b"" if indexed == entry.entry.encode() else b"")
+
+
+def state(bench: Bench) -> PlainState | None:
+    """What a read of the group `lisa` learns of the topic."""
+    asks = state_commands(bench.keys, "lisa")
+    return state_of(bench.store.drive(bench.store.chain(bench.keys.waiting, asks)))
 
 
 HELD = G(ready=[Row("a", 1, 1, "c1")])
@@ -175,6 +201,30 @@ def test_plain_reads_suffice_for_a_few_usual_messages(
     opened = bench.store.drive(Opening(bench.store).open(call))
     assert (calls_of(bench, "evalsha") == before) is suffice
     assert opened.envelopes == [envelope("A-" + "x" * size)] * len(opened.envelopes)
+
+
+@pytest.mark.not_on_fakeredis("it counts no commands")
+@pytest.mark.parametrize(
+    ("topic", "carry", "suffice"),
+    [
+        ({}, "ab", True),
+        ({}, "a", False),
+        ({"options": {"journal": "1"}}, "ab", False),
+        ({"options": {"paused": "1"}}, "ab", False),
+        ({"options": {"window": "09:00-17:00 UTC"}}, "ab", False),
+        ({"expiry": {"other": FAR}}, "ab", False),
+    ],
+)
+def test_envelopes_in_entries_suffice_for_usual_topics(
+    bench: Bench, topic: dict[str, Any], carry: str, *, suffice: bool
+) -> None:
+    bench.put(**topic, body="ab", lisa=BOTH)
+    entries = [bench.opening(one) for one in "ab"]
+    entries = [carrying(bench, one) if one.id in carry else one for one in entries]
+    call, known = Open(TOPIC, "lisa", entries), state(bench)
+    before = [calls_of(bench, name) for name in ("evalsha", "getrange")]
+    bench.store.drive(Opening(bench.store).open(call, known))
+    assert ([calls_of(bench, name) for name in ("evalsha", "getrange")] == before) is suffice
 
 
 @pytest.mark.not_on_fakeredis("it counts no commands")

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from lisa.core.model.errors import LisaError
+from lisa.core.model.options import CARRIED_BYTES, CARRIED_ENTRIES
 from lisa.core.transitions.promote import Promote, Promoted
 from tests.contract.bench import TOPIC, Bench
-from tests.contract.state import FAR, G, Row
+from tests.contract.state import FAR, G, Row, envelope
 
 OLD = Row("o", 1)
 """It fills a group."""
@@ -220,3 +221,49 @@ def test_an_unreadable_interval_is_an_error_of_its_topic(bench: Bench) -> None:
     bench.put(options={"promote_interval": "soon"}, lisa=G())
     with pytest.raises(LisaError):
         promote(bench)
+
+
+def carried(bench: Bench) -> dict[str, list[bytes]]:
+    """The fields of each ready entry behind its id and due time, by message id."""
+    found = bench.store.ask("XRANGE", bench.keys.group("lisa").ready, "-", "+")
+    return {fields[1].decode(): fields[4:] for _, fields in found}
+
+
+def test_entries_carry_the_short_envelopes_of_expected_messages(bench: Bench) -> None:
+    room = CARRIED_BYTES - len(envelope("A-"))
+    most, long = ("A-" + "x" * size for size in (room, room + 1))
+    bodies = {"short": "A-", "most": most, "unexpected": "A-", "long": long, "far": "A-"}
+    waiting = {"short": 1, "most": 2, "unexpected": 3, "long": 4, "gone": 5, "far": FAR}
+    bench.put(options={"ack_timeout": "7000"}, waiting=waiting, body=bodies, lisa=G())
+    said = promote(bench, expected=["far", "short", "most", "long", "gone", "never"])
+    assert (said.moved, said.next_ids) == (5, ["far"])
+    fields = {m: [b"ack", b"7000", b"body", envelope(bodies[m])] for m in ("short", "most")}
+    assert carried(bench) == {"unexpected": [], "long": [], "gone": [], **fields}
+
+
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "ttl": {"expiry": {"other": FAR}},
+    "journal": {"options": {"journal": "1"}},
+    "two groups": {"audit": G()},
+    "retry": {"waiting": {}, "lisa": G(retry={"a": 1}, attempts={"a": 1})},
+    "deferred": {"waiting": {"b": 1}, "body": "ab", "lisa": G(retry={"a": 1})},
+    "backlog": {"lisa": G(ready=[Row(f"b{n}", 1) for n in range(CARRIED_ENTRIES)])},
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_entries_carry_no_envelopes_that_consumers_would_not_use(bench: Bench, case: str) -> None:
+    bench.put(**{"waiting": {"a": 1}, "body": "a", "lisa": G(), **UNUSUAL[case]})
+    assert promote(bench, expected=["a"]).moved >= 1
+    assert b"body" not in carried(bench)["a"]
+
+
+@pytest.mark.parametrize(
+    ("due", "told"), [(0, 1), (1, 1), (2, 3), (10, 15), (16, 24), (50, 24), (51, 24)]
+)
+def test_it_tells_what_to_expect_next(bench: Bench, due: int, told: int) -> None:
+    waiting = {f"m{n:02}": n + 1 for n in range(due)} | {f"x{n:02}": FAR + n for n in range(25)}
+    bench.put(waiting=waiting, body=waiting.keys(), lisa=G())
+    said = promote(bench)
+    assert (said.moved, said.next_due_ms) == (due, FAR)
+    assert said.next_ids == [f"x{n:02}" for n in range(told)]

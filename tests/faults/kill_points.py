@@ -157,7 +157,8 @@ class _Points:
         self.reach("before", name)
         with self._within(name):
             yield replies
-        if replies and (replies[0] or not name.startswith(READS)):
+        found_none = name.startswith(READS) and replies and (not replies[0] or not replies[0][0])
+        if replies and not found_none:
             self.reach("after", name)
 
     @contextmanager

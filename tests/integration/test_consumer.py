@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from lisa.consumer import Consumer, Delivery
+from lisa.core.delivery.opening import Opening
 from lisa.core.delivery.pace import DEGRADED_AFTER
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard, Retry
 from lisa.core.model.signals import everywhere
+from lisa.core.redis.flow import Flow
+from lisa.core.transitions.delivery import Open, Opened
 from lisa.core.transitions.garbage import Purge
 from lisa.core.transitions.promote import Promote
 from lisa.manager import Manager
@@ -483,21 +486,39 @@ def test_the_pauses_of_a_handler_replace_those_of_the_topic(
 
 
 def promoted(bench: Bench, body: object) -> str:
-    """Send a message and promote it."""
+    """Send a message and promote it with its envelope."""
     (message_id,) = bench.send(TOPIC, [body], delay_ms=1)
-    wait_until(lambda: bench.store.call(Promote(TOPIC)).moved == 1)
+    wait_until(lambda: bench.store.call(Promote(TOPIC, expected=[message_id])).moved == 1)
     return message_id
 
 
 def promoted_while_read(bench: Bench, body: object) -> str:
     """The same once a consumer waits for messages."""
     wait_until(bench.is_reading)
-    time.sleep(0.002)  # entries are dated in milliseconds
     return promoted(bench, body)
 
 
+def test_a_waiting_consumer_asks_nothing_more_about_entries_with_envelopes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, asked = list[Message](), list[object]()
+    read = Opening._read
+
+    def read_and_note(opening: Opening, call: Open) -> Flow[Opened | None]:
+        asked.append(call)
+        return read(opening, call)
+
+    monkeypatch.setattr(Opening, "_read", read_and_note)
+    with bench.consumer(seen.append):
+        for number in range(5):
+            wait_until(settled(bench, promoted_while_read(bench, number)))
+    assert [message.body for message in seen] == list(range(5))
+    assert len(asked) == 1, "the first read did not ask for the topic's state"
+    check_lateness(bench, 5)
+
+
 class HeldUp(NamedTuple):
-    """A consumer in a handler, while an entry waits."""
+    """A consumer in a handler, while an entry with its envelope waits."""
 
     consumer: Consumer
     handler: Blocking
@@ -508,12 +529,7 @@ class HeldUp(NamedTuple):
 def held_up(bench: Bench) -> Iterator[HeldUp]:
     handler = Blocking("long")
 
-    def handle(message: Message) -> None:
-        handler(message)
-        if message.body == "long":
-            raise Discard("so that no ack shares a packet with the next read")
-
-    consumer = bench.consumer(handle)
+    consumer = bench.consumer(handler)
     with consumer:
         for body in ("first", "long"):
             promoted_while_read(bench, body)

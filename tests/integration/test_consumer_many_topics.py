@@ -20,6 +20,7 @@ from lisa.consumer.subscription import Pace
 from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Command
 from lisa.core.store import group_removal, presence
 from lisa.embedded import EmbeddedServer
 from tests.consumers import Bench, Blocking, presences, refused_threads, state_of
@@ -322,16 +323,16 @@ def test_an_unforeseen_error_strands_no_message(
 def test_a_server_that_refuses_reads_of_several_topics_is_not_asked_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, refused, execute = Seen(), list[str](), Connection.execute
+    seen, refused, execute = Seen(), list[str](), Connection.execute_chain
 
-    def refusing(self: Connection, command: Sequence[Any]) -> Any:
-        if command.count(">") <= 1:
-            return execute(self, command)
+    def refusing(self: Connection, key: str, commands: Sequence[Command]) -> Any:
+        if list(commands[0]).count(">") <= 1:
+            return execute(self, key, commands)
         refused.append("CROSSSLOT Keys in request don't hash to the same slot")
         raise redis.ResponseError(refused[-1])
 
     with reading(bench, seen.take, poll_timeout=SHORT_READ):
-        monkeypatch.setattr(Connection, "execute", refusing)
+        monkeypatch.setattr(Connection, "execute_chain", refusing)
         wait_until(lambda: reads(bench) == len(TOPICS))
         send_all(bench, [1])
         bench.wait_acked(1, *TOPICS)

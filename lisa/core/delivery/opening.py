@@ -17,6 +17,7 @@ from lisa.core.model.envelope import (
     headers_of,
 )
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import TopicKeys
 from lisa.core.model.message import Message
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.sharding import topic_of
@@ -166,27 +167,78 @@ AGAIN_S = 1.0
 DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
 
 
-class Opening:
-    """Opens the entries of a topic or shard for a group, by plain reads if they suffice.
+class PlainState(NamedTuple):
+    """A topic whose messages can be opened without a script, as far as the topic decides."""
 
-    They suffice for a few entries of a topic without special options. A script call would cost
-    Redis more than twice as much: with few calls, its code is never in the processor's caches.
+    now_us: int
+    ack_timeout_ms: int
+
+
+def state_commands(keys: TopicKeys, group: str) -> list[Command]:
+    """The commands that ask for a topic's state; `state_of` takes their replies."""
+    return [
+        ("HEXISTS", keys.groups, group),
+        ("HMGET", keys.options, "ack_timeout", "paused", "journal", "window"),
+        ("EXISTS", keys.expiry),
+        ("TIME",),
+    ]
+
+
+def state_of(replies: Sequence[Any]) -> PlainState | None:
+    """A topic's state; None if opening its messages is more than reading them."""
+    if any(isinstance(reply, Exception) for reply in replies):
+        return None
+    is_declared, options, has_ttls, clock = replies
+    ack_timeout, paused, journal, window = options
+    if not is_declared or has_ttls or window or b"1" in (paused, journal):
+        return None
+    ack_ms = DEFAULT_ACK_MS if ack_timeout is None else int(ack_timeout)
+    return PlainState(microseconds(clock), ack_ms)
+
+
+def _opened(envelopes: list[bytes], state: PlainState | None) -> Opened | None:
+    """What the script would return; None if it would do more than read.
+
+    envelopes: those of live messages, read before the state; empty for others.
+    """
+    if state is None or not all(envelopes) or any(map(has_window, envelopes)):
+        return None
+    return Opened(
+        now_us=state.now_us,
+        ack_timeout_ms=state.ack_timeout_ms,
+        paused=False,
+        past_ttl=[False] * len(envelopes),
+        envelopes=[*envelopes],
+    )
+
+
+class Opening:
+    """Opens the entries of a topic or shard for a group, without the script if reading suffices.
+
+    It suffices for topics without special options, if the entries carry their envelopes, or are
+    few. A script call would cost Redis more than twice as much: with few calls, its code is never
+    in the processor's caches.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._script_until = self._windows_until = 0.0
 
-    def open(self, call: Open) -> Flow[Opened]:
-        """Open the first of the entries; see `Open`. Raises LisaError."""
+    def open(self, call: Open, state: PlainState | None = None) -> Flow[Opened]:
+        """Open the first of the entries; see `Open`. Raises LisaError.
+
+        state: the topic's, right after the read that returned the entries.
+        """
         now = time.monotonic()
         if now < self._windows_until:
             return (yield from open_in_windows(self._store, call))
-        is_plain = len(call.entries) <= MOST_READS and call.ack_timeout_ms is None and not call.late
-        if is_plain and now >= self._script_until:
-            if opened := (yield from self._read(call)):
+        if call.ack_timeout_ms is None and not call.late:
+            if opened := _opened([entry.envelope for entry in call.entries], state):
                 return opened
-            self._script_until = now + AGAIN_S
+            if len(call.entries) <= MOST_READS and now >= self._script_until:
+                if opened := (yield from self._read(call)):
+                    return opened
+                self._script_until = now + AGAIN_S
         try:
             return (yield from self._store.run(call))
         except HasWindow:
@@ -194,36 +246,20 @@ class Opening:
         return (yield from open_in_windows(self._store, call))
 
     def _read(self, call: Open) -> Flow[Opened | None]:
-        """What the script would return; None if it would do more than read.
-
-        Bodies are read first: what is read after them shows that they could be handed over.
-        """
+        """Open by plain reads; None if they do not suffice."""
         keys = self._store.keys.topic(call.topic)
         most = BYTES_PER_CALL // len(call.entries)
         commands: list[Command] = [
             *[("GETRANGE", body, 0, most) for body in call.id_keys(keys)],
             ("HMGET", keys.group(call.group).entries, *[entry.id for entry in call.entries]),
-            ("HEXISTS", keys.groups, call.group),
-            ("HMGET", keys.options, "ack_timeout", "paused", "journal", "window"),
-            ("EXISTS", keys.expiry),
-            ("TIME",),
         ]
-        replies = yield from self._store.chain(keys.waiting, commands)
+        asks = state_commands(keys, call.group)
+        replies = yield from self._store.chain(keys.waiting, [*commands, *asks])
+        *bodies, indexed = replies[: len(commands)]
         if any(isinstance(reply, Exception) for reply in replies):
             return None
-        *bodies, indexed, is_declared, options, has_ttls, clock = replies
-        ack_timeout, paused, journal, window = options
-        is_plain = is_declared and not (has_ttls or window) and b"1" not in (paused, journal)
-        for entry, known, body in zip(call.entries, indexed, bodies, strict=True):
-            is_whole = 0 < len(body) <= most
-            is_plain = is_plain and known == entry.entry.encode() and is_whole
-            is_plain = is_plain and not has_window(body)
-        if not is_plain:
-            return None
-        return Opened(
-            now_us=microseconds(clock),
-            ack_timeout_ms=DEFAULT_ACK_MS if ack_timeout is None else int(ack_timeout),
-            paused=False,
-            past_ttl=[False] * len(bodies),
-            envelopes=bodies,
-        )
+        envelopes = [
+            body if known == entry.entry.encode() and len(body) <= most else b""
+            for entry, known, body in zip(call.entries, indexed, bodies, strict=True)
+        ]
+        return _opened(envelopes, state_of(replies[len(commands) :]))

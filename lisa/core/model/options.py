@@ -60,6 +60,16 @@ BYTES_PER_CALL = 256 * 1024
 Measured: a call of this size takes the server an additional 0.5 to 1 ms.
 """
 
+CARRIED_BYTES = 2_500
+"""Longest envelope that a stream entry carries.
+
+Measured at 1,000 messages a second with bodies of 2 kB: Redis and consumer save a tenth of their
+time, and the median lateness falls by a fifth.
+"""
+
+CARRIED_ENTRIES = 64
+"""In longer streams, entries carry no envelopes: the consumers are behind and open many at once."""
+
 MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
 """No late policy or ramp applies to messages less late than this."""
 

@@ -10,6 +10,7 @@ class Entry(NamedTuple):
     """One entry of a ready stream. The id may be empty or invalid if another program wrote it.
 
     is_suspect: whether an earlier process ended while it held the message, see decision 33.
+    envelope: the message's, if the entry carries it, else empty.
     """
 
     entry: str
@@ -17,6 +18,7 @@ class Entry(NamedTuple):
     due_ms: int
     attempt: int
     is_suspect: bool = False
+    envelope: bytes = b""
 
 
 _new = tuple.__new__
@@ -45,7 +47,7 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     if flat and len(flat) == 4 and flat[0] == b"id" and flat[2] == b"due":  # a first attempt
         message_id = flat[1].decode("utf-8", "replace")
         # tuple.__new__ takes half as long as the named tuple's constructor.
-        return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, False))
+        return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, False, b""))
     fields = entry_fields(flat)
     return Entry(
         entry.decode(),
@@ -53,6 +55,7 @@ def parse_entry(item: Sequence[Any]) -> Entry:
         _number(fields.get(b"due"), 0),
         _number(fields.get(b"attempt"), 1),
         b"suspect" in fields,
+        fields.get(b"body", b""),
     )
 
 

@@ -21,6 +21,8 @@ PRELUDE = "prelude"
 _CONSTANTS = (
     "BEGUN",
     "BYTES_PER_CALL",
+    "CARRIED_BYTES",
+    "CARRIED_ENTRIES",
     "HANDLER_SUFFIX",
     "MIN_LATE_MS",
     "RAMP_LATE_MS",

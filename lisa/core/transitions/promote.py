@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import LARGEST_BATCH
 from lisa.core.transitions.base import Argument, Transition, exact_text, text
 
@@ -18,8 +19,8 @@ class Promoted(NamedTuple):
     the groups without room for their due messages. `cut_short`: more messages may be due now.
     `interval_ms`: the topic's option.
     `total`: messages that all managers moved from waiting so far; 0 if the topic is paused.
-    `expired`: ids that exceeded their ttl or are too late, which were not moved; may have lone
-    surrogates.
+    `next_ids`: what the next call should expect. `expired`: ids that exceeded their ttl or are too
+    late, which were not moved; may have lone surrogates.
     """
 
     moved: int
@@ -30,21 +31,29 @@ class Promoted(NamedTuple):
     cut_short: bool
     interval_ms: int
     total: int
+    next_ids: list[str]
     expired: list[str]
 
 
 @dataclass(frozen=True)
 class Promote(Transition[Promoted]):
-    """Promote up to `limit` messages that are due by Redis's clock."""
+    """Promote up to `limit` messages that are due by Redis's clock.
+
+    expected: ids that may be due: `next_ids` of the call before. Their entries may carry envelopes.
+    """
 
     script: ClassVar[str] = "promote"
     limit: int = LARGEST_BATCH
+    expected: Sequence[str] = ()
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return keys.bodies(self.expected)
 
     def args(self) -> Sequence[Argument]:
         return (self.limit,)
 
     def parse(self, reply: Sequence[Any]) -> Promoted:
-        moved, full, next_due, now, paused, cut, interval, total, *expired = reply
+        moved, full, next_due, now, paused, cut, interval, total, next_ids, *expired = reply
         return Promoted(
             moved,
             tuple(text(full).split(",")) if full else (),
@@ -54,5 +63,6 @@ class Promote(Transition[Promoted]):
             bool(cut),
             int(interval),
             total,
+            list(map(text, next_ids)),
             list(map(exact_text, expired)),
         )
