@@ -345,8 +345,7 @@ class _Handlers:
         if job is not None and not job.message.state.is_final:
             groups = job.message.groups.items()
             for group in [name for name, held in groups if held.state is State.GARBAGE]:
-                flow = requeue(self._gateway.store, job.topic, group, [message_id])
-                await self._gateway.store.drive(flow)
+                await self._gateway.ask(requeue, job.topic, group, [message_id])
                 details = {"topic": job.topic, "group": group, "id": message_id}
                 record_change(self._gateway, request, "mykit.reStoreJob", **details)
             return _success()
