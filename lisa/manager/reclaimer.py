@@ -264,9 +264,11 @@ class Reclaimer:
         for scan, result in zip(scans, results, strict=True):
             topic = scan.call.topic
             self.hold.observe(topic, result)
-            failed = self._finish(scan, result, received, failing)
-            if failed and isinstance(outcomes[topic], float):
-                outcomes[topic] = failed
+            try:
+                self._finish(scan, result, received, failing)
+            except LisaError as error:
+                if isinstance(outcomes[topic], float):
+                    outcomes[topic] = error
         for topic, so_far in outcomes.items():
             if isinstance(so_far, float) and topic not in on_hold:
                 outcomes[topic] = min(so_far, self._next_scan(topic))
@@ -375,31 +377,25 @@ class Reclaimer:
         result: Reclaimed | LisaError,
         received: float,
         failing: Container[str],
-    ) -> LisaError | None:
-        """Scan the rest of a group's list, and record when to scan the group again."""
+    ) -> None:
+        """Scan the rest of a group's list, and record when to scan it again. Raises LisaError."""
         topic, name = scan.call.topic, scan.call.group
         try:
             ends = self._follow(scan.call, result, received, failing)
         except GroupRemoved:
             self._groups.pop((topic, name), None)
-            try:
-                self._store.drive(self._store.groups(topic))
-            except LisaError as error:
-                return error
-            return None
-        except LisaError as error:
-            return error
+            self._store.drive(self._store.groups(topic))
+            return
         group = self._groups.setdefault((topic, name), _Group())
         if ends is None:  # the clock was sampled again; the next scan shows whether it was set
             group.leases_at = group.full_at = time.monotonic()
-            return None
+            return
         closest = time.monotonic() + CLOSEST_S
         at = max(min(ends, scan.latest), closest)
         if scan.call.end == NO_ENTRY:
             group.leases_at, group.leases_not_before = at, closest
         else:
             group.full_at = at
-        return None
 
     def _follow(
         self,

@@ -73,18 +73,13 @@ class SignalQueue:
 
     def failed(self, topic: str, group: str, moved: Sequence[ReclaimedMessage]) -> None:
         """Queue signals for reclaimed messages, each with the due time of the failed attempt."""
-        listening = everywhere.retrying.has_receivers_for(topic_of(topic))
-        listening |= everywhere.dead.has_receivers_for(topic_of(topic))
-        if not listening:
+        if not _are_heard(topic, everywhere.retrying, everywhere.dead):
             return
         for part in chunks(moved, self._store.batch_size(topic, Inspect)):
             found = self._store.call(Inspect(topic, [message.id for message in part]))
             for (message_id, due_ms, retried), inspection in zip(part, found, strict=True):
                 dead = retried.outcome is Failed.DEAD
-                state = next(
-                    (held for held in inspection.group_states if held.group == group),
-                    None,
-                )
+                reasons = {state.group: state.reason for state in inspection.group_states}
                 message = Message(
                     id=message_id,
                     topic=topic,
@@ -92,7 +87,7 @@ class SignalQueue:
                     body=None,
                     due_ms=due_ms or 0,
                     attempt=retried.failed_attempts,
-                    reason=(state.reason if state else None) or "ack timeout",
+                    reason=reasons.get(group) or "ack timeout",
                     next_due_ms=retried.due_ms,
                 )
                 signal = everywhere.dead if dead else everywhere.retrying
@@ -100,8 +95,7 @@ class SignalQueue:
 
     def listens_to_ends(self, topic: str) -> bool:
         """Whether `message_expired` or `message_dead` has receivers for the topic."""
-        signals = (everywhere.expired, everywhere.dead)
-        return any(signal.has_receivers_for(topic_of(topic)) for signal in signals)
+        return _are_heard(topic, everywhere.expired, everywhere.dead)
 
     def ended(self, topic: str, message_id: str, before: Inspection, how: Expired) -> None:
         """Queue the signal for a message past its ttl, or one that a late policy ended.
@@ -150,6 +144,11 @@ class SignalQueue:
 
     def _fire(self, signal: Signal, message: Message) -> None:
         call_receivers([signal], message, lambda result: asyncio.run(_finish(result)), log)
+
+
+def _are_heard(shard: str, *signals: Signal) -> bool:
+    """Whether any of the signals has receivers for the topic of a shard."""
+    return any(signal.has_receivers_for(topic_of(shard)) for signal in signals)
 
 
 async def _finish(result: Awaitable[Any]) -> None:

@@ -51,14 +51,6 @@ class Failure(NamedTuple):
             one.id, one.entry, reason, delay, one.lateness, one.attempt, traceback, one.late_ms
         )
 
-    @property
-    def encoded_reason(self) -> bytes:
-        """The reason, and the traceback after a zero byte."""
-        reason = self.reason.encode("utf-8", "replace")[:LONGEST_REASON_BYTES].replace(b"\0", b" ")
-        if not self.traceback:
-            return reason
-        return reason + b"\0" + self.traceback.encode("utf-8", "replace")
-
 
 class Retried(NamedTuple):
     """Outcome of one failure; `due_ms` is that of the next attempt, None if there is none."""
@@ -66,6 +58,12 @@ class Retried(NamedTuple):
     outcome: Failed
     due_ms: int | None
     failed_attempts: int
+
+
+def _encoded(reason: str, traceback: str = "") -> bytes:
+    """A reason, at most 1 KiB of UTF-8, and a traceback after a zero byte."""
+    encoded = reason.encode("utf-8", "replace")[:LONGEST_REASON_BYTES].replace(b"\0", b" ")
+    return encoded + b"\0" + traceback.encode("utf-8", "replace") if traceback else encoded
 
 
 def new_seed() -> int:
@@ -105,7 +103,7 @@ class Fail(Recorded, OfGroup, ById[Retried]):
                 failure.entry,
                 failure.attempt,
                 "" if failure.delay is None else failure.delay,
-                failure.encoded_reason,
+                _encoded(failure.reason, failure.traceback),
             )
         return arguments
 
@@ -144,11 +142,6 @@ class Deferral(NamedTuple):
     reason: str = ""
     closes_ms: int | None = None
 
-    @property
-    def encoded_reason(self) -> bytes:
-        """The reason, at most 1 KiB of UTF-8."""
-        return self.reason.encode("utf-8", "replace")[:LONGEST_REASON_BYTES].replace(b"\0", b" ")
-
 
 class Postponed(NamedTuple):
     """Outcome of one deferral; `due_ms` is that of the next delivery if it was deferred."""
@@ -184,7 +177,7 @@ class Postpone(Recorded, OfGroup, ById[Postponed]):
                 deferral.entry,
                 closes,
                 deferral.opens_ms,
-                deferral.encoded_reason,
+                _encoded(deferral.reason),
             )
         return arguments
 
