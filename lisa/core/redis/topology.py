@@ -57,13 +57,17 @@ class View(NamedTuple):
         return list(dict.fromkeys(node for _, _, nodes in self.ranges for node in nodes))
 
 
-def believed(views: Sequence[View], known: View | None, *, is_last: bool) -> View | None:
+UNKNOWN = View(is_up=False, epoch=None, ranges=(), ids=frozenset())
+"""Before the first reliable answer."""
+
+
+def believed(views: Sequence[View], known: View, *, is_last: bool) -> View | None:
     """Select the view to use; None if no answer is reliable.
 
     is_last: all nodes have been asked.
     """
     usable = [view for view in views if view.is_up and view.ranges]
-    if known is None:
+    if known is UNKNOWN:
         if not usable and is_last:  # the cluster is down: let calls report that
             usable = [view for view in views if view.ranges]
         return _newest(usable)
@@ -107,7 +111,7 @@ class Topology:
         self.rounds = 0
         self._is_known = False
         self._error: Exception = redis.ConnectionError("the cluster was not asked yet")
-        self._view: View | None = None
+        self._view = UNKNOWN
         self._owners: list[NodeAddress | None] = [None] * SLOTS
         self._failed: dict[NodeAddress, float] = {}
         self._probes: dict[NodeAddress, Pool] = {}
@@ -140,24 +144,17 @@ class Topology:
     @property
     def primaries(self) -> list[NodeAddress]:
         """All nodes that own slots; nodes that failed recently come last."""
-        view = self._view
-        return sorted([] if view is None else view.primaries, key=self.has_failed)
+        return sorted(self._view.primaries, key=self.has_failed)
 
     @property
     def ranges(self) -> list[tuple[int, int, NodeAddress]]:
         """First slot, last slot and primary of each range, sorted; empty if unknown."""
-        view = self._view
-        return (
-            []
-            if view is None
-            else sorted((found[0], found[1], found[2][0]) for found in view.ranges)
-        )
+        return sorted((first, last, nodes[0]) for first, last, nodes in self._view.ranges)
 
     @property
     def members(self) -> list[NodeAddress]:
         """All primaries and known replicas."""
-        view = self._view
-        return [] if view is None else view.members
+        return self._view.members
 
     def redirected(self, host: str, port: int, by: NodeAddress) -> NodeAddress:
         """The target of a redirection; without a host, the redirecting node's host applies."""
@@ -196,7 +193,7 @@ class Topology:
                     self._adopt(view)
                 self._is_known = view is not None
                 self.rounds += 1
-        if self._view is None:
+        if self._view is UNKNOWN:
             raise self._error
         return self._is_known
 
