@@ -355,10 +355,10 @@ class Nodes:
             raise refusal
         self._thread.start()
         ends = time.monotonic() + 2 * PROBE_TIMEOUT_S
-        for node in list(self._nodes.values()):
+        for node in self._all():
             with node.probed:
                 node.probed.wait_for(lambda node=node: node.probes, ends - time.monotonic())  # type: ignore[misc]
-        refusals = [node.refusal for node in list(self._nodes.values())]
+        refusals = [node.refusal for node in self._all()]
         newer = self._newer_layout()
         if newer is not None or (refusals and all(refusals)):
             self.stop()
@@ -366,7 +366,7 @@ class Nodes:
 
     def threads(self) -> list[ServiceThread]:
         """The threads, for health checks."""
-        nodes = list(self._nodes.values())
+        nodes = self._all()
         threads = [node.thread for node in nodes]
         threads += [node.waker.thread for node in nodes if node.waker is not None]
         return [*threads, self._thread] if self._store.has_nodes else threads
@@ -374,11 +374,14 @@ class Nodes:
     def stop(self) -> None:
         """Stop all threads."""
         self._stopped.set()
-        for node in list(self._nodes.values()):
+        for node in self._all():
             node.stop()
-        for node in list(self._nodes.values()):
+        for node in self._all():
             node.thread.join(2 * PROBE_INTERVAL_S)
             node.close()
+
+    def _all(self) -> list[Node]:
+        return list(self._nodes.values())
 
     def node_of(self, topic: str) -> str | None:
         """The name of the node that holds a topic; None if unknown."""
@@ -403,21 +406,18 @@ class Nodes:
     @property
     def is_any_available(self) -> bool:
         """Whether any node is reachable; a node whose answer is late still counts."""
-        nodes = list(self._nodes.values())
-        return self._newer_layout() is None and any(node.is_reachable for node in nodes)
+        return self._newer_layout() is None and any(node.is_reachable for node in self._all())
 
     @property
     def away(self) -> list[str]:
         """The names of unavailable nodes."""
         is_newer = self._newer_layout() is not None
-        return [
-            node.name for node in list(self._nodes.values()) if is_newer or not node.is_available
-        ]
+        return [node.name for node in self._all() if is_newer or not node.is_available]
 
     @property
     def error(self) -> str | None:
         """The error of an unavailable node, or None."""
-        found = [*[node.error for node in list(self._nodes.values())], self._error]
+        found = [*[node.error for node in self._all()], self._error]
         return next((str(error) for error in found if error is not None), None)
 
     def suspect(self, topic: str = "") -> None:
@@ -428,14 +428,14 @@ class Nodes:
         if not self._store.has_nodes:
             self._nodes[""].suspect(PROBE_INTERVAL_S)
         elif not topic:
-            for node in list(self._nodes.values()):
+            for node in self._all():
                 node.suspect(0.0)
         elif known := self._nodes.get(self.node_of(topic) or ""):
             known.suspect(SUSPECT_S)
 
     def _newer_layout(self) -> ConfigError | None:
         """The error that stops work on all nodes: the data layout is newer than this version."""
-        for node in list(self._nodes.values()):
+        for node in self._all():
             if node.is_newer:
                 return node.refusal
         return None
