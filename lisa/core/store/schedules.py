@@ -242,12 +242,12 @@ def plan(
 
 def tick_all(
     store: Store, topic: str, names: Sequence[str], now_ms: int
-) -> Flow[list[ScheduleOutcome | LisaError | None]]:
-    """Do what is due of some schedules; the result of each, None if nothing was to be done."""
+) -> Flow[list[ScheduleOutcome | LisaError]]:
+    """Do what is due of some schedules; the result of each."""
     key = store.keys.topic(topic).schedules
     records = yield from store.command("HMGET", key, *names)
     layout = store.known_layout(Topic(topic)) or PLAIN
-    results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
+    results: dict[int, ScheduleOutcome | LisaError] = {}
     calls: dict[int, Schedule] = {}
     steps: dict[int, tuple[Record, TickStep]] = {}
     for i, (name, stored) in enumerate(zip(names, records, strict=True)):
@@ -257,27 +257,24 @@ def tick_all(
         try:
             record = Record.decode(stored)
             step = plan(record, now_ms, is_split=layout.is_split)
-            steps[i] = record, step
-            if layout.is_split:
-                results[i] = yield from run_split(store, topic, name, record, step)
-            else:
+            if not layout.is_split:
                 calls[i] = step_call(topic, name, record, step)
+            steps[i] = record, step
         except LisaError as error:
             results[i] = error
     number = "" if layout.is_split else str(layout.number)
     done = yield from store.run_many(list(calls.values()), number)
-    for i, result in zip(calls, done, strict=True):
-        results[i] = result
+    results.update(zip(calls, done, strict=True))
     for i, (record, step) in steps.items():
-        results[i] = yield from _again(
-            store, topic, names[i], record, now_ms=now_ms, step=step, result=results[i]
+        results[i] = yield from _applied(
+            store, topic, names[i], record, now_ms=now_ms, step=step, result=results.get(i)
         )
-    if any(isinstance(result, Misplaced) for result in results):
+    if any(isinstance(result, Misplaced) for result in results.values()):
         yield from store.layout(Topic(topic))
-    return results
+    return [results[i] for i in range(len(names))]
 
 
-def _again(
+def _applied(
     store: Store,
     topic: str,
     name: str,
@@ -286,14 +283,21 @@ def _again(
     now_ms: int,
     step: TickStep,
     result: ScheduleOutcome | LisaError | None,
-) -> Flow[ScheduleOutcome | LisaError | None]:
-    """Return the result of a step, replanning it until it can be applied.
+) -> Flow[ScheduleOutcome | LisaError]:
+    """The result of a step, which is planned again until it can be applied.
 
     An occurrence that is to be replaced may have begun, and the topic may have no room for all.
+
+    result: of the step as it is, if it was called already.
     """
     layout = store.known_layout(Topic(topic)) or PLAIN
     may_swap, most = True, None
     while True:
+        if result is None:
+            try:
+                result = yield from run_step(store, topic, name, record, step, layout=layout)
+            except LisaError as error:
+                result = error
         if isinstance(result, TopicFull):
             most = fewer(step, now_ms)
             if most is None:
@@ -303,10 +307,7 @@ def _again(
         else:
             return result
         step = plan(record, now_ms, is_split=layout.is_split, may_swap=may_swap, most=most)
-        try:
-            result = yield from run_step(store, topic, name, record, step, layout=layout)
-        except LisaError as error:
-            result = error
+        result = None
 
 
 def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) -> Flow[list[int]]:
