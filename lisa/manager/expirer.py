@@ -16,7 +16,7 @@ from lisa.core.model.late import LateAction, split_policy
 from lisa.core.model.recurring.definition import MOST_CAUGHT_UP, Record, occurrence_id
 from lisa.core.model.recurring.ticks import is_overdue, ticks_between
 from lisa.core.model.sharding import topic_of
-from lisa.core.store.schedules import tick_all
+from lisa.core.store.schedules import get_records, tick_all
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.inspect import Inspect, Inspection
@@ -150,23 +150,15 @@ def _collapsing(store: SyncStore, shard: str, ids: Sequence[str]) -> Sequence[st
 def _records(
     store: SyncStore, topic: str, names: Sequence[str], now_ms: int
 ) -> Mapping[str, Record]:
-    """The schedules' records, after they created what they owe."""
-    records = _read(store, topic, names)
+    """The schedules' records, after they created what they owe.
+
+    Without unreadable ones, which the scheduler reports.
+    """
+    records = store.drive(get_records(store, topic, names))
     overdue = [name for name, record in records.items() if is_overdue(record, now_ms)]
     if overdue:
         store.drive(tick_all(store, topic, overdue, now_ms))
-        records |= _read(store, topic, overdue)
-    return records
-
-
-def _read(store: SyncStore, topic: str, names: Sequence[str]) -> dict[str, Record]:
-    records: dict[str, Record] = {}
-    stored = store.ask("HMGET", store.keys.topic(topic).schedules, *names)
-    for name, record in zip(names, stored, strict=True):
-        try:
-            records |= {name: Record.decode(record)} if record else {}
-        except InvalidMessage:
-            continue  # the scheduler reports it
+        records |= store.drive(get_records(store, topic, overdue))
     return records
 
 
@@ -180,7 +172,8 @@ def _of_schedule(
     now_ms: int,
 ) -> dict[str, Sequence[str] | None]:
     """The answer for the occurrences `own` of one schedule, id -> tick."""
-    waiting, promoted = dict(own), set[int]()
+    topic, waiting, promoted = topic_of(shard), dict(own), set[int]()
+    layout = store.known_layout(topic)
     if record is not None:
         try:
             ticks = ticks_between(record, min(own.values()), now_ms, MOST_CAUGHT_UP)
@@ -188,13 +181,14 @@ def _of_schedule(
             ticks = []
         named = {occurrence_id(name, tick): tick for tick in ticks}
         for message_id, seen in _inspected(store, shard, list(named)).items():
+            has_run = seen.tombstone is not None and seen.tombstone.state in _RAN
             is_due = seen.waiting_due_ms is not None and seen.waiting_due_ms <= now_ms
-            if seen.group_states or (seen.tombstone and seen.tombstone.state in _RAN):
+            # The script of another shard cannot check it.
+            is_elsewhere = layout is not None and layout.shard_for(topic, message_id) != shard
+            if seen.group_states or has_run or (is_due and is_elsewhere):
                 promoted.add(named[message_id])
-            elif is_due and _shares_shard(store, shard, message_id):
+            elif is_due:
                 waiting[message_id] = named[message_id]
-            elif is_due:  # another shard's script cannot check it
-                promoted.add(named[message_id])
     newest = sorted(waiting, key=lambda message_id: -waiting[message_id])
     last = max(promoted, default=None)
     return {
@@ -203,12 +197,6 @@ def _of_schedule(
         else [other for other in newest if waiting[other] > tick][:MOST_NAMED]
         for message_id, tick in own.items()
     }
-
-
-def _shares_shard(store: SyncStore, shard: str, message_id: str) -> bool:
-    topic = topic_of(shard)
-    layout = store.known_layout(topic)
-    return layout is None or layout.shard_for(topic, message_id) == shard
 
 
 def _inspected(store: SyncStore, shard: str, ids: Sequence[str]) -> dict[str, Inspection]:

@@ -127,11 +127,23 @@ def record_page(
     key = store.keys.topic(topic).schedules
     reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", count)
     following, flat = text(reply[0]), reply[1]
-    records: dict[str, Record] = {}
-    for name, stored in zip(flat[::2], flat[1::2], strict=True):
-        with suppress(InvalidMessage):
-            records[text(name)] = Record.decode(stored)
+    records = _readable(zip(flat[::2], flat[1::2], strict=True))
     return records, None if following == "0" else following
+
+
+def get_records(store: Store, topic: str, names: Sequence[str]) -> Flow[dict[str, Record]]:
+    """The records of some schedules by name, without missing and unreadable ones."""
+    stored = yield from store.command("HMGET", store.keys.topic(topic).schedules, *names)
+    return _readable(zip(names, stored, strict=True))
+
+
+def _readable(stored: Iterable[tuple[str | bytes, bytes | None]]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    for name, record in stored:
+        with suppress(InvalidMessage):
+            if record is not None:
+                records[text(name)] = Record.decode(record)
+    return records
 
 
 def is_cursor(cursor: str) -> bool:
