@@ -25,7 +25,7 @@ from lisa.core.model.windows.placing import (
     window_of,
 )
 from lisa.core.model.windows.window import parse_stored
-from lisa.core.redis.flow import Command, Flow
+from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
 from lisa.core.transitions.restore import RestoreItem
@@ -89,10 +89,7 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
     for message_id, (due, envelope) in zip(call.ids, _messages(call), strict=True):
         if LOCAL_HEADER in headers_of(envelope):
             members += (int(due), message_id)
-    if members:
-        add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
-        yield from store.command(*add)
-        yield from store.list_local(call.topic)
+    yield from _note(store, call.topic, members)
 
 
 def note_restored(store: Store, topic: str, items: Sequence[RestoreItem]) -> Flow[None]:
@@ -110,18 +107,21 @@ def note_restored(store: Store, topic: str, items: Sequence[RestoreItem]) -> Flo
         with suppress(InvalidMessage):  # its window does not open any more
             if item.due_ms == due_again(headers, window, now_ms):
                 members += (item.due_ms, item.id)
-    if members:
-        yield from store.command("ZADD", store.keys.topic(topic).local, *members)
-        yield from store.list_local(topic)
+    yield from _note(store, topic, members)
 
 
 def note_new_local(
     store: Store, topic: str, message_id: str, due: str, local: LocalTime
 ) -> Flow[None]:
     """List a message with the wall time to which it is about to be rescheduled."""
-    member = f"{message_id}{LISTED}{local}"
-    yield from store.command("ZADD", store.keys.topic(topic).local, int(due), member)
-    yield from store.list_local(topic)
+    yield from _note(store, topic, [int(due), f"{message_id}{LISTED}{local}"])
+
+
+def _note(store: Store, topic: str, members: Sequence[str | int]) -> Flow[None]:
+    """List members, each after its due time, and announce the topic to managers."""
+    if members:
+        yield from store.command("ZADD", store.keys.topic(topic).local, *members)
+        yield from store.list_local(topic)
 
 
 def _messages(call: Enqueue) -> Iterator[tuple[str, bytes]]:
