@@ -97,7 +97,7 @@ else
   drop_entries(group, {unpack(ARGV, ID + 1, ID + n)}, indexed)
 end
 
--- What is stored about few messages.
+-- Data that only a few messages have.
 local has_more = n > 0
   and call('EXISTS', POLICY, EXPIRY, group.attempts, group.reasons, group.leases) > 0
 if has_more then forget_failures(group, {unpack(ARGV, ID + 1, ID + n)}) end

@@ -62,7 +62,7 @@ if not USES.late or not USES.ramp then
 end
 
 -- The ids that are past their ttl, or too late; the ids in waiting that a ramp lets through.
-local ending, is_ending, ramped
+local to_end, is_ending, ramped
 
 local has_ttls = USES.ttl and call('EXISTS', EXPIRY) == 1
 local topics_late, may_be_own
@@ -136,14 +136,14 @@ local function without_ending(pairs, waits)
     if not is_over(id, due, waits) then
       kept[#kept + 1], kept[#kept + 2] = id, due
     elseif not is_ending[id] then
-      ending[#ending + 1], is_ending[id] = id, true
+      to_end[#to_end + 1], is_ending[id] = id, true
     end
   end
   return kept
 end
 
 if USES.ttl or USES.late then
-  ending, is_ending = {}, {}
+  to_end, is_ending = {}, {}
   if has_ttls or topics_late or may_be_own then found = without_ending(found, true) end
 end
 
@@ -229,13 +229,14 @@ else
   for k = 1, moved do leaving[k] = found[2 * k - 1] end
 end
 
--- The envelopes that entries carry, by id, if a consumer could use them.
+-- The envelopes that entries carry, by id, unless the topic's options make consumers ask anyway: see
+-- `state_of` in core/delivery/opening.py.
 local carries, carried = GROUP_COUNT == 1 and not has_ttls and settings[4] ~= '1', nil
 if carries and #KEYS > ID_KEYS and #leaving > 0 and call('XLEN', groups[1].ready) < CARRIED_ENTRIES then
   carried = {}
   for _, id in ipairs(leaving) do carried[id] = false end
   for k = ID_KEYS + 1, #KEYS do
-    local id = string.sub(KEYS[k], #WAITING - 1)
+    local id = id_of(KEYS[k])
     local body = carried[id] == false and call('GETRANGE', KEYS[k], 0, CARRIED_BYTES) or ''
     if body ~= '' and #body <= CARRIED_BYTES then carried[id] = body end
   end
@@ -323,4 +324,4 @@ if USES.retries then
   end
 end
 return {'OK', moved, full, next_due and int(next_due) or '', now, 0, cut, interval,
-  total or tonumber(call('HGET', STATS, 'promoted') or 0), next_ids, unpack(ending or {})}
+  total or tonumber(call('HGET', STATS, 'promoted') or 0), next_ids, unpack(to_end or {})}

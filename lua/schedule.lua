@@ -31,8 +31,6 @@ local stored = call('HGET', SCHEDULES, name)
 local found = stored and string.match(stored, '^%S+') or ''
 if found ~= fence_seen then return {'OK', 'changed', found, ''} end
 
-local function id_of(body) return string.sub(body, #WAITING - 1) end
-
 -- Whether a live message is running (in flight or in retry) or unstarted; nil if it is settled or dead.
 local function state_of(body)
   local id = id_of(body)

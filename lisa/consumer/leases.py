@@ -12,6 +12,7 @@ from contextlib import suppress
 from lisa.consumer.inflight import Held, take_many
 from lisa.consumer.membership import Membership
 from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.options import TopicOptions
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.lease import Begun, Extend, Release
 from lisa.core.transitions.retry import Deferral, Postpone
@@ -110,7 +111,7 @@ class Leases:
         self.held: dict[str, Held] = {}
         self.hold = self.held.__setitem__
         """Add a delivery. Not a method, because that would take twice as long."""
-        self.ack_timeout_s = 10.0
+        self.ack_timeout_s = TopicOptions().ack_timeout.total_seconds()
         self.handler_timeout_s = 0.0
 
     def forget(self, settled: Iterable[Held]) -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-from lisa.consumer.inflight import Held
 from lisa.consumer.membership import LOOK_AGAIN_S
 from lisa.consumer.subscription import MOST, Subscription
 from lisa.core.delivery.opening import PlainState
@@ -98,7 +97,7 @@ class ReadTopic:
         self.lost = LostReplies(sub)
         self.ended = threading.Event()
         self.rests_until = 0.0
-        self.read_at = 0.0
+        self.asked_at = 0.0
         self._stream = "", ""
         self.error: BaseException | None = None
         self._backoff = Backoff()
@@ -163,14 +162,14 @@ class ReadTopic:
         self, entries: list[Entry], asked_at: float, state: PlainState | None = None
     ) -> None:
         """Take the entries that a read returned. state: the topic's, if the read asked for it."""
-        self.sub.unopened, self.read_at, self._state = entries, asked_at, state
+        self.sub.unopened, self.asked_at, self._state = entries, asked_at, state
         self.asks_state = bool(entries[-1].envelope)
         self.lost.received(entries)
         if self._is_next_try:
             self._is_next_try = False
             self.sub.stats.degradation.backoff.lengthen()
 
-    def open(self, startable: int) -> list[Held]:
-        """Open the received entries; see `Subscription.open`."""
+    def take_state(self) -> PlainState | None:
+        """The topic's state, once: it may change before a second call to open the entries."""
         state, self._state = self._state, None
-        return self.sub.open(self.read_at, startable, state)
+        return state

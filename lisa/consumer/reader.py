@@ -159,7 +159,7 @@ class Reader:
 
         Returns False once no topic is left. Without a request, only looks every `CHANGES_S`.
         """
-        if not self._is_over() and time.monotonic() < self._look_at:
+        if not self._has_changes() and time.monotonic() < self._look_at:
             return True
         self._look_at = time.monotonic() + CHANGES_S
         self._woken.clear()
@@ -210,7 +210,7 @@ class Reader:
             self._woken.wait(seconds)
         self.thread.begin()
 
-    def _is_over(self) -> bool:
+    def _has_changes(self) -> bool:
         return self._woken.is_set() or bool(self.joining)
 
     def _round(self) -> None:
@@ -232,7 +232,7 @@ class Reader:
         for reading in [waiting for waiting in readable if waiting.sub.unopened]:
             self._hand_over(reading, startable=1)
             readable.remove(reading)
-        if self._is_over():
+        if self._has_changes():
             return
         if not readable:
             self.is_busy = False
@@ -262,7 +262,7 @@ class Reader:
     def _wait_free(self, reading: ReadTopic) -> bool:
         limit = reading.sub.limit if self.is_alone else self._runner.limit
         self.thread.rest()
-        is_free = self._runner.wait_free(limit, self._is_over)
+        is_free = self._runner.wait_free(limit, self._has_changes)
         self.thread.begin()
         return is_free
 
@@ -370,6 +370,8 @@ class Reader:
         most_s = self._block_s if is_complete else NEXT_LOOK_S
         if len(self.readings) > 1 or readings[0].lost.are_possible:
             most_s = min(most_s, LONGEST_SHARED_BLOCK.total_seconds())
+        if readings[0].asks_state:  # what it returns later than that needs the script to be opened
+            most_s = min(most_s, readings[0].sub.leases.ack_timeout_s / 4)
         return self._next_look_s(most_s)
 
     def _ask(
@@ -390,7 +392,7 @@ class Reader:
             asks = state_commands(self._store.keys.topic(sub.shard), self.group)
         self._is_reading = bool(block_ms)
         try:
-            if self._is_over():
+            if self._has_changes():
                 return [], None
             self._asked_at = time.monotonic()
             found, *state = self._connection.execute_chain(streams[0], [read, *asks])
@@ -463,11 +465,11 @@ class Reader:
 
     def _hand_over(self, reading: ReadTopic, *, startable: int) -> int:
         """Open the read entries and submit them; returns how many. Keeps the rest on errors."""
-        sub = reading.sub
+        sub, state = reading.sub, reading.take_state()
         if sub.is_interrupted():
             return 0  # a request to end the read that arrives just before it has no effect
         try:
-            deliveries = reading.open(startable)
+            deliveries = sub.open(reading.asked_at, startable, state)
         except GroupRemoved as error:
             self._group_is_missing(reading, error)
             return 0
@@ -590,7 +592,7 @@ class Readers:
         return [*(reader.thread for reader in list(self._readers)), *self._pool.threads()]
 
     @property
-    def is_current(self) -> bool:
+    def is_own_thread(self) -> bool:
         """Whether the current thread is a reader's."""
         return threading.current_thread() in self.threads()
 

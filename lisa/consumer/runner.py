@@ -40,7 +40,7 @@ class Where(Enum):
     """Where a topic's handlers run."""
 
     HERE = auto()
-    """On the reader's thread: the only handler of the consumer, and not `async def`."""
+    """On a reader's thread: one handler at a time, of single messages, and not `async def`."""
     THREAD = auto()
     LOOP = auto()
 
@@ -89,10 +89,10 @@ SUSPECTS = Suspects()
 class Runner:
     """Starts handlers of waiting deliveries, the topics in turn, at most `concurrency` at once.
 
-    `submit` adds deliveries of a topic. Handlers that are `async def` run as tasks on the event
-    loop, others on worker threads; if only one may run at a time, on the thread of the reader that
-    submitted it or of another one (`run_here`), which saves two changes of threads a message. With
-    `app`, sync handlers get copies of its context.
+    `submit` takes note of a topic whose deliveries wait. Handlers that are `async def` run as tasks
+    on the event loop, others on worker threads; if the consumer's concurrency is 1, on a reader's
+    thread (`run_here`), which saves two context switches a message. With `app`, sync handlers get
+    copies of its context.
 
     limit: how many handlers run and may run, of all topics.
     loop: the event loop.
@@ -173,11 +173,11 @@ class Runner:
                 del self._ready[sub]  # let the other topics go first
                 if sub.is_waiting:
                     self._ready[sub] = plan, where
-                self._begin(sub)
+                self._count_begun(sub)
                 return Claim(sub, work, plan, Where.THREAD if where is Where.HERE else where)
         return None
 
-    def _begin(self, sub: Subscription) -> None:
+    def _count_begun(self, sub: Subscription) -> None:
         """Count a running handler; the caller holds the lock."""
         self.limit.running += 1
         if sub.limit is not self.limit:
@@ -194,7 +194,7 @@ class Runner:
                 return
         self.loop.call_soon(self._start_tasks)
 
-    def _release(self, sub: Subscription, plan: HandlerPlan | None = None) -> None:
+    def _count_ended(self, sub: Subscription, plan: HandlerPlan | None = None) -> None:
         """Count a handler that has ended. plan: for what a turn on a reader's thread has left."""
         with self._changed:
             if plan is not None and sub.is_waiting:
@@ -248,7 +248,7 @@ class Runner:
             try:
                 self._take_turn(sub, plan, ends)
             finally:
-                self._release(sub, plan)
+                self._count_ended(sub, plan)
                 if self._ready:
                     self.start_waiting()
             if time.monotonic() >= ends:
@@ -262,7 +262,7 @@ class Runner:
             for sub, (plan, where) in self._ready.items():
                 if where is Where.HERE and sub.unstarted:
                     del self._ready[sub]
-                    self._begin(sub)
+                    self._count_begun(sub)
                     return sub, plan
             return None
 
@@ -305,7 +305,7 @@ class Runner:
 
     def _next(self, sub: Subscription) -> Claim | None:
         """The next work of a thread that has ended its last one, of `sub`."""
-        self._release(sub)
+        self._count_ended(sub)
         while self._work.empty():  # else there are fewer threads than claims, and that comes first
             with self._changed:
                 claim = self._claim()
@@ -363,7 +363,7 @@ class Runner:
         if error is not None:
             unforeseen(f"topic {sub.shard}: a delivery failed", error)
             sub.fail_unhandled(work, error)
-        self._release(sub)
+        self._count_ended(sub)
         self.start_waiting()
 
     async def _task(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
@@ -414,10 +414,10 @@ class Runner:
 
 def _next_of(sub: Subscription, where: Where) -> Work | None:
     """A suspect that may begin, or else what waits for another thread; None if there is none."""
-    with_next = sub.suspects
-    if with_next and SUSPECTS.begin(with_next[0], sub.leases.held):
+    suspects = sub.suspects
+    if suspects and SUSPECTS.begin(suspects[0], sub.leases.held):
         try:
-            return with_next.popleft()
+            return suspects.popleft()
         except IndexError:  # the heartbeat took it
             return None
     if where is Where.HERE:

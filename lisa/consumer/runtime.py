@@ -192,7 +192,7 @@ class Runtime:
             ahead=self._ahead,
             lifespan_state=self._lifespan_state,
             retry=partial(self._handlers.option, topic, group, "retry"),
-            settle=self._settler.notify,
+            request_settling=self._settler.notify,
         )
 
     def _bytes_ahead(self) -> int:
@@ -235,7 +235,7 @@ class Runtime:
     def owns_this_thread(self) -> bool:
         """Whether the caller is a handler or a receiver on one of this consumer's threads."""
         owned = [*self._runner.threads(), *self._settler.threads()]
-        return self.readers.is_current or threading.current_thread() in owned
+        return self.readers.is_own_thread or threading.current_thread() in owned
 
     def threads(self) -> list[ServiceThread]:
         """All threads that must be alive now."""

@@ -238,12 +238,10 @@ class Collector:
 class Subscription:
     """What the reader, the runner, the settler and the heartbeat share for one topic.
 
-    Each part changes its own state; other classes call its methods.
-
     shard, topic, wanted, name: see `Membership`.
     membership: the group that is read.
     leases: all deliveries that this consumer holds.
-    unopened: entries that were read but not opened, with the time of the read.
+    unopened: entries that were read but not opened.
     unstarted, suspects: deliveries that no handler has started; of `unstarted` also batches.
     batch: the incomplete batch, if there is a batch handler.
     outcomes: ended deliveries that wait to be settled.
@@ -255,7 +253,7 @@ class Subscription:
     ahead: what limits the bytes that all readers hold.
     lifespan_state: what the consumer's lifespan yielded, for `Message.state`.
     retry: returns the retry policy of the topic's handlers, if they give one.
-    settle: called when deliveries end, so that the settler settles them.
+    request_settling: called when deliveries end.
     """
 
     def __init__(
@@ -270,7 +268,7 @@ class Subscription:
         ahead: AheadBytes,
         lifespan_state: Any,
         retry: Callable[[], RetryPolicy | None],
-        settle: Callable[[Subscription], None],
+        request_settling: Callable[[Subscription], None],
     ) -> None:
         self.store = store
         self.membership = Membership(store, shard, wanted, name)
@@ -292,7 +290,7 @@ class Subscription:
         self.closing = threading.Event()
         self.releases = Releases(store, self.membership, self.closing.is_set)
         self.limit, self._lifespan_state = limit, lifespan_state
-        self._retry, self._settle = retry, settle
+        self._retry, self._request_settling = retry, request_settling
 
     @property
     def group(self) -> str:
@@ -333,8 +331,8 @@ class Subscription:
         """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def open(self, read_at: float, startable: int, state: PlainState | None) -> list[Held]:
-        """Open the entries that XREADGROUP returned after `read_at`; returns those for handlers.
+    def open(self, asked_at: float, startable: int, state: PlainState | None) -> list[Held]:
+        """Open the entries of a read that was sent at `asked_at`; returns those for handlers.
 
         Expired and invalid messages are settled without a handler. Once all readers hold
         `AHEAD_BYTES`, entries beyond the startable ones are released. Raises LisaError, and keeps
@@ -348,7 +346,7 @@ class Subscription:
                 self.release_unopened()
                 break
             try:
-                deliveries, opened = self._open_some(self.unopened, read_at, state)
+                deliveries, opened = self._open_some(self.unopened, asked_at, state)
             except Exception:
                 if not taken:
                     raise
@@ -364,7 +362,7 @@ class Subscription:
         return taken
 
     def _open_some(
-        self, entries: Sequence[Entry], read_at: float, state: PlainState | None
+        self, entries: Sequence[Entry], asked_at: float, state: PlainState | None
     ) -> tuple[list[Held], int]:
         """Open as many of the entries as one call allows; returns deliveries and their number.
 
@@ -372,13 +370,13 @@ class Subscription:
         restarts them.
         """
         now = time.monotonic()
-        is_late = now - read_at > self.leases.ack_timeout_s / 3
+        is_late = now - asked_at > self.leases.ack_timeout_s / 3
         call = Open(self.shard, self.group, entries, late=self.name if is_late else "")
         opened = self.store.drive(self._opening.open(call, state))
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
-        taken = self._hold(entries[:count], opened, now, now if is_late else read_at)
+        taken = self._hold(entries[:count], opened, now, now if is_late else asked_at)
         for entry, limits in zip(entries, opened.limits, strict=False):
             if limits is not None and entry.entry in self.leases.held:
                 # Counted from before the call: early by at most a round trip, and never late.
@@ -413,7 +411,7 @@ class Subscription:
             elif is_past:
                 held.ended = True
                 self.outcomes.expired.append(held)
-                self._settle(self)
+                self._request_settling(self)
             else:
                 taken.append(held)
         return taken
@@ -518,7 +516,7 @@ class Subscription:
         self.stats.succeed()
         held.ended = True
         self.outcomes.acks.append(held)
-        self._settle(self)
+        self._request_settling(self)
 
     def _fail(self, held: Held, outcome: Verdict) -> None:
         self.stats.count_refusal(is_discard=outcome.is_discard, is_deferral=outcome.is_deferral)
@@ -545,7 +543,7 @@ class Subscription:
         held.ended = True
         queue = self.outcomes.deferrals if verdict.is_deferral else self.outcomes.failures
         queue.append((held, verdict))
-        self._settle(self)
+        self._request_settling(self)
 
     def drop_all(self) -> None:
         """Drop all deliveries after their group was removed; ignores the handlers' outcomes."""

@@ -15,7 +15,7 @@
 -- Blocks such as `if USES.ttl then` are left out of the scripts for topics and calls without this feature.
 -- A script that finds that it lacks one changes nothing and returns {'FEATURES', name}: the caller takes
 -- note and calls again. A block that is there without need changes no result.
--- Every script that moves messages between groups first compares the given groups with the declared
+-- Every script that moves messages into or out of groups first compares the given groups with the declared
 -- ones, and returns {'GROUPS', name, ...} if they differ: the caller updates its list and calls
 -- again. Thus every key is declared, and no group is ever omitted.
 local call, KEYS, ARGV = redis.call, KEYS, ARGV -- locals are faster than globals

@@ -141,7 +141,7 @@ local function first_due(note, failed, fields)
   return string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
 end
 
--- Those of some retries that ended a process or its lease as suspects, as {id = '1'}.
+-- The retries that are suspects, because each has ended a process or its lease, as {id = '1'}.
 local function suspects_among(group, ids)
   local found = {}
   for i, note in ipairs(notes_of(group, ids)) do

@@ -59,6 +59,9 @@ local function journal(events)
   count('journal_failed', failed)
 end
 
+-- The id in the key of a message's body, which differs from that of `waiting` by 'body:<id>'.
+local function id_of(body) return string.sub(body, #WAITING - 1) end
+
 local function head(zset)
   local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
   return first[1] and tonumber(first[2])

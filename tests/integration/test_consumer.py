@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lisa.consumer import Consumer, Delivery
+from lisa.consumer import Consumer, Delivery, reader
 from lisa.core.delivery.opening import Opening
 from lisa.core.delivery.pace import DEGRADED_AFTER
+from lisa.core.model import stream
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Defer, Discard, Retry
 from lisa.core.model.signals import everywhere
-from lisa.core.redis.flow import Flow
+from lisa.core.redis.flow import Command, Flow
 from lisa.core.transitions.delivery import Open, Opened
 from lisa.core.transitions.garbage import Purge
 from lisa.core.transitions.promote import Promote
@@ -501,19 +502,26 @@ def promoted_while_read(bench: Bench, body: object) -> str:
 def test_a_waiting_consumer_asks_nothing_more_about_entries_with_envelopes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, asked = list[Message](), list[object]()
+    seen, asked, blocks_ms = list[Message](), list[object](), list[int]()
     read = Opening._read
 
     def read_and_note(opening: Opening, call: Open) -> Flow[Opened | None]:
         asked.append(call)
         return read(opening, call)
 
+    def command_and_note(*arguments: Any) -> Command:
+        blocks_ms.append(arguments[-1])
+        return stream.read_all_command(*arguments)
+
     monkeypatch.setattr(Opening, "_read", read_and_note)
+    monkeypatch.setattr(reader, "read_all_command", command_and_note)
     with bench.consumer(seen.append):
         for number in range(5):
             wait_until(settled(bench, promoted_while_read(bench, number)))
+        wait_until(lambda: seen[4:] and bench.is_reading())
     assert [message.body for message in seen] == list(range(5))
     assert len(asked) == 1, "the first read did not ask for the topic's state"
+    assert 0 < blocks_ms[-1] <= 10_000 / 4, "no lease needs a restart, however long it waits"
     check_lateness(bench, 5)
 
 

@@ -199,7 +199,8 @@ def state_of(replies: Sequence[Any]) -> PlainState | None:
 def _opened(envelopes: list[bytes], state: PlainState | None) -> Opened | None:
     """What the script would return; None if it would do more than read.
 
-    envelopes: those of live messages, read before the state; empty for others.
+    envelopes: those of live messages, read before the state; empty for others. A message lives as
+        long as the stream has its entry, so one that its entry carried needs no further check.
     """
     if state is None or not all(envelopes) or any(map(has_window, envelopes)):
         return None
