@@ -238,12 +238,8 @@ def _gaps_behind(
 
 def judge_by_archive(archive: Archive, scope: JobScope) -> DataFrame:
     """Verdicts based on the archive alone, FOUND_SCHEMA; `open` for messages without an end."""
-    lives = selected(archive.messages(), scope.topics)
     sent = sf.coalesce("sent_at", "updated_at")
-    if scope.start is not None:
-        lives = lives.where(sent >= sf.lit(scope.start))
-    if scope.end is not None:
-        lives = lives.where(sent < sf.lit(scope.end))
+    lives = selected(archive.messages(), scope.topics).where(scope.includes(sent))
     standing = (
         sf.when(~sf.col("settled"), "open")
         .when(sf.col("state") == "lost", "missing")

@@ -12,11 +12,12 @@ from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
 from lisa.core.model.clock import datetime_ms
+from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.archive.batches import is_new
 from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from lisa.pipeline.archive import ArchiveGap
 
@@ -42,11 +43,21 @@ class JobScope:
     """What a job considers: from `start` up to but not including `end`, both aware datetimes.
 
     topics: None or empty means all. start, end: None means unbounded.
+
+    Raises InvalidMessage for a time without zone, or an end that is not after start.
     """
 
     topics: Sequence[str] | None = None
     start: datetime | None = None
     end: datetime | None = None
+
+    def __post_init__(self) -> None:
+        start, end = self.start, self.end
+        for moment in (start, end):
+            if moment is not None and moment.utcoffset() is None:
+                raise InvalidMessage(f"{moment.isoformat()} has no time zone")
+        if start is not None and end is not None and end <= start:
+            raise InvalidMessage(f"end {end.isoformat()} is not after start {start.isoformat()}")
 
     def reaches(self, window: Window) -> bool:
         """Whether the scope includes a part of a window, and its topic."""
@@ -55,6 +66,11 @@ class JobScope:
             and (self.start is None or window.until_ms >= datetime_ms(self.start))
             and (self.end is None or (window.after_ms or 0) < datetime_ms(self.end))
         )
+
+    def includes(self, at: Column) -> Column:
+        """Whether a time is in the scope."""
+        since = sf.expr("true") if self.start is None else at >= sf.lit(self.start)
+        return since if self.end is None else since & (at < sf.lit(self.end))
 
 
 def gap_windows(gaps: Sequence[ArchiveGap], log: Callable[[], DataFrame]) -> list[Window]:
