@@ -63,7 +63,7 @@ TITLES = {
     "Retried and ended otherwise": ("messages each hour", "retried", "garbage"),
     "Lateness, each hour": ("lateness", "half (p50)", "p99", "maximum"),
     "How late the messages were": ("messages", "first deliveries"),
-    "Attempts until success": ("attempt that succeeded", "messages", "handled"),
+    "Attempts until success": ("messages by attempt that succeeded",),
     "Garbage by reason": ("messages",),
     "Latest topics": ("p99 of lateness",),
     "Slowest handling": ("p99 from delivery to ack",),

@@ -96,24 +96,19 @@ def report(
 
 
 def _show(found: Report, slo: timedelta) -> None:
-    from lisa.pipeline.jobs.report.formatting import kept, length
+    from lisa.pipeline.jobs.report.formatting import human_us, kept
 
-    late = "" if found.p99_us is None else length(found.p99_us)
-    print_table(
-        ["", " "],
-        [
-            ("events", f"{found.events:,}"),
-            ("accepted", f"{found.accepted:,}"),
-            ("handled", f"{found.handled:,}"),
-            ("retried", f"{found.retried:,}"),
-            ("garbage", f"{found.garbage:,}"),
-            ("lateness, p99", late),
-            (f"within {human(duration_ms(slo))}", kept(found.within, found.deliveries)),
-            ("delivered early", f"{found.early:,}"),
-            ("to come", f"{found.to_come:,}"),
-            ("overdue", f"{found.overdue:,}"),
-        ],
-    )
+    def counts(*names: str) -> list[tuple[str, str]]:
+        return [(name.replace("_", " "), f"{getattr(found, name):,}") for name in names]
+
+    rows = [
+        *counts("events", "accepted", "handled", "retried", "garbage"),
+        ("lateness, p99", "" if found.p99_us is None else human_us(found.p99_us)),
+        (f"within {human(duration_ms(slo))}", kept(found.within, found.deliveries)),
+        ("delivered early", f"{found.early:,}"),
+        *counts("to_come", "overdue"),
+    ]
+    print_table(["", " "], rows)
     if found.falling_behind:
         click.echo(f"falling behind: {', '.join(found.falling_behind)}")
     if found.gaps:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lisa.core.model.clock import parse_zone
-from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.jobs.report.figures import Figures, gather
+from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.page import render
 from lisa.pipeline.jobs.report.table_files import write_tables
-from lisa.pipeline.jobs.windows import JobScope, gap_windows
+from lisa.pipeline.jobs.windows import JobScope
 from lisa.pipeline.paths import without_password
 from lisa.pipeline.source import files
 
@@ -86,44 +85,32 @@ def report(
         InvalidMessage: unknown time zone, a time without zone, or an end that is not after start.
         ConfigError: matplotlib is not installed, or a file cannot be written.
     """
-    for moment in (start, end):
-        if moment is not None and moment.utcoffset() is None:
-            raise InvalidMessage(f"{moment.isoformat()} has no time zone")
-    if start is not None and end is not None and end <= start:
-        raise InvalidMessage(f"end {end.isoformat()} is not after start {start.isoformat()}")
     asked = JobScope(tuple(topics), start, end)
     stage("counting the archive's events and messages")
-    known = archive.gaps()
-    windows = zip(known, gap_windows(known, archive.log), strict=True)
-    gaps = [gap for gap, window in windows if asked.reaches(window)]
-    figures = gather(archive.log(), archive.messages(), asked, parse_zone(zone), gaps, slo=slo)
+    figures = Figures(archive, asked, parse_zone(zone), slo)
     stage("drawing the page")
     page = render(figures, without_password(where))
     stage("writing the files")
     tables = write_tables(figures, files.join(str(to), "tables"))
     where_page = files.join(str(to), PAGE)
     files.write(where_page, page.encode())
-    return _summary(figures, where_page, tables)
-
-
-def _summary(figures: Figures, page: str, tables: tuple[str, ...]) -> Report:
     late = figures.late()
     return Report(
-        page=page,
+        page=where_page,
         tables=tables,
         events=figures.events,
         first=figures.first,
         last=figures.last,
-        accepted=figures.total("sent"),
-        handled=figures.total("handled"),
-        retried=figures.total("retried"),
-        garbage=figures.total("garbage"),
+        accepted=figures.count("sent"),
+        handled=figures.count("handled"),
+        retried=figures.count("retried"),
+        garbage=figures.count("garbage"),
         early=late.early if late else 0,
-        deliveries=late.count if late else 0,
+        deliveries=late.total if late else 0,
         within=late.within if late else 0,
         p99_us=late.p99 if late else None,
-        to_come=sum(demand.total for demand in figures.demands.values()),
-        overdue=sum(demand.overdue for demand in figures.demands.values()),
+        to_come=figures.due.total,
+        overdue=figures.due.overdue,
         falling_behind=tuple(crossing.topic for crossing in figures.crossings),
         gaps=len(figures.gaps),
     )

@@ -1,22 +1,14 @@
-"""Formats numbers, durations, times and text for people."""
+"""Formats numbers, durations and text for people."""
 
 from __future__ import annotations
 
-from datetime import datetime, tzinfo
-
 from lisa.core.model.clock import human
 
-
-def count(n: int, *, short: bool = False) -> str:
-    """A number as 1,234,567, or short as 1.2M."""
-    if short:
-        for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
-            if abs(n) >= size:
-                return f"{n / size:.3g}{letter}"
-    return f"{n:,}"
+count = "{:,}".format
+"""A number as 1,234,567."""
 
 
-def length(micros: int) -> str:
+def human_us(micros: int) -> str:
     """A duration with three digits: 0 s, 850 us, 1.25 ms, 3.4 s, 2m 5s."""
     if micros >= 60_000_000:
         return human(micros // 1_000_000 * 1_000)
@@ -39,11 +31,6 @@ def kept(part: int, whole: int) -> str:
 def change(before: int, now: int) -> str:
     """A change in per cent with its sign; empty if there was nothing before."""
     return f"{100 * (now - before) / before:+.3g} %" if before else ""
-
-
-def instant(moment: datetime | None, zone: tzinfo) -> str:
-    """A time in the zone, to the minute; empty for None."""
-    return "" if moment is None else f"{moment.astimezone(zone):%Y-%m-%d %H:%M}"
 
 
 def clipped(text: str, most: int) -> str:

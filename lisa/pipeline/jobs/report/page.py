@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from lisa.core.model.extras import requires
-from lisa.pipeline.jobs.report import formatting
-from lisa.pipeline.jobs.report.counts import COUNTED, ERROR, by_p99
-from lisa.pipeline.jobs.report.figures import DAYS, Figures
-from lisa.pipeline.jobs.report.plots import WARNED, draw_plots
+from lisa.pipeline.jobs.report import formatting, plots
+from lisa.pipeline.jobs.report.figures import COUNTED, DAYS, ERROR, Figures, by_topic
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
     from lisa.pipeline.archive.base import ArchiveGap
 
 
@@ -23,39 +18,16 @@ def render(figures: Figures, archive: str) -> str:
 
     Raises MissingExtra if matplotlib or Jinja2 is not installed.
     """
-    asked = figures.asked
-    return (
-        _environment(figures)
-        .get_template("page.html")
-        .render(
-            css=resources.files(__package__).joinpath("page.css").read_text("utf-8"),
-            archive=archive,
-            asked=asked,
-            start=asked.start or figures.first,
-            end=asked.end or figures.last,
-            zone=figures.zone,
-            figures=figures,
-            topics=figures.totals(),
-            late=figures.late(),
-            latest=by_p99(figures.lateness),
-            sent=figures.total("sent"),
-            garbage=figures.total("garbage"),
-            demands=list(figures.demands.values()),
-            gap_topics=sorted({gap.topic for gap in figures.gaps}),
-            missing_events=sum(missing(gap) or 0 for gap in figures.gaps),
-            unknown_messages=sum(figures.demands[topic].total for topic in figures.unknown),
-            drawn={} if figures.empty else draw_plots(figures),
-            counted=COUNTED,
-            days=DAYS,
-            warned=WARNED,
-            error_percent=100 * ERROR,
-        )
-    )
-
-
-def _environment(figures: Figures) -> Environment:
     with requires("pipeline"):
         import jinja2
+
+    def instant(moment: datetime | int | None) -> str:
+        """A time, which may be in epoch seconds, to the minute; empty for None."""
+        if moment is None:
+            return ""
+        at = datetime.fromtimestamp(moment, UTC) if isinstance(moment, int) else moment
+        return f"{at.astimezone(figures.zone):%Y-%m-%d %H:%M}"
+
     made = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or ""),
         autoescape=True,
@@ -63,23 +35,18 @@ def _environment(figures: Figures) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-    def instant(moment: datetime | int | None) -> str:
-        """A time, which may be in epoch seconds."""
-        at = datetime.fromtimestamp(moment, UTC) if isinstance(moment, int) else moment
-        return formatting.instant(at, figures.zone)
-
-    made.filters.update(
-        count=formatting.count,
-        length_of=formatting.length,
-        share=formatting.share,
-        kept=formatting.kept,
-        change=formatting.change,
-        printable=formatting.printable,
-        instant=instant,
-        missing=missing,
+    words = (formatting.human_us, formatting.share, formatting.kept, formatting.change)
+    filters = (*words, formatting.printable, instant, missing, by_topic, plots.to_html)
+    made.filters.update({function.__name__: function for function in filters})
+    made.filters["count"] = formatting.count
+    return made.get_template("page.html").render(
+        archive=archive,
+        figures=figures,
+        plots=plots,
+        counted=COUNTED,
+        days=DAYS,
+        error_percent=100 * ERROR,
     )
-    return made
 
 
 def missing(gap: ArchiveGap) -> int | None:

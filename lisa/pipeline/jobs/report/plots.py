@@ -1,507 +1,369 @@
 """The plots of a report, drawn by matplotlib in two sizes: for screens and paper, and for phones.
 
-Plots are drawn in placeholder colours, which are replaced by the page's CSS variables, so that one
-drawing works in light mode, dark mode and print. Text stays text, for search and print.
+There are three kinds: steps, lines of percentiles, and bars. plots.mplstyle describes their look.
 """
 
 from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
-from itertools import count as counter
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lisa.core.model.extras import requires
-from lisa.pipeline.jobs.report.counts import COUNTED, Percentiles, by_p99
-from lisa.pipeline.jobs.report.figures import DAYS, HOURS, MINUTES, Crossing, Figures, backlog
-from lisa.pipeline.jobs.report.formatting import clipped, count, length
+from lisa.pipeline.jobs.report import figures as counting
+from lisa.pipeline.jobs.report.figures import Crossing, Figures, Part, Percentiles
+from lisa.pipeline.jobs.report.formatting import clipped, count, human_us, share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BIGGEST_TOPICS = 8
-"""Number of topics with their own plots."""
-
-WARNED = 4
-"""Number of crossings with their own plot and notice."""
-
 MOST_BARS = 8
+
+MOST_ATTEMPTS = 12
+"""The last bar counts this many attempts and more."""
+
 LEAST_US = 100
 """Lower bound of logarithmic axes in microseconds; smaller values are drawn there."""
 
 FAR = 3
 """A capacity above this multiple of the data is only shown in the legend."""
 
-OTHER_OUTCOMES = ("retried", "garbage", "expired", "skipped", "cancelled", "purged", "lost")
-_LABELS = {"p50": "half (p50)", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "maximum"}
+# fmt: off
+_COLOURS = {
+    "sent": "#0072b2", "handled": "#009e73", "retried": "#e69f00", "garbage": "#d0500a",
+    "expired": "#b65c94", "skipped": "#7a4fb0", "cancelled": "#8b949c", "purged": "#6f5a14",
+    "lost": "#111111", "p50": "#5b9fd0", "p90": "#2f7fb8", "p99": "#0b4f80", "max": "#d0500a",
+    "due": "#6ea9d2", "backlog": "#d0500a", "capacity": "#1c2126", "late": "#bad3e5",
+}
+# fmt: on
 _DASHED: Any = (0, (5, 1.5))
-_LINES: Mapping[str, Any] = {"max": (0, (1, 1.5)), "p99": "-", "p90": _DASHED, "p50": "-"}
-"""Percentile -> its line style; drawn in this order."""
+
+_DATES = {
+    "formats": ["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S"],
+    "zero_formats": ["", "%Y", "%d %b", "%d %b", "%H:%M", "%H:%M"],
+    "show_offset": False,  # the page's header has the whole date
+}
+"""Options of matplotlib's ConciseDateFormatter: formats of years, months, days, hours, minutes."""
 
 
-class PlotSize(NamedTuple):
-    """The pixels of a plot and of its font; `name` is the class of its <svg> element."""
+_PERCENTILES: Mapping[str, tuple[str, Any]] = {
+    "max": ("maximum", (0, (1, 1.5))),
+    "p99": ("p99", "-"),
+    "p90": ("p90", _DASHED),
+    "p50": ("half (p50)", "-"),
+}
+"""Percentile -> its label, and its line style; drawn in this order."""
 
-    name: str
-    width: int
-    height: int
-    font: float
+_UNITS = {
+    "minute": (counting.MINUTES, 1 / 60, "best hour / 60"),
+    "hour": (counting.HOURS, 1, "best hour"),
+    "day": (counting.DAYS, 24, "24 best hours"),
+}
+"""Unit of the forecast -> number of its steps, their hours, and a step's capacity in words."""
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether it is for a phone."""
-        return self.name == "narrow"
+Ticks = Callable[[Any], None]
+"""Sets the ticks of an axis."""
 
+Draw = Callable[["Axes"], None]
 
-SIZES = (PlotSize("wide", 540, 290, 12), PlotSize("narrow", 350, 280, 10.5))
+Bar = tuple[str, int, str]
+"""A name, a value, and the value in words."""
+
+Series = Mapping[str, tuple[Sequence[int], Mapping[str, Any]]]
+"""Label -> the values of each step, and options of `Axes.stairs`."""
+
+SIZES = (("wide", 540, 290, 12), ("narrow", 350, 280, 10.5))
+"""The class of the <svg> element, and the pixels of width, height and font."""
 
 
 class Plot(NamedTuple):
-    """alt: the text for screen readers. height: as a factor of the size's height."""
+    """said: the numbers for screen readers. height: as a factor of the size's height."""
 
     title: str
-    alt: str
-    draw: Callable[[Axes, PlotSize], None]
+    said: str
+    draw: Draw
     height: float = 1
 
 
-def draw_plots(figures: Figures) -> dict[str, Any]:
-    """The plots of each section of the page as HTML; those of topics by topic.
+# The plots.
 
-    Raises MissingExtra if matplotlib is not installed.
-    """
-    with requires("pipeline"):
-        import matplotlib as mpl
-    mpl.use("svg")
-    numbers = counter()
 
-    def drawn(*plots: Plot) -> list[str]:
-        return [_html(plot, next(numbers)) for plot in plots]
-
-    forecast = drawn(
-        *(_due(figures, unit) for unit in ("minute", "hour", "day")),
-        *(_crossing(figures, crossing) for crossing in figures.crossings[:WARNED]),
-    )
-    if figures.span is None:  # no events, only messages to come
-        return {"forecast": forecast}
-    late, took = figures.lateness, figures.handling
-    return {
-        "throughput": drawn(_throughput(figures), _other_outcomes(figures)),
-        "lateness": drawn(_lateness(figures), _distribution(figures)),
-        "outcome": drawn(_attempts(figures), _reasons(figures)),
-        "slowest": drawn(
-            _slowest("Latest topics", late, "p99 of lateness", "p99"),
-            _slowest("Slowest handling", took, "p99 from delivery to ack", "handled"),
-        ),
-        "forecast": forecast,
-        "topics": {
-            topic: drawn(
-                _throughput(figures, topic),
-                *([] if figures.late(topic) is None else [_lateness(figures, topic)]),
-            )
-            for topic in list(figures.totals())[:BIGGEST_TOPICS]
-        },
+def throughput(figures: Figures, topic: str | None = None) -> Plot:
+    """Messages sent and handled over time."""
+    green, blue = _COLOURS["handled"], _COLOURS["sent"]
+    area = {"fill": True, "facecolor": f"{green}59", "edgecolor": green, "linewidth": 1.7}
+    series: Series = {
+        "handled": (figures.steps("handled", topic), area),
+        "sent": (figures.steps("sent", topic), {"color": blue, "linestyle": _DASHED}),
     }
+    return _of(topic, _over_time(figures, "Sent and handled", series))
 
 
-# Past traffic.
+def _of(topic: str | None, plot: Plot) -> Plot:
+    """A plot of one topic has its name and is lower."""
+    return plot._replace(title=topic, height=0.78) if topic else plot
 
 
-def _throughput(figures: Figures, topic: str | None = None) -> Plot:
-    sent, handled = figures.steps("sent", topic), figures.steps("handled", topic)
-
-    def draw(ax: Axes, size: PlotSize) -> None:
-        edges, green = _edges(figures), colour("handled")
-        ax.stairs(handled, edges, fill=True, color=green, alpha=0.35)
-        ax.stairs(handled, edges, color=green, linewidth=1.6, label="handled")
-        ax.stairs(sent, edges, color=colour("sent"), linewidth=1.6, ls=_DASHED, label="sent")
-        _counts_over_time(ax, size, figures)
-
-    said = (
-        f"{count(sum(n))} {name}, at most {count(max(n, default=0))}"
-        for n, name in ((sent, "sent"), (handled, "handled"))
-    )
-    alt = f"Messages of {topic or 'all topics'} each {figures.step}: {'; '.join(said)}."
-    return Plot(topic or "Sent and handled", alt, draw, 0.78 if topic else 1)
+def other_outcomes(figures: Figures) -> Plot:
+    """All outcomes but handled over time."""
+    names = [name for name in counting.COUNTED[2:] if figures.count(name)]
+    shown = names or ("retried", "garbage")
+    series: Series = {name: (figures.steps(name), _area(name)) for name in shown}
+    return _over_time(figures, "Retried and ended otherwise", series, is_stacked=True)
 
 
-def _other_outcomes(figures: Figures) -> Plot:
-    """All outcomes but handled over time, stacked."""
-    values = {name: figures.steps(name) for name in OTHER_OUTCOMES}
-    shown = [name for name in OTHER_OUTCOMES if any(values[name])] or ["retried", "garbage"]
-
-    def draw(ax: Axes, size: PlotSize) -> None:
-        below = [0] * len(values[shown[0]])
-        for name in shown:
-            above = [low + n for low, n in zip(below, values[name], strict=True)]
-            edges, hue = _edges(figures), colour(name)
-            ax.stairs(above, edges, baseline=below, fill=True, color=hue, label=name)
-            below = above
-        _counts_over_time(ax, size, figures)
-
-    sums = ", ".join(f"{count(sum(values[name]))} {name}" for name in shown)
-    alt = f"Messages each {figures.step}, stacked: {sums}."
-    return Plot("Retried and ended otherwise", alt, draw)
-
-
-def _lateness(figures: Figures, topic: str | None = None) -> Plot:
+def lateness(figures: Figures, topic: str | None = None) -> Plot:
     """Percentiles of lateness over time."""
-    key = (("slot",),) if topic is None else (("topic", "slot"), topic)
-    middles = [(start + end) / 2 for start, end in pairwise(_edges(figures))]
-    found = ((at, figures.lateness.get((*key, step))) for step, at in enumerate(middles))
-    known = [(at, one) for at, one in found if one is not None]
+    steps = [
+        (start + (end - start) / 2, late)
+        for start, end in pairwise(_edges(figures))
+        if (late := figures.late(topic, "slot", int(start.timestamp())))
+    ]
 
-    def draw(ax: Axes, size: PlotSize) -> None:
-        ax.set_yscale("log")
-        for name, style in _LINES.items():
-            ax.plot(
-                [at for at, _ in known],
-                [max(getattr(one, name), LEAST_US) / 1e6 for _, one in known],
-                color=colour(name),
-                label=_LABELS[name],
-                linewidth=1.8,
-                linestyle=style,
-                marker="." if len(known) < 3 else None,
-            )
-        _time_axis(ax, size, figures)
-        _seconds(ax.yaxis)
-        ax.set_ylabel("lateness")
+    def draw(ax: Axes) -> None:
+        middles: Any = [middle for middle, _ in steps]
+        for name, (label, style) in _PERCENTILES.items():
+            values = [max(getattr(late, name), LEAST_US) for _, late in steps]
+            look: Any = {"color": _COLOURS[name], "linestyle": style, "label": label}
+            ax.plot(middles, values, marker="." if len(steps) < 3 else None, **look)
+        ax.set(yscale="log", ylabel="lateness")
+        _time_axis(figures, ax)
+        _durations(ax.yaxis)
 
-    whole = figures.late(topic)
-    said = (
-        "no first delivery in this time"
-        if whole is None
-        else ", ".join(f"{label} {length(getattr(whole, name))}" for name, label in _LABELS.items())
-    )
-    alt = f"Lateness of {topic or 'all topics'} each {figures.step}; over all: {said}."
-    return Plot(topic or f"Lateness, each {figures.step}", alt, draw, 0.78 if topic else 1)
+    said = f"over all: {_said(figures.late(topic), *_PERCENTILES)}"
+    return _of(topic, Plot(f"Lateness, each {figures.span.step}", said, draw))
 
 
-def _distribution(figures: Figures) -> Plot:
+def distribution(figures: Figures) -> Plot:
     """The distribution of the lateness of first deliveries."""
-    counts: dict[int, int] = {}
-    for octave, n in figures.histogram.items():
-        least = max(octave, LEAST_US.bit_length() - 1)
-        counts[least] = counts.get(least, 0) + n
-    octaves = range(min(counts, default=7), max(counts, default=7) + 1)
-    whole = figures.late()
+    sums: Counter[int] = Counter()
+    for octave, n in figures.octaves.items():
+        sums[max(octave, LEAST_US.bit_length() - 1)] += n
+    octaves = range(min(sums, default=7), max(sums, default=7) + 1)
+    late = figures.late()
 
-    def draw(ax: Axes, size: PlotSize) -> None:  # noqa: ARG001
-        ax.set_xscale("log")
-        values = [counts.get(octave, 0) for octave in octaves]
-        edges = [2**octave / 1e6 for octave in (*octaves, octaves[-1] + 1)]
-        ax.stairs(values, edges, fill=True, color=colour("bar"), label="first deliveries")
-        for name in ("p50", "p99") if whole is not None else ():
-            value = getattr(whole, name)
-            label, at = f"{_LABELS[name]}: {length(value)}", max(value, LEAST_US) / 1e6
-            ax.axvline(at, color=colour(name), label=label, linestyle=_DASHED, linewidth=1.6)
-        _seconds(ax.xaxis)
-        ax.set_xlabel("lateness, each bar twice as late as the one before")
-        ax.set_ylabel("messages")
-        _whole_numbers(ax.yaxis)
+    def finish(ax: Axes) -> None:
+        ax.set(xscale="log", xlabel="lateness, each bar twice as late as the one before")
+        for name in ("p50", "p99") if late else ():
+            at, label = max(getattr(late, name), LEAST_US), _said(late, name)
+            ax.axvline(at, color=_COLOURS[name], label=label, linestyle=_DASHED)
+        _durations(ax.xaxis)
 
-    said = "nothing was delivered"
-    if whole is not None:
-        said = f"half of {count(whole.count)} deliveries within {length(whole.p50)}, "
-        said += f"99 % within {length(whole.p99)}"
-    return Plot("How late the messages were", f"Distribution of lateness: {said}.", draw)
+    series: Series = {"first deliveries": ([sums[octave] for octave in octaves], _area("late"))}
+    edges, said = [2**octave for octave in (*octaves, octaves[-1] + 1)], _said(late, "p50", "p99")
+    return _steps("How late the messages were", "messages", edges, series, finish, said=said)
 
 
-def _attempts(figures: Figures) -> Plot:
+def attempts(figures: Figures) -> Plot:
     """Handled messages by number of attempts."""
-    sums: dict[int, int] = {}
+    sums: Counter[int] = Counter()
     for _, attempt, n in figures.attempts:
-        number = min(attempt, 12)
-        sums[number] = sums.get(number, 0) + n
-    names = [f"{n}" if n < 12 else "12+" for n in range(1, max(sums, default=1) + 1)]
-    values = [sums.get(number, 0) for number in range(1, len(names) + 1)]
-
-    def draw(ax: Axes, size: PlotSize) -> None:
-        bars = ax.bar(names, values, color=colour("handled"), label="handled", width=0.7)
-        shares = [f"{100 * n / sum(values):.3g} %" if n else "" for n in values]
-        font = 9 if size.is_narrow and len(names) > 5 else None
-        ax.bar_label(bars, shares, padding=2, color=colour("ink"), fontsize=font)
-        ax.set_xlabel("attempt that succeeded")
-        ax.set_ylabel("messages")
-        ax.margins(y=0.12)
-        _whole_numbers(ax.yaxis)
-
-    found = (f"{count(n)} at attempt {name}" for name, n in zip(names, values, strict=True) if n)
-    said = ", ".join(found) or "none"
-    return Plot("Attempts until success", f"Messages handled: {said}.", draw)
+        sums[min(attempt, MOST_ATTEMPTS)] += n
+    bars: list[Bar] = []
+    for number in range(1, max(sums, default=0) + 1):
+        n, more = sums[number], "+" * (number == MOST_ATTEMPTS)
+        bars.append((f"{number}{more}", n, f"{count(n)}, {share(n, sums.total())}"))
+    title, unit = "Attempts until success", "messages by attempt that succeeded"
+    return _bars(title, unit, "handled", bars, _whole_numbers)
 
 
-def _reasons(figures: Figures) -> Plot:
+def reasons(figures: Figures) -> Plot:
     """Garbage by reason."""
     found = figures.garbage_by_reason(MOST_BARS)
-    bars = [(reason or "all others", n) for reason, n in found.items()]
-    return _bars("Garbage by reason", bars, "messages", "garbage", count)
+    bars = [(reason or "all others", n, count(n)) for reason, n in found.items()]
+    return _bars("Garbage by reason", "messages", "garbage", bars, _whole_numbers)
 
 
-def _slowest(title: str, parts: Mapping[tuple[Any, ...], Percentiles], unit: str, hue: str) -> Plot:
+def slowest(title: str, parts: Mapping[Part, Percentiles], unit: str, hue: str) -> Plot:
     """The topics with the highest p99."""
-    ranked = [(topic, one.p99) for topic, one in by_p99(parts)[:MOST_BARS]]
-    return _bars(title, ranked, unit, hue, length, scale=1e-6)
+    ranked = list(counting.by_topic(parts).items())[:MOST_BARS]
+    bars = [(topic, late.p99, human_us(late.p99)) for topic, late in ranked]
+    return _bars(title, unit, hue, bars, _durations)
 
 
-def _bars(
+def due(figures: Figures, unit: str) -> Plot:
+    """Messages due in the next minutes, hours or days, and the capacity of all topics."""
+    steps, hours, _ = _UNITS[unit]
+    sums: Counter[int] = Counter()
+    for number, n in (figures.due.minutes if unit == "minute" else figures.due.hours).items():
+        sums[number // max(int(hours), 1)] += n
+    series: Series = {f"due each {unit}": ([sums[step] for step in range(steps)], _area("due"))}
+    best_hour = sum(best for best, _, _ in figures.capacities.values())
+    return _ahead(figures, f"Due each {unit}", unit, best_hour, series)
+
+
+def crossing(figures: Figures, found: Crossing) -> Plot:
+    """The next hours of one topic: messages due, backlog and capacity."""
+    demand = figures.demands[found.topic]
+    drained = found.hour + 24 if found.drained is None else found.drained
+    steps = min(max(24, round(drained * 1.25)), counting.DAYS * 24)
+    waiting = counting.backlog(demand, found.capacity, steps)
+    series: Series = {
+        "due each hour": ([demand.hours.get(hour, 0) for hour in range(steps)], _area("due")),
+        "backlog at its end": (waiting, {"color": _COLOURS["backlog"]}),
+    }
+    title = f"{found.topic}: due, backlog, capacity"
+    return _ahead(figures, title, "hour", found.capacity, series)
+
+
+def _ahead(figures: Figures, title: str, unit: str, best_hour: int, series: Series) -> Plot:
+    """Messages in each step from now on, and the capacity."""
+    _, hours, words = _UNITS[unit]
+    capacity, now = best_hour * hours, figures.now
+    said = f"capacity ({words}): {count(round(capacity))}"
+    [(due, _), *others] = series.values()
+
+    def finish(ax: Axes) -> None:
+        # Drawn to scale, a high capacity would flatten the data.
+        if capacity > FAR * max(1, *(max(values) for values, _ in series.values())):
+            ax.plot([], [], " ", label=f"{said}, far above")
+        elif capacity:
+            ax.axhline(capacity, color=_COLOURS["capacity"], label=said, linestyle=_DASHED)
+        ax.set_xlabel(f"{unit}s from {now.astimezone(figures.zone):%d %b, %H:%M}" if now else "")
+
+    label = "messages" if others else f"messages {'an' if unit == 'hour' else 'a'} {unit}"
+    return _steps(title, label, range(len(due) + 1), series, finish, said=said)
+
+
+def _area(hue: str) -> Mapping[str, Any]:
+    return {"fill": True, "color": _COLOURS[hue]}
+
+
+# The kinds of plots.
+
+
+def _over_time(figures: Figures, title: str, series: Series, **options: Any) -> Plot:
+    unit, finish = f"messages each {figures.span.step}", partial(_time_axis, figures)
+    return _steps(title, unit, _edges(figures), series, finish, **options)
+
+
+def _steps(
     title: str,
-    bars: Sequence[tuple[str, int]],
     unit: str,
-    hue: str,
-    words: Callable[[int], str],
+    edges: Sequence[Any],
+    series: Series,
+    finish: Draw,
     *,
-    scale: float = 1,
+    said: str = "",
+    is_stacked: bool = False,
 ) -> Plot:
-    def draw(ax: Axes, size: PlotSize) -> None:
+    """Numbers of messages between the edges of an axis, which `finish` describes."""
+
+    def draw(ax: Axes) -> None:
+        below: list[int] = [0] * (len(edges) - 1)
+        for label, (values, look) in series.items():
+            above = [low + n for low, n in zip(below, values, strict=True)]
+            ax.stairs(above, edges, baseline=below if is_stacked else 0, label=label, **look)
+            below = above if is_stacked else below
+        finish(ax)
+        ax.set_ylabel(unit)
+        ax.set_ylim(bottom=0)
+        _whole_numbers(ax.yaxis)
+
+    sums = (
+        f"{label}: {count(sum(values))}, at most {count(max(values, default=0))}"
+        for label, (values, _) in series.items()
+    )
+    return Plot(title, "; ".join([unit, *sums, *filter(None, [said])]), draw)
+
+
+def _bars(title: str, unit: str, hue: str, bars: Sequence[Bar], ticks: Ticks) -> Plot:
+    """Horizontal bars."""
+
+    def draw(ax: Axes) -> None:
         # By index, not by name: clipped names may be equal.
-        places, values = range(len(bars)), [value * scale for _, value in bars]
-        drawn = ax.barh(places, values, color=colour(hue), label=unit, height=0.62)
-        ax.bar_label(drawn, [words(value) for _, value in bars], padding=4, color=colour("ink"))
-        ax.set_yticks(places, [clipped(name, 18 if size.is_narrow else 34) for name, _ in bars])
-        ax.tick_params(axis="y", labelcolor=colour("ink"))
+        places, values = range(len(bars)), [value for _, value, _ in bars]
+        drawn = ax.barh(places, values, color=_COLOURS[hue], height=0.62)
+        ax.bar_label(drawn, [words for _, _, words in bars], padding=4)
+        ax.set_yticks(places, [clipped(name, _room(ax, 17)) for name, _, _ in bars])
+        ax.tick_params(axis="y", labelcolor=_COLOURS["capacity"])
         ax.invert_yaxis()
         ax.set_xlabel(unit)
         ax.margins(x=0.2)
         ax.grid(visible=False, axis="y")
         ax.grid(visible=True, axis="x")
-        (_whole_numbers if scale == 1 else _seconds)(ax.xaxis)
-        ax.locator_params(axis="x", nbins=3 if size.is_narrow else 5)
+        ticks(ax.xaxis)
+        ax.locator_params(axis="x", nbins=_room(ax, 100))
 
-    said = "; ".join(f"{name}: {words(value)}" for name, value in bars) or "none"
-    height = max(0.55, min(1.2, 0.34 + 0.1 * len(bars)))
-    return Plot(title, f"{title}, {unit}: {said}.", draw, height)
-
-
-# Messages to come.
+    said = "; ".join(f"{name}: {words}" for name, _, words in bars) or "none"
+    return Plot(title, f"{unit}: {said}", draw, max(0.55, min(1.2, 0.34 + 0.1 * len(bars))))
 
 
-def _due(figures: Figures, unit: str) -> Plot:
-    """Messages due in the next minutes, hours or days, and the capacity of all topics."""
-    steps, per_hour = {"minute": (MINUTES, 1 / 60), "hour": (HOURS, 1), "day": (DAYS, 24)}[unit]
-    sums = [0] * steps
-    for demand in figures.demands.values():
-        parts = {"minute": demand.minutes, "hour": demand.hours, "day": demand.days()}[unit]
-        for step, n in parts.items():
-            if step < steps:
-                sums[step] += n
-    capacity = sum(best for best, _, _ in figures.capacities.values()) * per_hour
-    alt = (
-        f"Messages that fall due in each of the next {steps} {unit}s: {count(sum(sums))}, at most "
-        f"{count(max(sums))} in one {unit}; the best pace of all topics together is "
-        f"{count(round(capacity))}."
-    )
-    return Plot(f"Due each {unit}", alt, _ahead(figures, sums, unit, capacity))
-
-
-def _crossing(figures: Figures, found: Crossing) -> Plot:
-    """The next hours of one topic: messages due, backlog and capacity."""
-    demand = figures.demands[found.topic]
-    drained = found.hour + 24 if found.drained is None else found.drained
-    steps = min(max(24, round(drained * 1.25)), DAYS * 24)
-    due = [demand.hours.get(hour, 0) for hour in range(steps)]
-    alt = (
-        f"{found.topic}: at most {count(max(due))} fall due in one hour, it handled at most "
-        f"{count(found.capacity)}; the backlog reaches {count(found.peak)}."
-    )
-    waiting = backlog(demand, found.capacity, steps)
-    draw = _ahead(figures, due, "hour", found.capacity, waiting)
-    return Plot(f"{found.topic}: due, backlog, capacity", alt, draw)
-
-
-def _ahead(
-    figures: Figures, due: Sequence[int], unit: str, capacity: float, waiting: Sequence[int] = ()
-) -> Callable[[Axes, PlotSize], None]:
-    most = max(*due, *waiting, 1)
-    # Drawn to scale, a high capacity would flatten the data.
-    is_above = capacity > FAR * most
-    pace = {"minute": "best hour / 60", "hour": "best hour", "day": "24 best hours"}[unit]
-    said = f"capacity ({pace}): {count(round(capacity), short=True)}"
-
-    def draw(ax: Axes, size: PlotSize) -> None:  # noqa: ARG001
-        edges = range(len(due) + 1)
-        ax.stairs(due, edges, fill=True, color=colour("due"), label=f"due each {unit}")
-        if waiting:
-            hue, label = colour("waiting"), "backlog at its end"
-            ax.stairs(waiting, edges, color=hue, linewidth=1.8, label=label)
-        if capacity:
-            ax.axhline(
-                0 if is_above else capacity,
-                color=colour("capacity"),
-                linewidth=1.6,
-                linestyle=(0, (5, 2)),
-                visible=not is_above,
-                label=f"{said}, far above" if is_above else said,
-            )
-        now = figures.now
-        ax.set_xlabel(
-            f"{unit}s"
-            if now is None
-            else f"{unit}s from {now.astimezone(figures.zone):%d %b, %H:%M}"
-        )
-        article = "an" if unit == "hour" else "a"
-        ax.set_ylabel("messages" if waiting else f"messages {article} {unit}")
-        ax.set_xlim(0, len(due))
-        ax.set_ylim(0, 1.08 * (most if is_above else max(most, capacity)))
-        _whole_numbers(ax.yaxis)
-
-    return draw
+def _said(late: Percentiles | None, *names: str) -> str:
+    found = (f"{_PERCENTILES[name][0]}: {human_us(getattr(late, name))}" for name in names)
+    return ", ".join(found) if late else "no first delivery"
 
 
 # Axes.
 
 
-def _edges(figures: Figures) -> list[float]:
-    """The edges of the time axis's steps in matplotlib's days."""
-    from matplotlib import dates
-
-    number_of: Any = dates.date2num
-    edges = figures.span.edges if figures.span else (0, 3_600)
-    return [float(number_of(datetime.fromtimestamp(edge, UTC))) for edge in edges]
+def _edges(figures: Figures) -> list[datetime]:
+    """The edges of the time axis's steps, in UTC: local times repeat when the clock is set back."""
+    return [datetime.fromtimestamp(edge, UTC) for edge in figures.span.edges]
 
 
-def _counts_over_time(ax: Axes, size: PlotSize, figures: Figures) -> None:
-    _time_axis(ax, size, figures)
-    ax.set_ylabel(f"messages each {figures.step}")
-    ax.set_ylim(bottom=0)
-    _whole_numbers(ax.yaxis)
+def _room(ax: Axes, pixels: int) -> int:
+    """How many times this width fits into a plot."""
+    return int(ax.figure.bbox.width // pixels)
 
 
-def _time_axis(ax: Axes, size: PlotSize, figures: Figures) -> None:
+def _time_axis(figures: Figures, ax: Axes) -> None:
     from matplotlib import dates
 
     untyped: Any = dates  # its type annotations are incomplete
-    zone: Any = figures.zone
-    ax.xaxis_date(zone)
     # With three ticks or more, no interval has at most five for 125 to 175 minutes.
-    least, most = (2, 5) if size.is_narrow else (3, 9)
-    locator = untyped.AutoDateLocator(tz=zone, minticks=least, maxticks=most)
+    locator = untyped.AutoDateLocator(tz=figures.zone, minticks=2, maxticks=_room(ax, 60))
     ax.xaxis.set_major_locator(locator)
-    # The date that matplotlib would print next to the axis is in the page's header.
-    ax.xaxis.set_major_formatter(
-        untyped.ConciseDateFormatter(
-            locator,
-            tz=zone,
-            show_offset=False,
-            formats=["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S"],
-            zero_formats=["", "%Y", "%d %b", "%d %b", "%H:%M", "%H:%M"],
-        )
-    )
-    edges = _edges(figures)
-    ax.set_xlim(edges[0], edges[-1])
-    ax.set_xlabel(f"time, {zone}")
+    ax.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator, figures.zone, **_DATES))
+    first, *_, last = _edges(figures)
+    ax.set(xlabel=f"time, {figures.zone}", xlim=(first, last))
 
 
 def _whole_numbers(axis: Any) -> None:
-    """Ticks at whole numbers, in short form."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value), short=True)))
+    axis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _seconds(axis: Any) -> None:
-    """Ticks as durations, for values in seconds."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def _durations(axis: Any) -> None:
+    """Ticks for values in microseconds."""
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    low, high = sorted(axis.get_view_interval())
+    low, high = axis.get_view_interval()
     if axis.get_scale() == "log":
-        is_short = high / max(low, 1e-6) < 500
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: length(round(value * 1e6))))
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
+    axis.set_major_formatter(lambda micros, _: human_us(round(micros)))
     axis.set_minor_formatter(NullFormatter())
 
 
-# From matplotlib to HTML.
-
-_COLOURS = (
-    *("ink", "muted", "grid", *COUNTED, "p50", "p90", "p99", "max"),
-    *("due", "waiting", "capacity", "bar"),
-)
-"""The page's CSS variables that plots use; each has a light and a dark value."""
-
-_MARKS = {name: f"#0102{number + 16:02x}" for number, name in enumerate(_COLOURS)}
-_NAMES = {mark: name for name, mark in _MARKS.items()}
-
-
-def colour(name: str) -> str:
-    """The placeholder colour of a CSS variable. Raises KeyError for an unknown name."""
-    return _MARKS[name]
-
-
-def _html(plot: Plot, number: int) -> str:
-    """A plot in both sizes. number: differs for each plot of the page."""
-    drawn = "\n".join(_svg(plot, size, f"{number}-{size.name}") for size in SIZES)
-    return f'<figure class="plot">{drawn}</figure>'
-
-
-def _svg(plot: Plot, size: PlotSize, salt: str) -> str:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    raw, width, height = io.StringIO(), size.width, round(size.height * plot.height)
-    with mpl.rc_context(_settings(size.font, salt)):
-        # 72 dpi: one unit of the drawing is one pixel.
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_title(plot.title)
-        plot.draw(axes, size)
-        figure.legend(
-            loc="outside lower left",
-            ncols=2 if size.is_narrow else 4,
-            columnspacing=1.2,
-            labelspacing=0.3,
-            borderpad=0.2,
+def to_html(plot: Plot) -> str:
+    """A plot in both sizes. Raises MissingExtra if matplotlib is not installed."""
+    with requires("pipeline"):
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    drawings = []
+    for name, width, base, font in SIZES:
+        raw, height = io.StringIO(), round(base * plot.height)
+        look: Any = [Path(__file__).with_suffix(".mplstyle"), {"font.size": font}]
+        with style.context(look):
+            figure = Figure(figsize=(width / 72, height / 72))
+            axes = figure.add_subplot(title=plot.title)
+            plot.draw(axes)
+            if axes.get_legend_handles_labels()[1]:
+                figure.legend(loc="outside lower left", ncols=_room(axes, 130))
+            figure.savefig(raw, format="svg")
+        # Groups have the same ids in each drawing, and nothing refers to them.
+        content = re.sub(r'<g id="[^"]*"', "<g", raw.getvalue().partition("</defs>")[2])
+        drawings.append(
+            f'<svg class="{name}" viewBox="0 0 {width} {height}" role="img" '
+            f'aria-label="{escape(f"{plot.title}; {plot.said}.")}">{content}'
         )
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(raw, format="svg", metadata=nothing, transparent=True)
-    content = raw.getvalue().partition('<g id="figure_1">')[2]
-    return (
-        f'<svg class="{size.name}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(plot.alt)}"><g>{re.sub("<[^>]+>", _adopted, content)}'
-    )
-
-
-def _settings(font: float, salt: str) -> Any:
-    """Matplotlib's settings for one drawing; the salt makes its ids unique within the page."""
-    return {
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-        "text.parse_math": False,  # labels are data: a dollar sign does not start a formula
-        "font.size": font,
-        "axes.titlesize": font + 1.5,
-        "font.family": "DejaVu Sans",  # ships with matplotlib; wider than browser fonts
-        "axes.unicode_minus": False,
-        "text.color": colour("ink"),
-        **dict.fromkeys(("axes.labelcolor", "axes.edgecolor"), colour("muted")),
-        **dict.fromkeys(("xtick.color", "ytick.color"), colour("muted")),
-        "grid.color": colour("grid"),
-        "grid.linewidth": 0.8,
-        **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "xtick.major.size": 3,
-        **dict.fromkeys(("ytick.major.size", "ytick.minor.size", "xtick.minor.size"), 0),
-        "axes.titlelocation": "left",
-        "axes.titleweight": "bold",
-        "axes.titlepad": 10,
-        "legend.frameon": False,
-        "legend.handlelength": 1.6,
-    }
-
-
-def _adopted(tag: re.Match[str]) -> str:
-    """A tag of a drawing for the page: the page's colours and fonts, short numbers, no group ids.
-
-    Matplotlib escapes < and > in text, so that no label is taken for a tag.
-    """
-    found = re.sub(r"#0102[0-9a-f]{2}", lambda mark: f"var(--{_NAMES[mark[0]]})", tag[0])
-    found = re.sub(r"font-family: [^;\"]*;?", "", found)
-    found = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}", found)
-    found = re.sub(r"^<g id=\"[^\"]*\"", "<g", found)  # only ids of paths are referenced
-    return found.replace("xlink:href", "href").replace("\n", " ")
+    return f'<figure class="plot">{"".join(drawings)}</figure>'
