@@ -65,23 +65,15 @@ BANDS_MS = (
 """Upper bounds of the remaining waiting time; the last band has no upper bound."""
 
 
-class Steps(Enum):
-    """A period: (number of steps, milliseconds of each)."""
+@dataclass(frozen=True)
+class Steps:
+    """A period: the number of steps, and the milliseconds of each."""
 
-    @property
-    def count(self) -> int:
-        """Number of steps."""
-        steps: int = self.value[0]
-        return steps
-
-    @property
-    def step_ms(self) -> int:
-        """Length of a step in milliseconds."""
-        length: int = self.value[1]
-        return length
+    count: int
+    step_ms: int
 
 
-class HistorySpan(Steps):
+class HistorySpan(Steps, Enum):
     """The period of a history."""
 
     HOUR = (60, MINUTE_MS)
@@ -182,7 +174,7 @@ def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str
     return counters(reply[0][1]) if reply else None
 
 
-class Horizon(Steps):
+class Horizon(Steps, Enum):
     """The period of a forecast."""
 
     MINUTES = (60, 60_000)
