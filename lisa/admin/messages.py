@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from lisa.admin.reading import (
     Position,
+    ask_stream,
     entry_number,
     pending_entries,
     shards,
     sorted_page,
+    stream_group,
     stream_ids,
-    unread_entries,
 )
 from lisa.core.model.errors import ConfigError, GroupRemoved
 from lisa.core.model.sharding import topic_of
@@ -221,7 +222,13 @@ def candidates(
 
 
 def _ready(store: Store, key: str, group: str, position: str, wanted: int) -> Flow[list[Candidate]]:
-    items = yield from unread_entries(store, key, group, position, wanted)
+    fields = stream_group((yield from ask_stream(store, "XINFO", "GROUPS", key)), group)
+    if fields is None:
+        return []
+    start = fields["last-delivered-id"].decode()
+    if position and entry_number(position) > entry_number(start):
+        start = position
+    items = yield from store.command("XRANGE", key, f"({start}", "+", "COUNT", wanted)
     return [Candidate(one or b"", entry) for entry, one, _ in stream_ids(items)]
 
 

@@ -126,22 +126,6 @@ def stream_group(reply: Sequence[Any] | None, name: str) -> dict[str, Any] | Non
     return None
 
 
-def unread_entries(
-    store: Store, key: str, group: str, after: str, limit: int
-) -> Flow[list[Sequence[Any]]]:
-    """Up to `limit` entries that a group has not read, after an entry id ("": from the first)."""
-    fields = stream_group((yield from ask_stream(store, "XINFO", "GROUPS", key)), group)
-    if fields is None:
-        return []
-    start = fields["last-delivered-id"].decode()
-    if after and entry_number(after) > entry_number(start):
-        start = after
-    found: list[Sequence[Any]] = yield from store.command(
-        "XRANGE", key, f"({start}", "+", "COUNT", limit
-    )
-    return found
-
-
 def pending_entries(
     store: Store, key: str, group: str, start: str, limit: int, *consumer: str
 ) -> Flow[list[tuple[Sequence[Any], Sequence[Any] | None]]]:

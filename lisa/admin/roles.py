@@ -93,23 +93,14 @@ def held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[In
     """Messages that a consumer has in flight, in all groups, oldest deliveries first."""
     found: list[InFlightMessage] = []
     for shard in (yield from shards(store, topic)):
-        found += yield from _held(store, shard, consumer, limit=limit)
+        for group in (yield from store.groups(shard)):
+            key = store.keys.topic(shard).group(group).ready
+            for row, item in (yield from pending_entries(store, key, group, "-", limit, consumer)):
+                _, one, due = stream_ids([item])[0] if item else ("", None, None)
+                name = None if one is None else text(one)
+                due_ms = int(due) if due is not None and due.isdigit() else None
+                found.append(InFlightMessage(name, group, due_ms, int(row[2])))
     return sorted(found, key=lambda one: -one.idle_ms)[:limit]
-
-
-def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[InFlightMessage]]:
-    found: list[InFlightMessage] = []
-    for group in (yield from store.groups(topic)):
-        key = store.keys.topic(topic).group(group).ready
-        wanted = limit - len(found)
-        if wanted <= 0:
-            break
-        for row, item in (yield from pending_entries(store, key, group, "-", wanted, consumer)):
-            _, one, due = stream_ids([item])[0] if item else ("", None, None)
-            name = None if one is None else text(one)
-            due_ms = int(due) if due is not None and due.isdigit() else None
-            found.append(InFlightMessage(name, group, due_ms, int(row[2])))
-    return found
 
 
 def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:

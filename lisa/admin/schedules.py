@@ -76,7 +76,11 @@ def past(
         for message_id, what in zip(ids, seen, strict=True)
     }
     return {
-        name: [_past_tick(name, tick, messages) for tick in part] for name, part in ticks.items()
+        name: [
+            PastTick(tick, message_id := occurrence_id(name, tick), messages[message_id])
+            for tick in part
+        ]
+        for name, part in ticks.items()
     }
 
 
@@ -86,8 +90,3 @@ def _newest(record: Record, now_ms: int) -> int:
     if is_over and record.last is not None:
         return min(now_ms, record.last)
     return now_ms
-
-
-def _past_tick(name: str, tick: int, messages: Mapping[str, FoundMessage | None]) -> PastTick:
-    message_id = occurrence_id(name, tick)
-    return PastTick(tick, message_id, messages[message_id])

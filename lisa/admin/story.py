@@ -8,7 +8,7 @@ message are expected, which finds most events quickly even in a long journal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lisa.admin.reading import entry_number, shards_of_id
@@ -83,25 +83,17 @@ def read_back(
     at = int(number) if slash and number.isdigit() else 0
     if at >= len(names):
         return Story((), 0, None, None)
-    read = yield from _read_back(
-        store, (names[at], message_id), behind or None, most, not_before_ms
-    )
-    if read.cursor is None and at + 1 < len(names):  # older events are in an older shard
-        return replace(read, cursor=f"{at + 1}/")
-    if at and read.cursor is not None:
-        return replace(read, cursor=f"{at}/{read.cursor}")
-    return read
-
-
-def _read_back(
-    store: Store, where: tuple[str, str], cursor: str | None, most: int, not_before_ms: int
-) -> Flow[Story]:
-    start = "+" if cursor is None else "({}-{}".format(*entry_number(cursor))
+    start = "({}-{}".format(*entry_number(behind)) if behind else "+"
     end = str(not_before_ms) if not_before_ms else "-"
     found, looked, last, is_last = yield from _events_between(
-        store, where, start, end, most, backwards=True
+        store, (names[at], message_id), start, end, most, backwards=True
     )
-    return Story(tuple(reversed(found)), looked, _ms(last), None if is_last else last)
+    if is_last:  # older events are in an older shard
+        following = f"{at + 1}/" if at + 1 < len(names) else None
+    else:
+        following = f"{at}/{last}" if at else last
+    back_to_ms = None if last is None else entry_number(last)[0]
+    return Story(tuple(reversed(found)), looked, back_to_ms, following)
 
 
 def _events_between(
@@ -191,12 +183,8 @@ def _events(items: Sequence[Any], wanted: bytes) -> list[StoryEvent]:
     return [
         _event(text(entry), flat)
         for entry, flat in items
-        if flat and wanted in flat and _field(flat, b"id") == wanted
+        if flat and wanted in flat and entry_fields(flat).get(b"id") == wanted
     ]
-
-
-def _field(flat: Sequence[bytes], name: bytes) -> bytes | None:
-    return next((flat[i + 1] for i in range(0, len(flat) - 1, 2) if flat[i] == name), None)
 
 
 def _event(entry: str, flat: Sequence[bytes]) -> StoryEvent:
@@ -223,7 +211,3 @@ def _number(value: str | None) -> int | None:
         return int(float(value)) if value else None
     except (ValueError, OverflowError):
         return None
-
-
-def _ms(entry: str | None) -> int | None:
-    return None if entry is None else entry_number(entry)[0]
