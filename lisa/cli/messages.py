@@ -24,6 +24,7 @@ from lisa.cli.options import (
 from lisa.cli.output import (
     body_fields,
     distance,
+    fail,
     iso,
     local,
     print_json,
@@ -62,10 +63,9 @@ def get(chosen: Chosen, topic: str, message_id: str) -> None:
     """
     found = chosen.producer().get(topic, message_id)
     if found is None:
-        if chosen.json:
-            print_json({"topic": topic, "id": message_id, "state": None})
-        else:
-            click.echo(f"lisa: {message_id} is unknown on topic {topic}", err=True)
+        if not chosen.json:
+            fail(f"{message_id} is unknown on topic {topic}")
+        print_json({"topic": topic, "id": message_id, "state": None})
         raise click.exceptions.Exit(1)
     if chosen.json:
         print_json(_document(found))

@@ -19,6 +19,7 @@ from lisa.core.model.display import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 WIDE = 10_000
@@ -111,6 +112,15 @@ def body_fields(body: Any) -> dict[str, Any]:
     if isinstance(body, bytes):
         return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
     return {"body": body, "body_encoding": "text" if isinstance(body, str) else "json"}
+
+
+def progress_bar(text: str) -> Progress:
+    """A bar on stderr, beside a text of its task; not shown unless stderr is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn())
+    is_hidden = not sys.stderr.isatty()
+    return Progress(*columns, console=console(err=True), transient=True, disable=is_hidden)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from lisa.cli.options import (
     duration,
     together,
 )
-from lisa.cli.output import console, fail, iso, print_json, print_table
+from lisa.cli.output import fail, iso, print_json, print_table, progress_bar
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import InvalidMessage, LisaError
@@ -170,19 +170,9 @@ def _send_file(
     kind: str | None,
     options: dict[str, Any],
 ) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     with click.open_file(str(path), "rb") as lines:
         total = None if str(path) == "-" else path.stat().st_size
-        bar = Progress(
-            TextColumn("{task.fields[sent]} sent"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=console(err=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        with bar:
+        with progress_bar("{task.fields[sent]} sent") as bar:
             task = bar.add_task("", total=total, sent=0)
             empty: list[int] = []
 
@@ -265,7 +255,10 @@ def next_(
     """
     if message_id is not None and topic is None:
         raise click.UsageError("--id needs TOPIC")
-    window = _window_of(chosen, topic) if topic else ""
+    window = ""
+    if topic:
+        store = chosen.store()
+        window = store.drive(store.options(topic)).window or ""
     now_ms = clock_ms()
     if message_id is not None:
         due, named = _stored(chosen, topic or "", message_id, window, now_ms)
@@ -279,11 +272,6 @@ def next_(
     for step in steps:
         click.echo(step)
     click.echo(f"due: {iso(due_ms)}")
-
-
-def _window_of(chosen: Chosen, topic: str) -> str:
-    store = chosen.store()
-    return store.drive(store.options(topic)).window or ""
 
 
 def _asked(

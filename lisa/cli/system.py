@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +253,8 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
                 "entries": report.entries,
                 "found": report.total,
                 "repaired": report.repaired,
-                "kinds": dict(report.kinds),
-                "findings": [asdict(finding) for finding in report.findings],
+                "kinds": report.kinds,
+                "findings": report.findings,
             }
         )
     else:

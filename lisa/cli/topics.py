@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -385,7 +385,7 @@ def show_journal(chosen: Chosen, topic: str) -> None:
     store = store_with_topic(chosen, topic)
     found = store.drive(admin.journal.journal(store, topic))
     if chosen.json:
-        print_json(asdict(found))
+        print_json(found)
         return
     now_ms = store.drive(store.server_time_ms())
     print_table(

@@ -16,6 +16,7 @@ import redis
 from pyspark.sql import functions as sf
 
 from lisa import Consumer, Manager
+from lisa.cli.options import Chosen
 from lisa.cli.pipeline.archive import _print_result
 from lisa.core.model.clock import MAX_DUE_MS, ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
@@ -322,7 +323,7 @@ def test_exit_codes_and_output(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -
         jobs.archive("jdbc:postgresql://127.0.0.1/none")
     where = "jdbc:postgresql://db/archive?user=lisa&password=secret"
     for as_json in (False, True):
-        _print_result(ArchiveResult("db", where, 3, 1, 0.5), as_json=as_json)
+        _print_result(ArchiveResult("db", where, 3, 1, 0.5), Chosen(json=as_json))
         printed = capsys.readouterr().out
         assert "jdbc:postgresql://db/archive" in printed
         assert "secret" not in printed

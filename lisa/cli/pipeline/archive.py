@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import duration
+from lisa.cli.options import Chosen, duration
 from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
@@ -99,7 +99,7 @@ def archive(
     session = shared.session("archive", source, progress=compact_only)
     with _stopping() as stop, session as spark:
         if compact_only:
-            _compact(spark, where, keep, as_json=shared.json)
+            _compact(spark, where, keep, shared.chosen)
             return
         from lisa.pipeline.jobs.archive import archive as run_job
 
@@ -117,7 +117,7 @@ def archive(
             prefix=server.prefix,
             **options,
         )
-    _print_result(done, as_json=shared.json)
+    _print_result(done, shared.chosen)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _catch(stop: threading.Event) -> None:
         signal.signal(number, lambda *_: stop.set())
 
 
-def _compact(spark: SparkSession, where: str, keep: timedelta, *, as_json: bool) -> None:
+def _compact(spark: SparkSession, where: str, keep: timedelta, chosen: Chosen) -> None:
     from lisa.pipeline.archive import open_archive
     from lisa.pipeline.archive.writing import FileWriter
 
@@ -147,11 +147,9 @@ def _compact(spark: SparkSession, where: str, keep: timedelta, *, as_json: bool)
     files = writer.compact(everything=True)
     writer.delete_old()
     left = writer.file_count()
-    if as_json:
-        print_json({"where": where, "compacted": files, "files": left})
-    else:
-        merged, kept = _count(files, "file", "files"), _count(left, "file", "files")
-        click.echo(f"{merged} merged; the archive now has {kept}")
+    merged, kept = _count(files, "file"), _count(left, "file")
+    line = f"{merged} merged; the archive now has {kept}"
+    chosen.answer({"where": where, "compacted": files, "files": left}, line)
 
 
 def _print_batch_as_json(one: Progress) -> None:
@@ -163,30 +161,27 @@ def _print_batch(one: Progress) -> None:
     """Print a batch to stderr."""
     lag = "" if one.lag_ms is None else f", {human(one.lag_ms)} behind"
     rate = one.events / max(one.seconds, 0.001)
-    events = _count(one.events, "event", "events")
+    events = _count(one.events, "event")
     click.echo(f"batch {one.batch}: {events}, {rate:,.0f}/s{lag}", err=True)
     for gap in one.gaps:
         click.echo(f"gap: {gap.reason}", err=True)
 
 
-def _print_result(done: ArchiveResult, *, as_json: bool) -> None:
+def _print_result(done: ArchiveResult, chosen: Chosen) -> None:
     from lisa.pipeline.paths import without_password
 
-    gaps: Sequence[str] = [gap.reason for gap in done.gaps]
+    gaps = [gap.reason for gap in done.gaps]
     where = without_password(done.where)
-    if as_json:
-        seconds = round(done.seconds, 3)
-        print_json(asdict(done) | {"where": where, "seconds": seconds, "gaps": gaps})
-        return
-    recorded = f", {_count(len(gaps), 'gap', 'gaps')} recorded" if gaps else ""
-    click.echo(
-        f"{_count(done.events, 'event', 'events')} archived in "
-        f"{_count(done.batches, 'batch', 'batches')} ({done.seconds:,.1f} s){recorded}: {where}"
+    recorded = f", {_count(len(gaps), 'gap')} recorded" if gaps else ""
+    chosen.answer(
+        asdict(done) | {"where": where, "seconds": round(done.seconds, 3), "gaps": gaps},
+        f"{_count(done.events, 'event')} archived in {_count(done.batches, 'batch', 'batches')} "
+        f"({done.seconds:,.1f} s){recorded}: {where}",
     )
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
+def _count(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, job_options
 
@@ -25,12 +24,9 @@ def convert(shared: JobOptions, where: str) -> None:
         from lisa.pipeline.archive.writing import convert as run_job
 
         events = run_job(spark, where)
-    if shared.json:
-        print_json({"where": where, "events": events})
-    elif events:
-        click.echo(f"{events:,} events converted: {where}")
-    else:
-        click.echo(f"{where} has the present layout already")
+    done = f"{events:,} events converted: {where}"
+    line = done if events else f"{where} has the present layout already"
+    shared.chosen.answer({"where": where, "events": events}, line)
 
 
 if __name__ == "__main__":

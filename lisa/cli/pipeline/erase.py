@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 import click
 
-from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
@@ -50,13 +49,11 @@ def erase(
             server=None if offline else server,
             properties=source.properties,
         )
-    if shared.json:
-        print_json(asdict(done) | {"seconds": round(done.seconds, 3)})
-    else:
-        click.echo(
-            f"{done.messages:,} messages, {done.events:,} events and {done.journal:,} journal "
-            f"entries deleted ({done.seconds:,.1f} s)"
-        )
+    shared.chosen.answer(
+        asdict(done) | {"seconds": round(done.seconds, 3)},
+        f"{done.messages:,} messages, {done.events:,} events and {done.journal:,} journal "
+        f"entries deleted ({done.seconds:,.1f} s)",
+    )
     if done.unread:
         click.echo(
             f"{done.unread:,} journal entries of these messages are not archived yet: run `lisa "

@@ -8,7 +8,6 @@ from datetime import timedelta
 import click
 
 from lisa.cli.options import duration
-from lisa.cli.output import print_json
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
 
@@ -32,12 +31,10 @@ def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> Non
         from lisa.pipeline.jobs.deletion import retain as run_job
 
         done = run_job(spark, str(source.where), keep, properties=source.properties)
-    if shared.json:
-        print_json(asdict(done) | {"seconds": round(done.seconds, 3)})
-    else:
-        click.echo(
-            f"{done.messages:,} messages and {done.events:,} events deleted ({done.seconds:,.1f} s)"
-        )
+    shared.chosen.answer(
+        asdict(done) | {"seconds": round(done.seconds, 3)},
+        f"{done.messages:,} messages and {done.events:,} events deleted ({done.seconds:,.1f} s)",
+    )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import duration
-from lisa.cli.output import console, print_json, print_table
+from lisa.cli.output import print_json, print_table, progress_bar
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import JobOptions, job_options, pairs
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -167,7 +165,8 @@ def schedule(
     server = shared.server()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
-    with shared.session("schedule") as spark, _progress_bar() as progress:
+    with shared.session("schedule") as spark, progress_bar("tasks") as bar:
+        task = bar.add_task("", total=None)
         from lisa.cli.pipeline.schedule_source import TIMES, as_messages, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
@@ -176,7 +175,7 @@ def schedule(
         done = run_job(
             rows,
             topic=topic,
-            progress=progress,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
             url=server.url,
             prefix=server.prefix,
             **options,
@@ -186,19 +185,6 @@ def schedule(
         click.echo("lisa: no column and no option gives a time: all rows are due now", err=True)
     if done.refused:
         raise click.exceptions.Exit(1)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of finished and known tasks on stderr, if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    screen = console(err=True)
-    columns = (TextColumn("tasks"), BarColumn(), MofNCompleteColumn())
-    is_hidden = not screen.is_terminal
-    with Progress(*columns, console=screen, disable=is_hidden, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_result(done: Scheduled, directory: str | None, *, as_json: bool) -> None:

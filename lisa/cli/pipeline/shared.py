@@ -39,14 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 EVERY_S = 5.0
 
 
-def _silence_query_errors() -> None:
-    """Commands print one line for a query that Spark refuses; PySpark logs its plan and stack."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
-
-
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The values of the options that all jobs have."""
@@ -74,8 +66,10 @@ class JobOptions:
         example ServerUnavailable), that error is raised instead of Spark's.
         """
         with requires("pipeline"):
-            import pyspark  # noqa: F401
-        _silence_query_errors()
+            from pyspark.logger import PySparkLogger
+        # Commands print one line for a query that Spark refuses; PySpark logs its plan and stack.
+        for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(logger).disabled = True
         from lisa.pipeline.errors import unwrapped
         from lisa.pipeline.session import NEEDS_JVM, chosen_master, is_connect, spark_session
 
