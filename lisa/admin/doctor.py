@@ -43,7 +43,7 @@ _WRITABLE = ("server", "role", "cluster")
 def examine(store: Store) -> Flow[list[Check]]:
     """Run all checks. Raises ServerUnavailable, and ConfigError for a wrong password."""
     yield from store.command("PING")
-    answers = yield from _on_each(store, "INFO")
+    answers = yield from store.on_each_node("INFO")
     servers = {node: info(reply) for node, reply in answers.items() if isinstance(reply, bytes)}
     if not servers:
         checks = [
@@ -88,13 +88,6 @@ def examine(store: Store) -> Flow[list[Check]]:
     return checks
 
 
-def _on_each(store: Store, *command: str) -> Flow[dict[str, Any]]:
-    """Each node's reply to a command, or the error that it returned."""
-    if store.has_nodes:
-        return (yield from store.on_each_node(*command))
-    return {"": (yield from _try(store, command))}
-
-
 def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
     """The checks of all nodes: what one found, or each problem, with the nodes that have it."""
     whole: list[Check] = []
@@ -125,7 +118,7 @@ def _try(store: Store, command: Command) -> Flow[Any]:
 
 def _cluster(store: Store, answers: Mapping[str, Any]) -> Flow[list[Check]]:
     """Whether each primary answers, and takes the cluster for whole."""
-    states = yield from _on_each(store, "CLUSTER", "INFO")
+    states = yield from store.on_each_node("CLUSTER", "INFO")
     found: dict[str, list[Check]] = {}
     for node, reply in states.items():
         if isinstance(answers.get(node), ServerUnavailable):
