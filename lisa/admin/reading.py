@@ -27,19 +27,15 @@ class Position(NamedTuple):
 def ask_all(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     """Send commands in one round trip; the reply is None for each command that fails.
 
-    One deleted or corrupt key therefore does not hide the rest of a table.
+    One deleted or corrupt key therefore does not hide the rest of a table. Raises
+    ServerUnavailable and ConfigError.
     """
-    try:
-        return (yield from store.commands(commands))
-    except (ServerUnavailable, ConfigError):
-        raise
-    except LisaError:
-        if len(commands) == 1:
-            return [None]
-        replies: list[Any] = []
-        for command in commands:
-            replies += yield from ask_all(store, [command])
-        return replies
+
+    def concerns_all(error: Exception) -> bool:
+        return isinstance(errors.translated(error, store.where), (ServerUnavailable, ConfigError))
+
+    replies = yield from store.commands(commands, raises=concerns_all)
+    return [None if isinstance(reply, Exception) else reply for reply in replies]
 
 
 def ask_stream(store: Store, *command: str | bytes | float) -> Flow[Any]:

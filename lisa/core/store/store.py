@@ -216,9 +216,14 @@ class Store:
         """
         return self._repeated(Execute(command), patience=patience)
 
-    def commands(self, commands: Sequence[Command]) -> Flow[list[Any]]:
-        """Run plain commands, safe to repeat, in one round trip. Raises the first error."""
-        return self._repeated(ExecuteMany(commands))
+    def commands(
+        self, commands: Sequence[Command], raises: Callable[[Exception], bool] = lambda _: True
+    ) -> Flow[list[Any]]:
+        """Run plain commands, safe to repeat, in one round trip. Raises the first error.
+
+        raises: whether an error is raised; others are among the replies.
+        """
+        return self._repeated(ExecuteMany(commands), raises)
 
     def _beside(self, key: str, *command: str) -> Flow[Any]:
         """Run a command without keys; on a cluster, on the node that holds `key` if given."""
