@@ -205,11 +205,12 @@ class Promoter:
         instants = dict.fromkeys(unreadable - self._unreadable, now)
         self._unreadable = self._unreadable.difference(part) | unreadable
         for topic in part:
+            state = self._topics[topic]
             if isinstance(heads[topic][0], list):
-                self._topics[topic].seen_at = now
+                state.seen_at = now
             dues = [due_ms for head in heads[topic] if (due_ms := head_ms(head)) is not None]
             if dues:
-                at = self._paced(topic, self._clock.instant(min(dues)))
+                at = max(self._clock.instant(min(dues)) + state.lag_s, state.earliest)
                 instants[topic] = min(at, instants.get(topic, at))
         return instants
 
@@ -272,12 +273,8 @@ class Promoter:
         # or the estimate is slightly off. Always pause, so that calls do not spin.
         if result.now_ms < result.next_due_ms and at <= received:
             at = received + TOO_EARLY_S
-        return self._paced(topic, at)
-
-    def _paced(self, topic: str, at: float) -> float:
-        """An instant, after another manager's turn and the interval since the last promotion."""
-        state = self._topics.get(topic)
-        return at if state is None else max(at + state.lag_s, state.earliest)
+        state = self._topics[topic]
+        return max(at + state.lag_s, state.earliest)
 
     # -- topics with full groups
 
