@@ -12,7 +12,7 @@ retries and its ready messages, at the best handling rate that was measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from operator import add
@@ -192,29 +192,20 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """One group's load: `backlog` is due now; `steps` are (start_ms, end_ms, messages)."""
-
-    group: str
-    backlog: int
-    steps: tuple[tuple[int, int, int], ...]
-    beyond: int
-
-
-@dataclass(frozen=True, slots=True)
 class ForecastStep:
     """One step: messages due within it, and messages left at its end at the assumed rate."""
 
     start_ms: int
     end_ms: int
     due: int
-    left: int | None
+    left: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """A group's forecast at a rate `pace` (messages per second; None if nothing was handled yet).
+    """A group's forecast: `backlog` is due now, `beyond` after the steps.
 
+    pace: the assumed rate, in messages per second; None if nothing was handled yet.
     crossing_ms: when the group starts to fall behind; None if it keeps up.
     most: the largest backlog from then on.
     clear_ms: when the last backlog is gone; None if not within the steps.
@@ -224,7 +215,7 @@ class Outlook:
     backlog: int
     steps: tuple[ForecastStep, ...]
     beyond: int
-    pace: float | None
+    pace: float | None = None
     crossing_ms: int | None = None
     most: int = 0
     clear_ms: int | None = None
@@ -249,10 +240,11 @@ def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
     ]
 
 
-def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
-    """The load of each group; later steps begin at full minutes, hours or days (UTC).
+def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Outlook]]:
+    """The load of each group, without a rate.
 
-    A topic without groups yields the waiting messages for a group named "".
+    Steps after the first one begin at full minutes, hours or days (UTC). A topic without groups
+    yields the waiting messages for a group named "".
     """
     step = horizon.step_ms
     first = now_ms - now_ms % step
@@ -262,11 +254,11 @@ def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list
         for group, counts in (yield from _due_in_shard(store, shard, edges)).items():
             loads[group] = list(map(add, counts, loads.get(group, [0] * len(counts))))
     return [
-        Due(
-            group,
-            backlog,
-            tuple((start, end, n) for (start, end), n in zip(pairwise(edges), counts, strict=True)),
-            beyond,
+        Outlook(
+            group=group,
+            backlog=backlog,
+            steps=tuple(map(ForecastStep, edges, edges[1:], counts)),
+            beyond=beyond,
         )
         for group, (backlog, *counts, beyond) in sorted(loads.items())
     ]
@@ -297,15 +289,15 @@ def _due_in_shard(store: Store, shard: Shard, edges: list[int]) -> Flow[dict[str
     return found
 
 
-def outlook(ahead: Due, pace: float | None) -> Outlook:
+def outlook(ahead: Outlook, pace: float | None) -> Outlook:
     """Simulate the steps at a handling rate of `pace` messages per second."""
+    if pace is None:
+        return ahead
     steps: list[ForecastStep] = []
     left, most, crossing, clear = float(ahead.backlog), 0, None, None
-    for start, end, count in ahead.steps:
-        if pace is None:
-            steps.append(ForecastStep(start, end, count, None))
-            continue
-        before, todo, room = left, left + count, pace * (end - start) / 1000
+    for step in ahead.steps:
+        start, room = step.start_ms, pace * (step.end_ms - step.start_ms) / 1000
+        before, todo = left, left + step.due
         left = max(0.0, todo - room)
         if left >= MIN_BACKLOG:
             if crossing is None:
@@ -314,12 +306,10 @@ def outlook(ahead: Due, pace: float | None) -> Outlook:
         elif crossing is not None and clear is None and not left:
             clear = start + round(todo / pace * 1000)
         most = max(most, round(left))
-        steps.append(ForecastStep(start, end, count, round(left)))
-    return Outlook(
-        group=ahead.group,
-        backlog=ahead.backlog,
+        steps.append(replace(step, left=round(left)))
+    return replace(
+        ahead,
         steps=tuple(steps),
-        beyond=ahead.beyond,
         pace=pace,
         crossing_ms=crossing,
         most=most if crossing is not None else 0,

@@ -8,7 +8,7 @@ import redis
 
 from lisa import Producer
 from lisa.admin import history, story
-from lisa.admin.history import Due, HistorySpan, Horizon
+from lisa.admin.history import ForecastStep, HistorySpan, Horizon, Outlook
 from lisa.admin.live import Interval
 from lisa.core.model.envelope import id_time_ms, new_id, new_ids
 from lisa.gateway.page.rendering import count, message_link, span
@@ -109,19 +109,20 @@ def test_due_messages_are_counted_for_each_group(
     assert (lisa.group, lisa.backlog, lisa.beyond) == ("lisa", 1, 1)
     assert (other.group, other.backlog, other.beyond) == ("other", 2, 1)
     assert len(lisa.steps) == horizon.count
-    assert [n for _, _, n in lisa.steps[:3]] == [1, 1, 0]
-    assert [n for _, _, n in other.steps[:3]] == [2, 1, 0]
-    assert lisa.steps[0][0] == NOW
-    assert all(end % step == 0 for _, end, _ in lisa.steps)
+    assert [one.due for one in lisa.steps[:3]] == [1, 1, 0]
+    assert [one.due for one in other.steps[:3]] == [2, 1, 0]
+    assert lisa.steps[0].start_ms == NOW
+    assert all(one.end_ms % step == 0 for one in lisa.steps)
 
 
-def steps(*counts: int) -> tuple[tuple[int, int, int], ...]:
-    return tuple((i * MINUTE, (i + 1) * MINUTE, n) for i, n in enumerate(counts))
+def steps(*counts: int) -> tuple[ForecastStep, ...]:
+    return tuple(ForecastStep(i * MINUTE, (i + 1) * MINUTE, n) for i, n in enumerate(counts))
 
 
 def test_the_outlook_warns_where_more_falls_due_than_was_handled() -> None:
-    def outlook(backlog: int, counts: tuple[int, ...], pace: float | None) -> history.Outlook:
-        return history.outlook(Due("g", backlog, steps(*counts), 0), pace)
+    def outlook(backlog: int, counts: tuple[int, ...], pace: float | None) -> Outlook:
+        ahead = Outlook(group="g", backlog=backlog, steps=steps(*counts), beyond=0)
+        return history.outlook(ahead, pace)
 
     seen = outlook(0, (30, 160, 70, 10, 0), 1.0)
     assert [one.left for one in seen.steps] == [0, 100, 110, 60, 0]
