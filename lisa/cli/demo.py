@@ -16,14 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from lisa.embedded import EmbeddedServer, RoleProcess
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 GRACE_SECONDS = 30.0
 
@@ -246,12 +243,7 @@ class DemoTally:
 
 def show_result(figures: dict[str, int | float], lateness_us: list[int]) -> None:
     """Print the results and the histogram of `lateness_us`, in microseconds."""
-    from rich.console import Console, Group
-
-    Console().print(Group(_table(figures), "", _histogram(lateness_us)))
-
-
-def _table(figures: dict[str, int | float]) -> RenderableType:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -263,14 +255,6 @@ def _table(figures: dict[str, int | float]) -> RenderableType:
         shown = f"{value:,.2f} ms" if name.endswith("_ms") else f"{value:,}"
         style = "" if name not in MUST_BE_ZERO else "green" if value == 0 else "bold red"
         table.add_row(label, Text(shown, style=style))
-    return table
-
-
-def _histogram(lateness_us: list[int]) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     counts = [0] * (len(BOUNDS_MS) + 1)
     for late in lateness_us:
         counts[bisect_left(BOUNDS_MS, late / 1000)] += 1
@@ -284,4 +268,4 @@ def _histogram(lateness_us: list[int]) -> RenderableType:
         label = f"<= {BOUNDS_MS[i]:g} ms" if i < len(BOUNDS_MS) else f"> {BOUNDS_MS[-1]:g} ms"
         bar = "█" * round(BAR * count / most) or ("▏" if count else "")
         chart.add_row(label, Text(bar, style="cyan"), f"{count:,}")
-    return Group("Lateness of first deliveries", chart)
+    Console().print(table, "", "Lateness of first deliveries", chart, sep="\n")
