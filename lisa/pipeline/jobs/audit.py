@@ -120,12 +120,12 @@ def audit(
     to: a new directory for the lists of missing and stuck messages, and `summary.json`.
     stage: called with a description of each stage.
 
-    Raises ConfigError for invalid arguments and topics that the archive lacks, ServerUnavailable
-    if the server does not answer.
+    Raises ConfigError for invalid arguments and topics that the archive lacks, InvalidMessage for
+    a range that `JobScope` refuses, ServerUnavailable if the server does not answer.
     """
     began = time.monotonic()
-    folder = OutputFolder(spark, to) if to is not None else None
     scope = JobScope(topics, start, end)
+    folder = OutputFolder(spark, to) if to is not None else None
     archive = reopen()
     topics_in(archive, topics)
     stage("reading the archive")

@@ -479,9 +479,9 @@ class Figures:
         self.demands = demands(cells, int(self.now.timestamp())) if self.now else {}
         self.due = self.demands.pop(None, Demand())
         self.unknown = [topic for topic in self.demands if topic not in self.capacities]
-        pairs = ((topic, own[0]) for topic, own in self.capacities.items() if topic in self.demands)
-        behind = (crossing(topic, self.demands[topic], capacity) for topic, capacity in pairs)
-        self.crossings = sorted(filter(None, behind), key=lambda it: (it.hour, -it.peak, it.topic))
+        best = {topic: own[0] for topic, own in self.capacities.items() if topic in self.demands}
+        behind = (crossing(topic, self.demands[topic], best[topic]) for topic in sorted(best))
+        self.crossings = sorted(filter(None, behind), key=lambda found: (found.hour, -found.peak))
 
     @property
     def empty(self) -> bool:

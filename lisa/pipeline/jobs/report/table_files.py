@@ -101,10 +101,10 @@ def _tables(figures: Figures) -> dict[str, tuple[tuple[str, ...], Iterable[tuple
             ("topic", "from", "load", "capacity", "most_left_over", "most_at", "drained_at"),
             [
                 (
-                    *(it.topic, ahead(it.hour), it.load, it.capacity),
-                    *(it.peak, ahead(it.peak_hour + 1), ahead(it.drained)),
+                    *(found.topic, ahead(found.hour), found.load, found.capacity),
+                    *(found.peak, ahead(found.peak_hour + 1), ahead(found.drained)),
                 )
-                for it in figures.crossings
+                for found in figures.crossings
             ],
         ),
         "gaps": (
