@@ -50,7 +50,7 @@ Below, calls for every millisecond cost little more, and messages are not delaye
 
 RATE_OVER_S = 0.1
 
-SECOND_S = 0.005
+FOLLOWER_LAG_S = 0.005
 """A manager promotes a topic this much after each due time while another manager is faster."""
 
 TICKS = 8
@@ -65,7 +65,7 @@ CERTAIN_S = 1.0
 WORTH_IT = 4
 """A call is worth it with room for a batch, or for `max_ready / WORTH_IT` if that is less."""
 
-MAX_READY = TopicOptions().max_ready
+DEFAULT_MAX_READY = TopicOptions().max_ready
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ def _record_rate(state: _Topic, result: Promoted, groups: int, now: float) -> No
         state.earliest = now + (result.interval_ms / 1000 or fast_s)
         state.lag_s = 0.0
     elif state.total is not None and result.total > state.total:
-        state.lag_s = SECOND_S
+        state.lag_s = FOLLOWER_LAG_S
     state.total = result.total
 
 
@@ -353,7 +353,7 @@ class Promoter:
         if unread != full.unread:
             full.unread, full.since = unread, now
         full.backoff.lengthen(LONGEST_UNREAD_S if now - full.since > CERTAIN_S else LONGEST_S)
-        most = int_or(replies[2 * count], MAX_READY)
+        most = int_or(replies[2 * count], DEFAULT_MAX_READY)
         enough = most - max(1, min(self._batches.get(topic, LARGEST_BATCH), most // WORTH_IT))
         heads = [head_ms(head) for head in replies[2 * count + 1 :]]
         waits, *retries = [head is not None and head <= now_ms for head in heads]
