@@ -173,9 +173,9 @@ local function wanted_by(group)
   return again, #again / 2, free or wanted > 0 and room(group, max_ready, wanted) or 0
 end
 
--- The messages that one group takes, of waiting and of its retry, in order of due time, as `pairs`:
--- `retried` leave its retry, `waited` leave waiting if there is no other group; `held`, without room,
--- move to its retry.
+-- The messages that one group takes from waiting and from its retry: `pairs`, in order of due time; the
+-- ids that leave its retry (`retried`) and, if it is the only group, waiting (`waited`); and the pairs
+-- that move to its retry because it has no room (`held`).
 local function plan_with_retries(group)
   local again, retries, free = wanted_by(group)
   local wanted = #found / 2 + retries

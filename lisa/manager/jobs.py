@@ -94,7 +94,7 @@ class JobScheduler(BackgroundScheduler):  # type: ignore[misc]  # the library ha
         return None if wait_s is None else min(wait_s, LONGEST_WAIT_S)
 
     def _move_jobs(self, now: datetime) -> None:
-        """Begin intervals anew; compute the next times of cron expressions again."""
+        """Run interval jobs and due ones now; recompute when the others run, by the new clock."""
         for job in self.get_jobs():
             is_due = isinstance(job.trigger, IntervalTrigger) or job.next_run_time <= now
             at = now if is_due else job.trigger.get_next_fire_time(None, now)

@@ -92,7 +92,7 @@ class _Full:
 class _Topic:
     """The state of one topic. Instants are `time.monotonic` seconds.
 
-    earliest: the end of the interval after the last promotion, before which there is no other.
+    earliest: when the next promotion may be made, one interval after the last one.
     lag_s: how long this manager lets another one go first. The other one's work would be repeated
         in vain otherwise. It ends as soon as a promotion finds messages that the other one left.
     seen_at: the last successful promotion or poll.

@@ -81,7 +81,7 @@ def not_replicated(call: Callable[[], object]) -> NotReplicated:
             return error
         except ServerUnavailable:
             continue
-        pytest.fail("the call succeeded, although there is no replica")
+        pytest.fail("the call succeeded without a replica")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -136,7 +136,7 @@ class Pool:
         elif time.monotonic() < self._check_at:
             try:
                 return self._kept.pop()  # atomic: threads share the pool
-            except IndexError:
+            except IndexError:  # no connection is kept, or another thread took it
                 pass
         self._return_kept()
         return self.inner.get_connection()

@@ -287,7 +287,8 @@ async def _edit(action: FormAction) -> Done:
     """Replace a dead message by one with another body, due now.
 
     Id, headers and policies stay the same. Nothing changes if the message has left the garbage
-    or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
+    or if a group still handles it. Raises InvalidMessage if it had a JSON body and the new one is
+    not JSON.
     """
     gateway, topic = action.visit.gateway, action.topic
     action.visit.token.require(Scope.PRODUCE, topic)
