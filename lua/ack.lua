@@ -3,8 +3,8 @@
 -- reclaimed) still settles the message in any state, if the send token matches.
 -- The body is deleted with the last group that owes it. A repeated call returns r: tombstones and
 -- marks outlast the time in which callers repeat a call.
--- Features: strays (deliveries that the group no longer holds, or that are given twice), groups,
--- journal.
+-- Features: strays (deliveries that the group no longer holds, or that are given twice), keys (some
+-- messages have one), groups, journal.
 -- KEYS  the prelude's, then by columns for each delivery: body, done
 -- ARGV  own group's number; the final state (acked, or expired for one opened past its ttl);
 --       lateness letters and the highest lateness to keep; n;
@@ -130,6 +130,9 @@ end
 if n > 0 then
   call('UNLINK', unpack(KEYS, BODY + 1, BODY + n))
   if has_more then forget_policies({unpack(ARGV, ID + 1, ID + n)}) end
+  if USES.keys then
+    list_by_key({unpack(ARGV, ID + 1, ID + n)}, false)
+  end
   local stones, settled_at = sized(2 * n + 2), int(now)
   for i = 1, n do
     stones[2 * i - 1], stones[2 * i] = KEYS[DONE + i], ARGV[STONE + i] .. settled_at

@@ -2,7 +2,7 @@
 -- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and returns
 -- the first answer; a batch that exceeds the capacity writes nothing.
 -- Features: now (some dues have come), ids (given by the sender; else
--- generated for this call), capacity, window, ttl, policy, journal.
+-- generated for this call), keys (some messages have one), capacity, window, ttl, policy, journal.
 -- KEYS  the prelude's, then by columns for each message: body, done (for ids generated for this
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
@@ -296,6 +296,11 @@ if USES.policy then
   end
 end
 
+if USES.keys then
+  local listed = accepted and {} or ids
+  for k, i in ipairs(accepted or {}) do listed[k] = ids[i] end
+  list_by_key(listed, true)
+end
 count('sent', accepted and #accepted or n)
 if USES.journal then
   if settings[4] == '1' then

@@ -69,6 +69,10 @@ local function mend_group(group, id, waits, faults)
 end
 
 local function mend_live(id, faults)
+  if is_listed(id) == false then
+    faults[#faults + 1] = 'unlisted'
+    if not judge then list_by_key({id}, true) end
+  end
   local waits, states = call('ZSCORE', WAITING, id), 0
   for _, group in ipairs(groups) do
     states = states + mend_group(group, id, waits, faults)
@@ -86,7 +90,7 @@ local function mend_live(id, faults)
 end
 
 local function mend_dead(id, faults)
-  local found = call('ZSCORE', WAITING, id) or call('HEXISTS', POLICY, id) == 1
+  local found = is_listed(id) or call('ZSCORE', WAITING, id) or call('HEXISTS', POLICY, id) == 1
     or call('ZSCORE', EXPIRY, id)
   for _, group in ipairs(groups) do
     found = found or owes(group, id) or has_failures(group, id)
@@ -96,6 +100,7 @@ local function mend_dead(id, faults)
     call('ZREM', WAITING, id)
     call('HDEL', POLICY, id)
     call('ZREM', EXPIRY, id)
+    list_by_key({id}, false)
   end
   if found then faults[#faults + 1] = 'no-body' end
 end

@@ -59,6 +59,7 @@ for i = 1, n do
   else
     letters[i], restored = 'y', restored + 1
     call('SET', body, ARGV[at - 5])
+    list_by_key({id}, true)
     if states == '' then
       call('ZADD', WAITING, ARGV[at - 4], id)
       tell(id, i, '', 0, ARGV[at - 4], {})

@@ -124,6 +124,7 @@ for i = 1, drops do
     call('UNLINK', body)
     call('HDEL', POLICY, id)
     call('ZREM', EXPIRY, id)
+    list_by_key({id}, false)
     dropped = dropped + 1
     events[#events + 1] = {id, 'cancelled', '', 0, 'end', 1}
   end
@@ -152,6 +153,7 @@ for i = 1, n do
   else
     call('SET', body, envelope)
     call('ZADD', WAITING, due, id)
+    list_by_key({id}, true)
     local event = {id, 'sent', '', 0, 'due', due, 'envelope', envelope}
     if ttl ~= '' then
       local ends = int(tonumber(due) + tonumber(ttl))

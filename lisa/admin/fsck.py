@@ -66,7 +66,9 @@ CALLS_PER_BATCH = 5
 """Divides the batch size, because checking an id takes longer than moving a message."""
 
 EXISTS_PER_CALL = 200
-TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
+TOPIC_TYPES = dict(
+    zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream", "hash"), strict=True)
+)
 GROUP_TYPES = dict(
     zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
 )

@@ -1,8 +1,10 @@
 -- prelude: these files precede every script; this one reads the common KEYS and ARGV. The loader
 -- omits unused paragraphs.
 --
--- KEYS  1-8 the topic's: waiting, policy, expiry, options, groups, stats, consumers, events
+-- KEYS  1-9 the topic's: waiting, policy, expiry, options, groups, stats, consumers, events, keyed
 --       then seven for each group: ready, entries, retry, garbage, attempts, reasons, leases
+--       then, for a call that uses lanes, the topic's limits, and five for each group: lanes, parked,
+--       queues, turns, closed
 --       then the keys of single messages, as documented in the script's header
 --       then, for a call whose answer is stored, the call's record
 -- ARGV  1 the wake channel, 2 the topic, 3 the actor (the caller, for the journal), 4 the number of
@@ -19,19 +21,30 @@
 -- ones, and returns {'GROUPS', name, ...} if they differ: the caller updates its list and calls
 -- again. Thus every key is declared, and no group is ever omitted.
 local call, KEYS, ARGV = redis.call, KEYS, ARGV -- locals are faster than globals
-local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS, EVENTS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS, EVENTS, KEYED =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local WAKE, TOPIC, ACTOR, GROUP_COUNT = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local ARGS = 4 + GROUP_COUNT
-local ID_KEYS = 8 + 7 * GROUP_COUNT
+local LIMITS = 10 + 7 * GROUP_COUNT
+local ID_KEYS = LIMITS - 1
+if USES.lanes then
+  ID_KEYS = LIMITS + 5 * GROUP_COUNT
+end
 
 local groups = {}
 for i = 1, GROUP_COUNT do
-  local k = 1 + 7 * i
+  local k = 2 + 7 * i
   groups[i] = {
     name = ARGV[4 + i], ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
     garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
   }
+end
+if USES.lanes then
+  for i, group in ipairs(groups) do
+    local k = LIMITS - 4 + 5 * i
+    group.lanes, group.parked, group.queues, group.turns, group.closed =
+      KEYS[k], KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4]
+  end
 end
 
 local function changed_groups()

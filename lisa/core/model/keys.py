@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.sharding import Shard
+from lisa.core.model.sharding import KEY_END, Shard
 
 DEFAULT_PREFIX = "lisa"
 DEFAULT_GROUP = "lisa"
@@ -40,6 +40,7 @@ TOPIC_KEYS = (
     "stats",
     "consumers",
     "events",
+    "keyed",
 )
 """A topic's keys in the order in which every script receives them."""
 
@@ -76,20 +77,45 @@ def plain_text(text: str) -> str:
 
 
 def check_id(message_id: str) -> str:
-    """Return the id, or raise InvalidMessage: 1 to 256 bytes of UTF-8, no control characters."""
-    if not isinstance(message_id, str):
-        raise InvalidMessage(f"a message id must be a str, not {type(message_id).__name__}")
+    """Return the id of a message, or raise InvalidMessage.
+
+    It is an id as `check_own_id` describes it, for a message with a key after the key and KEY_END.
+    """
+    if isinstance(message_id, str) and KEY_END in message_id:
+        key, _, own_id = message_id.partition(KEY_END)
+        return keyed_id(check_key(key), check_own_id(own_id))
+    return check_own_id(message_id)
+
+
+def check_own_id(message_id: str) -> str:
+    """Return an id without a key: 1 to 256 bytes, no control characters. Raises InvalidMessage."""
+    return _check_text("message id", message_id)
+
+
+def check_key(key: str) -> str:
+    """Return the key, or raise InvalidMessage: 1 to 256 bytes of UTF-8, no control characters."""
+    return _check_text("key", key)
+
+
+def _check_text(what: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidMessage(f"a {what} must be a str, not {type(value).__name__}")
     try:
-        size = len(message_id) if message_id.isascii() else len(message_id.encode())
+        size = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError:
-        raise InvalidMessage(f"message id {message_id!r} cannot be written as UTF-8") from None
+        raise InvalidMessage(f"{what} {value!r} cannot be written as UTF-8") from None
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidMessage(
-            f"a message id has 1 to {MAX_ID_BYTES} bytes; this one has {size}: {message_id[:32]!r}"
+            f"a {what} has 1 to {MAX_ID_BYTES} bytes; this one has {size}: {value[:32]!r}"
         )
-    if not message_id.isprintable() and _CONTROL.search(message_id):
-        raise InvalidMessage(f"message id {message_id!r} contains control characters")
-    return plain_text(message_id)
+    if not value.isprintable() and _CONTROL.search(value):
+        raise InvalidMessage(f"{what} {value!r} contains control characters")
+    return plain_text(value)
+
+
+def keyed_id(key: str | None, own_id: str) -> str:
+    """The id of a message from its key, if it has one, and the rest of its id."""
+    return own_id if key is None else f"{key}{KEY_END}{own_id}"
 
 
 class GroupKeys(NamedTuple):
@@ -105,6 +131,19 @@ class GroupKeys(NamedTuple):
 
 
 GROUP_KEYS = GroupKeys._fields
+
+
+class LaneKeys(NamedTuple):
+    """One group's keys of its lanes, in the order in which scripts receive them."""
+
+    lanes: str
+    parked: str
+    queues: str
+    turns: str
+    closed: str
+
+
+LANE_KEYS = LaneKeys._fields
 
 
 class TopicKeys:
@@ -124,7 +163,9 @@ class TopicKeys:
             self.stats,
             self.consumers,
             self.events,
+            self.keyed,
         ) = self.shared
+        self.limits = self.root + "limits"
         self.history = self.root + "history"
         self.archived = self.root + "archived"
         self.confirm = self.root + "confirm"
@@ -144,6 +185,11 @@ class TopicKeys:
             head = f"{self.root}g:{check_group(name)}:"
             found = self._groups[name] = GroupKeys(*(head + key for key in GROUP_KEYS))
         return found
+
+    def lanes(self, name: str) -> LaneKeys:
+        """The keys of one group's lanes."""
+        head = f"{self.root}g:{check_group(name)}:"
+        return LaneKeys(*(head + key for key in LANE_KEYS))
 
     def body(self, message_id: str) -> str:
         """The key of a live message's envelope."""
@@ -183,7 +229,7 @@ class TopicKeys:
         if not key.startswith(head):
             return None
         name, _, kind = key[len(head) :].rpartition(":")
-        return name if kind in GROUP_KEYS and _NAME.match(name) else None
+        return name if kind in GROUP_KEYS + LANE_KEYS and _NAME.match(name) else None
 
     def id_of_body(self, key: str) -> str:
         """The id that a body's key belongs to; the reverse of `body`."""

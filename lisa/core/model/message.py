@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import msgspec
 
 from lisa.core.model.clock import ms_datetime
+from lisa.core.model.sharding import key_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # known to type checkers; not needed at runtime
@@ -41,6 +42,11 @@ class Message(msgspec.Struct, Generic[Body_co], frozen=True, kw_only=True, weakr
     reason: str | None = None
     next_due_ms: int | None = None
     state: Any = None
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the message was sent, if any: the first part of its id."""
+        return key_of(self.id)
 
     @property
     def due(self) -> datetime:

@@ -22,6 +22,9 @@ Shard = NewType("Shard", str)
 MARK = "~"
 """Separates topic and shard in the name of a shard; not allowed in topic names."""
 
+KEY_END = "\x1f"
+"""Ends the key at the start of a message's id; no key, and no other part of an id, contains it."""
+
 CHANGED = MARK
 """Suffix of a topic's name on the wake channel, announcing a change of its layout."""
 
@@ -32,6 +35,12 @@ REMOVED = "removed:"
 
 JOURNALED = "journaled:"
 """Prefix of an options field: the last journal number of a deleted shard."""
+
+
+def key_of(message_id: str) -> str | None:
+    """The key of a message, from its id; None if it has none."""
+    key, end, _ = message_id.partition(KEY_END)
+    return key if end else None
 
 
 def topic_of(shard: str) -> Topic:
@@ -113,7 +122,8 @@ class Layout(NamedTuple):
         count = count or self.shards
         if count == 1:
             return own_shard(topic)
-        return name(topic, crc32(message_id.encode()) % count, count)
+        # Messages with the same key share a shard.
+        return name(topic, crc32(message_id.partition(KEY_END)[0].encode()) % count, count)
 
     def shards_of_id(self, topic: Topic, message_id: str) -> list[Shard]:
         """Names of the shards that may contain an id: the current one, then older ones."""

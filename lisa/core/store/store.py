@@ -410,7 +410,7 @@ class Store:
         if len(groups) != 1:
             features |= SEVERAL_GROUPS
         script = loader.load(transition.script, features)
-        all_keys, arguments = transition.build(keys, groups, self.actor, layout)
+        all_keys, arguments = transition.build(keys, groups, self.actor, layout, script.features)
         if transition.call_id:
             all_keys.append(keys.reply(transition.call_id))
             arguments.append(transition.kept_ms)

@@ -11,7 +11,8 @@ from lisa.core.model.envelope import fence_of
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.lateness import kept_ms, letter
 from lisa.core.model.message import Message
-from lisa.core.transitions.base import Argument, ById, OfGroup
+from lisa.core.model.sharding import KEY_END
+from lisa.core.transitions.base import KEYED, Argument, ById, OfGroup
 from lisa.core.transitions.loader import NONE, Features
 
 STRAYS: Features = frozenset({"strays"})
@@ -108,7 +109,9 @@ class Ack(OfGroup, ById[Acked]):
     @property
     def features(self) -> Features:
         entries = {settlement.entry for settlement in self.settlements}
-        return NONE if len(entries) == len(self.settlements) else STRAYS
+        strays = NONE if len(entries) == len(self.settlements) else STRAYS
+        is_keyed = any(KEY_END in settlement.id for settlement in self.settlements)
+        return strays | KEYED if is_keyed else strays
 
     def is_nowhere(self, result: Acked) -> bool:
         return result is Acked.STALE

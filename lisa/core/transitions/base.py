@@ -20,6 +20,12 @@ Argument = str | bytes | int
 SEVERAL_GROUPS: Features = frozenset({"groups", "retries"})
 """What every call of a topic with several groups, or with none, uses."""
 
+LANES = "lanes"
+"""The feature of every script for topics that use lanes: it comes with further keys."""
+
+KEYED: Features = frozenset({"keys"})
+"""What calls with ids of messages that have a key use."""
+
 STEPS_PER_CALL = 500
 """Maximum number of steps (ids times groups) per script call, so that none blocks for 5 ms."""
 
@@ -87,15 +93,25 @@ class Transition(ABC, Generic[T]):
         raise AssertionError(f"{self.script} answered {reply!r}")
 
     def build(
-        self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
+        self,
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        actor: str,
+        layout: str = "",
+        features: Features = NONE,
     ) -> tuple[list[str], list[Argument]]:
         """KEYS and ARGV for the given groups. Raises GroupRemoved if the own group is not one.
 
         layout: number of the layout by which this shard was chosen; empty to skip the check.
+        features: those of the script.
         """
         all_keys = list(keys.shared)
         for name in groups:
             all_keys += keys.group(name)
+        if LANES in features:
+            all_keys.append(keys.limits)
+            for name in groups:
+                all_keys += keys.lanes(name)
         all_keys += self.id_keys(keys)
         arguments: list[Argument] = [keys.wake, keys.topic, actor, len(groups), *groups]
         if isinstance(self, OfGroup):

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, text
+from lisa.core.model.sharding import KEY_END
+from lisa.core.transitions.base import KEYED, Argument, ById, Elsewhere, Transition, text
 from lisa.core.transitions.loader import Features
 
 
@@ -111,6 +112,8 @@ class Enqueue(ById[Sent]):
         found = []
         if self.if_known or not self.are_ids_new:
             found.append("ids")
+        if any(KEY_END in message_id for message_id in self.ids):
+            found += KEYED
         if self.window is not None:
             found.append("window")
         if self.ttls_ms.count(None) < len(self.ttls_ms):

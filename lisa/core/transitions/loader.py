@@ -29,7 +29,7 @@ _CONSTANTS = (
     "SUSPECT_REASON",
 )
 """Constants of `core.model.options` that scripts may name."""
-_PARTS = ("call", "topic", "late", "group", "settle", "fail")
+_PARTS = ("call", "topic", "keyed", "late", "group", "settle", "fail")
 """The prelude's files, in order: a file uses only functions of files before it."""
 
 Features = frozenset[str]
@@ -41,11 +41,15 @@ _names_by_sha: dict[str, str] = {}
 
 
 class Script(NamedTuple):
-    """One script: its source with the prelude, and the SHA-1 by which the server knows it."""
+    """One script: its source with the prelude, and the SHA-1 by which the server knows it.
+
+    features: those whose code it has.
+    """
 
     name: str
     source: str
     sha: str
+    features: Features
 
 
 class _Paragraph(NamedTuple):
@@ -90,7 +94,7 @@ def prelude() -> str:
 @cache
 def features_of(name: str) -> Features:
     """The features for which a script has code of its own."""
-    return frozenset(_FEATURE.findall(_sources()[name]))
+    return frozenset(_FEATURE.findall(_without_comments(prelude() + _sources()[name])))
 
 
 @cache
@@ -100,10 +104,11 @@ def load(name: str, features: Features = NONE) -> Script:
     if not features <= known:
         return load(name, features & known)
     code = _with_features(_sources()[name], features)
-    source = _with_constants("\n\n".join(_needed(_paragraphs(prelude()), _paragraphs(code))))
+    shared = _paragraphs(_with_features(prelude(), features))
+    source = _with_constants("\n\n".join(_needed(shared, _paragraphs(code))))
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     _names_by_sha[sha] = name
-    return Script(name, source, sha)
+    return Script(name, source, sha, features)
 
 
 def name_of(sha: str) -> str | None:

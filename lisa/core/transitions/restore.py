@@ -11,6 +11,7 @@ from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, Elsewhere, Recorded, Transition
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.core.transitions.loader import NONE, Features
 
 
 class Restored(StrEnum):
@@ -64,9 +65,14 @@ class Restore(Recorded, ById[Restored]):
         return keys.bodies_and_tombstones(self.message_ids)
 
     def build(
-        self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
+        self,
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        actor: str,
+        layout: str = "",
+        features: Features = NONE,
     ) -> tuple[list[str], list[Argument]]:
-        all_keys, arguments = Transition.build(self, keys, groups, actor, layout)
+        all_keys, arguments = Transition.build(self, keys, groups, actor, layout, features)
         # 0 for an unknown group: the script first reports the declared groups.
         number = {name: i for i, name in enumerate(groups, 1)}
         arguments.append(len(self.items))

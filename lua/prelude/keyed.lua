@@ -1,0 +1,101 @@
+-- prelude: keys, which connect messages of a topic.
+
+-- A message with a key has the id 'key<US>id', <US> being the unit separator, which no other id contains.
+-- KEYED lists the live ids of each key, without it: the field of the key has them all, each followed by
+-- <US>. Of more than IDS_PER_PART ids it has a part, field 'key<US>' has 'parts ids', and 'key<US>2' and so
+-- on the other parts. Parts are added one by one, as in linear hashing (Litwin 1980), so that no call
+-- moves more than a part.
+local US, IDS_PER_PART = '\31', 64
+
+-- The key and the rest of an id; nil for a message without a key.
+local function split_id(id)
+  local at = string.find(id, US, 1, true)
+  if at then return string.sub(id, 1, at - 1), string.sub(id, at + 1) end
+  return nil
+end
+
+local function part_field(key, number) return number == 1 and key or key .. US .. number end
+
+-- How many parts were there before the last doubling began.
+local function parts_before(many)
+  local before = 1
+  while 2 * before <= many do before = 2 * before end
+  return before
+end
+
+local function part_number(id, many)
+  local hash, before = 0, parts_before(many)
+  for i = math.max(1, #id - 15), #id do hash = (31 * hash + string.byte(id, i)) % 16777216 end
+  local number = hash % (2 * before)
+  return (number < many and number or number - before) + 1
+end
+
+local function count_ids(part)
+  local _, n = string.gsub(part, US, '')
+  return n
+end
+
+-- Moves the ids that belong to a further part out of part `from`, which had them.
+local function split_part(parts, from, many)
+  local kept, moved = {}, {}
+  for id in string.gmatch(parts[from], '[^\31]+') do
+    local list = part_number(id, many + 1) == from and kept or moved
+    list[#list + 1] = id .. US
+  end
+  parts[from], parts[many + 1] = table.concat(kept), table.concat(moved)
+end
+
+-- Adds ids to the list of their key, or removes them.
+local function list_ids_of(key, ids, adds)
+  local stored = call('HMGET', KEYED, key, key .. US)
+  local many, n = string.match(stored[2] or '', '^(%d+) (%d+)$')
+  local parts = {stored[1] or ''}
+  many, n = tonumber(many or 1), tonumber(n or count_ids(parts[1]))
+  local function load(number)
+    parts[number] = parts[number] or call('HGET', KEYED, part_field(key, number)) or ''
+    return parts[number]
+  end
+  for _, id in ipairs(ids) do
+    local number = part_number(id, many)
+    local part = load(number)
+    local at, to = string.find(US .. part, US .. id .. US, 1, true)
+    if adds and not at then
+      parts[number], n = part .. id .. US, n + 1
+    elseif at and not adds then
+      parts[number], n = string.sub(part, 1, at - 1) .. string.sub(part, to), n - 1
+    end
+    if n > IDS_PER_PART * many then
+      local from = many - parts_before(many) + 1
+      load(from)
+      split_part(parts, from, many)
+      many = many + 1
+    end
+  end
+  if many > 1 then parts[''] = n > 0 and many .. ' ' .. n or '' end
+  for number, part in pairs(parts) do
+    local field = part_field(key, number)
+    if part ~= '' then call('HSET', KEYED, field, part) else call('HDEL', KEYED, field) end
+  end
+end
+
+-- Adds the messages that have a key to the lists of their keys, or removes them.
+local function list_by_key(ids, adds)
+  local by_key, keys = {}, {}
+  for _, id in ipairs(ids) do
+    local key, rest = split_id(id)
+    if key then
+      if not by_key[key] then by_key[key], keys[#keys + 1] = {}, key end
+      table.insert(by_key[key], rest)
+    end
+  end
+  for _, key in ipairs(keys) do list_ids_of(key, by_key[key], adds) end
+end
+
+-- Whether a message is in the list of its key; nil if it has no key.
+local function is_listed(id)
+  local key, rest = split_id(id)
+  if not key then return nil end
+  local many = string.match(call('HGET', KEYED, key .. US) or '', '^%d+') or 1
+  local part = call('HGET', KEYED, part_field(key, part_number(rest, tonumber(many)))) or ''
+  return string.find(US .. part, US .. rest .. US, 1, true) ~= nil
+end

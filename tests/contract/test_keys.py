@@ -1,0 +1,88 @@
+"""Messages with a key: the lists of their ids."""
+
+import random
+
+import pytest
+
+from lisa.core.model.keys import keyed_id
+from lisa.core.model.sharding import Shard
+from lisa.core.store.keyed import read_part
+from lisa.core.transitions.ack import Ack
+from lisa.core.transitions.change import Cancel
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.upkeep import Mend
+from tests.contract.bench import TOPIC, Bench, item
+from tests.contract.state import G
+
+
+def listed(bench: Bench, key: str) -> list[str]:
+    """The ids that the lists of a key have."""
+    found: list[str] = []
+    number = parts = 1
+    while number <= parts:
+        part = bench.store.drive(read_part(bench.store, Shard(TOPIC), key, number))
+        found += part.ids
+        number, parts, total = number + 1, part.parts, part.total
+    assert total == len(found)
+    return found
+
+
+def send(bench: Bench, ids: list[str], due: str = "+60000") -> None:
+    bench.send(*[item(message_id, due) for message_id in ids])
+
+
+def test_a_key_lists_its_live_messages(bench: Bench) -> None:
+    a, b, other = keyed_id("k", "a"), keyed_id("k", "b"), keyed_id("kk", "a")
+    send(bench, [a, b, other, "a"])
+    send(bench, [a])
+    assert listed(bench, "k") == [a, b]
+    assert listed(bench, "kk") == [other]
+    assert listed(bench, "a") == []
+    bench.call(Cancel(TOPIC, [a, "a"]))
+    assert listed(bench, "k") == [b]
+    bench.call(Cancel(TOPIC, [b, other]))
+    assert bench.store.ask("EXISTS", bench.keys.keyed) == 0
+
+
+def test_a_message_that_was_handled_is_listed_no_longer(bench: Bench) -> None:
+    a, b = keyed_id("k", "a"), keyed_id("k", "b")
+    bench.put(lisa=G())
+    send(bench, [a, b], "+0")
+    bench.call(Ack(TOPIC, "lisa", [bench.settlement(a)]))
+    assert listed(bench, "k") == [b]
+
+
+def test_an_id_that_was_settled_and_is_replaced_is_listed_again(bench: Bench) -> None:
+    a = keyed_id("k", "a")
+    send(bench, [a])
+    bench.call(Cancel(TOPIC, [a]))
+    bench.send(item(a, "+60000", sender="B"), on_duplicate=OnDuplicate.REPLACE)
+    assert listed(bench, "k") == [a]
+
+
+@pytest.mark.parametrize("key", ["k", "*", "{a}", "ü" * 128, "a b\\1%s"])
+def test_lists_of_any_length_have_exactly_the_live_ids(bench: Bench, key: str) -> None:
+    chosen, live = random.Random(7), set[str]()
+    for turn in range(60):
+        new = [keyed_id(key, f"{turn}-{n}") for n in range(chosen.choice([1, 3, 50]))]
+        send(bench, new)
+        live.update(new)
+        gone = chosen.sample(sorted(live), min(len(live), chosen.choice([0, 1, 30])))
+        if gone:
+            bench.call(Cancel(TOPIC, gone))
+            live.difference_update(gone)
+    found = listed(bench, key)
+    assert sorted(found) == sorted(live)
+    assert len(live) > 200, "the list has several parts"
+    for start in range(0, len(found), 100):
+        bench.call(Cancel(TOPIC, found[start : start + 100]))
+    assert bench.store.ask("EXISTS", bench.keys.keyed) == 0
+
+
+def test_mend_lists_what_was_lost(bench: Bench) -> None:
+    a, b = keyed_id("k", "a"), keyed_id("k", "b")
+    send(bench, [a, b])
+    bench.store.ask("DEL", bench.keys.keyed)
+    bench.store.ask("DEL", bench.keys.body(b))
+    assert bench.call(Mend(TOPIC, [a, b])) == [["unlisted"], ["no-body"]]
+    assert listed(bench, "k") == [a]
