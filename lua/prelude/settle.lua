@@ -79,11 +79,11 @@ end
 local function finish(ids, bodies, dones, tombstones)
   if #ids == 0 then return end
   call('UNLINK', unpack(bodies))
-  list_by_key(ids, false)
   if call('EXISTS', POLICY, EXPIRY) > 0 then forget_policies(ids) end
   local set = {}
   for i, stone in ipairs(tombstones) do set[2 * i - 1], set[2 * i] = dones[i], stone end
   keep_tombstones(set, #set)
+  list_by_key(ids, false)
 end
 
 -- Whether a live message that is not in waiting may still be taken back: nil if so, else 'f' (in
