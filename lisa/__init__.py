@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         TooManyGroups,
         TopicFull,
     )
+    from lisa.core.model.lanes import KeyOrder, Rate
     from lisa.core.model.late import LateAction, LatePolicy, Ramp
     from lisa.core.model.message import Message
     from lisa.core.model.options import TopicOptions
@@ -119,6 +120,7 @@ __all__ = [
     "GroupRemoved",
     "HandlerOptions",
     "InvalidMessage",
+    "KeyOrder",
     "Late",
     "LateAction",
     "LatePolicy",
@@ -132,6 +134,7 @@ __all__ = [
     "Outgoing",
     "Producer",
     "Ramp",
+    "Rate",
     "RemovalUnfinished",
     "Replicas",
     "Rescheduled",
@@ -196,6 +199,7 @@ _HOMES = {
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),
     "lisa.core.model.outcomes": ("Defer", "Discard", "Retry"),
+    "lisa.core.model.lanes": ("KeyOrder", "Rate"),
     "lisa.core.model.late": ("LateAction", "LatePolicy", "Ramp"),
     "lisa.core.model.retry_policy": ("RetryPolicy",),
     "lisa.core.model.signals": (

@@ -2,6 +2,8 @@
 -- Guarantee: 'declare' (a manager's YAML) changes only options that a declaration wrote last, so an
 -- operator's changes persist; `paused` is never declared. Resuming a topic wakes the managers;
 -- the counters `pauses` and `resumes` tell when a topic was paused.
+-- A value other than the default of an option of lanes, of the topic or of one group, makes the topic
+-- use lanes from then on; a change of one tells the managers to look at the lanes that wait.
 -- A change of `shards` writes a new layout in the same step; core.store.reshard then updates the
 -- shards. A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them
@@ -12,7 +14,7 @@ if before then return before end
 
 local declared = ARGV[ARGS + 1] == 'declare'
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
-local changes = 0
+local changes, uses_lanes, lanes_changed = 0, false, false
 
 local function write(name, value)
   if value then call('HSET', OPTIONS, name, value) else call('HDEL', OPTIONS, name) end
@@ -38,6 +40,11 @@ for i = 1, n do
   if written then
     write(name, value)
     if is ~= value then changes = changes + 1 end
+    local default = LANE_OPTIONS[string.match(name, '^[^@]*')]
+    if default then
+      uses_lanes = uses_lanes or value and value ~= default
+      lanes_changed = lanes_changed or is ~= value
+    end
   end
   if written and name == 'paused' then
     local switched = (is or '0') ~= (value or '0') and 1 or 0
@@ -49,6 +56,11 @@ for i = 1, n do
     wake()
   end
   if written and name == 'shards' then split_anew(value or '1') end
+end
+if uses_lanes then call('HSET', OPTIONS, 'lanes', 1) end
+if lanes_changed then
+  call('HINCRBY', OPTIONS, 'lanes_changed', 1)
+  wake()
 end
 local reply = {'OK', changes}
 return changes > 0 and remember(reply) or reply

@@ -69,6 +69,7 @@ local gone = 0
 if drop and left == 0 then
   drop_keys()
   call('HDEL', OPTIONS, mark)
+  for option_name in pairs(LANE_OPTIONS) do call('HDEL', OPTIONS, option_name .. '@' .. name) end
   gone = 1
 end
 local reply = {'OK', settled, gone}

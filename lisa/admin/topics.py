@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from lisa.admin.reading import ask_all, counted, counted_pairs, stream_group, stream_ids
 from lisa.core.model.clock import score_ms
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.late import Ramp
-from lisa.core.model.options import OPTIONS, RAMP_LATE_MS, encode
+from lisa.core.model.options import RAMP_LATE_MS, encode, field_of
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
@@ -284,27 +284,29 @@ def due_waiting(store: Store, states: Iterable[TopicState], now_ms: int) -> Flow
     return found
 
 
-def set_options(store: Store, topic: str, options: Mapping[str, object]) -> Flow[int]:
+def set_options(
+    store: Store, topic: str, options: Mapping[str, object], group: str | None = None
+) -> Flow[int]:
     """Set options from text or typed values; returns how many changed. Raises ConfigError.
 
-    Options set here override the configuration of managers.
+    Options set here override the configuration of managers. group: sets the values of one group,
+    which replace those of the topic. Raises GroupRemoved if it is not declared.
     """
-    encoded = encode(options)
+    encoded = encode({field_of(name, group): value for name, value in options.items()})
+    if group is not None and group not in (yield from store.groups(topic)):
+        raise GroupRemoved(f"group {group!r} is not declared on topic {topic!r}")
     yield from store.register([topic])
     return (yield from _configure(store, topic, encoded))
 
 
-def unset_options(store: Store, topic: str, names: Iterable[str]) -> Flow[int]:
-    """Reset options to their defaults, or to a manager's configuration at its next start."""
-    values: dict[str, str | None] = {}
-    for given in names:
-        name = given.replace("-", "_")
-        if name not in OPTIONS:
-            raise ConfigError(
-                f"unknown topic option {given!r}; the options are {', '.join(OPTIONS)}"
-            )
-        values[name] = None
-    return (yield from _configure(store, topic, values))
+def unset_options(
+    store: Store, topic: str, names: Iterable[str], group: str | None = None
+) -> Flow[int]:
+    """Reset options to their defaults, or to a manager's configuration at its next start.
+
+    group: resets the values of one group, to which those of the topic then apply.
+    """
+    return (yield from _configure(store, topic, {field_of(name, group): None for name in names}))
 
 
 def _configure(store: Store, topic: str, values: Mapping[str, str | None]) -> Flow[int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,9 +30,11 @@ from lisa.cli.output import (
 )
 from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.keys import check_topic
+from lisa.core.model.lanes import Rate
 from lisa.core.model.late import LatePolicy, Ramp
-from lisa.core.model.options import OPTIONS, TopicOptions, encode
+from lisa.core.model.options import OF_GROUP, OPTIONS, encode, field_of
 from lisa.core.model.options import warning as options_warning
+from lisa.core.model.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from lisa.core.store.store import SyncStore
@@ -172,7 +173,7 @@ def show(chosen: Chosen, topic: str) -> None:
     """Show a topic's options, groups and counters. Exit code 1 if the topic is unknown."""
     store = store_with_topic(chosen, topic)
     found = store.drive(admin.topics.counts(store, [topic]))[0]
-    options = store.drive(store.options(topic))
+    options, of_groups = store.drive(store.options(topic)), store.drive(store.group_options(topic))
     now_ms = store.drive(store.server_time_ms())
     ramp = options.ramp and store.drive(admin.topics.ramp_state(store, topic, options.ramp, now_ms))
     p50, p99 = (admin.live.lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
@@ -180,7 +181,8 @@ def show(chosen: Chosen, topic: str) -> None:
         print_json(
             {
                 **counts_fields(found),
-                "options": option_fields(options),
+                "options": option_fields({name: getattr(options, name) for name in OPTIONS}),
+                "group_options": {group: option_fields(own) for group, own in of_groups.items()},
                 "ramp_backlog": ramp.backlog if ramp else None,
                 "ramp_ms": duration_ms(ramp.lasts) if ramp else None,
                 "lateness_p50_ms": p50,
@@ -191,7 +193,14 @@ def show(chosen: Chosen, topic: str) -> None:
         return
     print_table(
         ["option", "value"],
-        [(name, one.kind.show(getattr(options, name))) for name, one in OPTIONS.items()],
+        [
+            *((name, one.kind.show(getattr(options, name))) for name, one in OPTIONS.items()),
+            *(
+                (f"{name}{OF_GROUP}{group}", OPTIONS[name].kind.show(value))
+                for group, own in sorted(of_groups.items())
+                for name, value in own.items()
+            ),
+        ],
     )
     print_groups(found)
     rows: list[tuple[str, object]] = [
@@ -209,17 +218,16 @@ def show(chosen: Chosen, topic: str) -> None:
     print_table(["", ""], rows)
 
 
-def option_fields(options: TopicOptions) -> dict[str, Any]:
+def option_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for JSON output: durations in milliseconds, with names that end in _ms."""
     found: dict[str, Any] = {}
-    for option in fields(options):
-        value = getattr(options, option.name)
+    for name, value in options.items():
         if isinstance(value, timedelta):
-            found[f"{option.name}_ms"] = duration_ms(value)
-        elif option.name == "retry_delays":
+            found[f"{name}_ms"] = duration_ms(value)
+        elif isinstance(value, RetryPolicy):
             found["retry_delays_ms"], found["retry_jitter"] = list(value.delays_ms), value.jitter
         else:
-            found[option.name] = str(value) if isinstance(value, (LatePolicy, Ramp)) else value
+            found[name] = str(value) if isinstance(value, (LatePolicy, Ramp, Rate)) else value
     return found
 
 
@@ -282,9 +290,12 @@ class _WithOptions(click.Command):
 @topic.command("set", cls=_WithOptions)
 @click.argument("topic")
 @click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.option("--group", help="Set options of lanes for this group only.")
 @click.option("--create", is_flag=True, help="Create the topic if it is unknown.")
 @common
-def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) -> None:
+def set_(
+    chosen: Chosen, topic: str, pairs: tuple[str, ...], *, group: str | None, create: bool
+) -> None:
     """Set options, as in ack_timeout=30s retry_delays=0,2m,10m capacity=unlimited.
 
     Options set here override the YAML configuration of managers. Exit code 1 if the topic is
@@ -295,11 +306,11 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
         name, equals, value = pair.partition("=")
         if not equals:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-        options[name] = value
+        options[field_of(name, group)] = value
     encoded, store = encode(options), chosen.store()
     if not create:
         require_topics(store, [check_topic(topic)], "; to create it, add --create")
-    changed = store.drive(admin.topics.set_options(store, topic, options))
+    changed = store.drive(admin.topics.set_options(store, topic, options, group))
     if (said := options_warning(topic, encoded)) is not None:
         click.echo(f"lisa: warning: {said}", err=True)
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
@@ -308,11 +319,12 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...], *, create: bool) ->
 @topic.command()
 @click.argument("topic")
 @click.argument("names", metavar="KEY...", nargs=-1, required=True)
+@click.option("--group", help="Reset the group's own values; those of the topic apply.")
 @common
-def unset(chosen: Chosen, topic: str, names: tuple[str, ...]) -> None:
+def unset(chosen: Chosen, topic: str, names: tuple[str, ...], *, group: str | None) -> None:
     """Reset options to their defaults, or to the YAML values of a manager at its next start."""
     store = store_with_topic(chosen, topic)
-    changed = store.drive(admin.topics.unset_options(store, topic, names))
+    changed = store.drive(admin.topics.unset_options(store, topic, names, group))
     print_result(chosen, topic, f"{changed} changed", changed=changed > 0)
 
 

@@ -58,7 +58,7 @@ class _InMemory(Store):
         yield from ()
         return True
 
-    def options(self, _topic: str) -> Flow[TopicOptions]:
+    def options(self, _topic: str, _group: str | None = None) -> Flow[TopicOptions]:
         yield from ()
         return TopicOptions()
 

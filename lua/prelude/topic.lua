@@ -16,6 +16,14 @@ local function option(name)
   return tonumber(call('HGET', OPTIONS, name) or DEFAULT[name])
 end
 
+-- The options for which a topic uses lanes, with their defaults. A group's own values are in fields whose
+-- names end in '@' and the group.
+local LANE_OPTIONS = {
+  rate = DEFAULT.rate, key_rate = DEFAULT.key_rate, concurrency = DEFAULT.concurrency,
+  key_concurrency = DEFAULT.key_concurrency, order = DEFAULT.order, fair = DEFAULT.fair,
+  slack = DEFAULT.slack,
+}
+
 local function count(name, n, group)
   if n > 0 then call('HINCRBY', STATS, group and name .. '@' .. group.name or name, n) end
 end

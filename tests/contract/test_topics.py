@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished, TooManyGroups
+from lisa.core.model.options import LANE_OPTIONS
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -79,6 +80,39 @@ def test_pauses_and_resumes_are_counted_once(bench: Bench) -> None:
     for value in ("0", "1", "1", "0", "0", None, "1"):
         put(bench, paused=value)
     bench.check(options={"paused": "1"}, stats={"pauses": 2, "resumes": 1})
+
+
+def test_an_option_of_lanes_makes_the_topic_use_lanes(bench: Bench) -> None:
+    def write(values: Mapping[str, str | None]) -> None:
+        bench.call(Configure(TOPIC, values))
+
+    write({"rate": "", "fair": "0", "slack": "0", "max_per_key": "7", "order@lisa": ""})
+    assert "lanes" not in options(bench)
+    for changes, name in enumerate((*LANE_OPTIONS, "slack@lisa", "key_rate@lisa"), 2):
+        bench.store.ask("HDEL", bench.keys.options, "lanes")
+        write({name: "1"})
+        assert options(bench)["lanes"] == "1", name
+        assert options(bench)["lanes_changed"] == str(changes)
+    before = options(bench)
+    write({"rate": "1", "max_per_key": "8"})
+    assert options(bench) == {**before, "max_per_key": "8"}, "no change of lanes"
+    write(dict.fromkeys(before.keys() - {"lanes", "lanes_changed"}))
+    assert options(bench) == {"lanes": "1", "lanes_changed": str(changes + 1)}
+
+
+def test_a_declared_option_of_lanes_counts_only_where_it_applies(bench: Bench) -> None:
+    put(bench, fair="0")
+    put(bench, declared=True, fair="1")
+    assert options(bench) == {"fair": "0", "lanes_changed": "1"}
+    bench.call(Configure(TOPIC, {"fair@lisa": "1"}, declared=True))
+    assert options(bench) == {"fair": "0", "fair@lisa": "1", "lanes": "1", "lanes_changed": "2"}
+
+
+def test_the_removal_of_a_group_removes_its_own_options(bench: Bench) -> None:
+    bench.put(lisa=G(), other=G(), options={"fair@lisa": "1", "slack@lisa": "7", "fair@other": "1"})
+    undeclare(bench, begun=False)
+    assert undeclare(bench, begun=True, drop=True).gone
+    bench.check_change(lisa=None, options={"fair@other": "1"})
 
 
 def test_declare_creates_the_group_and_its_stream(bench: Bench) -> None:

@@ -126,6 +126,22 @@ def test_options_are_set_and_reset(client: httpx.Client) -> None:
     assert not any("Warning" in answer.headers for answer in (usual, reset))
 
 
+def test_a_group_has_options_of_its_own(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    path = f"/v1/topics/{topic}/options"
+    before = client.patch(path, json={"key_rate": "5/s", "order": "hold"}).json()
+    (group,) = (one["name"] for one in client.get(f"/v1/topics/{topic}/groups").json()["groups"])
+    own = {"key_rate": "10/m, burst 3", "order": "none", "slack": "5m"}
+    set_ = client.patch(path, params={"group": group}, json=own)
+    assert set_.json() == client.get(path, params={"group": group}).json() == before | own
+    assert client.get(path).json() == client.get(path, params={"group": "other"}).json() == before
+    reset = client.patch(path, params={"group": group}, json=dict.fromkeys(own))
+    assert reset.json() == before
+    refused = client.patch(path, params={"group": "other"}, json=own)
+    assert (refused.status_code, refused.json()["type"]) == (404, "urn:lisa:problem:unknown-group")
+    assert client.patch(path, params={"group": group}, json={"capacity": 1}).status_code == 400
+
+
 def test_groups_beyond_max_groups_are_rejected(client: httpx.Client) -> None:
     path = f"/v1/topics/{new_topic()}"
     client.patch(f"{path}/options", json={"max_groups": 1})

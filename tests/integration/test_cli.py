@@ -296,12 +296,21 @@ def test_topic_options() -> None:
     assert "2m" not in lisa("topic", "show", "orders").stdout
     assert "did you mean" in lisa("topic", "set", "orders", "ack_timeut=3s", code=2).stderr
     assert "out of range" in lisa("topic", "set", "orders", "ack_timeout=1ms", code=2).stderr
-    assert "unknown topic option" in lisa("topic", "unset", "orders", "what", code=2).stderr
+    assert "no topic option 'what'" in lisa("topic", "unset", "orders", "what", code=2).stderr
     # A body so large blocks the server.
     assert "9000000 bytes" in lisa("topic", "set", "orders", "max-body-bytes=9000000").stderr
     assert not lisa("topic", "set", "orders", "max-body-bytes=8388608").stderr
     lisa("topic", "set", "orders", "max-groups=1")
     lisa("topic", "group", "add", "orders", "g")
+    assert "1 changed" in lisa("topic", "set", "orders", "key-rate=2/s", "--group", "g").stdout
+    assert ask("topic", "show", "orders")["group_options"] == {"g": {"key_rate": "2/s"}}
+    assert "key_rate@g" in lisa("topic", "show", "orders").stdout
+    assert "1 changed" in lisa("topic", "unset", "orders", "key_rate", "--group", "g").stdout
+    assert ask("topic", "show", "orders")["group_options"] == {}
+    said = lisa("topic", "set", "orders", "key_rate=2/s", "--group", "h", code=1).stderr
+    assert "group 'h' is not declared" in said
+    said = lisa("topic", "set", "orders", "capacity=2", "--group", "g", code=2).stderr
+    assert "capacity applies to all groups" in said
     assert "its option max_groups" in lisa("topic", "group", "add", "orders", "h", code=1).stderr
 
 

@@ -12,6 +12,7 @@ from lisa import DuplicateMessage, LisaError, TopicFull
 from lisa.admin import topics
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import Misplaced, ServerUnavailable
+from lisa.core.model.lanes import Rate
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
 from lisa.core.redis.flow import Command
@@ -165,6 +166,16 @@ def test_options_and_groups_are_in_every_shard(split: Split) -> None:
         assert (options.capacity, options.max_ready, options.paused) == (3, 2500, True)
         assert options.ack_timeout == timedelta(seconds=3)
         assert declared == ("billing", "stock")
+    of_lanes = {"rate": "10/s", "concurrency": 10, "key_rate": "1/s", "concurrency@stock": 5}
+    split.drive(topics.set_options(store, "orders", of_lanes))
+    for shard in split.layout.current(ORDERS):
+        options = split.drive(store.options(shard, "stock"))
+        assert (options.rate, options.key_rate) == (Rate(10, timedelta(seconds=4)), Rate(1))
+        assert options.concurrency == 2
+        assert split.drive(store.options(shard)).concurrency == 3
+    split.drive(topics.unset_options(store, "orders", ["concurrency"], "stock"))
+    for shard in split.layout.current(ORDERS):
+        assert split.drive(store.group_options(shard)) == {}
     split.drive(topics.unset_options(store, "orders", ["ack_timeout"]))
     split.drive(topics.resume(store, "orders"))
     for options, _ in shards():

@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.lanes import KeyOrder, Rate
 from lisa.core.model.options import (
+    LANE_OPTIONS,
     MIN_RETENTION,
     OPTIONS,
     PRODUCER_RETRY_TIME,
     TopicOptions,
     encode,
+    field_of,
+    group_options,
     warning,
 )
 from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_RETRIES, RetryPolicy
@@ -28,6 +32,14 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     "garbage_keep": (timedelta(days=1), "1d", "86400000"),
     "max_body_bytes": (10, "10", "10"),
     "max_groups": (7, "7", "7"),
+    "rate": (Rate(10, timedelta(minutes=1), 3), "10/m, burst 3", "10,60000,3"),
+    "key_rate": (Rate(5, timedelta(seconds=90)), "5 per 90s", "5,90000,1"),
+    "concurrency": (100, "100", "100"),
+    "key_concurrency": (1, "1", "1"),
+    "order": (KeyOrder.HOLD, "hold", "hold"),
+    "fair": (True, "yes", "1"),
+    "slack": (timedelta(minutes=5), "5m", "300000"),
+    "max_per_key": (1000, "1000", "1000"),
     "paused": (True, "yes", "1"),
 }
 """Values of options, as text of a command line, and in the topic's hash."""
@@ -69,6 +81,60 @@ def test_unknown_fields_are_ignored_and_damaged_ones_named() -> None:
         TopicOptions.from_hash({"ack_timeout": "9" * 30})
 
 
+def test_a_group_has_its_own_values_of_the_options_of_lanes() -> None:
+    given = {"key-rate@fast": "2/s", "order": "hold", "order@fast": "none", "fair@fair": True}
+    stored = encode(given)
+    assert stored == {
+        "key_rate@fast": "2,1000,1",
+        "order": "hold",
+        "order@fast": "",
+        "fair@fair": "1",
+    }
+    assert group_options(stored) == {
+        "fast": {"key_rate": Rate(2), "order": None},
+        "fair": {"fair": True},
+    }
+    stored |= {
+        "declared:order@fast": "hold",
+        "lanes": "1",
+        "lanes_changed": "x",
+        "max_ready@fast": "7",
+    }
+    assert TopicOptions.from_hash(stored) == TopicOptions(order=KeyOrder.HOLD)
+    assert TopicOptions.from_hash(stored, "fast") == TopicOptions(key_rate=Rate(2))
+    assert TopicOptions.from_hash(stored, "slow") == TopicOptions(order=KeyOrder.HOLD)
+    assert field_of("key-rate", "fast") == field_of("key_rate@fast") == "key_rate@fast"
+    assert set(LANE_OPTIONS) < set(OPTIONS)
+    for bad, said in {
+        "max_per_key@fast": "max_per_key applies to all groups",
+        "key_rat@fast": "did you mean key_rate",
+        "key_rate@": "group '' is not allowed",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            encode({bad: "1"})
+    with pytest.raises(ConfigError, match="slack@fast is unreadable"):
+        group_options({"slack@fast": "x"})
+
+
+def test_rates_have_bounds_and_are_shared_among_shards() -> None:
+    assert Rate.parse(" 100 / 1m30s , burst 7") == Rate(100, timedelta(seconds=90), 7)
+    assert str(Rate.parse("24 per 24h")) == "24/d"
+    for bad, said in {
+        "1000001/s": "1 to 1,000,000 messages",
+        "1 per 0": "per 1ms to 30d, not per 0ms",
+        "1 per 31d": "per 1ms to 30d, not per 31d",
+        "1/s, burst 100001": "burst of a rate is 1 to 100,000",
+        "1 per 30d, burst 3475": "burst of 3,475 is too large",
+        "1 per x": "not a duration",
+    }.items():
+        with pytest.raises(InvalidMessage, match=said):
+            Rate.parse(bad)
+    assert Rate(100, burst=10).share(4) == Rate(25, burst=3)
+    assert Rate(10, burst=10).share(4) == Rate(10, timedelta(seconds=4), 3)
+    widest = Rate.parse("1 per 30d, burst 3474").share(64)
+    assert widest.burst * widest.period / timedelta(microseconds=1) < 2**53
+
+
 def test_a_bad_name_or_value_is_refused_by_name() -> None:
     bad: dict[str, list[object]] = {
         "ack_timeout": [timedelta(milliseconds=99), 0, "10", timedelta(seconds=-1), "31d"],
@@ -79,6 +145,9 @@ def test_a_bad_name_or_value_is_refused_by_name() -> None:
         "garbage_keep": [0],
         "max_body_bytes": [10**12],
         "max_groups": [0, 1_001],
+        "rate": [10, "10", "0/s", "1/w", "10/m burst 3", "1/s, burst 0", Rate(0)],
+        "order": ["strict", True],
+        "slack": ["31d", "5"],
         "paused": ["maybe", None],
     }
     for name, values in bad.items():
@@ -122,6 +191,9 @@ SHOWN: dict[str, list[str]] = {
     "promote_interval": ["0", "2"],
     "late": ["", "600000,skip", "3661001,garbage", "0,run"],
     "ramp": ["", "1000,1000,newest", "5,60000,oldest"],
+    "rate": ["", "10,60000,3", "5,90000,1", "1000000,1,100000", "1,2592000000,3474"],
+    "order": ["", "continue", "hold"],
+    "slack": ["0", "1", "2592000000"],
     "window": ["", "not 22-8; not sun; tz=@timezone|Europe/Berlin"],
     "paused": ["0", "1"],
 }

@@ -12,6 +12,7 @@ from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.lanes import Rate
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.settings import (
     ROLES,
@@ -280,13 +281,21 @@ def test_several_groups_of_one_topic(write: Write) -> None:
         lisa-delay-queue:
           groups:
             - {topic: orders, group: mail, ack-timeout: 30s, moving-size: 5000}
-            - {topic: orders, group: bill, capacity: 9, moving-size: 20}
+            - topic: orders
+              group: bill
+              capacity: 9
+              moving-size: 20
+              group-options: {keyRate: 2/s}
             - {topic: other, retry-delays: "0,2m~0.5", retention: 0}
         """)
     settings = ManagerSettings.load(path)
     assert settings.topics() == {"orders": ("mail", "bill"), "other": ()}
     assert settings.topic_options() == {
-        "orders": {"ack_timeout": timedelta(seconds=30), "capacity": 9},
+        "orders": {
+            "ack_timeout": timedelta(seconds=30),
+            "capacity": 9,
+            "key_rate@bill": Rate(2),
+        },
         "other": {"retry_delays": RetryPolicy((0, 120_000), 0.5), "retention": timedelta(0)},
     }
     assert settings.moving_sizes() == {"orders": 250}

@@ -3,6 +3,7 @@
 The topic's `options` hash holds them under the field names of `TopicOptions`. Durations are stored
 as integer milliseconds, a retry policy in its encoded form, `paused` and `journal` as "1" (any
 other value is false). An absent or empty `capacity` is unlimited. An absent field has its default.
+A group's own value of an option of lanes is in the field `<option>@<group>`.
 
 `TopicOptions` is the only list of options: the YAML keys, the HTTP models, the help, the defaults
 in scripts, and the reference are derived from it.
@@ -18,11 +19,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from enum import StrEnum
 from itertools import groupby
 from typing import Any, ClassVar, Self, TypeVar
 
 from lisa.core.model.clock import duration_ms, exact, human, in_one_unit, parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_group
+from lisa.core.model.lanes import KeyOrder, Rate
 from lisa.core.model.late import MIN_AFTER, LatePolicy, Ramp
 from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
 from lisa.core.model.sharding import MOST_SHARDS
@@ -46,6 +50,7 @@ HEAVY_BODY_BYTES = 8 * 1024 * 1024
 """Larger bodies are accepted with a warning, because a single one makes a call take too long."""
 
 LARGEST_COUNT = 10**12
+MAX_SLACK = timedelta(days=30)
 MOST_GROUPS = 1_000
 
 LARGEST_BATCH = 250
@@ -238,18 +243,18 @@ class PolicyType(OptionType):
 class _TextType(OptionType):
     """A value that is None, stored as "", or of a class with `parse`, `encode` and `decode`."""
 
-    kind: ClassVar[type[LatePolicy | Ramp]]
+    kind: ClassVar[type[LatePolicy | Ramp | Rate]]
 
     def encode(self, value: object) -> str:
         return "" if value in (None, "", "none") else self.kind.parse(value).encode()
 
-    def decode(self, text: str) -> LatePolicy | Ramp | None:
+    def decode(self, text: str) -> LatePolicy | Ramp | Rate | None:
         return self.kind.decode(text) if text else None
 
-    def plain(self, value: LatePolicy | Ramp | None) -> str:
+    def plain(self, value: LatePolicy | Ramp | Rate | None) -> str:
         return self.show(value)
 
-    def show(self, value: LatePolicy | Ramp | None) -> str:
+    def show(self, value: LatePolicy | Ramp | Rate | None) -> str:
         return "none" if value is None else str(value)
 
 
@@ -265,6 +270,42 @@ class RampType(_TextType):
 
     kind = Ramp
     bounds = "messages per s, m or h, and perhaps `newest first`; or none"
+
+
+class RateType(_TextType):
+    """A rate, or None."""
+
+    kind = Rate
+    bounds = (
+        "messages per s, m, h or d, or per a duration, and perhaps `burst` and a count; or none"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ChoiceType(OptionType):
+    """One of several words, or None, stored as ""."""
+
+    choices: type[StrEnum]
+
+    @property
+    def bounds(self) -> str:
+        return f"none, {' or '.join(self.choices)}"
+
+    def encode(self, value: object) -> str:
+        if value in (None, "", "none"):
+            return ""
+        if value not in tuple(self.choices):
+            raise InvalidMessage(f"{value!r} is not valid; write {self.bounds}")
+        return str(value)
+
+    def decode(self, text: str) -> StrEnum | None:
+        return self.choices(text) if text else None
+
+    def plain(self, value: StrEnum | None) -> str:
+        return self.show(value)
+
+    def show(self, value: StrEnum | None) -> str:
+        return value.value if value else "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -399,6 +440,58 @@ class TopicOptions:
         "late, the oldest first unless `newest first` follows. Messages on time are not limited.",
         example="200/s",
     )
+    rate: Rate | None = _option(
+        default=None,
+        kind=RateType(),
+        text="The rate at which a group starts messages, over all consumers. `burst` is how many "
+        "may start at once after a pause.",
+        example="100/s, burst 20",
+    )
+    key_rate: Rate | None = _option(
+        default=None,
+        kind=RateType(),
+        text="The rate at which a group starts messages of the same key.",
+        example="2/s",
+    )
+    concurrency: int | None = _option(
+        default=None,
+        kind=CountType(LARGEST_COUNT, or_unlimited=True),
+        text="Maximum messages of a group that are ready or in flight at once, over all consumers.",
+        example="100",
+    )
+    key_concurrency: int | None = _option(
+        default=None,
+        kind=CountType(LARGEST_COUNT, or_unlimited=True),
+        text="Maximum messages of the same key that are ready or in flight at once in a group.",
+        example="1",
+    )
+    order: KeyOrder | None = _option(
+        default=None,
+        kind=ChoiceType(KeyOrder),
+        text="Whether a group handles the messages of a key one at a time, in the order of their "
+        "due times; retries keep their place. After a message is dead, `continue` goes on with the "
+        "next one; `hold` waits until the dead message is requeued, cancelled or purged.",
+        example="continue",
+    )
+    fair: bool = _option(
+        default=False,
+        kind=FlagType(),
+        text="Start the due messages of a group's keys in turn, so that a key with many messages "
+        "does not delay the others.",
+    )
+    slack: timedelta = _option(
+        default=timedelta(0),
+        kind=DurationType(timedelta(milliseconds=1), MAX_SLACK, or_zero=True),
+        text="How much later than due a message may start without harm. Where messages have to "
+        "wait, those with the earliest due time plus slack come first; a message may have its own.",
+        example="5m",
+    )
+    max_per_key: int | None = _option(
+        default=None,
+        kind=CountType(LARGEST_COUNT, or_unlimited=True),
+        text="Maximum live messages of the same key; a send beyond it is refused (`KeyFull`).",
+        example="1000",
+    )
     paused: bool = _option(
         default=False,
         kind=FlagType(),
@@ -408,23 +501,44 @@ class TopicOptions:
     )
 
     @classmethod
-    def from_hash(cls, stored: Mapping[bytes, bytes] | Mapping[str, str]) -> Self:
+    def from_hash(
+        cls, stored: Mapping[bytes, bytes] | Mapping[str, str], group: str | None = None
+    ) -> Self:
         """Read the `options` hash; keys and values may be bytes or str.
 
-        Unknown fields are ignored. Raises ConfigError, which names the unreadable field.
+        group: whose own values replace those of the topic. Unknown fields are ignored. Raises
+        ConfigError, which names the unreadable field.
         """
-        values: dict[str, Any] = {}
-        for key, raw in stored.items():
-            name, text = _text(key), _text(raw)
-            if name not in OPTIONS:
-                continue
-            try:
-                values[name] = OPTIONS[name].kind.decode(text)
-            except (ValueError, OverflowError):
-                raise ConfigError(
-                    f"the stored topic option {name} is unreadable: {text!r}; set it again"
-                ) from None
+        texts = {_text(key): _text(raw) for key, raw in stored.items()}
+        values = {name: _decoded(name, text) for name, text in texts.items() if name in OPTIONS}
+        if group is not None:
+            values |= group_options(texts).get(group, {})
         return cls(**values)
+
+
+def group_options(
+    stored: Mapping[bytes, bytes] | Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """The values that groups have of their own, by group and option, from the `options` hash.
+
+    Raises ConfigError, which names the unreadable field.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, raw in stored.items():
+        field_name = _text(key)
+        name, _, group = field_name.partition(OF_GROUP)
+        if group and name in LANE_OPTIONS:
+            found.setdefault(group, {})[name] = _decoded(field_name, _text(raw))
+    return found
+
+
+def _decoded(field_name: str, text: str) -> Any:
+    try:
+        return OPTIONS[field_name.partition(OF_GROUP)[0]].kind.decode(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"the stored topic option {field_name} is unreadable: {text!r}; set it again"
+        ) from None
 
 
 OPTIONS: dict[str, Option] = {
@@ -432,26 +546,55 @@ OPTIONS: dict[str, Option] = {
 }
 """All topic options by name, in the order of the reference."""
 
+LANE_OPTIONS = ("rate", "key_rate", "concurrency", "key_concurrency", "order", "fair", "slack")
+"""The options for which a topic uses lanes. A group may have its own values of these."""
+
+OF_GROUP = "@"
+"""Between the name of an option and the group whose own value a field of the hash has."""
+
 
 def encode(options: Mapping[str, object]) -> dict[str, str]:
     """Validate a partial mapping of options and encode it for the hash.
 
-    Names may be in kebab-case. Values are those of `TopicOptions`, or text as on a command line
-    (`"30s"`, `"0,2m"`, `"500"`, `"unlimited"`, `"true"`). An unlimited capacity becomes "", and
-    `paused=False` becomes "0". Raises ConfigError, which names the option, the value and the fix.
+    Names may be in kebab-case; `key_rate@fast` is the value of group `fast` alone. Values are those
+    of `TopicOptions`, or text as on a command line (`"30s"`, `"0,2m"`, `"500"`, `"unlimited"`,
+    `"true"`). An unlimited capacity becomes "", and `paused=False` becomes "0". Raises ConfigError,
+    which names the option, the value and the fix.
     """
     encoded: dict[str, str] = {}
     for given, value in options.items():
-        name = str(given).replace("-", "_")
-        if name not in OPTIONS:
-            raise ConfigError(_unknown(str(given)))
-        if name in encoded:
-            raise ConfigError(f"topic option {name} is given twice")
+        stored_name = field_of(str(given))
+        if stored_name in encoded:
+            raise ConfigError(f"topic option {stored_name} is given twice")
         try:
-            encoded[name] = OPTIONS[name].kind.encode(value)
+            encoded[stored_name] = OPTIONS[stored_name.partition(OF_GROUP)[0]].kind.encode(value)
         except InvalidMessage as error:
             raise ConfigError(f"topic option {given}: {error}") from None
     return encoded
+
+
+def field_of(given: str, group: str | None = None) -> str:
+    """The field of the hash with an option that may be in kebab-case. Raises ConfigError.
+
+    group: whose own value is meant; `given` may instead end in `@` and the group.
+    """
+    name, of_group, named = given.partition(OF_GROUP)
+    name = name.replace("-", "_")
+    if name not in OPTIONS:
+        raise ConfigError(_unknown(name if of_group else given))
+    if of_group:
+        group = named
+    if group is None:
+        return name
+    if name not in LANE_OPTIONS:
+        raise ConfigError(
+            f"topic option {name} applies to all groups; "
+            f"a group may have its own {', '.join(LANE_OPTIONS)}"
+        )
+    try:
+        return f"{name}{OF_GROUP}{check_group(group)}"
+    except InvalidMessage as error:
+        raise ConfigError(f"topic option {given}: {error}") from None
 
 
 def warning(topic: str, encoded: Mapping[str, str | None]) -> str | None:

@@ -31,8 +31,10 @@ from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.options import (
     GRACE,
+    LANE_OPTIONS,
     LARGEST_BATCH,
     LARGEST_WINDOW,
+    OF_GROUP,
     OPTIONS,
     Option,
 )
@@ -44,7 +46,7 @@ from lisa.core.model.recurring.definition import (
     define,
 )
 from lisa.core.model.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
-from lisa.core.settings.names import leaves
+from lisa.core.settings.names import kebab, leaves
 
 T = TypeVar("T")
 
@@ -172,6 +174,31 @@ class RedisSettings(Section):
         return self
 
 
+def _option_field(name: str, option: Option) -> tuple[Any, Any]:
+    """The pydantic field of one topic option, which the option's own type reads."""
+    kind = option.kind
+    meaning = f"`{name}` of the topic. {option.text}" if option.yaml_name else option.text
+    unset = option.unset or kind.show(option.default)
+    return (
+        Annotated[Any, BeforeValidator(lambda value: kind.decode(kind.encode(value)))],
+        Field(default=None, description=f"{meaning} Unset: {unset}."),
+    )
+
+
+if TYPE_CHECKING:
+    _LaneOptionKeys = Section
+else:
+    _LaneOptionKeys = create_model(
+        "_LaneOptionKeys",
+        __base__=Section,
+        **{name: _option_field(name, OPTIONS[name]) for name in LANE_OPTIONS},
+    )
+
+
+class GroupOptions(_LaneOptionKeys):
+    """A group's own values of topic options."""
+
+
 class _GroupEntry(Section):
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic.")
     group: Annotated[str, AfterValidator(check_group)] | None = Field(
@@ -189,17 +216,17 @@ class _GroupEntry(Section):
         description=f"Messages per promote call, at most {LARGEST_BATCH}. "
         "Calls repeat until no message is due.",
     )
-
-
-def _option_field(name: str, option: Option) -> tuple[Any, Any]:
-    """The pydantic field of one topic option, which the option's own type reads."""
-    kind = option.kind
-    meaning = f"`{name}` of the topic. {option.text}" if option.yaml_name else option.text
-    unset = option.unset or kind.show(option.default)
-    return (
-        Annotated[Any, BeforeValidator(lambda value: kind.decode(kind.encode(value)))],
-        Field(default=None, description=f"{meaning} Unset: {unset}."),
+    group_options: GroupOptions = Field(
+        default_factory=GroupOptions,
+        description="Options for this group only, in place of the topic's: any of "
+        f"{', '.join(map(kebab, LANE_OPTIONS))}.",
     )
+
+    @model_validator(mode="after")
+    def _group_options_have_a_group(self) -> Self:
+        if self.group_options.model_fields_set and self.group is None:
+            raise ValueError("group-options apply to one group; name it with group")
+        return self
 
 
 _BY_KEY = {option.yaml_name or name: name for name, option in OPTIONS.items() if option.is_in_yaml}
@@ -221,7 +248,11 @@ class GroupSettings(_OptionKeys):
     def options(self) -> dict[str, object]:
         """The topic options that this entry sets, by their names in Redis."""
         given = self.model_fields_set
-        return {name: getattr(self, key) for key, name in _BY_KEY.items() if key in given}
+        values = {name: getattr(self, key) for key, name in _BY_KEY.items() if key in given}
+        own = self.group_options
+        return values | {
+            f"{name}{OF_GROUP}{self.group}": getattr(own, name) for name in own.model_fields_set
+        }
 
 
 class ManagerServerSettings(Section):

@@ -9,13 +9,14 @@ repeat all steps, which completes a change that was interrupted by a crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 from lisa.core.model.errors import LisaError, RemovalUnfinished
+from lisa.core.model.lanes import Rate
 from lisa.core.model.late import Ramp
-from lisa.core.model.options import TopicOptions
+from lisa.core.model.options import LANE_OPTIONS, OF_GROUP, TopicOptions
 from lisa.core.model.sharding import (
     JOURNALED,
     MOST_SHARDS,
@@ -42,8 +43,14 @@ _OWN = frozenset({"shards"})
 """Options that apply only to the topic itself."""
 
 _COPIED = tuple(option.name for option in fields(TopicOptions) if option.name not in _OWN)
-_SHARED = {"capacity": None, "max_ready": TopicOptions().max_ready}
-"""Topic-wide limits, divided among the shards; with their defaults."""
+_SHARED: dict[str, Callable[[str, int], str]] = {
+    **dict.fromkeys(
+        ("capacity", "concurrency", "max_ready"), lambda value, count: str(share(int(value), count))
+    ),
+    "ramp": lambda value, count: Ramp.decode(value).share(count).encode(),
+    "rate": lambda value, count: Rate.decode(value).share(count).encode(),
+}
+"""Topic-wide limits, and one shard's part of each."""
 
 
 class ShardState(NamedTuple):
@@ -174,7 +181,11 @@ def _copy_to_shards(
     wanted = _options(topic_state.options, count)
     calls: list[Transition[Any]] = []
     for shard, seen in shards.items():
-        lacking = {name: value for name, value in wanted.items() if seen.options.get(name) != value}
+        gone = [name for name in seen.options if _is_of_group(name) and name not in wanted]
+        lacking: dict[str, str | None] = dict.fromkeys(gone)
+        lacking |= {
+            name: value for name, value in wanted.items() if seen.options.get(name) != value
+        }
         if lacking:
             calls.append(Configure(shard, lacking))
         calls += [Declare(shard, group) for group in sorted(topic_state.groups - seen.groups)]
@@ -205,14 +216,21 @@ def _withdraw_removed(store: Store, topic: Topic, declared: Sequence[Declare]) -
 
 def _options(topic_options: Mapping[str, str], count: int) -> dict[str, str | None]:
     """The options of one of `count` shards; None for options left at the default."""
-    wanted = {name: topic_options.get(name) for name in _COPIED}
-    for name, default in _SHARED.items():
-        total = topic_options.get(name) or default
-        if total is not None:
-            wanted[name] = str(share(int(total), count))
-    if ramp := topic_options.get("ramp"):
-        wanted["ramp"] = Ramp.decode(ramp).share(count).encode()
+    wanted = {
+        name: topic_options.get(name) for name in (*_COPIED, *filter(_is_of_group, topic_options))
+    }
+    wanted["max_ready"] = wanted["max_ready"] or str(TopicOptions().max_ready)
+    for name, value in wanted.items():
+        part_of = _SHARED.get(name.partition(OF_GROUP)[0])
+        if part_of and value:
+            wanted[name] = part_of(value, count)
     return wanted
+
+
+def _is_of_group(name: str) -> bool:
+    """Whether a field of the options hash is a group's own value of an option."""
+    option, of_group, _ = name.partition(OF_GROUP)
+    return bool(of_group) and option in LANE_OPTIONS
 
 
 def _close_and_open(

@@ -29,7 +29,7 @@ from lisa.core.model.errors import (
     TopicFull,
 )
 from lisa.core.model.keys import Keys, TopicKeys, is_shard_name
-from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOptions
+from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOptions, group_options
 from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
@@ -559,10 +559,15 @@ class Store:
         reply = yield from self.command("HKEYS", self.keys.topic(topic).groups, patience=patience)
         return self.learn_groups(topic, reply)
 
-    def options(self, topic: str) -> Flow[TopicOptions]:
-        """Read a topic's options."""
+    def options(self, topic: str, group: str | None = None) -> Flow[TopicOptions]:
+        """Read a topic's options; those that apply to one group, if it is given."""
         reply = yield from self.command("HGETALL", self.keys.topic(topic).options)
-        return TopicOptions.from_hash(pairs(reply))
+        return TopicOptions.from_hash(pairs(reply), group)
+
+    def group_options(self, topic: str) -> Flow[dict[str, dict[str, Any]]]:
+        """Read the values of options that groups have of their own, by group and option."""
+        reply = yield from self.command("HGETALL", self.keys.topic(topic).options)
+        return group_options(pairs(reply))
 
     def stats(self, topic: str) -> Flow[dict[str, int]]:
         """A topic's counters by name (`sent`, `acked@<group>`, `late:<letter>@<group>`, ...)."""

@@ -25,6 +25,7 @@ from lisa.core.model.errors import GroupRemoved, LisaError
 from lisa.core.model.keys import check_group
 from lisa.core.model.options import (
     OPTIONS,
+    ChoiceType,
     CountType,
     DurationType,
     FlagType,
@@ -33,6 +34,7 @@ from lisa.core.model.options import (
     OptionType,
     PolicyType,
     RampType,
+    RateType,
     WindowType,
     encode,
     warning,
@@ -51,6 +53,8 @@ _GIVEN_AND_SHOWN: dict[type[OptionType], tuple[Any, Any]] = {
     FlagType: (bool, bool),
     LateType: (dict[str, str] | str, str),
     RampType: (str, str),
+    RateType: (str, str),
+    ChoiceType: (str, str),
     WindowType: (str, str),
 }
 """The types of an option's values in requests and in responses."""
@@ -127,6 +131,12 @@ def _with_unit(name: str, value: Any) -> object:
         return [_with_unit(name, item) for item in value]
     is_duration = isinstance(OPTIONS[name].kind, (DurationType, PolicyType))
     return f"{value}ms" if is_duration and isinstance(value, int) else value
+
+
+class OptionsQuery(Request):
+    """Whose options are meant."""
+
+    group: Annotated[Name | None, Meta(description="The group whose options are meant.")] = None
 
 
 class OptionsAnswer(_OptionsAnswer):
@@ -311,33 +321,47 @@ async def delete_topic(call: Call[DeleteQuery, None]) -> DeletedAnswer:
 
 
 @operations.add("GET", f"{TOPIC}/options", "All options, including defaults.", problems=NO_TOPIC)
-async def get_options(call: Call[NoFields, None]) -> OptionsAnswer:
-    """Get a topic's options."""
+async def get_options(call: Call[OptionsQuery, None]) -> OptionsAnswer:
+    """Get a topic's options.
+
+    With `group`, those that apply to the group.
+    """
     await require_topic(call.gateway, call.topic)
-    return await _options(call)
+    return await _options(call, call.query.group)
 
 
-@operations.add("PATCH", f"{TOPIC}/options", "All options after the change.", scope=Scope.OPERATE)
-async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
-    """Set a topic's options."""
+@operations.add(
+    "PATCH",
+    f"{TOPIC}/options",
+    "All options after the change.",
+    scope=Scope.OPERATE,
+    problems={404: "The topic has no such group."},
+)
+async def set_options(call: Call[OptionsQuery, OptionsRequest]) -> Reply[OptionsAnswer]:
+    """Set a topic's options.
+
+    With `group`, sets the group's own values of options of lanes, which replace those of the topic;
+    null resets them.
+    """
+    group = call.query.group
     given = call.body.values()
     values = {name: value for name, value in given.items() if value is not None}
     # Set first, since this rejects invalid values before any change.
     if values:
-        await call.gateway.ask(admin_topics.set_options, call.topic, values)
+        await call.gateway.ask(admin_topics.set_options, call.topic, values, group)
     notice = warning(call.topic, encode(values))
     if len(values) < len(given):
         unset = given.keys() - values.keys()
-        await call.gateway.ask(admin_topics.unset_options, call.topic, unset)
-    response = answer(await _options(call))
+        await call.gateway.ask(admin_topics.unset_options, call.topic, unset, group)
+    response = answer(await _options(call, group))
     if notice is not None:
         log.warning(notice)
         response.headers["Warning"] = f'299 lisa "{notice}"'
     return response
 
 
-async def _options(call: Call[NoFields, Any]) -> OptionsAnswer:
-    options = await call.gateway.store.drive(call.gateway.store.options(call.topic))
+async def _options(call: Call[Any, Any], group: str | None = None) -> OptionsAnswer:
+    options = await call.gateway.store.drive(call.gateway.store.options(call.topic, group))
     values = {name: option.kind.plain(getattr(options, name)) for name, option in OPTIONS.items()}
     return OptionsAnswer(**values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from lisa.admin import history
 from lisa.admin.history import HistorySpan, Horizon, Outlook
 from lisa.admin.live import Interval
 from lisa.admin.topics import pause, ramp_state, resume
-from lisa.core.model.options import OPTIONS, TopicOptions
+from lisa.core.model.options import OF_GROUP, OPTIONS, TopicOptions
 from lisa.core.store.store import Store
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
@@ -94,7 +94,7 @@ async def show(visit: PageRequest) -> Response:
         span=span,
         spans=SPANS,
         ramp=ramp if ramp and ramp.backlog else None,
-        options=option_rows(options),
+        options=option_rows(options, await ask(BANDS_S, Store.group_options, name)),
         consumers=consumers,
         pushes=[
             push for consumer in consumers if consumer.alive for push in consumer.record.pushes
@@ -143,12 +143,22 @@ def _choice(kind: type[E], name: str | None, default: E) -> E:
     return next((choice for choice in kind if choice.name.lower() == name), default)
 
 
-def option_rows(options: TopicOptions) -> list[tuple[str, str, bool]]:
-    """Each option's name, formatted value, and whether it differs from the default."""
-    return [
+def option_rows(
+    options: TopicOptions, of_groups: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str, bool]]:
+    """Each option's name, formatted value, and whether it differs from the default.
+
+    of_groups: by group, its own values, which follow.
+    """
+    rows = [
         (name, option.kind.show(value), value != option.default)
         for name, option in OPTIONS.items()
         for value in [getattr(options, name)]
+    ]
+    return rows + [
+        (f"{name}{OF_GROUP}{group}", OPTIONS[name].kind.show(value), True)
+        for group, own in sorted(of_groups.items())
+        for name, value in own.items()
     ]
 
 

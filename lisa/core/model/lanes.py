@@ -1,0 +1,99 @@
+"""Lanes: the rate at which a lane may start messages, and the order within a key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Self
+
+from lisa.core.model.clock import duration_ms, human, in_one_unit, parse_duration
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.sharding import share
+
+MAX_COUNT = 1_000_000
+MAX_BURST = 100_000
+MAX_PERIOD = timedelta(days=30)
+
+_EXACT_US = 2**53
+"""Scripts count in microseconds, in numbers that are exact below this."""
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_RATE = re.compile(r"([0-9]{1,9})\s*(?:/|per)\s*([^,]*?)(?:\s*,\s*burst\s+([0-9]{1,9}))?")
+
+
+class KeyOrder(StrEnum):
+    """One message of a key at a time, in the order of their due times.
+
+    CONTINUE: after a message is dead, the next one of its key follows. HOLD: the key waits until
+    the dead message is requeued, cancelled or purged.
+    """
+
+    CONTINUE = "continue"
+    HOLD = "hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` messages per `period`, evenly spread, of which `burst` may start at once."""
+
+    count: int
+    period: timedelta = timedelta(seconds=1)
+    burst: int = 1
+
+    def __str__(self) -> str:
+        """The text that `parse` reads: `10/m`, `5 per 90s`, or `10/m, burst 3`."""
+        period_ms = duration_ms(self.period)
+        unit = next((unit for unit, ms in _UNITS_MS.items() if ms == period_ms), None)
+        per = f"/{unit}" if unit else f" per {in_one_unit(period_ms)}"
+        return f"{self.count}{per}" + (f", burst {self.burst}" if self.burst > 1 else "")
+
+    @classmethod
+    def parse(cls, value: object) -> Rate:
+        """Read `10/m`, `5 per 90s` or `2/s, burst 10`. Raises InvalidMessage."""
+        if isinstance(value, Rate):
+            return value.check()
+        found = _RATE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+        if not found:
+            raise InvalidMessage(f"not a rate: {value!r}; write '10/m' or '5 per 90s, burst 3'")
+        unit_ms = _UNITS_MS.get(found[2])
+        period = timedelta(milliseconds=unit_ms) if unit_ms else parse_duration(found[2])
+        return cls(int(found[1]), period, int(found[3] or 1)).check()
+
+    def check(self) -> Rate:
+        """The rate itself. Raises InvalidMessage if a number is out of range."""
+        if not 1 <= self.count <= MAX_COUNT:
+            raise InvalidMessage(f"a rate is 1 to {MAX_COUNT:,} messages, not {self.count:,}")
+        period_ms = duration_ms(self.period)
+        if not 1 <= period_ms <= duration_ms(MAX_PERIOD):
+            raise InvalidMessage(
+                f"a rate is per 1ms to {MAX_PERIOD.days}d, not per {human(period_ms)}"
+            )
+        if not 1 <= self.burst <= MAX_BURST:
+            raise InvalidMessage(f"the burst of a rate is 1 to {MAX_BURST:,}, not {self.burst:,}")
+        if self.burst * period_ms * 1_000 >= _EXACT_US:
+            raise InvalidMessage(
+                f"a burst of {self.burst:,} is too large for a rate per {human(period_ms)}"
+            )
+        return self
+
+    def encode(self) -> str:
+        """The form that scripts read: count, period in ms, burst, as in `10,60000,3`."""
+        return f"{self.count},{duration_ms(self.period)},{self.burst}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The reverse of `encode`. Raises ValueError."""
+        count, period_ms, burst = map(int, text.split(","))
+        return cls(count, timedelta(milliseconds=period_ms), burst)
+
+    def share(self, shards: int) -> Rate:
+        """The rate of one of several shards."""
+        count, period = self.count, self.period
+        if count % shards:
+            period *= shards
+        else:
+            count //= shards
+        exact = (_EXACT_US - 1) // (duration_ms(period) * 1_000)
+        return Rate(count, period, min(share(self.burst, shards), exact))
