@@ -16,6 +16,7 @@ local n = tonumber(ARGV[ARGS + 4])
 local ID, ENTRY, STONE = ARGS + 4, ARGS + 4 + n, ARGS + 4 + 2 * n
 local BODY, DONE = ID_KEYS, ID_KEYS + n
 
+local n_given = n
 local changed = changed_groups()
 if changed then return changed end
 
@@ -25,6 +26,12 @@ local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 if not USES.journal then
   if is_journaled() then return {'FEATURES', 'journal'} end
 end
+if USES.lanes then
+  lanes_in_use = settling_options()[4] == '1'
+  group.is_filled = true
+end
+local lacking = lacks_lanes(settling_options()[4])
+if lacking then return lacking end
 if not USES.strays then
   for i = 1, n do
     if indexed[i] ~= ARGV[ENTRY + i] then return {'FEATURES', 'strays'} end
@@ -145,6 +152,12 @@ if state == 'acked' then
   keep_highest(group.name, highest)
 else
   count(state, n)
+end
+if USES.lanes then
+  if lanes_in_use then
+    local filling = call('HMGET', OPTIONS, 'max_ready', 'lanes_changed', 'paused')
+    if filling[3] ~= '1' then fill(group, math.max(100, n_given), filling) end
+  end
 end
 count('acked_late', late, group)
 count('stale', stale, group)

@@ -5,7 +5,7 @@
 -- ARGV  the layout's number ('' to skip the check); n; n times id
 -- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'SHARDS'};
 --       {'GROUPS', ...}
-local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2

@@ -6,12 +6,14 @@
 -- ARGV  the number of the layout that does not include the shard; 1 to delete a topic, whose `accepts`
 --       is that number, else 0
 -- Returns {'OK', 1 if no key is left, else 0}
+local lacking = lacks_lanes(call('HGET', OPTIONS, 'lanes'))
+if lacking then return lacking end
 local number, is_topic = tonumber(ARGV[ARGS + 1]), ARGV[ARGS + 2] == '1'
 local accepts = tonumber(call('HGET', OPTIONS, 'accepts') or '0')
 local held, given = call('EXISTS', WAITING), {}
 for _, group in ipairs(groups) do
   given[group.name] = true
-  held = held + call('EXISTS', group.entries, group.retry, group.garbage)
+  held = held + call('EXISTS', group.entries, group.retry, group.garbage) + count_parked(group)
 end
 for _, name in ipairs(call('HKEYS', GROUPS)) do
   if not given[name] then return {'OK', 0} end

@@ -9,7 +9,7 @@
 -- ARGV  own group's number; n; n times id, entry, closes (epoch ms; '' for a delay), opens (epoch ms, or
 --       the delay in ms), reason (of a delay)
 -- Returns {'OK', outcome of each: 'd<due>' deferred, 'y' released, 's' stale}; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]

@@ -26,7 +26,7 @@ local TTLS = ENVELOPES + n + 1
 local POLICIES = TTLS + 1 + 2 * tonumber(ARGV[TTLS])
 local DONES = ID_KEYS + n
 
-local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal')
+local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal', 'lanes')
 if believed ~= '' and believed ~= (settings[1] or '0') then return {'SHARDS'} end
 if not USES.capacity then
   if settings[3] then return {'FEATURES', 'capacity'} end
@@ -34,6 +34,11 @@ end
 if not USES.journal then
   if settings[4] == '1' then return {'FEATURES', 'journal'} end
 end
+if USES.lanes then
+  lanes_in_use = settings[5] == '1'
+end
+local lacking = lacks_lanes(settings[5])
+if lacking then return lacking end
 -- New ids for later concern no group, unless live messages must be counted.
 if USES.now or USES.ids or USES.capacity then
   local changed = changed_groups()
@@ -87,7 +92,7 @@ if USES.capacity then
   if capacity and kind ~= 'known' then
     local held = 0
     for _, group in ipairs(groups) do
-      held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
+      held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry) + count_parked(group))
     end
     local live = call('ZCARD', WAITING) + held
     if live + n > capacity then
@@ -113,6 +118,7 @@ local function is_dead(id)
   local dead = false
   for _, group in ipairs(groups) do
     if call('HEXISTS', group.entries, id) == 1 or call('ZSCORE', group.retry, id) then return false end
+    if parked_due(group, id) then return false end
     dead = dead or call('ZSCORE', group.garbage, id)
   end
   return dead
@@ -125,7 +131,7 @@ local function due_before(id, body)
   for _, group in ipairs(groups) do
     local entry = call('HGET', group.entries, id)
     local at = tonumber(entry and field(read_entry(group, entry) or {}, 'due')
-      or call('ZSCORE', group.retry, id) or '')
+      or call('ZSCORE', group.retry, id) or parked_due(group, id) or '')
     if at and (not due or at < due) then due = at end
   end
   return due
@@ -201,6 +207,20 @@ if USES.ids then
   end
 end
 
+-- With an order, messages with the same due time are handled in the order of their sends: the third of a
+-- message's policies has the number of its send, after its cost and slack.
+local function number_sends()
+  local sent = tonumber(call('HGET', STATS, 'sent') or 0)
+  for k = 1, accepted and #accepted or n do
+    local id = ids[accepted and accepted[k] or k]
+    if split_id(id) then
+      local delays, late, rest = string.match(call('HGET', POLICY, id) or '*', '^([^;]*);?([^;]*);?(.*)$')
+      local cost, slack = string.match(rest, '^(%d*),?(%d*)')
+      call('HSET', POLICY, id, table.concat({delays, ';', late, ';', cost, ',', slack, ',', int(sent + k)}))
+    end
+  end
+end
+
 local waiting_head = head(WAITING)
 
 -- Due times by message number; the messages that wait, and the earliest of these; the numbers of those
@@ -239,6 +259,9 @@ end
 -- overtaken, and no late policy or ramp applies, which are promote's.
 local function free_now()
   if #ready == 0 or GROUP_COUNT == 0 or waiting_head and waiting_head <= now then return 0 end
+  if USES.lanes then
+    if lanes_in_use then return 0 end
+  end
   local set = call('HMGET', OPTIONS, 'paused', 'max_ready', 'late', 'ramp')
   if set[1] == '1' then return 0 end
   if now - due[ready[1]] >= MIN_LATE_MS then
@@ -296,6 +319,9 @@ if USES.policy then
   end
 end
 
+if USES.lanes then
+  if lanes_in_use and call('HGET', OPTIONS, 'ordered') == '1' then number_sends() end
+end
 if USES.keys then
   local listed = accepted and {} or ids
   for k, i in ipairs(accepted or {}) do listed[k] = ids[i] end

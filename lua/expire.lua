@@ -9,7 +9,7 @@
 --       promoted; the ids of all follow at the end)
 -- Returns {'OK', letters}: x expired, s skipped, g garbage, k kept by collapse, f in flight,
 --       n neither past its ttl nor too late, o no longer live; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
@@ -24,7 +24,14 @@ local function drop_unless_kept(group, id)
   if entry and pending(group, entry) then return 'f' end
   if call('ZSCORE', group.garbage, id) then return 'g' end
   if entry then drop_entries(group, {id}, {entry}) end
-  if not entry and call('ZREM', group.retry, id) == 0 then return nil end
+  local was_held = entry or call('ZREM', group.retry, id) == 1
+  if USES.lanes then
+    if has_lanes() then
+      was_held = unpark(group, id) or was_held
+      let_go(group, id)
+    end
+  end
+  if not was_held then return nil end
   forget_failures(group, {id})
   return nil, true
 end

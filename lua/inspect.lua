@@ -7,9 +7,9 @@
 --       1 to read bodies, else 0 (then only the envelope's head is returned); n; n times id
 -- Returns {'OK', now in ms, for each of the first ids {envelope or '', tombstone or '', due in waiting or '',
 --       end of its ttl or '', {group, state, due, failed attempts, consumer, idle in ms, reason,
---       entry}, ...}}; state is ready, in_flight, retry or garbage, and for garbage due is the
+--       entry}, ...}}; state is ready, in_flight, retry, parked or garbage, and for garbage due is the
 --       time of death; {'SHARDS'}; {'GROUPS', ...}
-local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
 local wanted, n, first = ARGV[ARGS + 2] == '1', tonumber(ARGV[ARGS + 3]), ARGS + 3
@@ -25,6 +25,8 @@ local function state_of(group, id)
   end
   local due = call('ZSCORE', group.retry, id)
   if due then return 'retry', int(tonumber(due)), '', '', '' end
+  due = parked_due(group, id)
+  if due then return 'parked', int(due), '', '', '' end
   due = call('ZSCORE', group.garbage, id)
   if due then return 'garbage', int(tonumber(due)), '', '', '' end
   return nil

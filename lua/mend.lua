@@ -6,7 +6,7 @@
 -- KEYS  the prelude's, the call's record among them, then for each id: body
 -- ARGV  n; n times id; 1 only to judge, else 0
 -- Returns {'OK', the faults of each id, as words separated by spaces, or ''}; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
@@ -32,6 +32,9 @@ local function replace_entry(group, id, entry, is_own)
   call('ZADD', group.retry, 'NX', int(now), id)
   call('ZREM', group.leases, id) -- it would apply to the next delivery
   if is_own then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
+  if USES.lanes then
+    if not is_own and has_lanes() then vacate(group, {id}) end
+  end
   woken = true
   if journaled then
     events[#events + 1] = {id, 'retry', group.name, call('HGET', group.attempts, id) or 0,
@@ -46,6 +49,7 @@ local function mend_group(group, id, waits, faults)
   local is_own = fields and field(fields, 'id') == id
   local lost = entry and not (is_own and can_be_delivered(group, entry))
   local retries, dead = lost or call('ZSCORE', group.retry, id), call('ZSCORE', group.garbage, id)
+  local parked = parked_due(group, id)
   if lost then
     faults[#faults + 1] = 'entry-lost'
     if not judge then replace_entry(group, id, entry, is_own or not fields) end
@@ -59,7 +63,13 @@ local function mend_group(group, id, waits, faults)
     faults[#faults + 1] = 'second-place'
     if not judge then call('ZREM', group.garbage, id) end
   end
-  if indexed or retries or dead then return 1 end
+  if USES.lanes then
+    if parked and (indexed or retries or dead) then
+      faults[#faults + 1] = 'second-place'
+      if not judge then unpark(group, id) end
+    end
+  end
+  if indexed or retries or dead or parked then return 1 end
   -- A rescheduled message waits and keeps its failed attempts.
   if not waits and has_failures(group, id) then
     faults[#faults + 1] = 'leftover'

@@ -23,7 +23,8 @@ local changed = changed_groups()
 if changed then return changed end
 
 local now_us, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal', 'ack_timeout')
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal', 'ack_timeout',
+  'lanes', 'lanes_changed')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[3] or DEFAULT.promote_interval) + 0
 local paused = settings[1] == '1' and 1 or 0
@@ -35,6 +36,11 @@ local found = call('ZRANGEBYSCORE', WAITING, '-inf', now, 'WITHSCORES', 'LIMIT',
 local lateness = found[2] and now - tonumber(found[2]) or 0
 local cut = #found == 2 * limit and 1 or 0
 
+if USES.lanes then
+  lanes_in_use = settings[6] == '1'
+end
+local lacking = lacks_lanes(settings[6])
+if lacking then return lacking end
 if not USES.journal then
   if settings[4] == '1' then return {'FEATURES', 'journal'} end
 end
@@ -157,6 +163,14 @@ end
 
 local function is_due(score) return score and score <= now end
 
+-- One group's due retries that do not end. More may be due than one call moves.
+local function due_retries(group, can_move)
+  local again = call('ZRANGEBYSCORE', group.retry, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  if can_move and #again == 2 * limit then cut = 1 end
+  if has_ttls then again = without_ending(again, false) end
+  return again
+end
+
 -- One group's due retries, their number, and its free room. With several groups, a group without any
 -- room keeps its retries: reading them in each call would delay the others. They are read only to
 -- find those past their ttl.
@@ -165,9 +179,7 @@ local function wanted_by(group)
   local is_blocked = free and free <= 0
   if is_blocked and not is_due(head(group.retry)) then return {}, 0, free end
   if is_blocked and not has_ttls then return {}, 1, free end
-  local again = call('ZRANGEBYSCORE', group.retry, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
-  if not is_blocked and #again == 2 * limit then cut = 1 end
-  if has_ttls then again = without_ending(again, false) end
+  local again = due_retries(group, not is_blocked)
   if is_blocked then return {}, #again / 2, free end
   local wanted = (#found + #again) / 2
   return again, #again / 2, free or wanted > 0 and room(group, max_ready, wanted) or 0
@@ -203,35 +215,85 @@ local function plan_with_retries(group)
   return plan
 end
 
--- What each group takes, and the ids that leave waiting. Without retries the only group takes what is
--- due, as far as it has room.
-local plans, leaving, moved = nil, nil, 0
-if USES.retries then
-  plans, is_full = {}, {}
-  for g, group in ipairs(groups) do
-    plans[g] = plan_with_retries(group)
-    moved = moved + #plans[g].pairs / 2
+-- What a group's gate let through, and what of the due messages stays parked, for the journal.
+local function tell_of_gate(group, due, through)
+  local told, is_through = {}, {}
+  for _, pairs in ipairs({through, due}) do
+    for k = 1, #pairs, 2 do
+      local id = pairs[k]
+      if not is_through[id] then
+        local attempt = tonumber(call('HGET', group.attempts, id) or 0) + 1
+        told[#told + 1] = {id, pairs == due and 'parked' or 'ready', group.name, attempt, 'due', pairs[k + 1]}
+        is_through[id] = true
+      end
+    end
   end
-  leaving = plans[1].waited
-  if GROUP_COUNT > 1 then
-    leaving = {} -- a message without room leaves waiting, too, for the group's retry
-    for k = 1, #found, 2 do leaving[#leaving + 1] = found[k] end
-  end
-else
-  moved = #found / 2
-  local free = moved > 0 and math.max(0, room(groups[1], max_ready, moved)) or 0
-  if free < moved then
-    note_full(groups[1])
-    for k = 2 * free + 1, 2 * moved do found[k] = nil end
-    moved = free
-  end
-  leaving = sized(moved)
-  for k = 1, moved do leaving[k] = found[2 * k - 1] end
+  journal(told)
 end
+
+-- With lanes, what is due is parked, and the group's gate lets through what it has room for.
+local function pass_by_lanes(group)
+  local again, retried = due_retries(group, true), {}
+  for k = 1, #again, 2 do retried[#retried + 1] = again[k] end
+  park(group, found)
+  park(group, again)
+  if #retried > 0 then call('ZREM', group.retry, unpack(retried)) end
+  local at, through = fill(group, limit, {settings[2], settings[7]})
+  if settings[4] == '1' then
+    local due = {unpack(found)}
+    for _, part in ipairs(again) do due[#due + 1] = part end
+    tell_of_gate(group, due, through)
+  end
+  local retry_head = head(group.retry)
+  return #through / 2, math.min(at or math.huge, retry_head or math.huge)
+end
+
+-- What each group takes, and the ids that leave waiting.
+local plans, leaving, moved = nil, nil, 0
+
+-- Without retries the only group takes what is due, as far as it has room.
+local function plan_groups()
+  if USES.retries then
+    plans, is_full = {}, {}
+    for g, group in ipairs(groups) do
+      plans[g] = plan_with_retries(group)
+      moved = moved + #plans[g].pairs / 2
+    end
+    leaving = plans[1].waited
+    if GROUP_COUNT > 1 then
+      leaving = {} -- a message without room leaves waiting, too, for the group's retry
+      for k = 1, #found, 2 do leaving[#leaving + 1] = found[k] end
+    end
+  else
+    moved = #found / 2
+    local free = moved > 0 and math.max(0, room(groups[1], max_ready, moved)) or 0
+    if free < moved then
+      note_full(groups[1])
+      for k = 2 * free + 1, 2 * moved do found[k] = nil end
+      moved = free
+    end
+    leaving = sized(moved)
+    for k = 1, moved do leaving[k] = found[2 * k - 1] end
+  end
+end
+
+local by_lanes, gate_at = false, nil
+if USES.lanes then
+  if lanes_in_use then
+    by_lanes, leaving = true, {}
+    for k = 1, #found, 2 do leaving[#leaving + 1] = found[k] end
+    allow_writes_at_maxmemory()
+    for _, group in ipairs(groups) do
+      local many, at = pass_by_lanes(group)
+      moved, gate_at = moved + many, math.min(gate_at or at, at)
+    end
+  end
+end
+if not by_lanes then plan_groups() end
 
 -- The envelopes that entries carry, by id, unless the topic's options make consumers ask anyway: see
 -- `state_of` in core/delivery/opening.py.
-local carries, carried = GROUP_COUNT == 1 and not has_ttls and settings[4] ~= '1', nil
+local carries, carried = GROUP_COUNT == 1 and not has_ttls and settings[4] ~= '1' and not by_lanes, nil
 if carries and #KEYS > ID_KEYS and #leaving > 0 and call('XLEN', groups[1].ready) < CARRIED_ENTRIES then
   carried = {}
   for _, id in ipairs(leaving) do carried[id] = false end
@@ -259,8 +321,8 @@ end
 if USES.journal then
   events = {}
 end
-if #leaving > 0 or moved > 0 then allow_writes_at_maxmemory() end
-for g, group in ipairs(groups) do
+if not by_lanes and (#leaving > 0 or moved > 0) then allow_writes_at_maxmemory() end
+for g, group in ipairs(by_lanes and {} or groups) do
   local pairs, failed, suspects, held = found, nil, nil, nil
   if USES.retries then
     local plan, ids = plans[g], {}
@@ -316,10 +378,11 @@ if USES.ramp then
     if on_time[1] then next_due = math.min(next_due, tonumber(on_time[2])) end
   end
 end
+if gate_at and gate_at < (next_due or math.huge) then next_due = gate_at end
 if USES.retries then
   for _, group in ipairs(groups) do
     local due = head(group.retry)
-    local waits_for_room = GROUP_COUNT > 1 and is_full[group] and is_due(due)
+    local waits_for_room = GROUP_COUNT > 1 and is_full and is_full[group] and is_due(due)
     if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
   end
 end

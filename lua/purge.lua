@@ -5,7 +5,7 @@
 -- ARGV  own group's number; only messages that died at or before this epoch ms, or '' for all; n;
 --       n times id
 -- Returns {'OK', letters}: y purged, n not in this group's garbage (or too young); {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -22,6 +22,9 @@ for i = 1, n do
   letters[i] = 'n'
   if died and (not before or died <= before) then
     call('ZREM', group.garbage, id)
+    if USES.lanes then
+      if has_lanes() then let_go(group, id) end
+    end
     letters[i], purged[#purged + 1] = 'y', id
     local guard, k = fence(body), #ids + 1
     local attempts, still_owed = call('HGET', group.attempts, id) or 0, owed(id)

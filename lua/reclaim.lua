@@ -14,7 +14,7 @@
 --       future of the clock) or '', cursor or '' at the end, ms until the next lease of this window
 --       ends or -1, entries cleared, suspects returned to ready, id, the due time of its delivery or
 --       '', outcome ('r<due>' or 'g'), failed attempts, ...}; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]

@@ -4,7 +4,7 @@
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; n; n times id, entry
 -- Returns {'OK', letters}: y released, s stale; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]

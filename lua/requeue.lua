@@ -5,7 +5,7 @@
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; n; n times id
 -- Returns {'OK', letters}: y requeued, n not in this group's garbage; {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]

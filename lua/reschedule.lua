@@ -7,7 +7,7 @@
 --       messages' windows, else ''; n; n times id, due ('+ms' is a delay, else epoch ms; 'ms@was' only if it waits until `was`)
 -- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'WINDOW'} if a message
 --       may have a window by which the caller did not choose; {'SHARDS'}; {'GROUPS', ...}
-local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
@@ -34,6 +34,8 @@ local function due_in_groups(id)
     local entry = call('HGET', group.entries, id)
     local fields = entry and read_entry(group, entry)
     if fields and not field(fields, 'attempt') then return tonumber(field(fields, 'due')) end
+    local due = parked_due(group, id)
+    if due and call('HEXISTS', group.attempts, id) == 0 then return due end
   end
   return nil
 end
@@ -63,6 +65,12 @@ for i = 1, n do
           local entry = call('HGET', group.entries, id)
           if entry then drop_entries(group, {id}, {entry}) end
           call('ZREM', group.retry, id)
+          if USES.lanes then
+            if has_lanes() then
+              unpark(group, id)
+              let_go(group, id)
+            end
+          end
         end
       end
       earliest = math.min(earliest or due, due)

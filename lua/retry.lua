@@ -10,7 +10,7 @@
 --       or 'discard'), reason (and after a zero byte a traceback, kept if the message ends in garbage)
 -- Returns {'OK', now in ms, outcome and failed attempts of each: 'r<due>', n | 'g', n | 's', 0};
 --       {'GROUPS', ...}
-local changed = answered() or changed_groups()
+local changed = answered() or changed_topic()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]

@@ -14,7 +14,7 @@
 -- Returns {'OK', what happened (changed, gone, held, done), the fence found, outcomes}, one letter per
 --       message: a accepted, d known already, n not created; {'FULL', live, capacity}; {'SHARDS'};
 --       {'GROUPS', ...}
-local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
 local SCHEDULES, TICKS = KEYS[ID_KEYS + 1], KEYS[ID_KEYS + 2]
@@ -39,7 +39,7 @@ local function state_of(body)
   if call('ZSCORE', WAITING, id) then return 'unstarted' end
   for _, group in ipairs(groups) do
     local entry = call('HGET', group.entries, id)
-    if entry or call('ZSCORE', group.retry, id) then
+    if entry or call('ZSCORE', group.retry, id) or parked_due(group, id) then
       if is_partly_settled(guard) or call('HEXISTS', group.attempts, id) == 1 then return 'running' end
       if entry and pending(group, entry) then return 'running' end
       unstarted = 'unstarted'
@@ -94,7 +94,7 @@ local capacity = tonumber(settings[1] or '') -- empty: unlimited
 if capacity and n > 0 then
   local held = 0
   for _, group in ipairs(groups) do
-    held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
+    held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry) + count_parked(group))
   end
   local live = call('ZCARD', WAITING) + held
   local grows = -freed

@@ -7,7 +7,7 @@
 -- deleted: another program or a restored archive has written it. Keys without messages and without a
 -- removal are deleted in a separate call, if the group is not declared. A repeated call returns the
 -- first answer.
--- KEYS  the prelude's (the groups that stay; the call's record), then the seven of the group that goes, then for each
+-- KEYS  the prelude's (the groups that stay; the call's record), then the twelve of the group that goes, then for each
 --       message: body, done
 -- ARGV  the group to remove; 1 if the removal has begun, 2 if there is none and only keys without
 --       messages are left, else 0; 1 to delete its keys if nothing is left, else 0; n; n times id
@@ -18,18 +18,20 @@ local k = ID_KEYS
 local group = {
   name = name, ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
   garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
+  lanes = KEYS[k + 8], parked = KEYS[k + 9], queues = KEYS[k + 10], turns = KEYS[k + 11],
+  closed = KEYS[k + 12],
 }
 
 local function drop_keys()
   call('UNLINK', group.ready, group.entries, group.retry, group.garbage, group.attempts,
-    group.reasons, group.leases)
+    group.reasons, group.leases, group.lanes, group.parked, group.queues, group.turns, group.closed)
 end
 
 local before = answered()
 if before then return before end
 if ARGV[ARGS + 2] == '2' then
   if call('HEXISTS', GROUPS, name) + call('HEXISTS', OPTIONS, mark)
-    + call('EXISTS', group.entries, group.retry, group.garbage) > 0 then return {'OK', 0, 0} end
+    + call('EXISTS', group.entries, group.retry, group.garbage, group.parked) > 0 then return {'OK', 0, 0} end
   drop_keys()
   return {'OK', 0, 1}
 end
@@ -40,14 +42,14 @@ end
 allow_writes_at_maxmemory()
 call('HSET', OPTIONS, mark, int(now))
 call('HDEL', GROUPS, name)
-local changed = changed_groups()
+local changed = changed_topic()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
 local settled = 0
 local events, journaled = {}, is_journaled()
 for i = 1, n do
-  local id, body, done = ARGV[first + i], KEYS[k + 6 + 2 * i], KEYS[k + 7 + 2 * i]
+  local id, body, done = ARGV[first + i], KEYS[k + 11 + 2 * i], KEYS[k + 12 + 2 * i]
   local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
   local was_owed = take_out(group, id)
   local ends = not owed(id) and not call('ZSCORE', WAITING, id) and guard ~= ''
@@ -65,6 +67,7 @@ journal(events)
 count('purged', settled, group)
 
 local left = call('HLEN', group.entries) + call('ZCARD', group.retry) + call('ZCARD', group.garbage)
+  + call('HLEN', group.parked)
 local gone = 0
 if drop and left == 0 then
   drop_keys()

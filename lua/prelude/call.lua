@@ -19,16 +19,17 @@
 -- note and calls again. A block that is there without need changes no result.
 -- Every script that moves messages into or out of groups first compares the given groups with the declared
 -- ones, and returns {'GROUPS', name, ...} if they differ: the caller updates its list and calls
--- again. Thus every key is declared, and no group is ever omitted.
+-- again. Thus every key is declared, and no group is ever omitted. For a topic with lanes, these scripts
+-- also need the feature `lanes`.
 local call, KEYS, ARGV = redis.call, KEYS, ARGV -- locals are faster than globals
 local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS, EVENTS, KEYED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local WAKE, TOPIC, ACTOR, GROUP_COUNT = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local ARGS = 4 + GROUP_COUNT
-local LIMITS = 10 + 7 * GROUP_COUNT
-local ID_KEYS = LIMITS - 1
+local LANES_AT = 10 + 7 * GROUP_COUNT
+local ID_KEYS = LANES_AT - 1
 if USES.lanes then
-  ID_KEYS = LIMITS + 5 * GROUP_COUNT
+  ID_KEYS = LANES_AT + 5 * GROUP_COUNT
 end
 
 local groups = {}
@@ -41,7 +42,7 @@ for i = 1, GROUP_COUNT do
 end
 if USES.lanes then
   for i, group in ipairs(groups) do
-    local k = LIMITS - 4 + 5 * i
+    local k = LANES_AT - 4 + 5 * i
     group.lanes, group.parked, group.queues, group.turns, group.closed =
       KEYS[k], KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4]
   end

@@ -66,6 +66,12 @@ local function fail(group, ids, entries, delays, reasons)
     call('ZADD', group.garbage, unpack(dead))
     if GROUP_COUNT == 1 then call('ZREM', EXPIRY, unpack(dead_ids)) end
   end
+  if USES.lanes then
+    if has_lanes() then
+      hold_lanes(group, ids_among(again))
+      if lane_rules(group).order == 'hold' then hold_lanes(group, dead_ids) end
+    end
+  end
   drop_entries(group, ids, entries)
   call('ZREM', group.leases, unpack(ids))
   count('retried', #again / 2, group)

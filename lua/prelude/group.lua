@@ -7,6 +7,13 @@ local function room(group, max_ready, wanted)
   return free + call('XPENDING', group.ready, group.name)[1]
 end
 
+-- The ids of pairs of a due time and an id.
+local function ids_among(pairs)
+  local ids = {}
+  for k = 2, #pairs, 2 do ids[#ids + 1] = pairs[k] end
+  return ids
+end
+
 -- Two lists as pairs of their items.
 local function paired(a, b)
   local pairs = {}
@@ -20,6 +27,9 @@ end
 -- group, the pairs become those of the index.
 local function add_ready(group, pairs, failed, suspects, carried, timeout)
   local ready, index = group.ready, GROUP_COUNT == 1 and pairs or {unpack(pairs)}
+  if USES.lanes then
+    if has_lanes() then occupy(group, pairs) end
+  end
   for k = 1, #pairs, 2 do
     local id, due, before = pairs[k], pairs[k + 1], failed and tonumber(failed[(k + 1) / 2] or 0) or 0
     if suspects and suspects[id] then
@@ -105,7 +115,12 @@ end
 local function drop_entries(group, ids, entries)
   local held = call('XACK', group.ready, group.name, unpack(entries))
   call('XDEL', group.ready, unpack(entries))
-  if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
+  if #ids > 0 then
+    call('HDEL', group.entries, unpack(ids))
+    if USES.lanes then
+      if has_lanes() then vacate(group, ids) end
+    end
+  end
   return held
 end
 
@@ -175,6 +190,9 @@ local function put_back(group, ids, entries, dues, reasons)
       events[i] = {id, 'ready', group.name, before + 1, 'due', at, 'reason', 'released'}
     end
   end
+  if USES.lanes then
+    if has_lanes() then hold_lanes(group, ids_among(again)) end
+  end
   drop_entries(group, ids, entries)
   if #again > 0 then
     call('ZADD', group.retry, unpack(again))
@@ -205,13 +223,19 @@ local function take_out(group, id)
     found = 1
   end
   found = found + call('ZREM', group.retry, id) + call('ZREM', group.garbage, id)
+  if USES.lanes then
+    if has_lanes() then
+      found = found + (unpark(group, id) and 1 or 0)
+      let_go(group, id)
+    end
+  end
   forget_failures(group, {id})
   return found > 0, held > 0
 end
 
 local function owes(group, id)
   return call('HEXISTS', group.entries, id) == 1 or call('ZSCORE', group.retry, id)
-    or call('ZSCORE', group.garbage, id)
+    or call('ZSCORE', group.garbage, id) or parked_due(group, id)
 end
 
 local function owed(id)
@@ -247,6 +271,9 @@ local function owed_among(ids)
     if may_be_in(group.entries) then take(call('HMGET', group.entries, unpack(open))) end
     if may_be_in(group.retry) then take(scores_of(group.retry, open)) end
     if may_be_in(group.garbage) then take(scores_of(group.garbage, open)) end
+    if USES.lanes then
+      if has_lanes() and may_be_in(group.parked) then take(call('HMGET', group.parked, unpack(open))) end
+    end
   end
   return found
 end

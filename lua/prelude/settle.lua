@@ -97,7 +97,7 @@ local function why_not_taken_back(id, body, garbage_counts)
     if entry then
       if pending(group, entry) then return 'f' end
       found = found + 1
-    elseif call('ZSCORE', group.retry, id) then
+    elseif call('ZSCORE', group.retry, id) or parked_due(group, id) then
       found = found + 1
     elseif call('ZSCORE', group.garbage, id) then
       if garbage_counts then return 'd' end

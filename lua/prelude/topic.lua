@@ -42,10 +42,10 @@ local function allow_writes_at_maxmemory() call('ZREM', WAITING, '') end
 
 local function wake() call('PUBLISH', WAKE, TOPIC) end
 
--- The options of a settlement, read once: journal, retention, dedupe_for.
+-- The options of a settlement, read once: journal, retention, dedupe_for, lanes.
 local settling
 local function settling_options()
-  settling = settling or call('HMGET', OPTIONS, 'journal', 'retention', 'dedupe_for')
+  settling = settling or call('HMGET', OPTIONS, 'journal', 'retention', 'dedupe_for', 'lanes')
   return settling
 end
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lisa.core.model.keys import GROUP_KEYS, TOPIC_KEYS, Keys
+from lisa.core.model.keys import GROUP_KEYS, LANE_KEYS, TOPIC_KEYS, Keys
 from lisa.core.model.options import OPTIONS, TopicOptions, encode
 from lisa.core.transitions import base, loader
 from lisa.core.transitions.base import Transition
@@ -185,7 +185,7 @@ def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
     assert [len(own_arguments(name, n)) for n in (1, 3)] == [fixed + each, fixed + 3 * each]
     assert parts["ARGV"].startswith("own group's number") == isinstance(call, base.OfGroup)
     assert "{'OK'" in parts["Returns"]
-    knows_groups = "changed_groups()" in code(name)
+    knows_groups = re.search(r"changed_(groups|topic)\(\)", code(name)) is not None
     assert ("{'GROUPS', ...}" in parts["Returns"]) == knows_groups
     named = re.findall(r"[a-z]+", bare(parts.get("Features:", "")))
     assert sorted(named) == sorted(loader.features_of(name) - {base.LANES})
@@ -196,7 +196,8 @@ def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
 def test_the_keys_match_the_header(name: str) -> None:
     said = re.search(r"for each \w+: ([\w, ]+)", header(name)["KEYS"])
     each = said.group(1).replace(" ", "").split(",") if said else []
-    group_keys = len(GROUP_KEYS) if "the seven of the group" in header(name)["KEYS"] else 0
+    own = header(name)["KEYS"]
+    group_keys = len(GROUP_KEYS + LANE_KEYS) if "the twelve of the group" in own else 0
     keys = Keys().topic(TOPIC)
     further = {
         "absorb": [keys.history, "lisa:{t}:m"],
@@ -213,7 +214,8 @@ def test_the_keys_match_the_header(name: str) -> None:
         in_columns = "by columns" in header(name)["KEYS"]
         laid_out = zip(*rows, strict=True) if in_columns else rows
         assert built == [key for part in laid_out for key in part]
-    assert own_keys(name, 1)[:group_keys] == list(keys.group("lisa")[:group_keys])
+    of_group = [*keys.group("lisa"), *keys.lanes("lisa")]
+    assert own_keys(name, 1)[:group_keys] == of_group[:group_keys]
 
 
 def test_new_ids_pass_only_the_first_tombstone_key() -> None:

@@ -83,7 +83,11 @@ class Undeclare(Recorded, Transition[Undeclared]):
     rest: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [*keys.group(self.group), *keys.bodies_and_tombstones(self.ids)]
+        return [
+            *keys.group(self.group),
+            *keys.lanes(self.group),
+            *keys.bodies_and_tombstones(self.ids),
+        ]
 
     def args(self) -> Sequence[Argument]:
         begun = 2 if self.rest else int(self.begun)

@@ -29,7 +29,7 @@ _CONSTANTS = (
     "SUSPECT_REASON",
 )
 """Constants of `core.model.options` that scripts may name."""
-_PARTS = ("call", "topic", "keyed", "late", "group", "settle", "fail")
+_PARTS = ("call", "topic", "keyed", "lanes", "late", "group", "gate", "settle", "fail")
 """The prelude's files, in order: a file uses only functions of files before it."""
 
 Features = frozenset[str]

@@ -1,0 +1,224 @@
+-- prelude: the gate between parked and ready.
+
+-- The unread entries that a group has at least room for, and how long a manager waits before it looks again.
+local SHORTEST, SOONEST_MS, LATEST_MS = 16, 5, 250
+
+-- Adapts the theoretical arrival time of a lane to its rate, also after the clock was set back.
+local function settle_tat(lane, rate, now_us)
+  local most = now_us + math.ceil(rate.burst * rate.per / rate.many)
+  lane.rem = math.min(lane.rem, rate.many - 1)
+  if lane.tat <= now_us then lane.tat, lane.rem = now_us, 0 end
+  if lane.tat > most then lane.tat, lane.rem = most, 0 end
+end
+
+-- When a lane's rate lets a message through, in us; at most `now_us` if it does now. This is GCRA (ITU-T
+-- I.371) with the fraction of a microsecond kept as an integer, so that nothing is rounded. A message that
+-- costs more than the burst counts as the burst.
+local function opens_at(lane, rate, cost, now_us)
+  settle_tat(lane, rate, now_us)
+  local over = lane.rem + (math.min(cost, rate.burst) - rate.burst) * rate.per
+  return lane.tat + math.ceil(over / rate.many)
+end
+
+local function charge(lane, rate, cost, now_us)
+  settle_tat(lane, rate, now_us)
+  local sum = lane.rem + math.min(cost, rate.burst) * rate.per
+  lane.tat, lane.rem = lane.tat + math.floor(sum / rate.many), sum % rate.many
+end
+
+-- What a group's gate remembers: the most unread entries, 1 if these were too few, when it last let a message
+-- through in ms, the number of the options' last change, lanes to look at again after it, the clock in us.
+local function gate_of(group)
+  local text = call('HGET', group.lanes, US .. US) or '16 0 0 0 0 0'
+  local short, limited, passed, changed, again, seen =
+    string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  return {short = tonumber(short), limited = tonumber(limited), passed = tonumber(passed),
+    changed = tonumber(changed), again = tonumber(again), seen = tonumber(seen)}
+end
+
+local function save_gate(group, gate)
+  call('HSET', group.lanes, US .. US, table.concat({gate.short, gate.limited, int(gate.passed),
+    int(gate.changed), gate.again, int(gate.seen)}, ' '))
+end
+
+-- How many messages a group has room for. The stream is kept short, so that turns are decided late: as long
+-- as what consumers read between two calls.
+local function gate_room(group, rules, gate, max_ready)
+  local unread = call('XLEN', group.ready) - call('XPENDING', group.ready, group.name)[1]
+  if unread == 0 and gate.limited == 1 then
+    gate.short = 2 * gate.short
+  elseif 2 * unread > gate.short then
+    gate.short = gate.short - math.ceil(gate.short / 8)
+  end
+  gate.short = math.max(math.min(gate.short, max_ready), math.min(SHORTEST, max_ready))
+  local room = gate.short - unread
+  gate.is_by_slots = rules.concurrency ~= nil and rules.concurrency - call('HLEN', group.entries) < room
+  return gate.is_by_slots and rules.concurrency - call('HLEN', group.entries) or room
+end
+
+-- Gives a turn to the lanes whose instant has come; after a change of options, or of the clock, to all.
+local function open_lanes(group, gate, now_us, now, changed)
+  if gate.changed ~= changed or now_us < gate.seen - 1000000 then gate.again = call('ZCARD', group.closed) end
+  gate.changed, gate.seen = changed, now_us
+  local open = gate.again > 0 and call('ZRANGE', group.closed, 0, 249)
+    or call('ZRANGEBYSCORE', group.closed, '-inf', now, 'LIMIT', 0, 250)
+  gate.again = math.max(0, gate.again - #open)
+  if #open == 0 then return end
+  call('ZREM', group.closed, unpack(open))
+  lanes_of(group, open)
+  local turns, idle = {}, {}
+  for _, key in ipairs(open) do
+    local list = group.known[key].parked > 0 and turns or idle
+    if key ~= US then list[#list + 1] = key end
+  end
+  give_turns(group, turns)
+  if #idle > 0 then save_lanes(group, idle) end
+end
+
+-- Why a lane lets its first message through ('pass') or not: 'empty', 'full', or the instant at which it
+-- opens, in us; and whether the whole group has to wait for that instant.
+local function verdict_on(group, lane, rules, own, cost, now_us)
+  if not own then return 'empty' end
+  if lane.head ~= '' and lane.head ~= own then return 'full' end
+  local slots = lane.used + lane.taken
+  if lane.most and slots >= lane.most then return 'full' end
+  if slots > 0 and lane.key ~= '' and COALESCED[own] then return 'full' end
+  if lane.rest > now_us then return lane.rest end
+  local at = lane.rate and opens_at(lane, lane.rate, cost, now_us) or 0
+  if at > now_us then return at end
+  at = rules.rate and opens_at(whole(group), rules.rate, cost, now_us) or 0
+  if at > now_us then return at, true end
+  return 'pass'
+end
+
+-- The first place of a lane that this call has not taken: the latest instant, cost, own id, the place.
+local function first_place(group, lane)
+  if lane.parked <= lane.taken then return nil end
+  if not lane.ahead or not lane.ahead[lane.at] then
+    lane.ahead, lane.at = places(group, lane, lane.most == 1 and 1 or 8), 1
+  end
+  local place = lane.ahead[lane.at]
+  if not place then return nil end
+  local from = #lane.key + 2
+  return tonumber(string.sub(place, from, from + 12)), tonumber(string.sub(place, from + 23, from + 26)),
+    string.sub(place, from + PLACE_BYTES), place
+end
+
+-- Lets the first message of a lane through. Returns the score of the lane's next turn, if it has one.
+local function pass(run, turn, cost, own, place)
+  local lane, rules, all = turn.lane, run.rules, whole(run.group)
+  local k = #run.ids + 1
+  run.ids[k], run.places[k] = lane.key == '' and own or lane.key .. US .. own, place
+  run.room, run.touched[lane.key] = run.room - 1, true
+  lane.taken, lane.at = lane.taken + 1, lane.at + 1
+  if lane.head == own then lane.head = '' end
+  if lane.rate then charge(lane, lane.rate, cost, run.now_us) end
+  if rules.rate then charge(all, rules.rate, cost, run.now_us) end
+  if rules.fair then
+    all.finish = math.max(all.finish, turn.score)
+    lane.finish = turn.score + math.ceil(1000 * cost / lane.weight)
+  end
+  if lane.parked > lane.taken and is_blocked(lane) then return nil end
+  return rules.fair and lane.finish or first_place(run.group, lane)
+end
+
+-- Decides one turn. Returns the score of the lane's next turn; nil if it has none for now.
+local function serve(run, turn)
+  local lane, fair = turn.lane, run.rules.fair
+  local latest, cost, own, place = first_place(run.group, lane)
+  if latest and not fair and latest > turn.score then return latest end
+  local verdict, is_for_all = verdict_on(run.group, lane, run.rules, own, cost, run.now_us)
+  if verdict == 'pass' then return pass(run, turn, cost, own, place) end
+  if is_for_all then
+    run.stops = verdict
+    return turn.score
+  end
+  if verdict == 'empty' and fair then
+    local all = whole(run.group)
+    all.finish, run.touched[lane.key] = math.max(all.finish, turn.score), true
+  elseif type(verdict) == 'number' then
+    call('ZADD', run.group.closed, int(math.ceil(verdict / 1000)), lane.key)
+  end
+  return nil
+end
+
+-- Decides the next turns of a group, at most 64. Returns whether there was any.
+local function serve_page(run)
+  local asked, keys = math.min(run.room, 64), {}
+  local page = call('ZRANGE', run.group.turns, 0, asked - 1, 'WITHSCORES')
+  if #page == 0 then return false end
+  for k = 1, #page, 2 do keys[#keys + 1] = page[k] end
+  local lanes, list = lanes_of(run.group, keys), {}
+  for k, key in ipairs(keys) do list[k] = {lane = lanes[key], score = tonumber(page[2 * k])} end
+  local last, i = #keys == asked and list[asked].score or math.huge, 1
+  local set, gone, scores = {}, {}, {}
+  while list[i] and run.room > 0 and not run.stops do
+    local turn = list[i]
+    local score = serve(run, turn)
+    i, run.looks = i + 1, run.looks - 1
+    scores[turn.lane.key] = score or false
+    if score and score <= last and not run.stops then
+      local at = i
+      while list[at] and list[at].score <= score do at = at + 1 end
+      table.insert(list, at, {lane = turn.lane, score = score})
+    end
+  end
+  for key, score in pairs(scores) do
+    if score then set[#set + 1], set[#set + 2] = int(score), key else gone[#gone + 1] = key end
+  end
+  if #set > 0 then call('ZADD', run.group.turns, unpack(set)) end
+  if #gone > 0 then call('ZREM', run.group.turns, unpack(gone)) end
+  return true
+end
+
+-- Moves what was let through from parked to ready. Returns the pairs {id, due time, ...}.
+local function move_through(run)
+  local group, through = run.group, {}
+  local failed = failed_attempts(group, run.ids)
+  for k, spot in ipairs(call('HMGET', group.parked, unpack(run.ids))) do
+    through[2 * k - 1], through[2 * k] = run.ids[k], string.sub(spot or '', PLACE_BYTES + 1)
+  end
+  call('HDEL', group.parked, unpack(run.ids))
+  call('ZREM', group.queues, unpack(run.places))
+  for key in pairs(run.touched) do
+    local lane = group.known[key]
+    lane.parked, lane.taken, lane.ahead = lane.parked - lane.taken, 0, nil
+  end
+  add_ready(group, through, failed, failed and suspects_among(group, run.ids))
+  return through
+end
+
+-- When a manager has to call again for a group, in ms: when a lane opens, or soon if consumers may have made
+-- room by reading; nil if only other calls change anything.
+local function next_call(run, gate, now)
+  local first = head(run.group.closed)
+  if run.stops then first = math.min(first or math.huge, math.ceil(run.stops / 1000)) end
+  if run.stops or gate.is_by_slots or call('EXISTS', run.group.turns) == 0 then return first end
+  if run.room > 0 or run.is_cut then return now end
+  local pause = math.floor((now - gate.passed) / 4)
+  return math.min(first or math.huge, now + math.max(SOONEST_MS, math.min(LATEST_MS, pause)))
+end
+
+-- Lets parked messages through to ready in the order of their lanes' turns, at most `most`. `settings` are
+-- the options max_ready and lanes_changed. Returns when a manager has to call again, and the pairs {id, due
+-- time, ...} of the messages.
+local function fill(group, most, settings)
+  local rules, gate = lane_rules(group), gate_of(group)
+  local now_us, now = clock()
+  open_lanes(group, gate, now_us, now, tonumber(settings[2] or 0))
+  local room = gate_room(group, rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
+  local run = {group = group, rules = rules, now_us = now_us, room = math.min(most, room), ids = {},
+    places = {}, touched = {}, looks = most + 250, is_cut = room > most}
+  while run.room > 0 and run.looks > 0 and not run.stops and serve_page(run) do end
+  local through = #run.ids > 0 and move_through(run) or {}
+  run.touched[US] = true
+  local keys = {}
+  for key in pairs(run.touched) do keys[#keys + 1] = key end
+  whole(group)
+  save_lanes(group, keys)
+  if #run.ids > 0 then gate.passed = now end
+  local at = next_call(run, gate, now)
+  gate.limited = run.room <= 0 and not run.is_cut and not gate.is_by_slots and at and 1 or 0
+  save_gate(group, gate)
+  return at, through
+end

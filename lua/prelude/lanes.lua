@@ -1,0 +1,301 @@
+-- prelude: lanes. A lane is the messages of a group that have the same key; those without a key share the
+-- lane of the empty key, to which no limit per key applies.
+--
+-- In topics with lanes, a due message is parked: PARKED has its place in its lane and its due time, and
+-- QUEUES the places of all lanes in order. `fill` moves it to ready when its lane lets it through. It holds
+-- a slot of its lane exactly while its id is in the group's entries: `add_ready` takes the slot, and
+-- `drop_entries` gives it back, whatever the cause. LANES has the state of each lane as numbers and
+-- perhaps the id of its failing head. TURNS has the lanes that may let a message through, in the order of
+-- their turns, and CLOSED those that open at an instant.
+
+-- A place, which sorts in the order of a lane: when the message should be ready at the latest, the number of
+-- its send, and its cost.
+local PLACE_BYTES = 27
+local function place_of(at, number, cost)
+  return string.format('%013.0f%010.0f%04.0f', math.max(0, at), number, cost)
+end
+
+-- The own ids of messages that a later send may replace: two of a key never run at once.
+local COALESCED = {['~1'] = true, ['~2'] = true}
+
+-- Whether the topic has lanes; scripts that read its options anyway set the variable.
+local lanes_in_use
+local function has_lanes()
+  if USES.lanes then
+    if lanes_in_use == nil then lanes_in_use = call('HGET', OPTIONS, 'lanes') == '1' end
+    return lanes_in_use
+  end
+  return false
+end
+
+-- For the script's caller, if the topic has lanes and this script was loaded without.
+local function lacks_lanes(has)
+  if USES.lanes then
+    return nil
+  end
+  return has == '1' and {'FEATURES', 'lanes'} or nil
+end
+
+local function changed_topic()
+  return changed_groups() or lacks_lanes(call('HGET', OPTIONS, 'lanes'))
+end
+
+local function lane_of(id)
+  local key, own = split_id(id)
+  return key or '', own or id
+end
+
+-- A rate such as '10,60000,3': messages, per ms, burst; periods are in us from here on.
+local function read_rate(text)
+  local many, per, burst = string.match(text or '', '^(%d+),(%d+),(%d+)$')
+  if not many then return nil end
+  return {many = tonumber(many), per = 1000 * tonumber(per), burst = tonumber(burst)}
+end
+
+-- The topic's options about lanes; those of the group come first.
+local function lane_rules(group)
+  if group.rules then return group.rules end
+  local own = '@' .. group.name
+  local set = call('HMGET', OPTIONS, 'rate' .. own, 'key_rate' .. own, 'concurrency' .. own,
+    'key_concurrency' .. own, 'order' .. own, 'fair' .. own, 'slack' .. own, 'rate', 'key_rate',
+    'concurrency', 'key_concurrency', 'order', 'fair', 'slack')
+  local function of(i) return set[i] or set[i + 7] or '' end
+  group.rules = {
+    rate = read_rate(of(1)), key_rate = read_rate(of(2)), concurrency = tonumber(of(3)),
+    key_concurrency = tonumber(of(4)), order = of(5) ~= '' and of(5) or nil, fair = of(6) == '1',
+    slack = tonumber(of(7)) or 0,
+  }
+  return group.rules
+end
+
+-- Reads the limits that are set for single keys into their lanes, those for this group last.
+local function read_limits(group, keys)
+  if #keys == 0 or call('EXISTS', KEYS[LANES_AT]) == 0 then return end
+  local fields = {}
+  for i, key in ipairs(keys) do fields[2 * i - 1], fields[2 * i] = key, group.name .. US .. key end
+  for i, text in ipairs(call('HMGET', KEYS[LANES_AT], unpack(fields))) do
+    local lane = group.known[keys[math.ceil(i / 2)]]
+    for name, value in string.gmatch(text or '', '(%a+)=([^;]*)') do
+      if name == 'rate' then
+        lane.rate = read_rate(value)
+      elseif name == 'concurrency' then
+        lane.most = tonumber(value)
+      else
+        lane.weight = tonumber(value) or 1
+      end
+    end
+  end
+end
+
+-- The lanes of some keys, by key, each read once in a call. `used` slots, `parked` messages; `tat` and `rem`:
+-- the theoretical arrival time of its rate in us, and the rest in `many`-ths of that; `rest`: until when it
+-- rests, in us; `finish`: its virtual finish time; `head`: the own id of the message that holds it.
+local function lanes_of(group, keys)
+  group.known = group.known or {}
+  local missing, rules = {}, lane_rules(group)
+  for _, key in ipairs(keys) do
+    if not group.known[key] then
+      group.known[key], missing[#missing + 1] = {key = key}, key
+    end
+  end
+  if #missing == 0 then return group.known end
+  for i, text in ipairs(call('HMGET', group.lanes, unpack(missing))) do
+    local lane = group.known[missing[i]]
+    local used, parked, tat, rem, rest, finish, own =
+      string.match(text or '0 0 0 0 0 0 ', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
+    lane.used, lane.parked, lane.tat, lane.rem = tonumber(used), tonumber(parked), tonumber(tat), tonumber(rem)
+    lane.rest, lane.finish, lane.head, lane.taken = tonumber(rest), tonumber(finish), own, 0
+    lane.weight = 1
+    if lane.key ~= '' and lane.key ~= US then
+      lane.rate = rules.key_rate
+      lane.most = rules.key_concurrency
+    end
+  end
+  read_limits(group, missing)
+  for _, key in ipairs(missing) do
+    if rules.order and key ~= '' and key ~= US then group.known[key].most = 1 end
+  end
+  return group.known
+end
+
+-- The group's own lane: `tat` and `rem` of its rate, and the virtual time as `finish`.
+local function whole(group) return lanes_of(group, {US})[US] end
+
+-- Writes lanes back, and forgets those that are as new.
+local function save_lanes(group, keys)
+  local set, gone, now_us = {}, {}, clock()
+  local virtual = lane_rules(group).fair and whole(group).finish
+  for _, key in ipairs(keys) do
+    local lane = group.known[key]
+    local is_idle = lane.used + lane.parked == 0 and lane.head == ''
+    local is_owing = lane.tat > now_us or lane.rest > now_us or virtual and lane.finish > virtual
+    if is_idle and not is_owing and key ~= US then
+      gone[#gone + 1] = key
+    else
+      set[#set + 1] = key
+      set[#set + 1] = table.concat({lane.used, lane.parked, int(lane.tat), int(lane.rem), int(lane.rest),
+        int(lane.finish), lane.head}, ' ')
+    end
+    -- An idle lane is forgotten once it owes nothing.
+    if is_idle and key ~= US and math.max(lane.tat, lane.rest) > now_us then
+      call('ZADD', group.closed, int(math.ceil(math.max(lane.tat, lane.rest) / 1000)), key)
+    end
+  end
+  if #set > 0 then call('HSET', group.lanes, unpack(set)) end
+  if #gone > 0 then call('HDEL', group.lanes, unpack(gone)) end
+end
+
+-- The next `n` places of a lane, without those that this call has taken, each with an own id.
+local function places(group, lane, n)
+  local from = lane.key .. US
+  return call('ZRANGEBYLEX', group.queues, '[' .. from, '(' .. lane.key .. ' ', 'LIMIT', lane.taken, n)
+end
+
+local function is_blocked(lane)
+  return lane.head ~= '' or lane.most and lane.used + lane.taken >= lane.most
+end
+
+-- Gives lanes their turns; `at` has the place of each lane's first message in ms, if it is known.
+local function give_turns(group, keys, at)
+  if #keys == 0 then return end
+  local turns, is_fair = {}, lane_rules(group).fair
+  local virtual = is_fair and whole(group).finish
+  for i, key in ipairs(keys) do
+    local score = is_fair and math.max(virtual, group.known[key].finish) or at and at[i]
+    if not score then
+      local first = places(group, group.known[key], 1)[1] or ''
+      score = tonumber(string.sub(first, #key + 2, #key + 14)) or 0
+    end
+    turns[2 * i - 1], turns[2 * i] = int(score), key
+  end
+  call('ZADD', group.turns, is_fair and 'NX' or 'LT', unpack(turns))
+end
+
+-- The different keys of some ids.
+local function keys_of(ids)
+  local keys, seen = {}, {}
+  for _, id in ipairs(ids) do
+    local key = lane_of(id)
+    if not seen[key] then seen[key], keys[#keys + 1] = true, key end
+  end
+  return keys
+end
+
+-- Takes slots for messages, given as pairs {id, due time, ...}, that are not yet among the group's entries.
+local function occupy(group, pairs)
+  local ids = {}
+  for k = 1, #pairs, 2 do ids[#ids + 1] = pairs[k] end
+  if #ids == 0 then return end
+  local keys, held = keys_of(ids), call('HMGET', group.entries, unpack(ids))
+  local lanes = lanes_of(group, keys)
+  for i, id in ipairs(ids) do
+    local lane = lanes[lane_of(id)]
+    if not held[i] then lane.used = lane.used + 1 end
+  end
+  save_lanes(group, keys)
+end
+
+-- Lanes may have a turn again. Unless this script calls `fill`, a manager does.
+local function reopen(group, keys)
+  local open = {}
+  for _, key in ipairs(keys) do
+    local lane = group.known[key]
+    if lane.parked > 0 and not is_blocked(lane) then open[#open + 1] = key end
+  end
+  give_turns(group, open)
+  if not group.is_filled and (#open > 0 or call('EXISTS', group.turns) == 1) then wake() end
+end
+
+-- Gives back the slots of ids that have left the group's entries.
+local function vacate(group, ids)
+  local keys = keys_of(ids)
+  local lanes = lanes_of(group, keys)
+  for _, id in ipairs(ids) do
+    local lane = lanes[lane_of(id)]
+    lane.used = math.max(0, lane.used - 1)
+  end
+  save_lanes(group, keys)
+  reopen(group, keys)
+end
+
+-- With an order, a message that failed or was deferred goes on holding its lane, which has then only its turn.
+local function hold_lanes(group, ids)
+  if not lane_rules(group).order then return end
+  local keys = keys_of(ids)
+  local lanes = lanes_of(group, keys)
+  for _, id in ipairs(ids) do
+    local key, own = lane_of(id)
+    if key ~= '' then lanes[key].head = own end
+  end
+  save_lanes(group, keys)
+end
+
+-- A message that held its lane will not come back.
+local function let_go(group, id)
+  local key, own = lane_of(id)
+  local lane = lanes_of(group, {key})[key]
+  if lane.head ~= own then return end
+  lane.head = ''
+  save_lanes(group, {key})
+  reopen(group, {key})
+end
+
+-- Parks messages that are due, given as pairs {id, due time, ...}.
+local function park(group, pairs)
+  if #pairs == 0 then return end
+  local rules, ids = lane_rules(group), {}
+  for k = 1, #pairs, 2 do ids[#ids + 1] = pairs[k] end
+  local own_policies = call('EXISTS', POLICY) == 1 and call('HMGET', POLICY, unpack(ids)) or {}
+  local keys = keys_of(ids)
+  local lanes = lanes_of(group, keys)
+  local queued, spots, open, at = {}, {}, {}, {}
+  for i, id in ipairs(ids) do
+    local key, own = lane_of(id)
+    local lane, due = lanes[key], pairs[2 * i]
+    local cost, slack, number = string.match(own_policies[i] or '', '^[^;]*;[^;]*;(%d*),(%d*),?(%d*)$')
+    local is_head = lane.head ~= '' and lane.head == own
+    local latest = is_head and 0 or tonumber(due) + (tonumber(slack or '') or rules.slack)
+    local place = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1)
+    queued[2 * i - 1], queued[2 * i] = 0, key .. US .. place .. own
+    spots[2 * i - 1], spots[2 * i] = id, place .. due
+    lane.parked = lane.parked + 1
+    if is_head or not is_blocked(lane) then
+      local k = #open + 1
+      open[k], at[k] = key, math.max(0, latest)
+    end
+  end
+  call('ZADD', group.queues, unpack(queued))
+  call('HSET', group.parked, unpack(spots))
+  save_lanes(group, keys)
+  give_turns(group, open, at)
+end
+
+-- Takes a message out of those that are parked; returns whether it was one.
+local function unpark(group, id)
+  local spot = call('HGET', group.parked, id)
+  if not spot then return false end
+  local key, own = lane_of(id)
+  local lane = lanes_of(group, {key})[key]
+  call('HDEL', group.parked, id)
+  call('ZREM', group.queues, key .. US .. string.sub(spot, 1, PLACE_BYTES) .. own)
+  lane.parked = math.max(0, lane.parked - 1)
+  if lane.parked == 0 and not lane_rules(group).fair then call('ZREM', group.turns, key) end
+  save_lanes(group, {key})
+  return true
+end
+
+-- When a parked message was due, in ms; nil if the message is not parked.
+local function parked_due(group, id)
+  if USES.lanes then
+    local spot = has_lanes() and call('HGET', group.parked, id)
+    return spot and tonumber(string.sub(spot, PLACE_BYTES + 1)) or nil
+  end
+  return nil
+end
+
+local function count_parked(group)
+  if USES.lanes then
+    return has_lanes() and call('HLEN', group.parked) or 0
+  end
+  return 0
+end
