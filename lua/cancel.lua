@@ -1,14 +1,20 @@
 -- cancel: waiting, retry, ready, garbage -> settled (cancelled).
 -- Guarantee: truthful. 'cancelled' only if no group has the message in flight or has settled it;
 -- otherwise nothing changes. A repeated call finds its own tombstone and returns the same.
+-- Features: keys (the messages have one, whose list was read).
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' to skip the check); n; n times id
--- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'SHARDS'};
---       {'GROUPS', ...}
+-- ARGV  the layout's number ('' to skip the check); the number of the part of their key's list that the
+--       caller read ('' to skip the check); that part; n; n times id
+-- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'LISTED'} if that part has
+--       changed; {'SHARDS'}; {'GROUPS', ...}
 local changed = misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
+local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
+if USES.keys then
+  local part = ARGV[ARGS + 2]
+  if part ~= '' and has_other_list(ARGV[first + 1], part, ARGV[ARGS + 3]) then return {'LISTED'} end
+end
 local _, now = clock()
 local letters, ended = {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}

@@ -2,16 +2,23 @@
 -- Guarantee: only if no group has the message in flight or in garbage, or has settled it. Failed
 -- attempts stay counted; a ttl moves with the due time. A repeated call returns the first answer,
 -- even if the message was delivered in the meantime.
+-- Features: keys (the messages have one, whose list was read).
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
--- ARGV  the layout's number ('' to skip the check); '1' if the caller chose the due times by the
+-- ARGV  the layout's number ('' to skip the check); the number of the part of their key's list that the
+--       caller read ('' to skip the check); that part; '1' if the caller chose the due times by the
 --       messages' windows, else ''; n; n times id, due ('+ms' is a delay, else epoch ms; 'ms@was' only if it waits until `was`)
 -- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'WINDOW'} if a message
---       may have a window by which the caller did not choose; {'SHARDS'}; {'GROUPS', ...}
+--       may have a window by which the caller did not choose; {'LISTED'} if that part of the list has
+--       changed; {'SHARDS'}; {'GROUPS', ...}
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
-if ARGV[ARGS + 2] == '' then
+local n, first = tonumber(ARGV[ARGS + 5]), ARGS + 5
+if USES.keys then
+  local part = ARGV[ARGS + 2]
+  if part ~= '' and has_other_list(ARGV[first + 1], part, ARGV[ARGS + 3]) then return {'LISTED'} end
+end
+if ARGV[ARGS + 4] == '' then
   if (call('HGET', OPTIONS, 'window') or '') ~= '' then return {'WINDOW'} end
   for i = 1, n do
     -- A window is the first of a message's headers.

@@ -60,6 +60,9 @@ kind_options = together(
 @calendar_options
 @click.option("--id", "message_id", metavar="ID", help="The message's id. Default: generated.")
 @click.option(
+    "--key", metavar="KEY", help="What the message concerns; ids are unique in their key."
+)
+@click.option(
     "--ttl", type=duration, metavar="DURATION", help="Expires this long after the due time."
 )
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")

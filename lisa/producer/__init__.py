@@ -17,6 +17,7 @@ from lisa.producer.producer import AsyncProducer, Producer
 if TYPE_CHECKING:
     from lisa.core.model.recurring.definition import ScheduleDefinition
     from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
+    from lisa.core.store.keyed import KeyOutcome
     from lisa.core.store.schedules import ScheduleInfo
     from lisa.producer.gateway_producer import GatewayProducer
 
@@ -27,6 +28,7 @@ __all__ = [
     "FoundInGroup",
     "FoundMessage",
     "GatewayProducer",
+    "KeyOutcome",
     "Late",
     "OnDuplicate",
     "Outgoing",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _LATE = dict.fromkeys(("FoundInGroup", "FoundMessage", "State"), "lisa.core.store.inspection")
+_LATE["KeyOutcome"] = "lisa.core.store.keyed"
 _LATE["ScheduleInfo"] = "lisa.core.store.schedules"
 _LATE["ScheduleDefinition"] = "lisa.core.model.recurring.definition"
 _LATE["GatewayProducer"] = "lisa.producer.gateway_producer"

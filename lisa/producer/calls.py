@@ -28,10 +28,11 @@ from lisa.core.model.envelope import (
     encode_tails,
     new_id,
     new_ids,
+    new_own_id,
     new_token,
 )
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import check_id
+from lisa.core.model.keys import check_own_id, keyed_id
 from lisa.core.model.middleware import chain
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.redis.flow import Flow, adrive, drive
@@ -155,7 +156,7 @@ async def async_pieces(source: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[
 
 
 class Single(NamedTuple):
-    """One encoded message. `id` is None if an id is to be generated."""
+    """One encoded message. `id` is what follows the key, None if it is to be generated."""
 
     id: str | None
     due: str
@@ -163,6 +164,7 @@ class Single(NamedTuple):
     ttl_ms: int | None
     policy: str | None
     has_local: bool = False
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -201,7 +203,7 @@ def encode(plan: SendPlan, bodies: Sequence[Any]) -> Encoded:
     n, tails = len(bodies), encode_tails(bodies, plan.headers)
     ttls_ms, policies = [plan.ttl_ms] * n, [plan.policy] * n
     return Encoded(
-        new_ids(n),
+        new_ids(n) if plan.key is None else [keyed_id(plan.key, new_own_id()) for _ in bodies],
         [plan.due],
         tails,
         ttls_ms,
@@ -216,21 +218,33 @@ def single(plan: SendPlan, body: Any) -> Single:
     message_id = None
     if isinstance(body, Outgoing):
         plan = plan.with_differences(body)
-        message_id = None if body.id is None else check_id(body.id)
+        message_id = None if body.id is None else check_own_id(body.id)
         body = body.body
     tail = encode_tail(body, plan.headers)
-    return Single(message_id, plan.due, tail, plan.ttl_ms, plan.policy, plan.is_by_calendar)
+    return Single(
+        message_id, plan.due, tail, plan.ttl_ms, plan.policy, plan.is_by_calendar, plan.key
+    )
 
 
 def combine(messages: Sequence[Single]) -> Encoded:
     """Combine individually encoded messages; generates the missing ids."""
-    own, dues, tails, ttls_ms, policies, local = zip(*messages, strict=True)
-    made = new_ids(len(own))
+    own, dues, tails, ttls_ms, policies, local, keys = zip(*messages, strict=True)
     are_new = own.count(None) == len(own)
-    ids = made if are_new else [a or b for a, b in zip(own, made, strict=True)]
+    if keys.count(None) == len(keys):
+        made = new_ids(len(own))
+        ids = made if are_new else [a or b for a, b in zip(own, made, strict=True)]
+    else:
+        ids = list(map(_whole_id, own, keys))
     alike = dues.count(dues[0]) == len(dues)
     dues = dues[:1] if alike else dues
     return Encoded(ids, dues, tails, ttls_ms, policies, are_new, True in local)
+
+
+def _whole_id(own_id: str | None, key: str | None) -> str:
+    """A message's id from its parts; generates the part after the key if it is None."""
+    if key is None:
+        return own_id or new_id()
+    return keyed_id(key, own_id or new_own_id())
 
 
 def calls(
@@ -289,7 +303,7 @@ def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enque
     return Enqueue(
         topic,
         token,
-        [message.id or new_id()],
+        [_whole_id(message.id, message.key)],
         [message.due],
         [encode_head(token) + message.tail],
         [message.ttl_ms],

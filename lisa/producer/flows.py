@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from lisa.core.model.clock import datetime_ms, ms_datetime, parse_zone
+from lisa.core.model.clock import checked_shift_ms, datetime_ms, ms_datetime, parse_zone
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import (
     ConfigError,
@@ -18,7 +18,7 @@ from lisa.core.model.errors import (
     LisaError,
     NotReplicated,
 )
-from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.keys import check_id, check_key, check_topic, shown_id
 from lisa.core.model.middleware import all_idle
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.flow import Flow
@@ -56,6 +56,7 @@ from lisa.producer.plan import (
 
 if TYPE_CHECKING:
     from lisa.core.store.inspection import FoundMessage
+    from lisa.core.store.keyed import KeyOutcome
     from lisa.core.store.schedules import ScheduleInfo
 
 T = TypeVar("T")
@@ -298,7 +299,8 @@ class Flows(Sending):
 
         body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
         id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
-            is live and for the topic's retention afterwards. Default: a new, time-ordered id.
+            is live and for the topic's retention afterwards. Default: a new, time-ordered id. The
+            id of a message with a key begins with the key, and is the one that is returned.
         {options}
 
         Durations are timedeltas or text ("30m"). Fractions of a millisecond are rounded up.
@@ -309,7 +311,9 @@ class Flows(Sending):
         """
         sent = yield from self._send_body(topic, body, id, options)
         if sent.outcome is Sent.REJECTED:
-            raise DuplicateMessage(f"message {sent.id!r} is already known on topic {topic!r}")
+            raise DuplicateMessage(
+                f"message {shown_id(sent.id)!r} is already known on topic {topic!r}"
+            )
         return sent.id
 
     def send_one(
@@ -419,6 +423,76 @@ class Flows(Sending):
         call = Inspect(check_topic(topic), [check_id(message_id)])
         yield from self._open()
         return found(topic, message_id, (yield from self._store.run_by_id(call))[0])
+
+    # Messages of a key: their code is imported at the first call, too.
+
+    def list_key(self, topic: str, key: str) -> Flow[list[FoundMessage]]:
+        """The live messages of a key, by due time, as `get` returns each."""
+        from lisa.core.store import keyed
+
+        topic, key = check_topic(topic), check_key(key)
+        yield from self._open()
+        return (yield from keyed.list_key(self._store, topic, key))
+
+    def count_key(self, topic: str, key: str) -> Flow[int]:
+        """How many live messages a key has."""
+        from lisa.core.store import keyed
+
+        topic, key = check_topic(topic), check_key(key)
+        yield from self._open()
+        return (yield from keyed.count_key(self._store, topic, key))
+
+    def cancel_key(self, topic: str, key: str) -> Flow[list[KeyOutcome]]:
+        """Cancel all messages of a key; returns the outcome of each, as `cancel` does for one.
+
+        All messages sent before the call are among them. Up to about 60 messages are cancelled in
+        one step, more in several. If a step fails, `outcomes` of the error has those before;
+        repeating the call continues.
+        """
+        from lisa.core.store import keyed
+
+        topic, key = check_topic(topic), check_key(key)
+        yield from self._open()
+        return (yield from keyed.cancel_key(self._store, topic, key, self._durability))
+
+    def reschedule_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        delay: timedelta | str | None = None,
+        at: datetime | None = None,
+        at_ms: int | None = None,
+        shift: timedelta | str | None = None,
+    ) -> Flow[list[KeyOutcome]]:
+        """Change the due times of all messages of a key; returns the outcome of each.
+
+        delay, at, at_ms: the new due time, as in `reschedule`, which also describes the outcomes.
+        shift: by how much each waiting message moves, such as "1h" or "-30m"; the outcome of other
+            messages is their state. A due time in the past makes a message due now, and late.
+
+        Give exactly one of these. The messages are changed in the same steps as by `cancel_key`;
+        repeating a call with `shift` shifts again.
+        """
+        from lisa.core.store import keyed
+
+        topic, key = check_topic(topic), check_key(key)
+        due = due_text(delay, at, at_ms, self._zone)
+        if (due is None) == (shift is None):
+            raise InvalidMessage("reschedule_key needs one of delay, at, at_ms and shift")
+        yield from self._open()
+        if due is not None:
+            return (yield from keyed.reschedule_key(self._store, topic, key, due, self._durability))
+        shift_ms = checked_shift_ms(shift)
+        return (yield from keyed.shift_key(self._store, topic, key, shift_ms, self._durability))
+
+    def fire_key(self, topic: str, key: str) -> Flow[list[KeyOutcome]]:
+        """Make all messages of a key due now; returns the outcome of each, as `fire_now` does."""
+        from lisa.core.store import keyed
+
+        topic, key = check_topic(topic), check_key(key)
+        yield from self._open()
+        return (yield from keyed.fire_key(self._store, topic, key, self._durability))
 
     # Schedules: few programs that send have any, so their code is imported at the first call.
 

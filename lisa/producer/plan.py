@@ -19,7 +19,7 @@ from lisa.core.model.clock import (
 )
 from lisa.core.model.envelope import checked_headers, encode_headers
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
+from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, check_key
 from lisa.core.model.late import LatePolicy, message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -66,6 +66,8 @@ class SendOptions(DueOptions, total=False):
 
     The fields of HTTP and gRPC requests, and the options of `lisa send`, are these.
 
+    key: what the message concerns, such as an order: 1 to 256 bytes. All messages of a key can be
+        listed, cancelled and rescheduled together, and ids have to be unique only within their key.
     window: when the message may be handed over, as in "mon-fri 9-17"; outside it, the message moves
         to the next opening. It takes precedence over the topic's window.
     ttl: how long after its due time the message is still worth handling.
@@ -80,6 +82,7 @@ class SendOptions(DueOptions, total=False):
         "reject" the new one.
     """
 
+    key: str | None
     window: str | None
     ttl: timedelta | str | None
     headers: Mapping[str, str] | None
@@ -143,6 +146,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     """
 
     id: str | None = None
+    key: str | None = None
     delay: timedelta | str | None = None
     at: datetime | None = None
     at_ms: int | None = None
@@ -182,6 +186,7 @@ class SendPlan(NamedTuple):
     """The options as they were given."""
     is_by_calendar: bool = False
     """Whether a wall time or a window is among them."""
+    key: str | None = None
 
     @classmethod
     def of(cls, options: SendOptions, zone: tzinfo | None) -> SendPlan:
@@ -194,7 +199,7 @@ class SendPlan(NamedTuple):
         zone = parse_zone(tz) if tz is not None else zone
         due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
         headers, ttl = options.get("headers"), options.get("ttl")
-        retry, late = options.get("retry"), options.get("late")
+        retry, late, key = options.get("retry"), options.get("late"), options.get("key")
         is_by_calendar = not (
             options.get("at_local") is None
             and options.get("window") is None
@@ -213,6 +218,7 @@ class SendPlan(NamedTuple):
             zone,
             options,
             is_by_calendar,
+            None if key is None else check_key(key),
         )
 
     def with_differences(self, message: Outgoing) -> SendPlan:
@@ -228,6 +234,7 @@ class SendPlan(NamedTuple):
             self.on_duplicate,
             self.zone,
             self.options,
+            key=self.key if message.key is None else check_key(message.key),
         )
 
     def _policy_of(self, message: Outgoing) -> str | None:

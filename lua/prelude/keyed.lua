@@ -99,3 +99,9 @@ local function is_listed(id)
   local part = call('HGET', KEYED, part_field(key, part_number(rest, tonumber(many)))) or ''
   return string.find(US .. part, US .. rest .. US, 1, true) ~= nil
 end
+
+-- Whether the list of an id's key differs from what the caller read: part `number` as `stored`.
+local function has_other_list(id, number, stored)
+  local key = split_id(id)
+  return (call('HGET', KEYED, part_field(key, tonumber(number))) or '') ~= stored
+end

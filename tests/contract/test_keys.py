@@ -8,7 +8,8 @@ from lisa.core.model.keys import keyed_id
 from lisa.core.model.sharding import Shard
 from lisa.core.store.keyed import read_part
 from lisa.core.transitions.ack import Ack
-from lisa.core.transitions.change import Cancel
+from lisa.core.transitions.base import ListChanged, Listed
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.upkeep import Mend
 from tests.contract.bench import TOPIC, Bench, item
@@ -86,3 +87,48 @@ def test_mend_lists_what_was_lost(bench: Bench) -> None:
     bench.store.ask("DEL", bench.keys.body(b))
     assert bench.call(Mend(TOPIC, [a, b])) == [["unlisted"], ["no-body"]]
     assert listed(bench, "k") == [a]
+
+
+def read(bench: Bench, key: str) -> Listed:
+    part = bench.store.drive(read_part(bench.store, Shard(TOPIC), key))
+    return Listed(part.number, part.stored)
+
+
+def test_a_change_of_a_key_refuses_if_the_list_has_changed(bench: Bench) -> None:
+    a, b = keyed_id("k", "a"), keyed_id("k", "b")
+    send(bench, [a])
+    before = read(bench, "k")
+    send(bench, [b])
+    state = bench.state()
+    with pytest.raises(ListChanged):
+        bench.call(Cancel(TOPIC, [a], listed=before))
+    with pytest.raises(ListChanged):
+        bench.call(Reschedule(TOPIC, [(a, "1")], listed=before))
+    assert bench.state() == state
+    now = read(bench, "k")
+    moved = bench.call(Reschedule(TOPIC, [(a, "+1000"), (b, "+1000")], listed=now))
+    assert moved == [Rescheduled.RESCHEDULED] * 2
+    assert bench.call(Cancel(TOPIC, [a, b], listed=now)) == [Cancelled.CANCELLED] * 2
+    assert listed(bench, "k") == []
+
+
+def test_a_repeated_reschedule_of_a_key_gets_the_first_answer(bench: Bench) -> None:
+    a, b = keyed_id("k", "a"), keyed_id("k", "b")
+    send(bench, [a])
+    call = Reschedule(TOPIC, [(a, "+1000")], listed=read(bench, "k"))
+    assert bench.call(call) == [Rescheduled.RESCHEDULED]
+    send(bench, [b])
+    assert bench.call(call) == [Rescheduled.RESCHEDULED]
+
+
+def test_the_parts_of_a_long_list_are_compared_one_by_one(bench: Bench) -> None:
+    ids = [keyed_id("k", str(n)) for n in range(200)]
+    send(bench, ids)
+    second = bench.store.drive(read_part(bench.store, Shard(TOPIC), "k", 2))
+    first = read(bench, "k")
+    assert second.parts > 2
+    bench.call(Cancel(TOPIC, second.ids[:1]))
+    with pytest.raises(ListChanged):
+        bench.call(Cancel(TOPIC, second.ids[:1], listed=Listed(2, second.stored)))
+    own = bench.store.drive(read_part(bench.store, Shard(TOPIC), "k")).ids[:1]
+    assert bench.call(Cancel(TOPIC, own, listed=first)) == [Cancelled.CANCELLED]

@@ -28,6 +28,12 @@ export interface SendRequest {
    */
   business_days?: number | null;
   /**
+   * What the message concerns, such as an order: 1 to 256 bytes. All messages of a key can be
+   * listed, cancelled and rescheduled together, and ids have to be unique only within their
+   * key.
+   */
+  key?: string | null;
+  /**
    * When the message may be handed over, as in "mon-fri 9-17"; outside it, the message moves
    * to the next opening. It takes precedence over the topic's window.
    */

@@ -99,6 +99,18 @@ def checked_delay_ms(delay: timedelta | str) -> int:
     return delay_ms
 
 
+def checked_shift_ms(shift: object) -> int:
+    """How far a due time moves, in milliseconds: a timedelta or text, negative or with a sign.
+
+    Raises InvalidMessage.
+    """
+    if isinstance(shift, timedelta):
+        return duration_ms(shift)
+    text = shift.strip() if isinstance(shift, str) else ""
+    length = named_duration("shift", text[1:] if text[:1] in ("+", "-") else shift)
+    return duration_ms(-length if text.startswith("-") else length)
+
+
 def checked_ttl_ms(ttl: timedelta | str) -> int:
     """A ttl in milliseconds, at most `MAX_DUE_MS`. Raises InvalidMessage for 0."""
     ttl_ms = duration_ms(named_duration("ttl", ttl))

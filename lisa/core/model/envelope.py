@@ -46,6 +46,7 @@ _PAIRS = [a + b for a in _SORTED_ALPHABET for b in _SORTED_ALPHABET]
 _BASE64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _TO_SORTED = bytes.maketrans(_BASE64.encode(), _SORTED_ALPHABET.encode())
 _FROM_SORTED = bytes.maketrans(_SORTED_ALPHABET.encode(), _BASE64.encode())
+_OWN_ID_CHARACTERS = 16  # 96 bits: 48 of time, 42 of a counter, 6 fixed ones
 _GENERATED = re.compile(r"[0-9A-Z_a-z~]{22}\Z")
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
@@ -85,6 +86,11 @@ def new_ids(count: int) -> list[str]:
     # A pair of characters is twelve bits; the last holds eight random ones and the padding.
     stem, end = pattern[:18], pattern[20:]
     return [f"{stem}{pair}{end}" for pair in _PAIRS[:count]]
+
+
+def new_own_id() -> str:
+    """The generated part of the id of a message with a key: a new id's time and counter."""
+    return new_id()[:_OWN_ID_CHARACTERS]
 
 
 def id_time_ms(message_id: str) -> int | None:

@@ -31,7 +31,7 @@ class LisaError(Exception):
     `sent`: if a `send_many` fails, the number of messages, from the first, that were settled before
     (accepted, duplicate, ...); the rest is `bodies[error.sent:]`.
     `outcomes`: if only some shards of a topic refused a call, the outcome of each message of that
-    call; None for the refused messages.
+    call; None for the refused messages. Of a call for all messages of a key, what was done before.
     """
 
     sent: int = 0

@@ -118,6 +118,11 @@ def keyed_id(key: str | None, own_id: str) -> str:
     return own_id if key is None else f"{key}{KEY_END}{own_id}"
 
 
+def shown_id(message_id: str) -> str:
+    """An id as people read it: of a message with a key, `key / id`."""
+    return message_id.replace(KEY_END, " / ")
+
+
 class GroupKeys(NamedTuple):
     """One group's keys, in the order in which every script receives them, group by group."""
 

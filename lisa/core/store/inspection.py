@@ -10,6 +10,7 @@ from typing import Any
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import decode_body, decode_envelope
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.sharding import key_of
 from lisa.core.transitions.inspect import GroupState, Inspection
 
 
@@ -81,6 +82,11 @@ class FoundMessage(FoundInGroup):
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     groups: dict[str, FoundInGroup] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the message was sent, if any: the first part of its id."""
+        return key_of(self.id)
 
 
 def found(topic: str, message_id: str, seen: Inspection) -> FoundMessage | None:

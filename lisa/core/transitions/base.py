@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from lisa.core.model.errors import GroupRemoved, LisaError
 from lisa.core.model.keys import TopicKeys
@@ -32,6 +32,17 @@ STEPS_PER_CALL = 500
 
 class HasWindow(LisaError):
     """A message may have a window: read its headers, and call again with what follows from them."""
+
+
+class ListChanged(LisaError):
+    """The list of a key is not as the caller read it: read it again."""
+
+
+class Listed(NamedTuple):
+    """A part of a key's list, as its reader found it: its number, and its stored value."""
+
+    number: int
+    stored: bytes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,6 +101,8 @@ class Transition(ABC, Generic[T]):
         """Raise the error for a reply other than OK."""
         if reply[0] == b"WINDOW":
             raise HasWindow(f"a message of topic {self.topic!r} has a window")
+        if reply[0] == b"LISTED":
+            raise ListChanged(f"the messages of a key of topic {self.topic!r} are changing")
         raise AssertionError(f"{self.script} answered {reply!r}")
 
     def build(
@@ -156,6 +169,26 @@ class OfIds:
     def args(self) -> Sequence[Argument]:
         """The number of ids, and the ids."""
         return [len(self.ids), *self.ids]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OfKey:
+    """A transition that may concern messages of one key.
+
+    listed: change nothing, and raise ListChanged, if this part of their key's list has changed.
+    """
+
+    listed: Listed | None = field(default=None, kw_only=True)
+
+    @property
+    def features(self) -> Features:
+        """The features of its script that this call uses."""
+        return NONE if self.listed is None else KEYED
+
+    @property
+    def list_args(self) -> Sequence[Argument]:
+        """The part's number and stored value; empty to skip the check."""
+        return self.listed or ("", "")
 
 
 class Elsewhere(StrEnum):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, OfIds, Recorded
+from lisa.core.transitions.base import Argument, ById, OfIds, OfKey, Recorded
 
 
 class Cancelled(StrEnum):
@@ -21,7 +21,7 @@ class Cancelled(StrEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cancel(OfIds, ById[Cancelled]):
+class Cancel(OfKey, OfIds, ById[Cancelled]):
     """Cancel messages for good."""
 
     script: ClassVar[str] = "cancel"
@@ -34,6 +34,9 @@ class Cancel(OfIds, ById[Cancelled]):
         "d": Cancelled.DONE,
         "u": Cancelled.UNKNOWN,
     }
+
+    def args(self) -> Sequence[Argument]:
+        return [*self.list_args, *OfIds.args(self)]
 
     def is_nowhere(self, result: Cancelled) -> bool:
         return result is Cancelled.UNKNOWN
@@ -52,7 +55,7 @@ class Rescheduled(StrEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Reschedule(Recorded, ById[Rescheduled]):
+class Reschedule(OfKey, Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal.
 
     '<ms>@<ms>' applies only if the message waits until the second instant; else returns DONE.
@@ -78,7 +81,8 @@ class Reschedule(Recorded, ById[Rescheduled]):
 
     def args(self) -> Sequence[Argument]:
         placed = "1" if self.is_placed else ""
-        return [placed, len(self.items), *(part for item in self.items for part in item)]
+        parts = [part for item in self.items for part in item]
+        return [*self.list_args, placed, len(self.items), *parts]
 
     def is_nowhere(self, result: Rescheduled) -> bool:
         return result is Rescheduled.UNKNOWN

@@ -28,7 +28,7 @@ class Problem(_message.Message):
     def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutgoingMessage(_message.Message):
-    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late")
+    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class OutgoingMessage(_message.Message):
     BUSINESS_DAYS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     body_json: str
     body_bytes: bytes
     delay_ms: int
@@ -66,7 +67,8 @@ class OutgoingMessage(_message.Message):
     business_days: int
     window: str
     late: str
-    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class SendMessageRequest(_message.Message):
     __slots__ = ("topic", "message")

@@ -35,7 +35,7 @@ from lisa.core.model.clock import (
 )
 from lisa.core.model.envelope import checked_headers, decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import WINDOW_HEADER, check_id, plain_text
+from lisa.core.model.keys import WINDOW_HEADER, check_own_id, plain_text
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.recurring.calendar import first_instant, parse_cron
 from lisa.core.model.retry_policy import RetryPolicy
@@ -308,7 +308,7 @@ def check_name(name: str) -> str:
     """The name of a schedule, or raise InvalidMessage. Its message ids are `name@<tick>`."""
     if not isinstance(name, str) or not name.strip():
         raise InvalidMessage(f"the name of a schedule is text, not {name!r}")
-    check_id(name)
+    check_own_id(name)
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidMessage(f"the name of a schedule has at most {_LONGEST_NAME} bytes")
     return plain_text(name)
