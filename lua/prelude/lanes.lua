@@ -148,7 +148,7 @@ end
 -- The next `n` places of a lane, without those that this call has taken, each with an own id.
 local function places(group, lane, n)
   local from = lane.key .. US
-  return call('ZRANGEBYLEX', group.queues, '[' .. from, '(' .. lane.key .. ' ', 'LIMIT', lane.taken, n)
+  return call('ZRANGE', group.queues, '[' .. from, '(' .. lane.key .. ' ', 'BYLEX', 'LIMIT', lane.taken, n)
 end
 
 local function is_blocked(lane)
