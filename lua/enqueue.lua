@@ -267,7 +267,7 @@ local function free_now()
   if now - due[ready[1]] >= MIN_LATE_MS then
     if set[3] or set[4] then return 0 end
     for p = 1, tonumber(ARGV[POLICIES]) do
-      if string.find(ARGV[POLICIES + 2 * p], ';', 1, true) then return 0 end
+      if late_part(ARGV[POLICIES + 2 * p]) then return 0 end
     end
   end
   local free = #ready

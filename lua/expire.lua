@@ -110,7 +110,8 @@ local function judge(i, id, guard)
   end
   if action == 'collapse' and not has_newer(i) then
     own = call('HGET', POLICY, id)
-    put_policy(id, (own and string.match(own, '^[^;]*') or '*') .. ';0,run')
+    local delays, _, lane = string.match(own or '*', '^([^;]*);?([^;]*)(.*)$')
+    put_policy(id, delays .. ';0,run' .. lane)
     kept = kept + 1
     return 'k'
   end

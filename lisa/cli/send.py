@@ -27,6 +27,7 @@ from lisa.cli.output import fail, iso, print_json, print_table, progress_bar
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import InvalidMessage, LisaError
+from lisa.core.model.lanes import MAX_COST
 from lisa.core.model.windows.placing import (
     clock_ms,
     due_again,
@@ -67,6 +68,15 @@ kind_options = together(
 )
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="If it is late: 'skip after 10m', garbage or run.")
+@click.option(
+    "--cost", type=click.IntRange(1, MAX_COST), help="Counts as this many messages for rates."
+)
+@click.option(
+    "--slack",
+    type=duration,
+    metavar="DURATION",
+    help="How much later than due it may start without harm.",
+)
 @header_option
 @click.option(
     "--on-duplicate",

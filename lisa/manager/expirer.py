@@ -137,7 +137,7 @@ def _collapsing(store: SyncStore, shard: str, ids: Sequence[str]) -> Sequence[st
     collapse = f",{LateAction.COLLAPSE}"
 
     def policy(stored: bytes | None) -> str:
-        late = split_policy(text(stored))[1] if stored else None
+        late = split_policy(text(stored)).late if stored else None
         return late or (text(topics) if topics else "")
 
     return [

@@ -20,7 +20,8 @@ from lisa.core.model.clock import (
 from lisa.core.model.envelope import checked_headers, encode_headers
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, check_key
-from lisa.core.model.late import LatePolicy, message_policy, own_late, split_policy
+from lisa.core.model.lanes import own_lane
+from lisa.core.model.late import LatePolicy, message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
 
@@ -77,6 +78,9 @@ class SendOptions(DueOptions, total=False):
     late: what to do if a manager promotes the message too late, as after an outage:
         `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run". By default
         the topic's option.
+    cost: how many messages it counts as where a rate or `fair` applies: 1 to 1,000, by default 1.
+    slack: how much later than due the message may start without harm. Where messages have to wait,
+        those with the earliest due time plus slack come first. By default the topic's option.
     on_duplicate: if the id is known, "keep" the earlier message (the default), "keep_live" (keep it
         only if it has not ended), "replace" it, "update" it (replace all but its due time), or
         "reject" the new one.
@@ -88,6 +92,8 @@ class SendOptions(DueOptions, total=False):
     headers: Mapping[str, str] | None
     retry: RetryDelays | None
     late: Late | None
+    cost: int | None
+    slack: timedelta | str | None
     on_duplicate: OnDuplicate | str
 
 
@@ -129,6 +135,7 @@ def check_options(given: Mapping[str, object], options: type[Any]) -> None:
         )
 
 
+_POLICIES = ("retry", "late", "cost", "slack")
 _DUES = ("delay", "at", "at_ms", "at_local")
 _DIFFERENCES = SendOptions.__annotations__.keys() - {"on_duplicate"}
 """The options that `Outgoing` has, too."""
@@ -153,6 +160,8 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     ttl: timedelta | str | None = None
     retry: RetryDelays | None = None
     late: Late | None = None
+    cost: int | None = None
+    slack: timedelta | str | None = None
     headers: Mapping[str, str] | None = None
     at_local: datetime | time | str | None = None
     tz: tzinfo | str | None = None
@@ -199,7 +208,7 @@ class SendPlan(NamedTuple):
         zone = parse_zone(tz) if tz is not None else zone
         due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
         headers, ttl = options.get("headers"), options.get("ttl")
-        retry, late, key = options.get("retry"), options.get("late"), options.get("key")
+        key = options.get("key")
         is_by_calendar = not (
             options.get("at_local") is None
             and options.get("window") is None
@@ -212,7 +221,7 @@ class SendPlan(NamedTuple):
         return cls(
             due or NOW,
             None if ttl is None else checked_ttl_ms(ttl),
-            None if retry is None and late is None else _policy(retry, late),
+            _policy(*map(options.get, _POLICIES)),
             encode_headers(headers),
             _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
             zone,
@@ -238,13 +247,11 @@ class SendPlan(NamedTuple):
         )
 
     def _policy_of(self, message: Outgoing) -> str | None:
-        if message.retry is None and message.late is None:
+        own = (message.retry, message.late, message.cost, message.slack)
+        if own == (None, None, None, None):
             return self.policy
-        retry, late = split_policy(self.policy)
-        own_retry, own = split_policy(_policy(message.retry, message.late))
-        return message_policy(
-            retry if message.retry is None else own_retry, late if own is None else own
-        )
+        given = map((self.options or {}).get, _POLICIES)
+        return _policy(*(b if a is None else a for a, b in zip(own, given, strict=True)))
 
     def _by_calendar(self, message: Outgoing) -> SendPlan:
         """The plan of one message if a wall time or a window is involved. Raises InvalidMessage."""
@@ -302,9 +309,9 @@ def _at_ms(at: datetime, zone: tzinfo | None) -> int:
         raise InvalidMessage(f"the due time {at.isoformat()} is out of range") from None
 
 
-def _policy(retry: RetryDelays | None, late: Late | None) -> str | None:
+def _policy(retry: Any, late: Any, cost: Any, slack: Any) -> str | None:
     delays = None if retry is None else RetryPolicy.parse(retry).encode()
-    return delays if late is None else message_policy(delays, own_late(late))
+    return message_policy(delays, own_late(late), own_lane(cost, slack))
 
 
 def _on_duplicate(value: OnDuplicate | str) -> OnDuplicate:

@@ -12,6 +12,7 @@ import msgspec
 from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import decode_content
+from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.late import late_text, split_policy
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import topic_of
@@ -30,6 +31,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     ttl: the message's own ttl, or None.
     retry: the message's own retry policy as text, or None.
     late: its own late policy as text, or None.
+    cost, slack: its own, or None.
     """
 
     id: str
@@ -41,6 +43,8 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     ttl: timedelta | None = None
     retry: str | None = None
     late: str | None = None
+    cost: int | None = None
+    slack: timedelta | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +77,8 @@ def sent_by(call: Enqueue, now_ms: int | None = None) -> Iterator[SentMessage]:
     for message_id, due, envelope, ttl_ms, policy in columns:
         body, headers = decode_content(envelope)
         delay = delay_of(due)
-        retry, late = split_policy(policy)
+        retry, late, lane = split_policy(policy)
+        cost, slack = cost_and_slack(lane)
         due_ms = due if now_ms is None else dated(due, now_ms)
         yield SentMessage(
             id=message_id,
@@ -85,6 +90,8 @@ def sent_by(call: Enqueue, now_ms: int | None = None) -> Iterator[SentMessage]:
             ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms),
             retry=retry,
             late=late_text(late),
+            cost=cost,
+            slack=slack,
         )
 
 

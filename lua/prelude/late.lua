@@ -1,7 +1,10 @@
 -- prelude: late policies, which decide about messages at their first promotion.
 
--- A policy is text such as '600000,skip': the topic's is an option, a message's own follows its retry
--- delays in POLICY after a semicolon. Options say whether any message has its own.
+-- A policy is text such as '600000,skip': the topic's is an option. A message's own policies are one text in
+-- POLICY: retry delays, late policy, and what lanes need, separated by semicolons. Options say whether any
+-- message has its own late policy.
+local function late_part(policies) return string.match(policies, '^[^;]*;([^;]+)') end
+
 local function late_policies()
   local settings = call('HMGET', OPTIONS, 'late', 'own_late')
   if settings[2] then return settings[1], true end
@@ -11,7 +14,7 @@ end
 -- Writes a message's own policies.
 local function put_policy(id, policy)
   call('HSET', POLICY, id, policy)
-  if string.find(policy, ';', 1, true) then call('HSET', OPTIONS, 'own_late', 1) end
+  if late_part(policy) then call('HSET', OPTIONS, 'own_late', 1) end
 end
 
 -- What happens to a message that waits since `due`: skip, garbage, collapse, or nil if it is promoted.
@@ -19,7 +22,7 @@ end
 -- tick. A message that has failed was promoted before.
 local function late_action(id, due, now, topics, own)
   if now - due < MIN_LATE_MS then return nil end
-  local policy = own and string.match(own, ';(.*)') or topics
+  local policy = own and late_part(own) or topics
   local after, action = string.match(policy or '', '^(%d+),(%a+)$')
   if not after or now - due <= tonumber(after) or action == 'run' then return nil end
   if action == 'collapse' and not string.find(id, '.@%-?%d+$') then return nil end

@@ -458,7 +458,7 @@ CASES: dict[str, Case] = {
         {
             "options": {"own_late": "1"},
             "body": LIVE,
-            "policy": {"a": "*;1000,skip", "b": "*;1000,garbage", "c": "*;1000,run"},
+            "policy": {"a": "*;1000,skip;2,", "b": "*;1000,garbage", "c": "*;1000,run"},
             "waiting": dict.fromkeys("abc", 5),
             "lisa": G(),
             "audit": G(),

@@ -54,6 +54,10 @@ PASSED: dict[str, dict[str, Any]] = {
     "a policy of its own: run": {"options": SKIP | OWN, "policy": {"a": "*;0,run"}},
     "a later bound of its own": {"options": SKIP | OWN, "policy": {"a": "5;7200000,skip"}},
     "collapse, but of no schedule": {"options": COLLAPSE},
+    "a later bound, a cost and a slack of its own": {
+        "options": SKIP | OWN,
+        "policy": {"a": "5;7200000,skip;3,1000"},
+    },
 }
 
 
@@ -76,6 +80,14 @@ def test_a_retry_has_no_late_policy(bench: Bench) -> None:
     assert too_late(bench) == []
     ready = replace(failed, ready=[Row("w", due, 2), Row("r", due + 1, 2)])
     bench.check_change(waiting=None, stats={"promoted": 1}, lisa=ready)
+
+
+@pytest.mark.parametrize("policy", ["*;;5,", ";;,1000", "0;;5,1000,7"])
+def test_cost_and_slack_leave_the_topic_s_late_policy_in_force(bench: Bench, policy: str) -> None:
+    due = late(bench, 60)
+    bench.put(options=SKIP | OWN, waiting={"a": due}, body="a", policy={"a": policy}, lisa=G())
+    assert too_late(bench) == ["a"]
+    assert expire(bench) == [Expired.SKIPPED]
 
 
 def test_skip_settles_the_message(bench: Bench) -> None:
@@ -146,6 +158,16 @@ def test_collapse_skips_all_but_the_newest_occurrence(
     assert bench.call(Expire(TOPIC, ["job@1"], newer)) == [Expired.NOT_DUE]
 
 
+@pytest.mark.parametrize(
+    ("own", "kept"), [("*;;3,", "*;0,run;3,"), ("5;1000,collapse;,7", "5;0,run;,7")]
+)
+def test_an_occurrence_kept_by_collapse_keeps_its_cost(bench: Bench, own: str, kept: str) -> None:
+    bench.put(options=COLLAPSE | OWN, waiting={"job@1": late(bench, 11)}, body=["job@1"])
+    bench.put(policy={"job@1": own}, lisa=G())
+    assert bench.call(Expire(TOPIC, ["job@1"], [[]])) == [Expired.KEPT]
+    assert bench.state()["policy"] == {"job@1": kept}
+
+
 def test_of_several_late_occurrences_in_one_call_the_newest_is_kept(bench: Bench) -> None:
     dues = {f"job@{n}": late(bench, 20 - n) for n in (1, 2, 3)}
     bench.put(options=COLLAPSE, waiting=dues, body=dues.keys(), lisa=G())
@@ -167,6 +189,14 @@ def test_a_message_that_is_sent_late_waits_for_promote(
     assert set(bench.state()["waiting"]) == {"a", "b", "c"}, "nothing overtakes a message"
 
 
+def test_a_message_with_an_own_cost_that_is_sent_late_is_ready_at_once(bench: Bench) -> None:
+    due, own = late(bench, 11), "*;;5,1000"
+    bench.put(lisa=G())
+    bench.send(item("a", due, policy=own))
+    ready = G(ready=[Row("a", due)])
+    bench.check_change(body="a", policy={"a": own}, stats={"sent": 1, "promoted": 1}, lisa=ready)
+
+
 def test_a_message_with_an_own_policy_that_is_sent_late_waits_for_promote(bench: Bench) -> None:
     due, own = late(bench, 11), "*;600000,skip"
     bench.put(lisa=G())
@@ -180,9 +210,17 @@ def test_a_message_with_an_own_policy_that_is_sent_late_waits_for_promote(bench:
 
 @pytest.mark.parametrize(
     ("policy", "delay"),
-    [("*;600000,skip", 20_000), ("7000;600000,skip", 7_000), ("7000", 7_000), (";6,skip", None)],
+    [
+        ("*;600000,skip", 20_000),
+        ("7000;600000,skip", 7_000),
+        ("7000", 7_000),
+        (";6,skip", None),
+        ("*;;5,", 20_000),
+        ("7000;;,1000", 7_000),
+        (";;5,1000,3", None),
+    ],
 )
-def test_retry_delays_stand_before_the_late_policy(
+def test_retry_delays_stand_before_the_late_policy_and_the_cost(
     bench: Bench, policy: str, delay: int | None
 ) -> None:
     """An empty retry policy means no retries."""

@@ -89,7 +89,7 @@ def test_every_operation_is_a_method_with_its_fields() -> None:
         given = names_of(operation.query) | names_of(operation.body) | set(operation.parameters)
         returned = names_of(operation.reply)
         if operation.name == "setOptions":
-            given = {"topic", "options", "reset"}
+            given = {"topic", "options", "reset", "group"}
         if operation.name in ("getOptions", "setOptions"):
             returned = {"options"}
         assert fields(method.input_type) == renamed(given), operation.name
@@ -203,6 +203,10 @@ def test_topics(rpc: Rpc, topic: str) -> None:
     assert {name: options[name] for name in changed} == changed
     options = rpc("SetOptions", topic=topic, reset=["capacity"]).options
     assert options["capacity"] == "unlimited"
+    assert rpc("GetOptions", topic=topic).options == options
+    own = rpc("SetOptions", topic=topic, group="g", options={"key_rate": "2/s", "fair": "true"})
+    assert own.options == {**options, "key_rate": "2/s", "fair": "true"}
+    assert rpc("GetOptions", topic=topic, group="g").options == own.options
     assert rpc("GetOptions", topic=topic).options == options
     paused = rpc("PauseTopic", topic=topic)
     assert (paused.paused, paused.changed) == (True, True)

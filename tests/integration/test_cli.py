@@ -196,6 +196,9 @@ def test_late_policies_and_ramps(cast: Cast) -> None:
     lisa("send", "orders", "x", "--id", "a", "--at-ms", due, "--late", "skip after 10m")
     assert cast.store.ask("HGET", cast.keys.policy, "a") == b"*;600000,skip"
     lisa("send", "orders", "x", "--late", "skip", code=2)
+    lisa("send", "orders", "x", "--id", "b", "--cost", "5", "--slack", "1m", "--delay", "1h")
+    assert cast.store.ask("HGET", cast.keys.policy, "b") == b"*;;5,60000"
+    lisa("send", "orders", "x", "--cost", "0", code=2)
     lisa("schedules", "set", "orders", "s", "x", "--every", "1h", "--late", "collapse after 5m")
     assert ask("schedules", "show", "orders", "s")["late"] == "collapse after 5m"
     lisa("topic", "set", "orders", "late=skip after 30m", "ramp=2/m newest first")

@@ -24,7 +24,13 @@ letters = st.sampled_from(" -cd")
 timeouts = st.sampled_from(["0", "0", HOUR])  # expires immediately, or not during the run
 policies = st.sampled_from(["", "0", "0,0", f"0,{HOUR}", HOUR])
 lates = st.sampled_from([f"{HOUR},skip", f"{HOUR},garbage", f"{HOUR},collapse", "0,run"])
-own_lates = st.builds(lambda retry, late: f"{retry};{late}", st.sampled_from(["*", "0"]), lates)
+own_lates = st.builds(
+    lambda retry, late, lane: f"{retry};{late}{lane}",
+    st.sampled_from(["*", "0"]),
+    lates,
+    st.sampled_from(["", ";5,", ";,1000"]),
+)
+own_lanes = st.sampled_from(["*;;5,", "0;;,1000", ";;2,0"])
 picks = st.lists(st.integers(0, 99), min_size=1, max_size=3)
 outgoing = st.builds(
     Outgoing,
@@ -32,7 +38,7 @@ outgoing = st.builds(
     dues,
     st.sampled_from(["", "xy", "longer"]),
     st.sampled_from([None, None, None, 0, int(HOUR)]),
-    st.one_of(st.none(), st.none(), policies, own_lates),
+    st.one_of(st.none(), st.none(), policies, own_lates, own_lanes),
 )
 batches = st.lists(outgoing, min_size=1, max_size=3)
 OPTIONS = {

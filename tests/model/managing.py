@@ -161,7 +161,7 @@ def may_have_begun(entry: Entry) -> bool:
 
 def late_action(topic: Topic, id_: str, clock: Clock) -> str:
     """What a late policy does with a message that was never promoted; empty if it has none."""
-    own = topic.policy.get(id_, "").partition(";")[2]
+    own = [*topic.policy.get(id_, "").split(";"), ""][1]
     after, _, action = (own or topic.option("late")).partition(",")
     due = topic.waiting.get(id_)
     if not after or action == "run" or due is None or due + int(after) >= clock.now:
@@ -188,7 +188,8 @@ def end_late(topic: Topic, id_: str, newer: Sequence[str], clock: Clock) -> str:
             topic.tell(clock, id_, "garbage", group, 0, reason=reason)
         return "garbage"
     if action == "collapse" and all(topic.waiting.get(n, FOREVER) > clock.now for n in newer):
-        topic.policy[id_] = topic.policy.get(id_, "*").partition(";")[0] + ";0,run"
+        retry, _, *lane = [*topic.policy.get(id_, "*").split(";"), ""]
+        topic.policy[id_] = ";".join((retry, "0,run", *filter(None, lane)))
         topic.options["own_late"] = "1"
         return "kept"
     del topic.waiting[id_]

@@ -196,12 +196,16 @@ def place(
 
 def keep_policy(topic: Topic, id_: str, policy: str) -> None:
     topic.policy[id_] = policy
-    if ";" in policy:
+    if late_part(policy):
         topic.options["own_late"] = "1"
 
 
 def has_late_policy(topic: Topic, call: Send) -> bool:
-    return "late" in topic.options or any(";" in (one.policy or "") for one in call.messages)
+    return "late" in topic.options or any(late_part(one.policy or "") for one in call.messages)
+
+
+def late_part(policy: str) -> str:
+    return [*policy.split(";"), ""][1]
 
 
 def room_for(topic: Topic, dues: Sequence[Time], clock: Clock) -> int:

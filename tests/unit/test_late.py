@@ -65,18 +65,21 @@ def test_other_late_policies_and_ramps_are_refused() -> None:
             Ramp.parse(no_ramp)
 
 
-STORED: dict[str | None, tuple[str | None, str | None]] = {
-    # retry and late policy of a message, by the text that stores both
-    None: (None, None),
-    "0,5~0.2": ("0,5~0.2", None),
-    "": ("", None),
-    "*;0,run": (None, "0,run"),
-    ";0,run": ("", "0,run"),
-    "0,5~0.2;0,run": ("0,5~0.2", "0,run"),
+STORED: dict[str | None, tuple[str | None, str | None, str | None]] = {
+    # retry and late policy of a message, and its cost and slack, by the text that stores all
+    None: (None, None, None),
+    "0,5~0.2": ("0,5~0.2", None, None),
+    "": ("", None, None),
+    "*;0,run": (None, "0,run", None),
+    ";0,run": ("", "0,run", None),
+    "0,5~0.2;0,run": ("0,5~0.2", "0,run", None),
+    "*;;5,": (None, None, "5,"),
+    ";;,0": ("", None, ",0"),
+    "0,5~0.2;0,run;5,1000": ("0,5~0.2", "0,run", "5,1000"),
 }
 
 
-def test_a_message_stores_both_policies_in_one_text() -> None:
+def test_a_message_stores_all_policies_in_one_text() -> None:
     for stored, policies in STORED.items():
         assert message_policy(*policies) == stored
         assert split_policy(stored) == policies

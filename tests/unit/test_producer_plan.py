@@ -29,6 +29,7 @@ from lisa.core.model import envelope as envelopes
 from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_group, check_id, check_topic
+from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
 from lisa.core.store.batcher import Batcher
 from lisa.core.transitions.enqueue import Enqueue, Sent
@@ -92,6 +93,11 @@ def test_due() -> None:
         ({"headers": [("a", "b")]}, "mapping"),
         ({"headers": {"a": "x" * 70_000}}, "65535"),
         ({"headers": {"a": "\ud800"}}, "headers"),
+        ({"cost": 0}, "cost is a whole number from 1 to 1,000, not 0"),
+        ({"cost": 1_001}, "not 1001"),
+        ({"cost": True}, "not True"),
+        ({"cost": 1.5}, "not 1.5"),
+        ({"slack": "31d"}, "slack is at most 30d, not 31d"),
         ({"on_duplicate": "overwrite"}, "keep, keep_live, replace, update, reject"),
     ],
 )
@@ -109,6 +115,8 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
 PARAMETERS: dict[str, Callable[[Any], Any]] = {
     "delay": lambda value: plan(delay=value).due,
     "ttl": lambda value: plan(ttl=value).ttl_ms,
+    "slack": lambda value: plan(slack=value).policy,
+    "outgoing slack": lambda value: plan().with_differences(Outgoing(1, slack=value)).policy,
     "outgoing delay": lambda value: plan().with_differences(Outgoing(1, delay=value)).due,
     "outgoing ttl": lambda value: plan().with_differences(Outgoing(1, ttl=value)).ttl_ms,
     "Retry": lambda value: Retry(delay=value).delay,
@@ -134,6 +142,26 @@ def test_durations_of_a_pull_are_checked_before_a_server_is_asked() -> None:
             consumer.pull("orders", **{name: 5})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^grace: 10 has no unit; write '10ms' or '10s'$"):
         OPTIONS["grace"](10)
+
+
+def test_cost_and_slack_leave_the_other_policies_as_they_are() -> None:
+    late = "skip after 10m"
+    for given, stored in (
+        ({"cost": 5}, "*;;5,"),
+        ({"slack": 0}, "*;;,0"),
+        ({"cost": 1000, "slack": "30d", "retry": []}, ";;1000,2592000000"),
+        ({"cost": 5, "slack": "1s", "retry": "0,2m", "late": late}, "0,120000;600000,skip;5,1000"),
+    ):
+        assert plan(**given).policy == stored
+        assert plan().with_differences(Outgoing(1, **given)).policy == stored
+    call = plan(cost=5, late=late)
+    assert call.with_differences(Outgoing(1)).policy == "*;600000,skip;5,"
+    assert call.with_differences(Outgoing(1, cost=7)).policy == "*;600000,skip;7,"
+    assert call.with_differences(Outgoing(1, slack="1s")).policy == "*;600000,skip;5,1000"
+    assert call.with_differences(Outgoing(1, retry="0", late="run")).policy == "0;0,run;5,"
+    assert cost_and_slack("5,") == (5, None)
+    assert cost_and_slack(",0,17") == (None, timedelta(0))
+    assert cost_and_slack(None) == (None, None)
 
 
 def test_retry_and_ttl_which_outgoing_messages_inherit() -> None:

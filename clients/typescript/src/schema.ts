@@ -56,6 +56,15 @@ export interface SendRequest {
    */
   late?: Record<string, string> | string | null;
   /**
+   * How many messages it counts as where a rate or `fair` applies: 1 to 1,000, by default 1.
+   */
+  cost?: number | null;
+  /**
+   * How much later than due the message may start without harm. Where messages have to wait,
+   * those with the earliest due time plus slack come first. By default the topic's option.
+   */
+  slack_ms?: number | string | null;
+  /**
    * If the id is known, "keep" the earlier message (the default), "keep_live" (keep it only if
    * it has not ended), "replace" it, "update" it (replace all but its due time), or "reject"
    * the new one.

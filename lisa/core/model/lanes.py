@@ -1,4 +1,4 @@
-"""Lanes: the rate at which a lane may start messages, and the order within a key."""
+"""Lanes: the rate at which a lane may start messages, their order, their cost and slack."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Self
 
-from lisa.core.model.clock import duration_ms, human, in_one_unit, parse_duration
+from lisa.core.model.clock import (
+    duration_ms,
+    human,
+    in_one_unit,
+    named_duration,
+    parse_duration,
+)
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.sharding import share
 
 MAX_COUNT = 1_000_000
 MAX_BURST = 100_000
 MAX_PERIOD = timedelta(days=30)
+MAX_COST = 1_000
+MAX_SLACK = timedelta(days=30)
 
 _EXACT_US = 2**53
 """Scripts count in microseconds, in numbers that are exact below this."""
@@ -97,3 +105,26 @@ class Rate:
             count //= shards
         exact = (_EXACT_US - 1) // (duration_ms(period) * 1_000)
         return Rate(count, period, min(share(self.burst, shards), exact))
+
+
+def own_lane(cost: object, slack: object) -> str | None:
+    """The cost and the slack of a single message in their stored form; None if it has neither.
+
+    Raises InvalidMessage.
+    """
+    if cost is None and slack is None:
+        return None
+    if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
+        raise InvalidMessage(f"cost is a whole number from 1 to {MAX_COST:,}, not {cost!r}")
+    slack_ms: int | str = "" if slack is None else duration_ms(named_duration("slack", slack))
+    if slack_ms and int(slack_ms) > duration_ms(MAX_SLACK):
+        raise InvalidMessage(f"slack is at most {MAX_SLACK.days}d, not {human(int(slack_ms))}")
+    return f"{cost or ''},{slack_ms}"
+
+
+def cost_and_slack(stored: str | None) -> tuple[int | None, timedelta | None]:
+    """The reverse of `own_lane`; further parts, which scripts add, are ignored."""
+    cost, slack_ms, *_ = [*(stored or "").split(","), ""]
+    return (int(cost) if cost else None), (
+        timedelta(milliseconds=int(slack_ms)) if slack_ms else None
+    )

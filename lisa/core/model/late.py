@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from lisa.core.model.clock import duration_ms, human, in_one_unit, named_duration, parse_duration
 from lisa.core.model.errors import InvalidMessage
@@ -99,26 +99,33 @@ class LatePolicy:
         return cls(timedelta(milliseconds=int(after)), LateAction(then))
 
 
-def message_policy(retry: str | None, late: str | None) -> str | None:
+def message_policy(retry: str | None, late: str | None, lane: str | None = None) -> str | None:
     """A message's own policies in their stored form; None if it has none.
 
-    retry, late: encoded; None if the message has no such policy. The result is the retry policy
-    alone, or `<retry policy>;<late policy>`, with `*` in place of a missing retry policy.
+    retry, late, lane: encoded; None if the message has no such policy. The result is the retry
+    policy alone, `<retry policy>;<late policy>`, or `<retry policy>;<late policy>;<cost,slack>`,
+    with `*` in place of a missing retry policy, and nothing in place of a missing late policy.
     """
-    if late is None:
+    if late is None and lane is None:
         return retry
-    return f"{TOPICS_DELAYS if retry is None else retry};{late}"
+    kept = TOPICS_DELAYS if retry is None else retry
+    return f"{kept};{late or ''}" + (f";{lane}" if lane else "")
 
 
-def split_policy(stored: str | None) -> tuple[str | None, str | None]:
-    """The encoded retry policy and late policy of a stored message policy; None for a missing one.
+class MessagePolicies(NamedTuple):
+    """The encoded parts of a stored message policy; None for a missing one."""
 
-    The reverse of `message_policy`.
-    """
+    retry: str | None = None
+    late: str | None = None
+    lane: str | None = None
+
+
+def split_policy(stored: str | None) -> MessagePolicies:
+    """The reverse of `message_policy`."""
     if stored is None:
-        return None, None
-    retry, mark, late = stored.partition(";")
-    return (None if retry == TOPICS_DELAYS else retry), (late if mark else None)
+        return MessagePolicies()
+    retry, late, lane, *_ = [*stored.split(";"), "", ""]
+    return MessagePolicies(None if retry == TOPICS_DELAYS else retry, late or None, lane or None)
 
 
 def own_late(value: object) -> str | None:

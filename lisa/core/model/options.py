@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from lisa.core.model.clock import duration_ms, exact, human, in_one_unit, parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_group
-from lisa.core.model.lanes import KeyOrder, Rate
+from lisa.core.model.lanes import MAX_SLACK, KeyOrder, Rate
 from lisa.core.model.late import MIN_AFTER, LatePolicy, Ramp
 from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
 from lisa.core.model.sharding import MOST_SHARDS
@@ -50,7 +50,6 @@ HEAVY_BODY_BYTES = 8 * 1024 * 1024
 """Larger bodies are accepted with a warning, because a single one makes a call take too long."""
 
 LARGEST_COUNT = 10**12
-MAX_SLACK = timedelta(days=30)
 MOST_GROUPS = 1_000
 
 LARGEST_BATCH = 250

@@ -33,6 +33,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from lisa.core.model.clock import MAX_DUE_MS, MOST_BUSINESS_DAYS, duration_ms, parse_duration
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.lanes import MAX_COST, MAX_SLACK
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.retry_policy import MAX_DELAY, MAX_RETRIES, RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     PullWait: TypeAlias = int
     Ttl: TypeAlias = int
     PushTimeout: TypeAlias = int
+    Slack: TypeAlias = int
 else:  # requests hold milliseconds; clients may also write text
     Milliseconds = _milliseconds(0, MAX_DUE_MS)
     RetryPause = _milliseconds(0, duration_ms(MAX_DELAY))
@@ -81,6 +83,7 @@ else:  # requests hold milliseconds; clients may also write text
     PullWait = _milliseconds(0, 60_000)
     Ttl = _milliseconds(1, MAX_DUE_MS)
     PushTimeout = _milliseconds(100, 3_600_000)
+    Slack = _milliseconds(0, duration_ms(MAX_SLACK))
 
 MessageId = Annotated[
     str, Meta(min_length=1, max_length=256, description="1 to 256 bytes, no control characters.")
@@ -423,6 +426,8 @@ _WIRE_FORMS = {
     "headers": _WireForm("headers", dict[str, str]),
     "retry": _WireForm("retry", Retries, read_policy),
     "late": _WireForm("late", Late),
+    "cost": _WireForm("cost", Annotated[int, Meta(ge=1, le=MAX_COST)]),
+    "slack": _WireForm("slack_ms", Slack, _delta),
     "on_duplicate": _WireForm("on_duplicate", OnDuplicate),
 }
 """The options whose JSON has another name or a narrower type. `at` has none: it is `due_ms`."""

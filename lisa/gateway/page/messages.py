@@ -19,6 +19,7 @@ from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id
+from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.late import LateAction, LatePolicy, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.redis.flow import Flow
@@ -69,14 +70,17 @@ async def _stored(
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
     envelope = decode_envelope(seen.envelope)
-    retry, late = split_policy(await gateway.ask(_policy, topic, message_id))
+    retry, late, lane = split_policy(await gateway.ask(_policy, topic, message_id))
     policy = LatePolicy.decode(late) if late else None
     if policy and policy.then is LateAction.COLLAPSE:  # which only a schedule can have
         policy = None
+    cost, slack = cost_and_slack(lane)
     options = {
         "headers": envelope.headers,
         "retry": None if retry is None else RetryPolicy.decode(retry),  # an empty one: no retries
         "late": policy,
+        "cost": cost,
+        "slack": slack,
     }
     return seen, envelope, options
 

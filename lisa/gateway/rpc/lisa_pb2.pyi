@@ -28,7 +28,7 @@ class Problem(_message.Message):
     def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutgoingMessage(_message.Message):
-    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key")
+    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key", "cost", "slack_ms")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class OutgoingMessage(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    SLACK_MS_FIELD_NUMBER: _ClassVar[int]
     body_json: str
     body_bytes: bytes
     delay_ms: int
@@ -68,7 +70,9 @@ class OutgoingMessage(_message.Message):
     window: str
     late: str
     key: str
-    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    cost: int
+    slack_ms: int
+    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ..., key: _Optional[str] = ..., cost: _Optional[int] = ..., slack_ms: _Optional[int] = ...) -> None: ...
 
 class SendMessageRequest(_message.Message):
     __slots__ = ("topic", "message")
@@ -1018,8 +1022,16 @@ class OptionsAnswer(_message.Message):
     options: _containers.ScalarMap[str, str]
     def __init__(self, options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class GetOptionsRequest(_message.Message):
+    __slots__ = ("topic", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
 class SetOptionsRequest(_message.Message):
-    __slots__ = ("topic", "options", "reset")
+    __slots__ = ("topic", "options", "reset", "group")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1030,10 +1042,12 @@ class SetOptionsRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     topic: str
     options: _containers.ScalarMap[str, str]
     reset: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, topic: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., reset: _Optional[_Iterable[str]] = ...) -> None: ...
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., reset: _Optional[_Iterable[str]] = ..., group: _Optional[str] = ...) -> None: ...
 
 class PausedAnswer(_message.Message):
     __slots__ = ("paused", "changed")

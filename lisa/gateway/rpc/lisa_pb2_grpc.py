@@ -216,7 +216,7 @@ class LisaStub(object):
                 _registered_method=True)
         self.GetOptions = channel.unary_unary(
                 '/lisa.v1.Lisa/GetOptions',
-                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.SerializeToString,
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GetOptionsRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OptionsAnswer.FromString,
                 _registered_method=True)
         self.SetOptions = channel.unary_unary(
@@ -765,7 +765,7 @@ def add_LisaServicer_to_server(servicer, server):
             ),
             'GetOptions': grpc.unary_unary_rpc_method_handler(
                     servicer.GetOptions,
-                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.FromString,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GetOptionsRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OptionsAnswer.SerializeToString,
             ),
             'SetOptions': grpc.unary_unary_rpc_method_handler(
@@ -1821,7 +1821,7 @@ class Lisa(object):
             request,
             target,
             '/lisa.v1.Lisa/GetOptions',
-            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GetOptionsRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OptionsAnswer.FromString,
             options,
             channel_credentials,
