@@ -65,7 +65,7 @@ local ids, both = {unpack(KEYS, ID_KEYS + 1, ID_KEYS + n)}, {unpack(ARGV, ENVELO
 for i = 1, n do
   local body, envelope = KEYS[ID_KEYS + i], ARGV[ENVELOPES + i]
   if #envelope - 15 > limit then
-    local size = #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
+    local size = body_size(envelope)
     if size > limit then return {'LARGE', i, size, limit} end
   end
   ids[i], both[2 * i - 1], both[2 * i] = string.sub(body, from), body, envelope
@@ -90,11 +90,7 @@ end
 if USES.capacity then
   local capacity = tonumber(settings[3] or '')
   if capacity and kind ~= 'known' then
-    local held = 0
-    for _, group in ipairs(groups) do
-      held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry) + count_parked(group))
-    end
-    local live = call('ZCARD', WAITING) + held
+    local live = count_live()
     if live + n > capacity then
       local new = count_new()
       if new > 0 and live + new > capacity then return {'FULL', live, capacity} end
@@ -126,15 +122,8 @@ end
 
 -- When a message is handed out next that no consumer holds, and that no group has ended; else nil.
 local function due_before(id, body)
-  local due = tonumber(call('ZSCORE', WAITING, id) or '')
-  if due or why_not_taken_back(id, body, true) then return due end
-  for _, group in ipairs(groups) do
-    local entry = call('HGET', group.entries, id)
-    local at = tonumber(entry and field(read_entry(group, entry) or {}, 'due')
-      or call('ZSCORE', group.retry, id) or parked_due(group, id) or '')
-    if at and (not due or at < due) then due = at end
-  end
-  return due
+  if not call('ZSCORE', WAITING, id) and why_not_taken_back(id, body, true) then return nil end
+  return next_due(id)
 end
 
 -- Writes one body. Gives the message's outcome, and whether it is to be scheduled. An id given twice in
@@ -204,20 +193,6 @@ if USES.ids then
     local _, duplicates = string.gsub(outcomes, 'd', '')
     count('duplicate', duplicates)
     if #accepted == 0 then return {'OK', outcomes} end
-  end
-end
-
--- With an order, messages with the same due time are handled in the order of their sends: the third of a
--- message's policies has the number of its send, after its cost and slack.
-local function number_sends()
-  local sent = tonumber(call('HGET', STATS, 'sent') or 0)
-  for k = 1, accepted and #accepted or n do
-    local id = ids[accepted and accepted[k] or k]
-    if split_id(id) then
-      local delays, late, rest = string.match(call('HGET', POLICY, id) or '*', '^([^;]*);?([^;]*);?(.*)$')
-      local cost, slack = string.match(rest, '^(%d*),?(%d*)')
-      call('HSET', POLICY, id, table.concat({delays, ';', late, ';', cost, ',', slack, ',', int(sent + k)}))
-    end
   end
 end
 
@@ -319,13 +294,14 @@ if USES.policy then
   end
 end
 
-if USES.lanes then
-  if lanes_in_use and call('HGET', OPTIONS, 'ordered') == '1' then number_sends() end
-end
+local written = ids
 if USES.keys then
-  local listed = accepted and {} or ids
-  for k, i in ipairs(accepted or {}) do listed[k] = ids[i] end
-  list_by_key(listed, true)
+  written = accepted and {} or ids
+  for k, i in ipairs(accepted or {}) do written[k] = ids[i] end
+  list_by_key(written, true)
+end
+if USES.lanes then
+  if lanes_in_use then number_sends(written) end
 end
 count('sent', accepted and #accepted or n)
 if USES.journal then
@@ -334,17 +310,15 @@ if USES.journal then
     for k = 1, accepted and #accepted or n do
       local i = accepted and accepted[k] or k
       local id = ids[i]
-      local event = {id, string.sub(outcomes, i, i) == 'a' and 'sent' or 'replaced', '', 0,
-        'due', int(due[i]), 'envelope', both[2 * i]}
+      local state = string.sub(outcomes, i, i) == 'a' and 'sent' or 'replaced'
+      local expires, policy
       if USES.ttl then
-        local expires = call('ZSCORE', EXPIRY, id)
-        if expires then event[9], event[10] = 'expires', int(tonumber(expires)) end
+        expires = call('ZSCORE', EXPIRY, id)
       end
       if USES.policy then
-        local policy = call('HGET', POLICY, id)
-        if policy then event[#event + 1], event[#event + 2] = 'policy', policy end
+        policy = call('HGET', POLICY, id)
       end
-      events[#events + 1] = event
+      events[#events + 1] = sending(id, state, due[i], both[2 * i], expires, policy)
     end
     for _, group in ipairs(groups) do
       for k = 1, straight and #straight / 2 or 0 do

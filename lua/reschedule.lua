@@ -26,14 +26,8 @@ if ARGV[ARGS + 4] == '' then
     if head == '{"lisa-window":' then return {'WINDOW'} end
   end
 end
-local _, now, now_up = clock()
+local _, now = clock()
 local waiting_head, earliest, moved = head(WAITING), nil, 0
-
-local function due_from(spec)
-  if string.byte(spec) ~= 43 then return tonumber(spec) end
-  local delay = tonumber(string.sub(spec, 2))
-  return delay == 0 and now or now_up + delay
-end
 
 -- The due time of a ready message; nil in retry, which stores only the time of the next attempt.
 local function due_in_groups(id)

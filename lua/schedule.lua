@@ -31,31 +31,14 @@ local stored = call('HGET', SCHEDULES, name)
 local found = stored and string.match(stored, '^%S+') or ''
 if found ~= fence_seen then return {'OK', 'changed', found, ''} end
 
--- Whether a live message is running (in flight or in retry) or unstarted; nil if it is settled or dead.
-local function state_of(body)
-  local id = id_of(body)
-  local guard, unstarted = fence(body), nil
-  if guard == '' then return nil end
-  if call('ZSCORE', WAITING, id) then return 'unstarted' end
-  for _, group in ipairs(groups) do
-    local entry = call('HGET', group.entries, id)
-    if entry or call('ZSCORE', group.retry, id) or parked_due(group, id) then
-      if is_partly_settled(guard) or call('HEXISTS', group.attempts, id) == 1 then return 'running' end
-      if entry and pending(group, entry) then return 'running' end
-      unstarted = 'unstarted'
-    end
-  end
-  return unstarted
-end
-
 local replaced = {}
 local function is_held()
   for i = 1, earlier do
     local body = KEYS[EARLIER + 2 * i - 1]
-    local state = overlap ~= 'allow' and state_of(body)
-    if state == 'running' and overlap == 'skip' then return true end
-    if state and overlap == 'queue_one' then return true end
-    if state == 'unstarted' and overlap == 'replace_unstarted' then
+    local stage = overlap ~= 'allow' and stage_of(body)
+    if stage and stage ~= 'unstarted' and overlap == 'skip' then return true end
+    if stage and overlap == 'queue_one' then return true end
+    if stage == 'unstarted' and overlap == 'replace_unstarted' then
       replaced[#replaced + 1] = EARLIER + 2 * i - 1
     end
   end
@@ -92,11 +75,7 @@ end
 local settings = call('HMGET', OPTIONS, 'capacity', 'journal')
 local capacity = tonumber(settings[1] or '') -- empty: unlimited
 if capacity and n > 0 then
-  local held = 0
-  for _, group in ipairs(groups) do
-    held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry) + count_parked(group))
-  end
-  local live = call('ZCARD', WAITING) + held
+  local live = count_live()
   local grows = -freed
   for i = 1, n do
     local body, done = KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]
@@ -154,18 +133,11 @@ for i = 1, n do
     call('SET', body, envelope)
     call('ZADD', WAITING, due, id)
     list_by_key({id}, true)
-    local event = {id, 'sent', '', 0, 'due', due, 'envelope', envelope}
-    if ttl ~= '' then
-      local ends = int(tonumber(due) + tonumber(ttl))
-      call('ZADD', EXPIRY, ends, id)
-      event[9], event[10] = 'expires', ends
-    end
-    if policy ~= '' then
-      local own = string.sub(policy, 2)
-      put_policy(id, own)
-      event[#event + 1], event[#event + 2] = 'policy', own
-    end
-    events[#events + 1] = event
+    local ends = ttl ~= '' and tonumber(due) + tonumber(ttl)
+    local own = policy ~= '' and string.sub(policy, 2)
+    if ends then call('ZADD', EXPIRY, int(ends), id) end
+    if own then put_policy(id, own) end
+    events[#events + 1] = sending(id, 'sent', due, envelope, ends, own)
     earliest = math.min(earliest or tonumber(due), tonumber(due))
     letters[i] = 'a'
     created = created + 1

@@ -30,7 +30,7 @@ _DURABILITY = ("WAIT", "WAITAOF")
 _DURABLE = ("producer", "gateway", "operator")
 """Roles that heed the setting `durability`, which waits for replicas."""
 
-_SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
+_SENDING = ("cancel", "coalesce", "declare", "enqueue", "inspect", "reschedule", "schedule")
 _SETTLING = ("ack", "declare", "defer", "extend", "forget", "open", "pull", "release", "retry")
 
 _SCHEMA = ("GET", "SET")

@@ -4,7 +4,7 @@
 -- KEYED lists the live ids of each key, without it: the field of the key has them all, each followed by
 -- <US>. Of more than IDS_PER_PART ids it has a part, field 'key<US>' has 'parts ids', and 'key<US>2' and so
 -- on the other parts. Parts are added one by one, as in linear hashing (Litwin 1980), so that no call
--- moves more than a part.
+-- moves more than a part. A whole id, of a debounced message, is the field of its burst's first send.
 local US, IDS_PER_PART = '\31', 64
 
 -- The key and the rest of an id; nil for a message without a key.
@@ -78,11 +78,17 @@ local function list_ids_of(key, ids, adds)
   end
 end
 
+-- Whether a message is one of the two that the coalescing sends of its key share (see coalesce).
+local function is_coalesced(id)
+  return string.byte(id, -2) == 126 and string.find(id, '\31~[12]$') ~= nil
+end
+
 -- Adds the messages that have a key to the lists of their keys, or removes them.
 local function list_by_key(ids, adds)
   local by_key, keys = {}, {}
   for _, id in ipairs(ids) do
     local key, rest = split_id(id)
+    if not adds and is_coalesced(id) then call('HDEL', KEYED, id) end
     if key then
       if not by_key[key] then by_key[key], keys[#keys + 1] = {}, key end
       table.insert(by_key[key], rest)

@@ -299,3 +299,17 @@ local function count_parked(group)
   end
   return 0
 end
+
+-- With an order, messages with the same due time are handled in the order of their sends: the third of a
+-- message's policies has the number of its send, after its cost and slack.
+local function number_sends(ids)
+  if call('HGET', OPTIONS, 'ordered') ~= '1' then return end
+  local sent = tonumber(call('HGET', STATS, 'sent') or 0)
+  for k, id in ipairs(ids) do
+    if split_id(id) then
+      local delays, late, rest = string.match(call('HGET', POLICY, id) or '*', '^([^;]*);?([^;]*);?(.*)$')
+      local cost, slack = string.match(rest, '^(%d*),?(%d*)')
+      call('HSET', POLICY, id, table.concat({delays, ';', late, ';', cost, ',', slack, ',', int(sent + k)}))
+    end
+  end
+end

@@ -107,6 +107,58 @@ local function why_not_taken_back(id, body, garbage_counts)
   return found == 0 and 'd' or nil
 end
 
+-- How far a live message is: 'unstarted' (with its due time, if it waits), 'in_flight' in a group, or
+-- 'started' (it failed, or one of several groups has settled it); nil if it is settled or dead.
+local function stage_of(body)
+  local id, guard, stage = id_of(body), fence(body), nil
+  if guard == '' then return nil end
+  local due = call('ZSCORE', WAITING, id)
+  if due then return 'unstarted', tonumber(due) end
+  for _, group in ipairs(groups) do
+    local entry = call('HGET', group.entries, id)
+    if entry and pending(group, entry) then return 'in_flight' end
+    if entry or call('ZSCORE', group.retry, id) or parked_due(group, id) then
+      local begun = is_partly_settled(guard) or call('HEXISTS', group.attempts, id) == 1
+      stage = (begun or stage == 'started') and 'started' or 'unstarted'
+    end
+  end
+  return stage
+end
+
+-- When a message that no consumer holds is handed out next.
+local function next_due(id)
+  local due = tonumber(call('ZSCORE', WAITING, id) or '')
+  for _, group in ipairs(due and {} or groups) do
+    local entry = call('HGET', group.entries, id)
+    local at = tonumber(entry and field(read_entry(group, entry) or {}, 'due')
+      or call('ZSCORE', group.retry, id) or parked_due(group, id) or '')
+    if at and (not due or at < due) then due = at end
+  end
+  return due
+end
+
+-- The size of the body in an envelope.
+local function body_size(envelope)
+  return #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
+end
+
+-- The number of live messages, garbage excluded.
+local function count_live()
+  local held = 0
+  for _, group in ipairs(groups) do
+    held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry) + count_parked(group))
+  end
+  return call('ZCARD', WAITING) + held
+end
+
+-- The journal's event of a send; `expires` and `policy` are nil without.
+local function sending(id, state, due, envelope, expires, policy)
+  local event = {id, state, '', 0, 'due', int(due), 'envelope', envelope}
+  if expires then event[9], event[10] = 'expires', int(tonumber(expires)) end
+  if policy then event[#event + 1], event[#event + 2] = 'policy', policy end
+  return event
+end
+
 -- The state of an id that is not live: 'c' if it was cancelled, 'd' settled, 'u' unknown.
 local function verdict(done)
   local stone = call('GET', done)

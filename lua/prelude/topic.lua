@@ -70,6 +70,13 @@ end
 -- The id in the key of a message's body, which differs from that of `waiting` by 'body:<id>'.
 local function id_of(body) return string.sub(body, #WAITING - 1) end
 
+-- The due time of a send or a reschedule: '+ms' is a delay, else epoch ms.
+local function due_from(spec)
+  if string.byte(spec) ~= 43 then return tonumber(spec) end
+  local delay, _, now, now_up = tonumber(string.sub(spec, 2)), clock()
+  return delay == 0 and now or now_up + delay
+end
+
 local function head(zset)
   local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
   return first[1] and tonumber(first[2])

@@ -27,7 +27,7 @@ from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
 from lisa.core.transitions.upkeep import Expire, Mend, Trim
 from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
 from tests.contract.state import FAR, FOREIGN, LONG, G, Row, envelope
-from tests.rows import enqueue
+from tests.rows import Burst, coalesce, enqueue
 
 COUNTED_AGAIN = ("stale@lisa", "cleared@lisa", "duplicate")
 """Refused calls are counted on every call."""
@@ -116,6 +116,21 @@ SAMPLES: dict[str, Sample] = {
         state={"options": {"accepts": "-3"}, "stats": {"sent": 3}, "lisa": G()},
         takes_batches=False,
         is_called_by_roles=False,
+    ),
+    "coalesce": Sample(
+        make=lambda _, ids: coalesce(
+            TOPIC, "A" * 8, [Burst(m, "d5000,60000", envelope("A-")) for m in ids]
+        ),
+        state={
+            "body": {"a\x1f~1": "B-", "b\x1f~1": "B-"},
+            "waiting": {"a\x1f~1": FAR},
+            "keyed": {"a": "~1\x1f", "b": "~1\x1f"},
+            "lisa": G(ready=[Row("b\x1f~1", 5, 1, "c1")]),
+        },
+        events=lambda now: [
+            (m, state, "", 0, {"due": now + 5_000, "envelope": "A-"})
+            for m, state in [("a\x1f~1", "replaced"), ("b\x1f~2", "sent"), ("c\x1f~1", "sent")]
+        ],
     ),
     "configure": Sample(
         make=lambda _, ids: Configure(TOPIC, dict.fromkeys(ids, "1")),
@@ -407,6 +422,28 @@ CASES: dict[str, Case] = {
     "ack with a stale receipt": Case(AGAIN, acks(1, sender="Z")),
     "clear, a shard that is in use": Case(
         {"options": {"accepts": "4"}, "lisa": HELD}, lambda _: Clear(TOPIC, 3, ("lisa",))
+    ),
+    "coalesce, throttled": Case(
+        {"throttled": {"a": 5}},
+        lambda _: coalesce(
+            TOPIC,
+            "A" * 8,
+            [Burst(m, "t5000", envelope(f"A-{m}")) for m in ("a", "b", "a")],
+        ),
+        lambda now: [
+            (f"{m}\x1f~1", state, "", 0, {"due": now, "envelope": f"A-{m}"})
+            for m, state in [("a", "sent"), ("b", "sent"), ("a", "replaced")]
+        ],
+    ),
+    "coalesce, what is ready": Case(
+        {
+            "body": {"a\x1f~2": "B-"},
+            "keyed": {"a": "~2\x1f"},
+            "lisa": G(ready=[Row("a\x1f~2", 5)]),
+            "audit": G(retry={"a\x1f~2": 7}),
+        },
+        lambda _: coalesce(TOPIC, "A" * 8, [Burst("a", f"l{FAR}", envelope("A-"), 5, "0")]),
+        lambda _: [("a\x1f~2", "replaced", "", 0, {**CREATED, "due": 5, "expires": 10})],
     ),
     "configure, another number of shards": Case(
         {"options": {"layout": "3:4:1:", "shards": "4"}},

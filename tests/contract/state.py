@@ -13,6 +13,8 @@ that state" and notices anything left over.
   `read` checks that their numbers have no gaps;
 - a reason `"no *2"` is that of a message that was deferred twice since its last failure; when its
   first attempt was due is not compared here;
+- `keyed` maps a key to its own ids, each followed by a unit separator, and the whole id of a
+  debounced message to the instant of its burst's first send;
 - `entries` maps an id to the number of its row, None if the stream has no such entry.
 """
 
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lisa.core.model.envelope import decode_envelope, encode_envelope
-from lisa.core.model.keys import GROUP_KEYS, TopicKeys
+from lisa.core.model.keys import GROUP_KEYS, LANE_KEYS, TopicKeys
 from lisa.core.store.store import SyncStore
 
 FAR = 4_000_000_000_000
@@ -63,8 +65,8 @@ class G:
     entries: Mapping[str, int | None] | None = None
 
 
-ZSETS = ("waiting", "expiry", "ticks")
-HASHES = ("policy", "options", "stats", "consumers", "schedules")
+ZSETS = ("waiting", "expiry", "ticks", "throttled")
+HASHES = ("policy", "options", "stats", "consumers", "schedules", "keyed")
 PARTS = {*ZSETS, *HASHES, "body", "done", "events"}
 
 
@@ -170,7 +172,7 @@ def read(store: SyncStore, name: str) -> State:
             assert 0 < ends <= 60_000, f"{key} is kept for {ends} ms"
             state.setdefault("done", {})[rest[5:]] = _tombstone(store.ask("GET", key).decode())
             continue
-        assert ends == -1, f"{key} would vanish by itself in {ends} ms"
+        _check_expiry(store, key, rest, ends)
         if rest.startswith("body:"):
             state.setdefault("body", {})[rest[5:]] = _short(store.ask("GET", key))
         elif (group := keys.group_of(key)) is not None:
@@ -178,11 +180,8 @@ def read(store: SyncStore, name: str) -> State:
             state[f"{group}:{kind}"] = _of_group(store, keys, group, kind)
         elif rest in ZSETS:
             state[rest] = _scores(store, key)
-        elif rest in ("policy", "options", "consumers", "schedules"):
-            found = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
-            state[rest] = {k: int(v) if k.startswith("removing:") else v for k, v in found.items()}
-        elif rest == "stats":
-            state[rest] = {k.decode(): int(v) for k, v in _pairs(store.ask("HGETALL", key))}
+        elif rest in HASHES:
+            state[rest] = _fields(store, key, rest)
         elif rest == "events":
             state[rest] = _events(store.ask("XRANGE", key, "-", "+"))
         elif rest == "groups":
@@ -192,7 +191,34 @@ def read(store: SyncStore, name: str) -> State:
     return state
 
 
+def _check_expiry(store: SyncStore, key: str, rest: str, ends: int) -> None:
+    if rest == "throttled" and ends != -1:
+        last = max(_scores(store, key).values())
+        assert last - _clock(store) <= ends, f"{key} vanishes before its last instant"
+    else:
+        assert ends == -1, f"{key} would vanish by itself in {ends} ms"
+
+
+def _fields(store: SyncStore, key: str, rest: str) -> dict[str, Any]:
+    """The fields of a hash; those that are counts or instants as numbers."""
+    found = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
+    return {k: int(v) if _is_number(rest, k) else v for k, v in found.items()}
+
+
+def _is_number(rest: str, name: str) -> bool:
+    is_instant = rest == "keyed" and re.search("\x1f~[12]$", name) is not None
+    return rest == "stats" or is_instant or name.startswith("removing:")
+
+
+def _clock(store: SyncStore) -> int:
+    seconds, micros = store.ask("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def _of_group(store: SyncStore, keys: TopicKeys, group: str, kind: str) -> Any:
+    if kind in LANE_KEYS:
+        key = getattr(keys.lanes(group), kind)
+        return _scores(store, key) if kind in LANE_KEYS[2:] else _fields(store, key, kind)
     its = keys.group(group)
     if kind in ("retry", "garbage", "leases"):
         return _scores(store, getattr(its, kind))

@@ -23,7 +23,7 @@ def takes_memory(call: Transition[object]) -> bool:
     """Whether a call adds messages. The others help to drain the server."""
     if isinstance(call, Schedule):
         return len(call.creates) > len([*call.drops, *call.earlier])
-    return call.script in ("enqueue", "restore")
+    return call.script in ("coalesce", "enqueue", "restore")
 
 
 def prepared(bench: Bench, name: str, journal: str) -> Transition[object]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from lisa.core.model.envelope import HEAD_BYTES, encode_envelope
+from lisa.core.model.keys import keyed_id
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_WINDOW
 from lisa.core.model.stream import Entry
 from lisa.core.store.store import chunks
@@ -21,6 +22,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.coalesce import Coalesce
 from lisa.core.transitions.delivery import Open, Pull
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.garbage import Purge, Requeue
@@ -37,7 +39,7 @@ from lisa.producer.calls import HIGH_COST
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.samples import SAMPLES
 from tests.contract.state import FAR, G, Row
-from tests.rows import enqueue
+from tests.rows import Burst, coalesce, enqueue
 
 FULL = 480
 """A full batch of every script: each call is as large as it may be, or nearly."""
@@ -144,8 +146,23 @@ class Timed:
         answers = each(Ack, acks, lambda some: Ack(TOPIC, "lisa", some))
         assert {one for said in answers for one in said} == {"acked"}
         self.end_and_restore(number)
+        self.coalesce(number)
         self.call(Read(TOPIC, "-", "+"))
         self.call(Prune(TOPIC))
+
+    def coalesce(self, number: int) -> None:
+        """Full batches of new messages, of replaced ones, and of ones that are ready."""
+        data = encode_envelope(TOKEN, "x" * 100)
+        keys = [f"k{number}-{i:04}" for i in range(FULL // Coalesce.steps)]
+        for token, rule in (("U", "d0,60000"), ("V", "d0,60000"), ("W", "l+0"), ("X", "d9,")):
+            if token == "W":
+                self.call(Promote(TOPIC))
+            bursts = [Burst(key, rule, data, 60_000, "5") for key in keys]
+            self.call(coalesce(TOPIC, token * 8, bursts))
+        self.call(Cancel(TOPIC, [keyed_id(key, "~1") for key in keys]))
+        shared = self._store.keys.topic(TOPIC)
+        self._store.ask("HDEL", shared.options, "lanes")  # the other rounds are without
+        self._store.ask("DEL", *shared.lanes("lisa"))
 
     def end_and_restore(self, number: int) -> None:
         """Full batches from waiting and garbage, and half to each of these."""

@@ -20,6 +20,9 @@ DEFAULT_GROUP = "lisa"
 """The group that is declared on a topic if no group is named."""
 
 MAX_ID_BYTES = 256
+COALESCED_IDS = ("~1", "~2")
+"""The own ids of the two messages that the coalescing sends of a key share."""
+
 WINDOW_HEADER = "lisa-window"
 """The header with a message's own window: the first one, so that scripts find it quickly."""
 
@@ -177,6 +180,7 @@ class TopicKeys:
         self.schedules = self.root + "schedules"
         self.ticks = self.root + "ticks"
         self.local = self.root + "local"
+        self.throttled = self.root + "throttled"
         self.run = self.root + "run"
         self._body = self.root + "body:"
         self._done = self.root + "done:"

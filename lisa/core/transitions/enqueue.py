@@ -54,7 +54,7 @@ class WindowChanged(InvalidMessage):
         self.window = window
 
 
-def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
+def numbered(values: Sequence[Argument | None]) -> list[Argument]:
     """The number of values that are not None, then each with its message's number, from 1."""
     if values.count(None) == len(values):
         return [0]
@@ -141,8 +141,8 @@ class Enqueue(ById[Sent]):
             len(self.dues),
             *self.dues,
             *self.envelopes,
-            *_numbered(self.ttls_ms),
-            *_numbered(self.policies),
+            *numbered(self.ttls_ms),
+            *numbered(self.policies),
             *(() if self.window is None else (self.window,)),
         ]
 
@@ -160,16 +160,21 @@ class Enqueue(ById[Sent]):
         return replace(self, are_ids_new=False)
 
     def refuse(self, reply: Sequence[Any]) -> None:
-        if reply[0] == b"FULL":
-            raise TopicFull(
-                f"topic {self.topic!r} holds {reply[1]} live messages and allows at most "
-                f"{reply[2]} (its option capacity); this call sent nothing"
-            )
         if reply[0] == b"WINDOW":
             raise WindowChanged(text(reply[1]))
-        if reply[0] == b"LARGE":
-            raise InvalidMessage(
-                f"the body of message {self.ids[reply[1] - 1]!r} has {reply[2]} bytes; "
-                f"topic {self.topic!r} allows at most {reply[3]} (its option max_body_bytes)"
-            )
-        Transition.refuse(self, reply)
+        refuse_send(self, reply)
+
+
+def refuse_send(call: ById[Any], reply: Sequence[Any]) -> None:
+    """Raise the error for a refused send."""
+    if reply[0] == b"FULL":
+        raise TopicFull(
+            f"topic {call.topic!r} holds {reply[1]} live messages and allows at most "
+            f"{reply[2]} (its option capacity); this call sent nothing"
+        )
+    if reply[0] == b"LARGE":
+        raise InvalidMessage(
+            f"the body of message {call.message_ids[reply[1] - 1]!r} has {reply[2]} bytes; "
+            f"topic {call.topic!r} allows at most {reply[3]} (its option max_body_bytes)"
+        )
+    Transition.refuse(call, reply)
