@@ -28,7 +28,7 @@ if not USES.journal then
 end
 if USES.lanes then
   lanes_in_use = settling_options()[4] == '1'
-  group.is_filled = true
+  will_fill(group)
 end
 local lacking = lacks_lanes(settling_options()[4])
 if lacking then return lacking end

@@ -234,6 +234,7 @@ end
 -- With lanes, what is due is parked, and the group's gate lets through what it has room for.
 local function pass_by_lanes(group)
   local again, retried = due_retries(group, true), {}
+  will_fill(group)
   for k = 1, #again, 2 do retried[#retried + 1] = again[k] end
   park(group, found)
   park(group, again)

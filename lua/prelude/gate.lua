@@ -77,7 +77,8 @@ end
 
 -- Why a lane lets its first message through ('pass') or not: 'empty', 'full', or the instant at which it
 -- opens, in us; and whether the whole group has to wait for that instant.
-local function verdict_on(group, lane, rules, own, cost, now_us)
+local function verdict_on(run, lane, own, cost)
+  local now_us, rules = run.now_us, run.rules
   if not own then return 'empty' end
   if lane.head ~= '' and lane.head ~= own then return 'full' end
   local slots = lane.used + lane.taken
@@ -86,77 +87,92 @@ local function verdict_on(group, lane, rules, own, cost, now_us)
   if lane.rest > now_us then return lane.rest end
   local at = lane.rate and opens_at(lane, lane.rate, cost, now_us) or 0
   if at > now_us then return at end
-  at = rules.rate and opens_at(whole(group), rules.rate, cost, now_us) or 0
+  at = rules.rate and opens_at(run.all, rules.rate, cost, now_us) or 0
   if at > now_us then return at, true end
   return 'pass'
 end
 
--- The first place of a lane that this call has not taken: the latest instant, cost, own id, the place.
-local function first_place(group, lane)
-  if lane.parked <= lane.taken then return nil end
-  if not lane.ahead or not lane.ahead[lane.at] then
-    lane.ahead, lane.at = places(group, lane, lane.most == 1 and 1 or 8), 1
-  end
-  local place = lane.ahead[lane.at]
+-- The first message of a lane: its latest instant, cost, due time and own id, and its place; or nil.
+local function next_message(group, lane)
+  local place = first_place(group, lane)
   if not place then return nil end
   local from = #lane.key + 2
   return tonumber(string.sub(place, from, from + 12)), tonumber(string.sub(place, from + 23, from + 26)),
-    string.sub(place, from + PLACE_BYTES), place
+    tonumber(string.sub(place, from + 27, from + 39)), string.sub(place, from + PLACE_BYTES), place
 end
 
 -- Lets the first message of a lane through. Returns the score of the lane's next turn, if it has one.
-local function pass(run, turn, cost, own, place)
-  local lane, rules, all = turn.lane, run.rules, whole(run.group)
+local function pass(run, turn, cost, due, own)
+  local lane, rules = turn.lane, run.rules
   local k = #run.ids + 1
-  run.ids[k], run.places[k] = lane.key == '' and own or lane.key .. US .. own, place
-  run.room, run.touched[lane.key] = run.room - 1, true
+  local id = lane.key == '' and own or lane.key .. US .. own
+  run.ids[k], run.places[k], run.through[2 * k - 1], run.through[2 * k] = id, lane.ahead[lane.at], id, int(due)
+  run.room, run.group.changed[lane.key] = run.room - 1, true
   lane.taken, lane.at = lane.taken + 1, lane.at + 1
   if lane.head == own then lane.head = '' end
   if lane.rate then charge(lane, lane.rate, cost, run.now_us) end
-  if rules.rate then charge(all, rules.rate, cost, run.now_us) end
+  if rules.rate then charge(run.all, rules.rate, cost, run.now_us) end
   if rules.fair then
-    all.finish = math.max(all.finish, turn.score)
+    run.all.finish = math.max(run.all.finish, turn.score)
     lane.finish = turn.score + math.ceil(1000 * cost / lane.weight)
   end
   if lane.parked > lane.taken and is_blocked(lane) then return nil end
-  return rules.fair and lane.finish or first_place(run.group, lane)
+  return rules.fair and lane.finish or next_message(run.group, lane)
 end
 
 -- Decides one turn. Returns the score of the lane's next turn; nil if it has none for now.
 local function serve(run, turn)
   local lane, fair = turn.lane, run.rules.fair
-  local latest, cost, own, place = first_place(run.group, lane)
+  local latest, cost, due, own = next_message(run.group, lane)
   if latest and not fair and latest > turn.score then return latest end
-  local verdict, is_for_all = verdict_on(run.group, lane, run.rules, own, cost, run.now_us)
-  if verdict == 'pass' then return pass(run, turn, cost, own, place) end
+  local verdict, is_for_all = verdict_on(run, lane, own, cost)
+  if verdict == 'pass' then return pass(run, turn, cost, due, own) end
   if is_for_all then
     run.stops = verdict
     return turn.score
   end
   if verdict == 'empty' and fair then
-    local all = whole(run.group)
-    all.finish, run.touched[lane.key] = math.max(all.finish, turn.score), true
+    run.all.finish, run.group.changed[lane.key] = math.max(run.all.finish, turn.score), true
   elseif type(verdict) == 'number' then
-    call('ZADD', run.group.closed, int(math.ceil(verdict / 1000)), lane.key)
+    call('ZADD', run.group.closed, math.ceil(verdict / 1000), lane.key)
   end
   return nil
 end
 
--- Decides the next turns of a group, at most 64. Returns whether there was any.
-local function serve_page(run)
-  local asked, keys = math.min(run.room, 64), {}
-  local page = call('ZRANGE', run.group.turns, 0, asked - 1, 'WITHSCORES')
-  if #page == 0 then return false end
-  for k = 1, #page, 2 do keys[#keys + 1] = page[k] end
-  local lanes, list = lanes_of(run.group, keys), {}
-  for k, key in ipairs(keys) do list[k] = {lane = lanes[key], score = tonumber(page[2 * k])} end
-  local last, i = #keys == asked and list[asked].score or math.huge, 1
-  local set, gone, scores = {}, {}, {}
-  while list[i] and run.room > 0 and not run.stops do
+-- The next turns in order, of those that TURNS has and those that this call has given; and up to which score
+-- these are all. `is_stored` has the lanes that TURNS has.
+local function next_turns(run, is_stored)
+  local group, asked, list, keys = run.group, math.min(run.room, 64), {}, {}
+  local page = call('ZRANGE', group.turns, 0, asked - 1, 'WITHSCORES')
+  for k = 1, #page, 2 do
+    keys[#keys + 1], is_stored[page[k]] = page[k], tonumber(page[k + 1])
+  end
+  local lanes = lanes_of(group, keys)
+  for _, key in ipairs(keys) do
+    local given = group.turns_given[key]
+    group.turns_given[key] = nil
+    local score = not run.rules.fair and given and math.min(given, is_stored[key]) or is_stored[key]
+    list[#list + 1] = {lane = lanes[key], score = score}
+  end
+  for key, score in pairs(group.turns_given) do list[#list + 1] = {lane = group.known[key], score = score} end
+  table.sort(list, function(a, b)
+    if a.score ~= b.score then return a.score < b.score end
+    return a.lane.key < b.lane.key
+  end)
+  return list, #keys == asked and is_stored[keys[asked]] or math.huge
+end
+
+-- Decides the next turns of a group. Returns whether there was any.
+local function serve_turns(run)
+  local is_stored, set, gone = {}, {}, {}
+  local list, last = next_turns(run, is_stored)
+  local given, scores, i = run.group.turns_given, {}, 1
+  while list[i] and list[i].score <= last and run.room > 0 and not run.stops do
     local turn = list[i]
-    local score = serve(run, turn)
+    local key, score = turn.lane.key, serve(run, turn)
     i, run.looks = i + 1, run.looks - 1
-    scores[turn.lane.key] = score or false
+    given[key] = nil
+    if is_stored[key] then scores[key] = score or false else given[key] = score end
     if score and score <= last and not run.stops then
       local at = i
       while list[at] and list[at].score <= score do at = at + 1 end
@@ -164,28 +180,26 @@ local function serve_page(run)
     end
   end
   for key, score in pairs(scores) do
-    if score then set[#set + 1], set[#set + 2] = int(score), key else gone[#gone + 1] = key end
+    if score then set[#set + 1], set[#set + 2] = score, key else gone[#gone + 1] = key end
   end
   if #set > 0 then call('ZADD', run.group.turns, unpack(set)) end
   if #gone > 0 then call('ZREM', run.group.turns, unpack(gone)) end
-  return true
+  return i > 1
 end
 
--- Moves what was let through from parked to ready. Returns the pairs {id, due time, ...}.
+-- Moves what was let through from parked to ready.
 local function move_through(run)
-  local group, through = run.group, {}
+  local group = run.group
   local failed = failed_attempts(group, run.ids)
-  for k, spot in ipairs(call('HMGET', group.parked, unpack(run.ids))) do
-    through[2 * k - 1], through[2 * k] = run.ids[k], string.sub(spot or '', PLACE_BYTES + 1)
-  end
   call('HDEL', group.parked, unpack(run.ids))
   call('ZREM', group.queues, unpack(run.places))
-  for key in pairs(run.touched) do
+  for key in pairs(group.changed) do
     local lane = group.known[key]
-    lane.parked, lane.taken, lane.ahead = lane.parked - lane.taken, 0, nil
+    lane.used, lane.parked = lane.used + lane.taken, lane.parked - lane.taken
+    lane.taken, lane.ahead = 0, nil
   end
-  add_ready(group, through, failed, failed and suspects_among(group, run.ids))
-  return through
+  group.has_slots = true
+  add_ready(group, {unpack(run.through)}, failed, failed and suspects_among(group, run.ids))
 end
 
 -- When a manager has to call again for a group, in ms: when a lane opens, or soon if consumers may have made
@@ -201,24 +215,26 @@ end
 
 -- Lets parked messages through to ready in the order of their lanes' turns, at most `most`. `settings` are
 -- the options max_ready and lanes_changed. Returns when a manager has to call again, and the pairs {id, due
--- time, ...} of the messages.
+-- time, ...} of the messages. The script has called `will_fill` before.
 local function fill(group, most, settings)
-  local rules, gate = lane_rules(group), gate_of(group)
-  local now_us, now = clock()
+  local gate, now_us, now = gate_of(group), clock()
+  local run = {group = group, rules = lane_rules(group), all = whole(group), now_us = now_us, ids = {},
+    places = {}, through = {}, looks = most + 250}
   open_lanes(group, gate, now_us, now, tonumber(settings[2] or 0))
-  local room = gate_room(group, rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
-  local run = {group = group, rules = rules, now_us = now_us, room = math.min(most, room), ids = {},
-    places = {}, touched = {}, looks = most + 250, is_cut = room > most}
-  while run.room > 0 and run.looks > 0 and not run.stops and serve_page(run) do end
-  local through = #run.ids > 0 and move_through(run) or {}
-  run.touched[US] = true
-  local keys = {}
-  for key in pairs(run.touched) do keys[#keys + 1] = key end
-  whole(group)
-  save_lanes(group, keys)
-  if #run.ids > 0 then gate.passed = now end
+  local room = gate_room(group, run.rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
+  run.room, run.is_cut = math.min(most, room), room > most
+  while run.room > 0 and run.looks > 0 and not run.stops and serve_turns(run) do end
+  if #run.ids > 0 then
+    move_through(run)
+    gate.passed = now
+  end
+  local turns = {}
+  for key, score in pairs(group.turns_given) do turns[#turns + 1], turns[#turns + 2] = score, key end
+  if #turns > 0 then call('ZADD', group.turns, run.rules.fair and 'NX' or 'LT', unpack(turns)) end
+  group.changed[US] = true
+  write_lanes(group)
   local at = next_call(run, gate, now)
   gate.limited = run.room <= 0 and not run.is_cut and not gate.is_by_slots and at and 1 or 0
   save_gate(group, gate)
-  return at, through
+  return at, run.through
 end

@@ -28,7 +28,7 @@ end
 local function add_ready(group, pairs, failed, suspects, carried, timeout)
   local ready, index = group.ready, GROUP_COUNT == 1 and pairs or {unpack(pairs)}
   if USES.lanes then
-    if has_lanes() then occupy(group, pairs) end
+    if has_lanes() and not group.has_slots then occupy(group, pairs) end
   end
   for k = 1, #pairs, 2 do
     local id, due, before = pairs[k], pairs[k + 1], failed and tonumber(failed[(k + 1) / 2] or 0) or 0

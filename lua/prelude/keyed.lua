@@ -45,18 +45,18 @@ local function split_part(parts, from, many)
   parts[from], parts[many + 1] = table.concat(kept), table.concat(moved)
 end
 
--- Adds ids to the list of their key, or removes them.
-local function list_ids_of(key, ids, adds)
-  local stored = call('HMGET', KEYED, key, key .. US)
-  local many, n = string.match(stored[2] or '', '^(%d+) (%d+)$')
-  local parts = {stored[1] or ''}
+-- Adds ids to the list of a key, or removes them. `head` is its field 'key<US>', and `first` its first part.
+-- Returns its parts that may have changed, by number, and that field as number ''.
+local function change_list(key, ids, adds, head, first)
+  local many, n = string.match(head or '', '^(%d+) (%d+)$')
+  local parts = {first or ''}
   many, n = tonumber(many or 1), tonumber(n or count_ids(parts[1]))
   local function load(number)
     parts[number] = parts[number] or call('HGET', KEYED, part_field(key, number)) or ''
     return parts[number]
   end
   for _, id in ipairs(ids) do
-    local number = part_number(id, many)
+    local number = many == 1 and 1 or part_number(id, many)
     local part = load(number)
     local at, to = string.find(US .. part, US .. id .. US, 1, true)
     if adds and not at then
@@ -72,10 +72,7 @@ local function list_ids_of(key, ids, adds)
     end
   end
   if many > 1 then parts[''] = n > 0 and many .. ' ' .. n or '' end
-  for number, part in pairs(parts) do
-    local field = part_field(key, number)
-    if part ~= '' then call('HSET', KEYED, field, part) else call('HDEL', KEYED, field) end
-  end
+  return parts
 end
 
 -- Whether a message is one of the two that the coalescing sends of its key share (see coalesce).
@@ -85,16 +82,27 @@ end
 
 -- Adds the messages that have a key to the lists of their keys, or removes them.
 local function list_by_key(ids, adds)
-  local by_key, keys = {}, {}
+  local by_key, keys, fields, set, gone = {}, {}, {}, {}, {}
   for _, id in ipairs(ids) do
-    local key, rest = split_id(id)
-    if not adds and is_coalesced(id) then call('HDEL', KEYED, id) end
-    if key then
-      if not by_key[key] then by_key[key], keys[#keys + 1] = {}, key end
-      table.insert(by_key[key], rest)
+    if not adds and is_coalesced(id) then gone[1 + #gone] = id end
+    local key, own = split_id(id)
+    if key and not by_key[key] then
+      by_key[key], keys[#keys + 1] = {own}, key
+      fields[#fields + 1], fields[#fields + 2] = key .. US, key
+    elseif key then
+      table.insert(by_key[key], own)
     end
   end
-  for _, key in ipairs(keys) do list_ids_of(key, by_key[key], adds) end
+  if #keys == 0 then return end
+  local stored = call('HMGET', KEYED, unpack(fields))
+  for i, key in ipairs(keys) do
+    for number, part in pairs(change_list(key, by_key[key], adds, stored[2 * i - 1], stored[2 * i])) do
+      local field = part_field(key, number)
+      if part ~= '' then set[#set + 1], set[#set + 2] = field, part else gone[#gone + 1] = field end
+    end
+  end
+  if #set > 0 then call('HSET', KEYED, unpack(set)) end
+  if #gone > 0 then call('HDEL', KEYED, unpack(gone)) end
 end
 
 -- Whether a message is in the list of its key; nil if it has no key.

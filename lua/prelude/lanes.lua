@@ -1,18 +1,18 @@
 -- prelude: lanes. A lane is the messages of a group that have the same key; those without a key share the
 -- lane of the empty key, to which no limit per key applies.
 --
--- In topics with lanes, a due message is parked: PARKED has its place in its lane and its due time, and
--- QUEUES the places of all lanes in order. `fill` moves it to ready when its lane lets it through. It holds
+-- In topics with lanes, a due message is parked: PARKED has its place in its lane, and QUEUES the places of
+-- all lanes in order. `fill` moves it to ready when its lane lets it through. It holds
 -- a slot of its lane exactly while its id is in the group's entries: `add_ready` takes the slot, and
 -- `drop_entries` gives it back, whatever the cause. LANES has the state of each lane as numbers and
 -- perhaps the id of its failing head. TURNS has the lanes that may let a message through, in the order of
 -- their turns, and CLOSED those that open at an instant.
 
--- A place, which sorts in the order of a lane: when the message should be ready at the latest, the number of
--- its send, and its cost.
-local PLACE_BYTES = 27
-local function place_of(at, number, cost)
-  return string.format('%013.0f%010.0f%04.0f', math.max(0, at), number, cost)
+-- A place, which sorts in the order of a lane: when the message should be ready at the latest, in ms, the
+-- number of its send, its cost and its due time. QUEUES has it between 'key<US>' and the rest of the id.
+local PLACE_BYTES = 40
+local function place_of(latest, number, cost, due)
+  return string.format('%013d%010d%04d%013d', math.max(0, latest), number, cost, due)
 end
 
 -- The own ids of messages that a later send may replace: two of a key never run at once.
@@ -40,9 +40,14 @@ local function changed_topic()
   return changed_groups() or lacks_lanes(call('HGET', OPTIONS, 'lanes'))
 end
 
+-- The key of an id's lane, and the rest of the id.
+local lane_keys, own_ids = {}, {}
 local function lane_of(id)
-  local key, own = split_id(id)
-  return key or '', own or id
+  if not own_ids[id] then
+    local key, own = split_id(id)
+    lane_keys[id], own_ids[id] = key or '', own or id
+  end
+  return lane_keys[id], own_ids[id]
 end
 
 -- A rate such as '10,60000,3': messages, per ms, burst; periods are in us from here on.
@@ -101,11 +106,14 @@ local function lanes_of(group, keys)
   if #missing == 0 then return group.known end
   for i, text in ipairs(call('HMGET', group.lanes, unpack(missing))) do
     local lane = group.known[missing[i]]
-    local used, parked, tat, rem, rest, finish, own =
-      string.match(text or '0 0 0 0 0 0 ', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
-    lane.used, lane.parked, lane.tat, lane.rem = tonumber(used), tonumber(parked), tonumber(tat), tonumber(rem)
-    lane.rest, lane.finish, lane.head, lane.taken = tonumber(rest), tonumber(finish), own, 0
-    lane.weight = 1
+    local used, parked, more = string.match(text or '0 0', '^(%d+) (%d+)(.*)$')
+    lane.used, lane.parked, lane.taken, lane.weight = tonumber(used), tonumber(parked), 0, 1
+    lane.tat, lane.rem, lane.rest, lane.finish, lane.head = 0, 0, 0, 0, ''
+    if more ~= '' then
+      local tat, rem, rest, finish, own = string.match(more, '^ (%d+) (%d+) (%d+) (%d+) (.*)$')
+      lane.tat, lane.rem, lane.rest = tonumber(tat), tonumber(rem), tonumber(rest)
+      lane.finish, lane.head = tonumber(finish), own
+    end
     if lane.key ~= '' and lane.key ~= US then
       lane.rate = rules.key_rate
       lane.most = rules.key_concurrency
@@ -121,54 +129,78 @@ end
 -- The group's own lane: `tat` and `rem` of its rate, and the virtual time as `finish`.
 local function whole(group) return lanes_of(group, {US})[US] end
 
--- Writes lanes back, and forgets those that are as new.
-local function save_lanes(group, keys)
+-- A lane as LANES has it.
+local function text_of(lane)
+  if lane.tat + lane.rest + lane.finish == 0 and lane.head == '' then return lane.used .. ' ' .. lane.parked end
+  return table.concat({lane.used, lane.parked, int(lane.tat), int(lane.rem), int(lane.rest), int(lane.finish),
+    lane.head}, ' ')
+end
+
+-- For scripts that call `fill` at their end: what the lanes become is written there.
+local function will_fill(group) group.is_filled, group.changed, group.turns_given = true, {}, {} end
+
+-- Writes changed lanes back, and forgets those that are as new.
+local function write_lanes(group)
   local set, gone, now_us = {}, {}, clock()
   local virtual = lane_rules(group).fair and whole(group).finish
-  for _, key in ipairs(keys) do
+  for key in pairs(group.changed) do
     local lane = group.known[key]
-    local is_idle = lane.used + lane.parked == 0 and lane.head == ''
-    local is_owing = lane.tat > now_us or lane.rest > now_us or virtual and lane.finish > virtual
-    if is_idle and not is_owing and key ~= US then
+    local is_idle = lane.used + lane.parked == 0 and lane.head == '' and key ~= US
+    local owes_until = math.max(lane.tat, lane.rest)
+    if is_idle and owes_until <= now_us and not (virtual and lane.finish > virtual) then
       gone[#gone + 1] = key
     else
-      set[#set + 1] = key
-      set[#set + 1] = table.concat({lane.used, lane.parked, int(lane.tat), int(lane.rem), int(lane.rest),
-        int(lane.finish), lane.head}, ' ')
+      set[#set + 1], set[#set + 2] = key, text_of(lane)
     end
     -- An idle lane is forgotten once it owes nothing.
-    if is_idle and key ~= US and math.max(lane.tat, lane.rest) > now_us then
-      call('ZADD', group.closed, int(math.ceil(math.max(lane.tat, lane.rest) / 1000)), key)
-    end
+    if is_idle and owes_until > now_us then call('ZADD', group.closed, int(math.ceil(owes_until / 1000)), key) end
   end
   if #set > 0 then call('HSET', group.lanes, unpack(set)) end
   if #gone > 0 then call('HDEL', group.lanes, unpack(gone)) end
+  group.changed = {}
 end
 
--- The next `n` places of a lane, without those that this call has taken, each with an own id.
-local function places(group, lane, n)
-  local from = lane.key .. US
-  return call('ZRANGE', group.queues, '[' .. from, '(' .. lane.key .. ' ', 'BYLEX', 'LIMIT', lane.taken, n)
+-- Notes that lanes have changed. They are written at once, or at the end by a script that calls `fill`.
+local function save_lanes(group, keys)
+  if not group.is_filled then group.changed = {} end
+  for _, key in ipairs(keys) do group.changed[key] = true end
+  if not group.is_filled then write_lanes(group) end
+end
+
+-- The first place of a lane, with an own id, that this call has not taken.
+local function first_place(group, lane)
+  if lane.parked <= lane.taken then return nil end
+  if not lane.ahead or not lane.ahead[lane.at] then
+    local n = lane.most == 1 and 1 or math.min(8, lane.parked - lane.taken)
+    lane.at, lane.ahead = 1, call('ZRANGE', group.queues, '[' .. lane.key .. US, '(' .. lane.key .. ' ', 'BYLEX',
+      'LIMIT', lane.taken, n)
+  end
+  return lane.ahead[lane.at]
 end
 
 local function is_blocked(lane)
   return lane.head ~= '' or lane.most and lane.used + lane.taken >= lane.most
 end
 
--- Gives lanes their turns; `at` has the place of each lane's first message in ms, if it is known.
+-- Gives lanes their turns; `at` has the latest instant of each lane's first message, if it is known. A script
+-- that calls `fill` keeps them in memory until then.
 local function give_turns(group, keys, at)
   if #keys == 0 then return end
   local turns, is_fair = {}, lane_rules(group).fair
   local virtual = is_fair and whole(group).finish
   for i, key in ipairs(keys) do
-    local score = is_fair and math.max(virtual, group.known[key].finish) or at and at[i]
+    local lane = group.known[key]
+    local score = is_fair and math.max(virtual, lane.finish) or at and at[i]
     if not score then
-      local first = places(group, group.known[key], 1)[1] or ''
-      score = tonumber(string.sub(first, #key + 2, #key + 14)) or 0
+      score = tonumber(string.sub(first_place(group, lane) or '', #key + 2, #key + 14)) or 0
     end
-    turns[2 * i - 1], turns[2 * i] = int(score), key
+    if not group.is_filled then
+      turns[2 * i - 1], turns[2 * i] = score, key
+    elseif not group.turns_given[key] or score < group.turns_given[key] then
+      group.turns_given[key] = score
+    end
   end
-  call('ZADD', group.turns, is_fair and 'NX' or 'LT', unpack(turns))
+  if #turns > 0 then call('ZADD', group.turns, is_fair and 'NX' or 'LT', unpack(turns)) end
 end
 
 -- The different keys of some ids.
@@ -255,10 +287,10 @@ local function park(group, pairs)
     local cost, slack, number = string.match(own_policies[i] or '', '^[^;]*;[^;]*;(%d*),(%d*),?(%d*)$')
     local is_head = lane.head ~= '' and lane.head == own
     local latest = is_head and 0 or tonumber(due) + (tonumber(slack or '') or rules.slack)
-    local place = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1)
+    local place = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1, tonumber(due))
     queued[2 * i - 1], queued[2 * i] = 0, key .. US .. place .. own
-    spots[2 * i - 1], spots[2 * i] = id, place .. due
-    lane.parked = lane.parked + 1
+    spots[2 * i - 1], spots[2 * i] = id, place
+    lane.parked, lane.ahead = lane.parked + 1, nil
     if is_head or not is_blocked(lane) then
       local k = #open + 1
       open[k], at[k] = key, math.max(0, latest)
@@ -277,8 +309,8 @@ local function unpark(group, id)
   local key, own = lane_of(id)
   local lane = lanes_of(group, {key})[key]
   call('HDEL', group.parked, id)
-  call('ZREM', group.queues, key .. US .. string.sub(spot, 1, PLACE_BYTES) .. own)
-  lane.parked = math.max(0, lane.parked - 1)
+  call('ZREM', group.queues, key .. US .. spot .. own)
+  lane.parked, lane.ahead = math.max(0, lane.parked - 1), nil
   if lane.parked == 0 and not lane_rules(group).fair then call('ZREM', group.turns, key) end
   save_lanes(group, {key})
   return true
@@ -288,7 +320,7 @@ end
 local function parked_due(group, id)
   if USES.lanes then
     local spot = has_lanes() and call('HGET', group.parked, id)
-    return spot and tonumber(string.sub(spot, PLACE_BYTES + 1)) or nil
+    return spot and tonumber(string.sub(spot, 28)) or nil
   end
   return nil
 end
