@@ -83,7 +83,9 @@ local function verdict_on(run, lane, own, cost)
   if lane.head ~= '' and lane.head ~= own then return 'full' end
   local slots = lane.used + lane.taken
   if lane.most and slots >= lane.most then return 'full' end
-  if slots > 0 and lane.key ~= '' and COALESCED[own] then return 'full' end
+  if slots > 0 and lane.key ~= '' and (own == '~1' or own == '~2') then -- coalesced: see keyed.lua
+    return 'full'
+  end
   if lane.rest > now_us then return lane.rest end
   local at = lane.rate and opens_at(lane, lane.rate, cost, now_us) or 0
   if at > now_us then return at end

@@ -84,7 +84,7 @@ end
 local function list_by_key(ids, adds)
   local by_key, keys, fields, set, gone = {}, {}, {}, {}, {}
   for _, id in ipairs(ids) do
-    if not adds and is_coalesced(id) then gone[1 + #gone] = id end
+    if not adds and is_coalesced(id) then gone[#gone + 1] = id end
     local key, own = split_id(id)
     if key and not by_key[key] then
       by_key[key], keys[#keys + 1] = {own}, key

@@ -15,9 +15,6 @@ local function place_of(latest, number, cost, due)
   return string.format('%013d%010d%04d%013d', math.max(0, latest), number, cost, due)
 end
 
--- The own ids of messages that a later send may replace: two of a key never run at once.
-local COALESCED = {['~1'] = true, ['~2'] = true}
-
 -- Whether the topic has lanes; scripts that read its options anyway set the variable.
 local lanes_in_use
 local function has_lanes()
