@@ -1,8 +1,9 @@
 -- enqueue: new -> waiting, or straight to ready.
 -- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and returns
--- the first answer; a batch that exceeds the capacity writes nothing.
+-- the first answer; a batch that exceeds the capacity, or max_per_key, writes nothing.
 -- Features: now (some dues have come), ids (given by the sender; else
--- generated for this call), keys (some messages have one), capacity, window, ttl, policy, journal.
+-- generated for this call), keys (some messages have one), capacity, max_per_key, window, ttl, policy,
+-- journal.
 -- KEYS  the prelude's, then by columns for each message: body, done (for ids generated for this
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
@@ -16,7 +17,7 @@
 -- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, f replaced in
 --       flight, b body updated and due time kept, x rejected; for known: u unknown here, s settled here
 --       and to be replaced in its new shard; {'WINDOW', window} if the topic has another window;
---       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard follows
+--       {'FULL', live, capacity}; {'KEYFULL', key, live, max_per_key}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard follows
 --       another layout; {'GROUPS', ...}; {'FEATURES', ...}
 local believed, token, mode, kind = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
 local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
@@ -26,10 +27,14 @@ local TTLS = ENVELOPES + n + 1
 local POLICIES = TTLS + 1 + 2 * tonumber(ARGV[TTLS])
 local DONES = ID_KEYS + n
 
-local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal', 'lanes')
+local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal', 'lanes',
+  'max_per_key')
 if believed ~= '' and believed ~= (settings[1] or '0') then return {'SHARDS'} end
 if not USES.capacity then
   if settings[3] then return {'FEATURES', 'capacity'} end
+end
+if USES.keys and not USES.max_per_key then
+  if settings[6] then return {'FEATURES', 'max_per_key'} end
 end
 if not USES.journal then
   if settings[4] == '1' then return {'FEATURES', 'journal'} end
@@ -71,16 +76,16 @@ for i = 1, n do
   ids[i], both[2 * i - 1], both[2 * i] = string.sub(body, from), body, envelope
 end
 
--- How many live ids this call would add. An id counts once; a recently settled id counts only if it is to
+-- The live ids that this call would add. An id counts once; a recently settled id counts only if it is to
 -- be replaced by another call. Ids generated for this call are all new, or the call is a repeat.
-local function count_new()
-  if kind == 'new' then return call('EXISTS', unpack(KEYS, ID_KEYS + 1)) > 0 and 0 or n end
+local function new_ids()
+  if kind == 'new' then return call('EXISTS', unpack(KEYS, ID_KEYS + 1)) > 0 and {} or ids end
   local is_replacing = mode == 'replace' or mode == 'update' or mode == 'keep_live'
-  local new, counted = 0, {}
+  local new, counted = {}, {}
   for i = 1, n do
     if not counted[ids[i]] and call('EXISTS', KEYS[ID_KEYS + i]) == 0 then
       local settled = call('GETRANGE', KEYS[DONES + i], 0, 7)
-      if settled == '' or (is_replacing and settled ~= token) then new = new + 1 end
+      if settled == '' or (is_replacing and settled ~= token) then new[#new + 1] = ids[i] end
       counted[ids[i]] = true
     end
   end
@@ -92,9 +97,33 @@ if USES.capacity then
   if capacity and kind ~= 'known' then
     local live = count_live()
     if live + n > capacity then
-      local new = count_new()
+      local new = #new_ids()
       if new > 0 and live + new > capacity then return {'FULL', live, capacity} end
     end
+  end
+end
+
+-- The first of some ids whose key would have more than `most` live messages with these ids: its key, and
+-- how many that has now, which `live` gets for each key.
+local function full_key(some, most, live)
+  local added = {}
+  for _, id in ipairs(some) do
+    local key = split_id(id)
+    if key then
+      live[key], added[key] = live[key] or count_of_key(key), (added[key] or 0) + 1
+      if live[key] + added[key] > most then return key, live[key] end
+    end
+  end
+  return nil
+end
+
+if USES.keys and USES.max_per_key then
+  local most = tonumber(settings[6] or '')
+  if most and kind ~= 'known' then
+    local known = {}
+    local key, live = full_key(ids, most, known)
+    if key then key, live = full_key(new_ids(), most, known) end
+    if key then return {'KEYFULL', key, live, most} end
   end
 end
 

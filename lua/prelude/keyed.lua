@@ -35,6 +35,13 @@ local function count_ids(part)
   return n
 end
 
+-- How many live messages a key has.
+local function count_of_key(key)
+  local stored = call('HMGET', KEYED, key, key .. US)
+  local n = string.match(stored[2] or '', ' (%d+)$')
+  return tonumber(n) or count_ids(stored[1] or '')
+end
+
 -- Moves the ids that belong to a further part out of part `from`, which had them.
 local function split_part(parts, from, many)
   local kept, moved = {}, {}

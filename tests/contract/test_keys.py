@@ -4,16 +4,18 @@ import random
 
 import pytest
 
+from lisa.core.model.errors import KeyFull
 from lisa.core.model.keys import keyed_id
 from lisa.core.model.sharding import Shard
 from lisa.core.store.keyed import read_part
 from lisa.core.transitions.ack import Ack
 from lisa.core.transitions.base import ListChanged, Listed
 from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
-from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.upkeep import Mend
 from tests.contract.bench import TOPIC, Bench, item
-from tests.contract.state import G
+from tests.contract.state import FAR, G
+from tests.rows import enqueue
 
 
 def listed(bench: Bench, key: str) -> list[str]:
@@ -59,6 +61,47 @@ def test_an_id_that_was_settled_and_is_replaced_is_listed_again(bench: Bench) ->
     bench.call(Cancel(TOPIC, [a]))
     bench.send(item(a, "+60000", sender="B"), on_duplicate=OnDuplicate.REPLACE)
     assert listed(bench, "k") == [a]
+
+
+def test_a_call_that_would_exceed_max_per_key_sends_nothing(bench: Bench) -> None:
+    a, b, c, other = (keyed_id(key, own) for key, own in ("ka", "kb", "kc", "oa"))
+    bench.put(options={"max_per_key": "2"}, lisa=G())
+    assert bench.send(item(a, "+0"), item(a, FAR), item("x", FAR), item(other, FAR)) == [
+        Sent.ACCEPTED,
+        Sent.DUPLICATE,
+        Sent.ACCEPTED,
+        Sent.ACCEPTED,
+    ]
+    before = bench.state()
+    said = r"key 'k' of topic 'orders' has 1 live messages and may have at most 2 \(the topic's"
+    with pytest.raises(KeyFull, match=said):
+        bench.send(item(b, FAR, sender="B"), item("y", FAR, sender="B"), item(c, 1, sender="B"))
+    assert bench.state() == before
+    assert bench.send(item(b, FAR, sender="C")) == [Sent.ACCEPTED]
+    repeated = [item(a, "+0"), item(a, FAR), item("x", FAR), item(other, FAR)]
+    assert bench.send(*repeated)[0] == Sent.ACCEPTED
+    replace = OnDuplicate.REPLACE
+    assert bench.send(item(a, 1, sender="D"), on_duplicate=replace) == [Sent.REPLACED]
+    bench.call(Cancel(TOPIC, [b]))
+    assert bench.send(item(b, FAR, sender="C")) == [Sent.ACCEPTED], "a repeat adds nothing"
+    assert bench.send(item(b, FAR, sender="E"), on_duplicate=replace) == [Sent.REPLACED]
+    for full in (item(c, FAR, sender="F"), item(keyed_id("k", "d"), "+0", sender="F")):
+        with pytest.raises(KeyFull, match="has 2 live"):
+            bench.send(full)
+    bench.store.ask("HSET", bench.keys.options, "max_per_key", "")
+    assert bench.send(item(c, FAR, sender="F")) == [Sent.ACCEPTED]
+
+
+def test_max_per_key_counts_a_list_of_several_parts(bench: Bench) -> None:
+    bench.put(options={"max_per_key": "200"})
+    ids = [keyed_id("k", str(n)) for n in range(201)]
+    bench.send(*(item(one, FAR) for one in ids[:199]))
+    call = enqueue(TOPIC, "B" * 8, [item(one, FAR) for one in ids[199:]], are_ids_new=True)
+    with pytest.raises(KeyFull, match="has 199 live"):
+        bench.call(call)
+    bench.send(item(ids[199], FAR, sender="C"))
+    with pytest.raises(KeyFull, match="has 200 live"):
+        bench.send(item(ids[200], FAR, sender="C"))
 
 
 @pytest.mark.parametrize("key", ["k", "*", "{a}", "ü" * 128, "a b\\1%s"])

@@ -187,7 +187,7 @@ def test_a_script_is_what_its_header_and_its_module_say(name: str) -> None:
     assert "{'OK'" in parts["Returns"]
     knows_groups = re.search(r"changed_(groups|topic)\(\)", code(name)) is not None
     assert ("{'GROUPS', ...}" in parts["Returns"]) == knows_groups
-    named = re.findall(r"[a-z]+", bare(parts.get("Features:", "")))
+    named = re.findall(r"[a-z_]+", bare(parts.get("Features:", "")))
     assert sorted(named) == sorted(loader.features_of(name) - {base.LANES})
     # The caller knows by itself whether ids have keys.
     assert ("{'FEATURES', ...}" in parts["Returns"]) == bool({*named} - base.KEYED)

@@ -340,6 +340,18 @@ def test_a_full_topic_rejects_the_rest_of_a_batch(client: httpx.Client) -> None:
     assert {one["problem"]["status"] for one in done["results"][500:]} == {429}
 
 
+def test_a_key_with_its_most_messages_takes_no_other(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}"
+    client.patch(f"{path}/options", json={"max_per_key": 1})
+    messages = [{"body": n, "key": key, "delay_ms": 60_000} for n, key in enumerate("aab")]
+    first, second, other = (client.post(f"{path}/messages", json=one) for one in messages)
+    assert [first.status_code, second.status_code, other.status_code] == [201, 429, 201]
+    assert second.json()["type"] == "urn:lisa:problem:key-full"
+    assert second.headers["Retry-After"] == "1"
+    sent = client.post(f"{path}/messages:batch", json={"messages": [{"body": 1}, messages[0]]})
+    assert [one["problem"]["status"] for one in sent.json()["results"]] == [429, 429]
+
+
 def test_concurrent_sends_are_batched_and_answered_separately(client: httpx.Client) -> None:
     topic, ids = new_topic(), [f"m{n % 150}" for n in range(300)]
 

@@ -4,6 +4,7 @@
     +-- InvalidMessage (also ValueError)    an argument that can never succeed
     +-- DuplicateMessage                    on_duplicate="reject" and the id is known
     +-- TopicFull                           the topic has reached its capacity
+    |   +-- KeyFull                         the key has as many messages as `max_per_key` allows
     +-- GroupRemoved                        an operator removed the group
     +-- RemovalUnfinished                   the group's removal must finish before it is declared
     +-- TopicInUse                          the topic cannot be deleted now
@@ -50,6 +51,13 @@ class TopicFull(LisaError):
     """The topic holds as many live messages as its `capacity` allows; the call sent nothing.
 
     Earlier calls of the same `send_many` were sent: see `sent`.
+    """
+
+
+class KeyFull(TopicFull):
+    """A key has as many live messages as the topic's `max_per_key` allows; the call sent nothing.
+
+    A `send_many` sends no message of the same call, whatever its key.
     """
 
 

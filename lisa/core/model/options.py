@@ -488,7 +488,8 @@ class TopicOptions:
     max_per_key: int | None = _option(
         default=None,
         kind=CountType(LARGEST_COUNT, or_unlimited=True),
-        text="Maximum live messages of the same key; a send beyond it is refused (`KeyFull`).",
+        text="Maximum live messages of the same key, garbage included; a send beyond it is refused "
+        "(`KeyFull`).",
         example="1000",
     )
     paused: bool = _option(

@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from lisa.core.model.errors import InvalidMessage, TopicFull
+from lisa.core.model.errors import InvalidMessage, KeyFull, TopicFull
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.sharding import KEY_END
 from lisa.core.transitions.base import KEYED, Argument, ById, Elsewhere, Transition, text
@@ -64,7 +64,9 @@ def numbered(values: Sequence[Argument | None]) -> list[Argument]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Enqueue(ById[Sent]):
-    """Send messages, given in columns, with one send token. Raises TopicFull, InvalidMessage.
+    """Send messages, given in columns, with one send token.
+
+    Raises TopicFull, KeyFull, InvalidMessage.
 
     dues: '+<ms>' for a delay, else epoch ms in decimal; one per message, or one for all.
     ttls_ms, policies: None for a message without its own value; empty if no message has one.
@@ -171,6 +173,11 @@ def refuse_send(call: ById[Any], reply: Sequence[Any]) -> None:
         raise TopicFull(
             f"topic {call.topic!r} holds {reply[1]} live messages and allows at most "
             f"{reply[2]} (its option capacity); this call sent nothing"
+        )
+    if reply[0] == b"KEYFULL":
+        raise KeyFull(
+            f"key {text(reply[1])!r} of topic {call.topic!r} has {reply[2]} live messages and may "
+            f"have at most {reply[3]} (the topic's option max_per_key); this call sent nothing"
         )
     if reply[0] == b"LARGE":
         raise InvalidMessage(

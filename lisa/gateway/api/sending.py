@@ -206,7 +206,7 @@ class _Ready(NamedTuple):
     problems={
         409: "The id exists and `on_duplicate` is `reject`.",
         422: KEY_REUSED,
-        429: "The topic has reached its `capacity`.",
+        429: "The topic has reached its `capacity`, or the key `max_per_key`.",
     },
     leads_to=("getMessage", "cancelMessage", "rescheduleMessage", "fireMessage"),
 )

@@ -14,7 +14,7 @@ import pyarrow as pa
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.envelope import HEAD_BYTES, encode_head
-from lisa.core.model.errors import InvalidMessage, LisaError, TopicFull
+from lisa.core.model.errors import InvalidMessage, KeyFull, LisaError, TopicFull
 from lisa.core.model.sharding import Topic
 from lisa.core.store.placing import note_local
 from lisa.core.store.reshard import spread
@@ -172,7 +172,8 @@ class Sender:
                     size = (size + 1) // 2  # bisect to find the valid messages
                     continue
                 layout = self._store.known_layout(Topic(topic))
-                if isinstance(error, TopicFull) and not (layout and layout.is_split):
+                is_full = isinstance(error, TopicFull) and not isinstance(error, KeyFull)
+                if is_full and not (layout and layout.is_split):
                     self._refuse_all(topic, left, error)
                     return
                 self._refuse_all(topic, one, error)
