@@ -7,8 +7,8 @@ local SHORTEST, SOONEST_MS, LATEST_MS = 16, 5, 250
 local function settle_tat(lane, rate, now_us)
   local most = now_us + math.ceil(rate.burst * rate.per / rate.many)
   lane.rem = math.min(lane.rem, rate.many - 1)
-  if lane.tat <= now_us then lane.tat, lane.rem = now_us, 0 end
-  if lane.tat > most then lane.tat, lane.rem = most, 0 end
+  if lane.tat < now_us then lane.tat, lane.rem = now_us, 0 end
+  if lane.tat >= most then lane.tat, lane.rem = most, 0 end
 end
 
 -- When a lane's rate lets a message through, in us; at most `now_us` if it does now. This is GCRA (ITU-T
