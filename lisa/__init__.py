@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lisa.core.model.late import LateAction, LatePolicy, Ramp
     from lisa.core.model.message import Message
     from lisa.core.model.options import TopicOptions
-    from lisa.core.model.outcomes import Defer, Discard, Retry
+    from lisa.core.model.outcomes import Defer, Discard, Limited, Retry
     from lisa.core.model.retry_policy import RetryPolicy
     from lisa.core.model.signals import (
         message_acked,
@@ -134,6 +134,7 @@ __all__ = [
     "LateAction",
     "LatePolicy",
     "Lifespan",
+    "Limited",
     "LisaError",
     "Manager",
     "Message",
@@ -212,7 +213,7 @@ _HOMES = {
     "lisa.core.model.durability": ("Replicas", "replicas"),
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),
-    "lisa.core.model.outcomes": ("Defer", "Discard", "Retry"),
+    "lisa.core.model.outcomes": ("Defer", "Discard", "Limited", "Retry"),
     "lisa.core.model.lanes": ("KeyOrder", "Rate"),
     "lisa.core.model.late": ("LateAction", "LatePolicy", "Ramp"),
     "lisa.core.model.retry_policy": ("RetryPolicy",),

@@ -6,8 +6,8 @@
 -- answer. After its record has expired, a message that is still where the first call put it is answered
 -- as before.
 -- KEYS  the prelude's, the call's record among them
--- ARGV  own group's number; n; n times id, entry, closes (epoch ms; '' for a delay), opens (epoch ms, or
---       the delay in ms), reason (of a delay)
+-- ARGV  own group's number; n; n times id, entry, closes (epoch ms; '' for a delay; 'rest' to park the
+--       message while its lane rests), opens (epoch ms, or the delay in ms), reason (of a delay or rest)
 -- Returns {'OK', outcome of each: 'd<due>' deferred, 'y' released, 's' stale}; {'GROUPS', ...}
 local changed = answered() or changed_topic()
 if changed then return changed end
@@ -34,23 +34,36 @@ end
 
 local reply, seen = {'OK'}, {}
 local ids, entries, dues, reasons = {}, {}, {}, {}
+local resting = {ids = {}, entries = {}, delays = {}, reasons = {}}
 for i, id in ipairs(wanted) do
   local at = first + 5 * i
   local entry = ARGV[at - 3]
   if indexed[i] == entry and not seen[id] then
-    local k = #ids + 1
     seen[id] = true
-    ids[k], entries[k] = id, entry
-    dues[k] = due_of(ARGV[at - 2], tonumber(ARGV[at - 1]))
-    if ARGV[at - 2] == '' then reasons[k] = ARGV[at] end
-    reply[i + 1] = dues[k] and 'd' .. int(dues[k]) or 'y'
+    if ARGV[at - 2] == 'rest' then
+      local k, delay = #resting.ids + 1, tonumber(ARGV[at - 1])
+      resting.ids[k], resting.entries[k], resting.delays[k], resting.reasons[k] = id, entry, delay, ARGV[at]
+      reply[i + 1] = 'd' .. int(now_up + delay)
+    else
+      local k = #ids + 1
+      ids[k], entries[k] = id, entry
+      dues[k] = due_of(ARGV[at - 2], tonumber(ARGV[at - 1]))
+      if ARGV[at - 2] == '' then reasons[k] = ARGV[at] end
+      reply[i + 1] = dues[k] and 'd' .. int(dues[k]) or 'y'
+    end
   else
     reply[i + 1] = outcome_before(id, entry)
   end
 end
-if #ids == 0 then return reply end
+if #ids + #resting.ids == 0 then return reply end
+if not USES.lanes then
+  if #resting.ids > 0 then return {'FEATURES', 'lanes'} end
+end
 
 allow_writes_at_maxmemory()
-local events = put_back(group, ids, entries, dues, reasons)
+local events = #ids > 0 and put_back(group, ids, entries, dues, reasons) or {}
+if USES.lanes then
+  if #resting.ids > 0 then rest_lanes(group, resting, events) end
+end
 if is_journaled() then journal(events) end
 return remember(reply)

@@ -16,6 +16,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.outcomes import (
     Defer,
     Discard,
+    Limited,
     Retry,
     joined,
     leaves_of,
@@ -118,12 +119,14 @@ class Verdict(NamedTuple):
     error: the exception to log; None for `Retry`, `Defer`, `Discard`, the text of `Batch.fail` and
         a return of False.
     is_deferral: no attempt counts.
+    rests_lane: the message's lane rests during the delay.
     """
 
     reason: str
     delay: int | Literal["discard"] | None = None
     error: BaseException | None = None
     is_deferral: bool = False
+    rests_lane: bool = False
 
     @property
     def is_discard(self) -> bool:
@@ -173,7 +176,12 @@ def verdict_of(error: object) -> Verdict:
         delay: timedelta | None = getattr(error, "delay", None)
         if delay is not None:
             is_deferral = isinstance(error, Defer)
-            return Verdict(text_of(error), duration_ms(delay), is_deferral=is_deferral)
+            return Verdict(
+                text_of(error),
+                duration_ms(delay),
+                is_deferral=is_deferral,
+                rests_lane=isinstance(error, Limited),
+            )
     if isinstance(error, Retry):
         return Verdict(text_of(error))
     if isinstance(error, Discard):

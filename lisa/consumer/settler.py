@@ -152,7 +152,12 @@ def _refusing(sub: Subscription) -> tuple[Fail | Postpone, Refusals]:
     deferred = take_many(sub.outcomes.deferrals, size)
     if deferred:
         rows = [
-            Deferral(*held.receipt, cast("int", verdict.delay), verdict.reason)
+            Deferral(
+                *held.receipt,
+                cast("int", verdict.delay),
+                verdict.reason,
+                rests_lane=verdict.rests_lane,
+            )
             for held, verdict in deferred
         ]
         return Postpone(sub.shard, sub.group, rows), deferred
@@ -329,13 +334,18 @@ class Settler:
         self._flush_rest(self._closes)
 
     def _take_requested(self) -> set[Subscription]:
-        """Wait for a request or the end of a pause, then 5 ms for other requests."""
+        """Wait for a request or the end of a pause, then 5 ms for other requests.
+
+        A topic with lanes does not wait if nothing is left to start: what its ack lets through is
+        what the handlers wait for.
+        """
         found = set[Subscription | None]()
         with suppress(Empty):
             if not self._was_busy:  # else more is likely to end within 5 ms
                 self._thread.rest()
                 found.add(self._requested.get(timeout=self._next_try_s() if self._pauses else None))
-            time.sleep(FLUSH_AFTER_S)
+            if not any(sub.waits_for_lanes for sub in found if sub):
+                time.sleep(FLUSH_AFTER_S)
             while True:
                 found.add(self._requested.get_nowait())
         self._thread.begin()

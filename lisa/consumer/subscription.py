@@ -315,6 +315,11 @@ class Subscription:
         """Whether deliveries wait for a handler."""
         return bool(self.unstarted or self.suspects)
 
+    @property
+    def waits_for_lanes(self) -> bool:
+        """Whether handlers have nothing to start until an ack lets messages through their lanes."""
+        return not self.is_waiting and self.store.uses_lanes(self.shard)
+
     def close(self) -> None:
         """Stop reading; what is held is still settled."""
         self.closing.set()

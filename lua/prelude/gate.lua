@@ -204,6 +204,38 @@ local function move_through(run)
   add_ready(group, {unpack(run.through)}, failed, failed and suspects_among(group, run.ids))
 end
 
+-- Ends deliveries without counting an attempt, and lets their lanes rest for a while, because the handler met
+-- a limit: `resting` has ids, entries, delays in ms and reasons. Adds to the events.
+local function rest_lanes(group, resting, events)
+  local ids, now_us = resting.ids, clock()
+  call('HSET', OPTIONS, 'lanes', 1)
+  lanes_in_use = true
+  local found, noted, failed = read_entries(group, resting.entries), notes_of(group, ids), failed_attempts(group, ids)
+  local due, notes, keys = {}, {}, keys_of(ids)
+  for i, id in ipairs(ids) do
+    local at = found[i] and field(found[i], 'due') or int(math.floor(now_us / 1000))
+    local before, reason = tonumber(failed and failed[i] or 0), string.sub(resting.reasons[i], 1, 1024)
+    due[2 * i - 1], due[2 * i] = id, at
+    notes[2 * i - 1] = id
+    notes[2 * i] = reason .. ending(history(noted[i]) + 1, resting.entries[i], first_due(noted[i], before, found[i]))
+    events[#events + 1] = {id, 'parked', group.name, before, 'due', at, 'reason', reason}
+  end
+  drop_entries(group, ids, resting.entries)
+  call('ZREM', group.leases, unpack(ids))
+  call('HSET', group.reasons, unpack(notes))
+  park(group, due)
+  local lanes = lanes_of(group, keys)
+  for i, id in ipairs(ids) do
+    local lane = lanes[lane_of(id)]
+    lane.rest = math.max(lane.rest, now_us + 1000 * resting.delays[i])
+    call('ZADD', group.closed, int(math.ceil(lane.rest / 1000)), lane.key)
+    call('ZREM', group.turns, lane.key)
+  end
+  save_lanes(group, keys)
+  count('deferred', #ids, group)
+  wake()
+end
+
 -- When a manager has to call again for a group, in ms: when a lane opens, or soon if consumers may have made
 -- room by reading; nil if only other calls change anything.
 local function next_call(run, gate, now)

@@ -9,8 +9,9 @@ from lisa.core.model.keys import keyed_id
 from lisa.core.transitions.ack import Ack
 from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote, Promoted
-from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import G
 
@@ -253,3 +254,20 @@ def test_the_stream_is_kept_short(lanes: Lanes) -> None:
     assert len(lanes.ready()) == 16
     assert result.next_due_ms is not None
     assert result.next_due_ms - result.now_ms <= 250
+
+
+def test_a_handler_that_meets_a_limit_rests_its_lane(bench: Bench) -> None:
+    bench.put(lisa=G())
+    lanes = Lanes(bench)
+    lanes.send("a/1", "a/2", "b/1")
+    rest = Deferral(whole("a/1"), bench.entry(whole("a/1")), 30_000, "full", rests_lane=True)
+    (postponed,) = bench.call(Postpone(TOPIC, "lisa", [rest]))
+    assert postponed.due_ms is not None
+    assert bench.call(Inspect(TOPIC, [whole("a/1")]))[0].group_states[0].state == "parked"
+    lanes.send("a/3", "b/2")
+    result = lanes.promote()
+    assert sorted(lanes.ready()) == ["a/2", "b/1", "b/2"]
+    assert lanes.parked() == ["a/1", "a/3"]
+    assert result.next_due_ms == postponed.due_ms
+    lanes.ack("a/2", "b/1", "b/2")
+    assert lanes.ready() == []

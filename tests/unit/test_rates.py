@@ -45,7 +45,7 @@ class Oracle:
 
     def opens_at(self, cost: int, now: int) -> int:
         """The first whole microsecond at which the cost is let through."""
-        self.tat = min(max(self.tat, Fraction(now)), now + self.limit())
+        self.tat = min(max(self.tat, Fraction(now)), Fraction(now + self.limit()))
         at = self.tat + (min(cost, self.burst) - self.burst) * self.each
         return -(-at.numerator // at.denominator)
 

@@ -45,6 +45,20 @@ class Defer(Exception):
         super().__init__(reason or "the handler deferred the message")
 
 
+class Limited(Defer):
+    """Deliver the message again after `retry_after`, and let its lane rest until then.
+
+    For a handler that meets a limit of a remote system: no other message with the same key is
+    delivered to the group meanwhile; without a key, no other message without a key. Counts no
+    attempt. Raises InvalidMessage without a duration, and for an invalid one.
+    """
+
+    def __init__(self, reason: str = "", *, retry_after: timedelta | str | None = None) -> None:
+        if retry_after is None:
+            raise InvalidMessage("Limited has no pause; write Limited(retry_after='10s')")
+        super().__init__(reason or "the handler met a limit", delay=retry_after)
+
+
 class Discard(Exception):
     """Move the message to garbage immediately, with the reason."""
 

@@ -53,6 +53,7 @@ from lisa.core.store.replies import counters, microseconds, pairs
 from lisa.core.store.server_checks import check_for_roles, is_seen
 from lisa.core.transitions import loader
 from lisa.core.transitions.base import (
+    LANES,
     SEVERAL_GROUPS,
     STEPS_PER_CALL,
     ById,
@@ -415,6 +416,10 @@ class Store:
             all_keys.append(keys.reply(transition.call_id))
             arguments.append(transition.kept_ms)
         return script, ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
+
+    def uses_lanes(self, topic: str) -> bool:
+        """Whether this store knows that a topic has lanes."""
+        return bool(self._features) and LANES in self._features_of(topic)
 
     def _features_of(self, topic: str) -> Features:
         if time.monotonic() - self._features_since > FEATURES_AGE_S:

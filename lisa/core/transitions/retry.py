@@ -134,6 +134,7 @@ class Deferral(NamedTuple):
         opens, in epoch milliseconds.
     closes_ms: when the window closes; None for a delay.
     reason: at most 1 KiB; empty for a window.
+    rests_lane: the delay is one in which the message's lane rests.
     """
 
     id: str
@@ -141,6 +142,7 @@ class Deferral(NamedTuple):
     opens_ms: int
     reason: str = ""
     closes_ms: int | None = None
+    rests_lane: bool = False
 
 
 class Postponed(NamedTuple):
@@ -171,7 +173,8 @@ class Postpone(Recorded, OfGroup, ById[Postponed]):
     def args(self) -> Sequence[Argument]:
         arguments: list[Argument] = [len(self.deferrals)]
         for deferral in self.deferrals:
-            closes = "" if deferral.closes_ms is None else deferral.closes_ms
+            delay = "rest" if deferral.rests_lane else ""
+            closes = delay if deferral.closes_ms is None else deferral.closes_ms
             arguments += (
                 deferral.id,
                 deferral.entry,
