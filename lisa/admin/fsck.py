@@ -247,7 +247,7 @@ class _Check:
     def _check_types(self, topic: str) -> Flow[None]:
         keys = self.store.keys.topic(topic)
         wanted = dict(zip(keys.shared, TOPIC_TYPES.values(), strict=True))
-        wanted[keys.throttled] = "zset"
+        wanted |= {keys.throttled: "zset", keys.limits: "hash"}
         kind = yield from self.store.command("TYPE", keys.groups)
         if kind == b"hash":
             for group in (yield from self.store.groups(topic)):

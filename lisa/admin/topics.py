@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from lisa.admin.messages import selected_groups
 from lisa.admin.reading import ask_all, counted, counted_pairs, stream_group, stream_ids
 from lisa.core.model.clock import score_ms
-from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.late import Ramp
 from lisa.core.model.options import RAMP_LATE_MS, encode, field_of
 from lisa.core.model.sharding import Topic
@@ -293,8 +293,7 @@ def set_options(
     which replace those of the topic. Raises GroupRemoved if it is not declared.
     """
     encoded = encode({field_of(name, group): value for name, value in options.items()})
-    if group is not None and group not in (yield from store.groups(topic)):
-        raise GroupRemoved(f"group {group!r} is not declared on topic {topic!r}")
+    yield from selected_groups(store, topic, group)
     yield from store.register([topic])
     return (yield from _configure(store, topic, encoded))
 

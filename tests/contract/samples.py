@@ -23,7 +23,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from lisa.core.transitions.schedule import NewOccurrence, Schedule
-from lisa.core.transitions.topic import Absorb, Clear, Configure, SetLayout
+from lisa.core.transitions.topic import Absorb, Clear, Configure, LimitKeys, SetLayout
 from lisa.core.transitions.upkeep import Expire, Mend, Trim
 from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
 from tests.contract.state import FAR, FOREIGN, LONG, G, Row, envelope
@@ -188,6 +188,11 @@ SAMPLES: dict[str, Sample] = {
         state=FANNED,
         ids=("a", "b", "c", "x"),
         repeats_its_answer=False,
+    ),
+    "limit": Sample(
+        make=lambda _, ids: LimitKeys(TOPIC, "set", dict.fromkeys(ids, "weight=2")),
+        ids=("a", "lisa\x1fb"),
+        takes_batches=False,
     ),
     "mend": Sample(
         make=lambda _, ids: Mend(TOPIC, ids),

@@ -204,6 +204,7 @@ def test_the_keys_match_the_header(name: str) -> None:
         "absorb": [keys.history, "lisa:{t}:m"],
         "clear": [keys.history, keys.archived, keys.confirm, keys.throttled],
         "coalesce": [keys.throttled, *keys.bodies_and_tombstones(["m1\x1f~1", "m1\x1f~2"])],
+        "limit": [keys.limits],
         "prune": [keys.archived],
         "schedule": [keys.schedules, keys.ticks, *keys.bodies_and_tombstones(["m1", "x"])],
     }

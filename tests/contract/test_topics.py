@@ -1,18 +1,19 @@
 """configure, declare, undeclare, absorb, clear: options, groups and shards of a topic."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished, TooManyGroups
 from lisa.core.model.options import LANE_OPTIONS
+from lisa.core.store.replies import pairs
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.delivery import Pull
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.groups import Declare, Undeclare, Undeclared
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.topic import Absorb, Clear, Configure
+from lisa.core.transitions.topic import Absorb, Clear, Configure, LimitKeys
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
 
@@ -106,6 +107,45 @@ def test_a_declared_option_of_lanes_counts_only_where_it_applies(bench: Bench) -
     assert options(bench) == {"fair": "0", "lanes_changed": "1"}
     bench.call(Configure(TOPIC, {"fair@lisa": "1"}, declared=True))
     assert options(bench) == {"fair": "0", "fair@lisa": "1", "lanes": "1", "lanes_changed": "2"}
+
+
+def limits(bench: Bench) -> Mapping[str, str]:
+    stored = bench.store.ask("HGETALL", bench.keys.limits)
+    return {name.decode(): value.decode() for name, value in pairs(stored).items()}
+
+
+def test_limits_of_keys_make_the_topic_use_lanes_and_are_numbered(bench: Bench) -> None:
+    def put_limits(**given: str) -> int:
+        return bench.call(LimitKeys(TOPIC, "set", given))
+
+    assert put_limits(a="") == 0
+    assert bench.state().get("options", {}) == {}
+    assert put_limits(a="weight=2", b="concurrency=1") == 2
+    first = options(bench)
+    assert (first["lanes"], first["lanes_changed"]) == ("1", "1")
+    assert put_limits(a="weight=2") == 0
+    assert options(bench) == first
+    ahead = bench.clock() * 1_000 + 10**12
+    bench.store.ask("HSET", bench.keys.options, "limits", str(ahead))
+    assert put_limits(a="weight=3", b="") == 2
+    assert options(bench) == {"lanes": "1", "lanes_changed": "2", "limits": str(ahead + 1)}
+    assert limits(bench) == {"a": "weight=3"}
+
+
+def test_a_copy_of_limits_ends_where_a_later_one_begins(bench: Bench) -> None:
+    def copy(what: Literal["open", "copy", "close"], number: int, **given: str) -> int:
+        return bench.call(LimitKeys(TOPIC, what, given, number))
+
+    assert copy("close", 5, a="weight=2") == copy("copy", 5, a="weight=2") == -1, "not opened"
+    assert copy("open", 5) == 0
+    assert copy("copy", 5, a="weight=2") == 1
+    assert options(bench)["limits"] == "5+"
+    assert copy("open", 6) == 0
+    assert copy("open", 5) == copy("copy", 5, b="weight=2") == copy("close", 5, a="") == -1
+    assert copy("close", 6, c="weight=1", a="weight=2") == 1
+    assert options(bench)["limits"] == "6"
+    assert limits(bench) == {"a": "weight=2", "c": "weight=1"}
+    assert options(bench)["lanes_changed"] == "2"
 
 
 def test_the_removal_of_a_group_removes_its_own_options(bench: Bench) -> None:

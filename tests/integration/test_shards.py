@@ -9,16 +9,17 @@ import pytest
 import redis
 
 from lisa import DuplicateMessage, LisaError, TopicFull
-from lisa.admin import topics
+from lisa.admin import limits, topics
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import Misplaced, ServerUnavailable
-from lisa.core.model.lanes import Rate
+from lisa.core.model.lanes import KeyLimits, Rate
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import Layout, Topic, name, topic_of
 from lisa.core.redis.flow import Command
+from lisa.core.store.limits import read as read_limits
 from lisa.core.store.reshard import spread
 from lisa.core.transitions.enqueue import Enqueue
-from lisa.core.transitions.topic import Configure, SetLayout
+from lisa.core.transitions.topic import Configure, LimitKeys, SetLayout
 from lisa.manager.sharder import Sharder
 from lisa.producer import Outgoing, Producer
 from tests.producers import Either
@@ -180,6 +181,39 @@ def test_options_and_groups_are_in_every_shard(split: Split) -> None:
     split.drive(topics.resume(store, "orders"))
     for options, _ in shards():
         assert (options.ack_timeout, options.paused) == (timedelta(seconds=10), False)
+
+
+def test_limits_of_keys_are_in_every_shard(split: Split) -> None:
+    store = split.store
+
+    def put_limits(key: str, group: str | None = None, **given: object) -> bool:
+        changed = limits.set_limits(store, "orders", key, KeyLimits.parse(**given), group)
+        return bool(split.drive(changed))
+
+    def copies() -> list[dict[str, str]]:
+        return [split.drive(read_limits(store, one)) for one in split.layout.active(ORDERS)]
+
+    split.add_group("billing")
+    assert put_limits("a", weight=2)
+    split.into(4)
+    assert put_limits("b", "billing", rate="2/s", concurrency=4)
+    wanted = {"a": "weight=2", "billing\x1fb": "rate=2,1000,1;concurrency=4"}
+    assert copies() == [wanted] * len(copies())
+    assert not put_limits("a", weight=2)
+    assert put_limits("a")
+    del wanted["a"]
+    assert copies() == [wanted] * len(copies())
+    # An interrupted copy is repeated, and one that lacks several pages is completed.
+    shard = split.keys("orders~1of4")
+    split.ask("HSET", shard.options, "limits", "1+")
+    many = {f"k{n}": "weight=1" for n in range(450)}
+    split.ask("HSET", shard.limits, *(part for item in many.items() for part in item))
+    split.drive(spread(store, ORDERS))
+    assert copies() == [wanted] * len(copies())
+    split.drive(store.run(LimitKeys("orders", "set", many)))
+    split.into(1)
+    split.into(8)
+    assert copies() == [wanted | many] * len(copies())
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

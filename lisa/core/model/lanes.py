@@ -22,6 +22,7 @@ MAX_COUNT = 1_000_000
 MAX_BURST = 100_000
 MAX_PERIOD = timedelta(days=30)
 MAX_COST = 1_000
+MAX_WEIGHT = 1_000
 MAX_SLACK = timedelta(days=30)
 
 _EXACT_US = 2**53
@@ -107,6 +108,51 @@ class Rate:
         return Rate(count, period, min(share(self.burst, shards), exact))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The limits of one key, in place of its topic's; None for those that it does not have.
+
+    weight: its share where a group's keys take turns, 1 by default: twice the weight starts twice
+    as many messages.
+    """
+
+    rate: Rate | None = None
+    concurrency: int | None = None
+    weight: int | None = None
+
+    @classmethod
+    def parse(cls, rate: object = None, concurrency: object = None, weight: object = None) -> Self:
+        """Check limits; the rate may be text. Raises InvalidMessage."""
+        return cls(
+            None if rate is None else Rate.parse(rate),
+            _checked_count("concurrency", concurrency, MAX_COUNT),
+            _checked_count("weight", weight, MAX_WEIGHT),
+        )
+
+    def encode(self) -> str:
+        """The form that scripts read, as in `rate=2,1000,1;concurrency=4;weight=3`."""
+        rate = self.rate and self.rate.encode()
+        parts = {"rate": rate, "concurrency": self.concurrency, "weight": self.weight}
+        return ";".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The reverse of `encode`. Raises ValueError."""
+        parts = dict(part.split("=") for part in text.split(";") if part)
+        rate, concurrency, weight = map(parts.get, ("rate", "concurrency", "weight"))
+        return cls(
+            Rate.decode(rate) if rate else None,
+            int(concurrency) if concurrency else None,
+            int(weight) if weight else None,
+        )
+
+
+def _checked_count(name: str, value: object, most: int) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise InvalidMessage(f"{name} is a whole number from 1 to {most:,}, not {value!r}")
+    return value
+
+
 def own_lane(cost: object, slack: object) -> str | None:
     """The cost and the slack of a single message in their stored form; None if it has neither.
 
@@ -114,8 +160,7 @@ def own_lane(cost: object, slack: object) -> str | None:
     """
     if cost is None and slack is None:
         return None
-    if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
-        raise InvalidMessage(f"cost is a whole number from 1 to {MAX_COST:,}, not {cost!r}")
+    cost = _checked_count("cost", cost, MAX_COST)
     slack_ms: int | str = "" if slack is None else duration_ms(named_duration("slack", slack))
     if slack_ms and int(slack_ms) > duration_ms(MAX_SLACK):
         raise InvalidMessage(f"slack is at most {MAX_SLACK.days}d, not {human(int(slack_ms))}")

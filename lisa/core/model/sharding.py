@@ -79,9 +79,10 @@ def name(topic: Topic, number: int, count: int) -> Shard:
 
 
 def is_of_layout(field: str) -> bool:
-    """Whether a field of the options hash describes the layout on this server only."""
+    """Whether a field of the options hash describes the layout, or other state, of this server."""
     marks = ("emptied:", REMOVED, JOURNALED)
-    return field in ("layout", "accepts", "lasting") or field.startswith(marks)
+    names = ("layout", "accepts", "lasting", "limits", "lanes_changed")
+    return field in names or field.startswith(marks)
 
 
 def share(total: int, count: int) -> int:

@@ -1,10 +1,10 @@
 """Applies a topic's layout, options and groups to its shards.
 
 The topic's own options hash is authoritative: `configure` writes a new layout there in one step.
-This module then updates the shards, in an order that never accepts an id twice: it copies options
-and groups to the shards of the new layout, closes all shards of older layouts to new messages, and
-opens the new shards. Every step is idempotent, and an outdated step changes nothing. Managers
-repeat all steps, which completes a change that was interrupted by a crash.
+This module then updates the shards, in an order that never accepts an id twice: it copies options,
+groups and limits of keys to the shards of the new layout, closes all shards of older layouts to new
+messages, and opens the new shards. Every step is idempotent, and an outdated step changes nothing.
+Managers repeat all steps, which completes a change that was interrupted by a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lisa.core.model.sharding import (
     topic_of,
 )
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store import group_removal
+from lisa.core.store import group_removal, limits
 from lisa.core.store.replies import pairs
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import Transition, text
@@ -91,6 +91,8 @@ def spread(store: Store, topic: Topic) -> Flow[Layout]:
                     store, topic_state, {shard: seen[shard] for shard in own}, count
                 )
                 yield from _withdraw_removed(store, topic, declared)
+                there = {shard: seen[shard].options for shard in own}
+                yield from limits.copy(store, topic, topic_state.options, there)
         latest = yield from _close_and_open(store, topic, layout, seen, topic_state)
         if latest is None:
             return layout

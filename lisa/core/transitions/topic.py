@@ -34,6 +34,32 @@ class Configure(Recorded, Transition[int]):
 
 
 @dataclass(frozen=True)
+class LimitKeys(Recorded, Transition[int]):
+    """Write encoded limits of keys by field of the hash; "" removes them.
+
+    what: `set` numbers a change, in the topic's own shard. To copy the change `number` to another
+    shard, the first call is `open`, and the last one `close`.
+
+    Returns how many changed; -1 if the shard knows of a later change.
+    """
+
+    script: ClassVar[str] = "limit"
+    fixed_groups: ClassVar[tuple[str, ...]] = ()
+    what: Literal["set", "open", "copy", "close"]
+    limits: Mapping[str, str]
+    number: int = 0
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return (keys.limits,)
+
+    def args(self) -> Sequence[Argument]:
+        return [self.what, self.number, len(self.limits), *self.limits, *self.limits.values()]
+
+    def parse(self, reply: Sequence[Any]) -> int:
+        return int(reply[0])
+
+
+@dataclass(frozen=True)
 class SetLayout(Transition[int]):
     """Open or close one shard for new messages; on the topic itself, forget or renumber.
 
