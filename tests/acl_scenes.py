@@ -62,6 +62,9 @@ def produce(stage: Stage) -> None:
         assert producer.run_schedule("orders", "tick")
         assert producer.remove_schedule("orders", "tick")
         assert producer.cancel("orders", "m1") == "cancelled"
+        producer.send("orders", "keyed", key="k", delay=MINUTE)
+        assert producer.reschedule_key("orders", "k", shift="1m")[0].outcome == "rescheduled"
+        assert len(producer.list_key("orders", "k")) == len(producer.cancel_key("orders", "k"))
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
         with (
@@ -305,6 +308,10 @@ def operate(stage: Stage) -> None:
         lisa("reschedule", "orders", "x", "--delay", "2h")
         lisa("fire", "orders", "x")
         lisa("cancel", "orders", "x", "late", ok=(0, 1))
+        lisa("send", "orders", "x", "--key", "k", "--delay", "1h")
+        lisa("key", "reschedule", "orders", "k", "--shift", "-5m")
+        lisa("key", "list", "orders", "k")
+        lisa("key", "cancel", "orders", "k")
         lisa("topic", "set", "orders", "retention=5m")
         lisa("topic", "pause", "orders")
         lisa("topic", "resume", "orders")

@@ -117,7 +117,7 @@ ROLES = {
     "producer": Role(
         "sends, cancels, reschedules, looks up",
         _SENDING,
-        (*_SCHEMA, "HGET", "HGETALL", "HSCAN", "TIME", "ZADD", "ZRANGE"),
+        (*_SCHEMA, "HGET", "HGETALL", "HMGET", "HSCAN", "TIME", "ZADD", "ZRANGE"),
         optional=("INFO",),
     ),
     "manager": Role(

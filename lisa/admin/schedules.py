@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lisa.admin.reading import ask_all
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.recurring.definition import Record, occurrence_id
+from lisa.core.model.recurring.definition import Record
 from lisa.core.model.recurring.ticks import is_overdue, ticks_between
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
@@ -69,7 +69,8 @@ def past(
         name: ticks_between(record, record.made_ms, _newest(record, now_ms), count)[::-1]
         for name, record in records.items()
     }
-    ids = [occurrence_id(name, tick) for name, part in ticks.items() for tick in part]
+    made = {name: record.definition.occurrence_id for name, record in records.items()}
+    ids = [made[name](name, tick) for name, part in ticks.items() for tick in part]
     seen = (yield from store.run_by_id(Inspect(topic, ids, bodies=False))) if ids else []
     messages = {
         message_id: found(topic, message_id, what)
@@ -77,7 +78,7 @@ def past(
     }
     return {
         name: [
-            PastTick(tick, message_id := occurrence_id(name, tick), messages[message_id])
+            PastTick(tick, message_id := made[name](name, tick), messages[message_id])
             for tick in part
         ]
         for name, part in ticks.items()

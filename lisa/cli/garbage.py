@@ -11,7 +11,7 @@ import click
 
 from lisa import admin
 from lisa.cli.messages import ListedRows, page_options, row_fields, shown_body
-from lisa.cli.options import Chosen, common, duration, together
+from lisa.cli.options import Chosen, common, duration, key_option, together, whole_id
 from lisa.cli.output import (
     body_fields,
     confirm,
@@ -23,6 +23,7 @@ from lisa.cli.output import (
 )
 from lisa.cli.topics import store_with_topic
 from lisa.core.model.clock import duration_ms
+from lisa.core.model.keys import shown_id
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _filters = together(
 )
 _ids_or_all = together(
     click.argument("ids", metavar="[ID]...", nargs=-1),
+    key_option,
     click.option("--all", "everything", is_flag=True, help="All matching messages."),
 )
 
@@ -94,12 +96,16 @@ def _died(row: dict[str, Any]) -> dict[str, Any]:
 @garbage.command()
 @click.argument("topic")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@key_option
 @click.option("--group", help="Only this group. Default: all groups.")
 @common
-def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) -> None:
+def show(
+    chosen: Chosen, topic: str, ids: tuple[str, ...], *, key: str | None, group: str | None
+) -> None:
     """Show dead messages in full, with traceback. Exit code 1 if one is not in garbage."""
     producer = chosen.producer()
-    dead = [(message_id, _dead(producer.get(topic, message_id), group)) for message_id in ids]
+    named = [whole_id(key, own_id) for own_id in ids]
+    dead = [(message_id, _dead(producer.get(topic, message_id), group)) for message_id in named]
     found = [in_group for _, own in dead for in_group in own]
     if chosen.json:
         print_json(
@@ -107,6 +113,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
                 {
                     "topic": topic,
                     "id": message.id,
+                    "key": message.key,
                     "group": name,
                     "died": iso(in_group.due_ms),
                     "died_ms": in_group.due_ms,
@@ -125,7 +132,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
             print_table(
                 ["", ""],
                 [
-                    ("id", message.id),
+                    ("id", shown_id(message.id)),
                     ("group", name),
                     ("died", when(in_group.due_ms, now_ms)),
                     ("attempts", in_group.attempts),
@@ -153,7 +160,7 @@ def _dead(
 
 def _fail_for(topic: str, missing: Sequence[str]) -> None:
     for message_id in missing:
-        click.echo(f"lisa: {message_id} is not in garbage of topic {topic}", err=True)
+        click.echo(f"lisa: {shown_id(message_id)} is not in garbage of topic {topic}", err=True)
     if missing:
         raise click.exceptions.Exit(1)
 
@@ -164,16 +171,23 @@ def _fail_for(topic: str, missing: Sequence[str]) -> None:
 @_filters
 @common
 def requeue(
-    chosen: Chosen, /, topic: str, ids: tuple[str, ...], *, everything: bool, **filters: Any
+    chosen: Chosen,
+    /,
+    topic: str,
+    ids: tuple[str, ...],
+    *,
+    key: str | None,
+    everything: bool,
+    **filters: Any,
 ) -> None:
     """Requeue dead messages: they become due now and their failed attempts are reset.
 
     Exit code 1 if one of the ids is not in garbage.
     """
-    _check_choice(ids, filters, everything=everything)
+    named = _checked_choice(ids, key, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    _apply(chosen, store, selection, ids, verb="requeued", action=admin.garbage.requeue)
+    _apply(chosen, store, selection, named, verb="requeued", action=admin.garbage.requeue)
 
 
 @garbage.command()
@@ -188,32 +202,39 @@ def purge(
     topic: str,
     ids: tuple[str, ...],
     *,
+    key: str | None,
     everything: bool,
     yes: bool,
     **filters: Any,
 ) -> None:
     """Delete dead messages permanently. Exit code 1 if one of the ids is not in garbage."""
-    _check_choice(ids, filters, everything=everything)
+    named = _checked_choice(ids, key, filters, everything=everything)
     store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
     count = len(ids) if ids else store.drive(admin.garbage.matching(store, selection))
     if count:
         confirm(f"Permanently delete {count} dead messages of {topic}?", yes=yes)
-    _apply(chosen, store, selection, ids, verb="purged", action=admin.garbage.purge)
+    _apply(chosen, store, selection, named, verb="purged", action=admin.garbage.purge)
 
 
-def _check_choice(ids: tuple[str, ...], filters: dict[str, Any], *, everything: bool) -> None:
+def _checked_choice(
+    ids: tuple[str, ...], key: str | None, filters: dict[str, Any], *, everything: bool
+) -> Sequence[str]:
+    """The whole ids, none for --all. Raises UsageError."""
     if bool(ids) == everything:
         raise click.UsageError("give either ids or --all")
     if ids and (filters["older_than"] or filters["reason"]):
         raise click.UsageError("--older-than and --reason only work with --all; omit the ids")
+    if key is not None and everything:
+        raise click.UsageError("--key only works with ids; omit --all")
+    return [whole_id(key, own_id) for own_id in ids]
 
 
 def _apply(
     chosen: Chosen,
     store: SyncStore,
     selection: admin.garbage.GarbageSelection,
-    ids: tuple[str, ...],
+    ids: Sequence[str],
     *,
     verb: str,
     action: admin.garbage.Action,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,11 @@ from lisa.cli.options import (
     check_zone,
     common,
     due_options,
+    key_option,
     local_options,
     moment,
     together,
+    whole_id,
 )
 from lisa.cli.output import (
     body_fields,
@@ -34,6 +36,8 @@ from lisa.cli.output import (
 )
 from lisa.cli.topics import store_with_topic
 from lisa.core.model.clock import datetime_ms, duration_ms, human
+from lisa.core.model.keys import shown_id
+from lisa.core.model.sharding import key_of
 from lisa.core.store.inspection import FoundInGroup, FoundMessage
 
 if TYPE_CHECKING:
@@ -55,20 +59,22 @@ ROWS_PER_STEP = 1_000
 @click.command()
 @click.argument("topic")
 @click.argument("message_id", metavar="ID")
+@key_option
 @common
-def get(chosen: Chosen, topic: str, message_id: str) -> None:
+def get(chosen: Chosen, topic: str, message_id: str, key: str | None) -> None:
     """Show the state of a message in every group. Exit code 1 if the id is unknown.
 
     Settled messages are shown until the topic's retention period ends.
     """
+    message_id = whole_id(key, message_id)
     found = chosen.producer().get(topic, message_id)
     if found is None:
         if not chosen.json:
-            fail(f"{message_id} is unknown on topic {topic}")
+            fail(f"{shown_id(message_id)} is unknown on topic {topic}")
         print_json({"topic": topic, "id": message_id, "state": None})
         raise click.exceptions.Exit(1)
     if chosen.json:
-        print_json(_document(found))
+        print_json(document(found))
     else:
         _show(found, chosen.server_ms())
 
@@ -87,10 +93,12 @@ def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:
     }
 
 
-def _document(found: FoundMessage) -> dict[str, Any]:
+def document(found: FoundMessage) -> dict[str, Any]:
+    """A message for JSON output."""
     return {
         "topic": found.topic,
         "id": found.id,
+        "key": found.key,
         **_group_fields(found),
         "headers": found.headers,
         **body_fields(found.body),
@@ -101,7 +109,7 @@ def _document(found: FoundMessage) -> dict[str, Any]:
 def _show(found: FoundMessage, now_ms: int) -> None:
     idle = None if found.idle is None else human(duration_ms(found.idle))
     rows: list[tuple[str, object]] = [
-        ("id", found.id),
+        ("id", shown_id(found.id)),
         ("topic", found.topic),
         ("state", str(found.state)),
         ("due", when(found.due_ms, now_ms)),
@@ -142,23 +150,26 @@ def shown_body(body: Any) -> str | None:
 @click.command()
 @click.argument("topic")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@key_option
 @common
-def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...]) -> None:
+def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...], key: str | None) -> None:
     """Cancel messages permanently. Exit code 1 unless all were cancelled.
 
     Prints each message's outcome: cancelled, or in_flight, done or unknown if it is unchanged.
     """
-    outcomes = chosen.producer().cancel_many(topic, ids)
-    _answer(chosen, topic, dict(zip(ids, map(str, outcomes), strict=True)), "cancelled")
+    named = [whole_id(key, message_id) for message_id in ids]
+    outcomes = chosen.producer().cancel_many(topic, named)
+    answer(chosen, topic, dict(zip(named, map(str, outcomes), strict=True)), "cancelled")
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("message_id", metavar="ID")
+@key_option
 @due_options
 @local_options
 @common
-def reschedule(chosen: Chosen, topic: str, message_id: str, **due: Any) -> None:
+def reschedule(chosen: Chosen, topic: str, message_id: str, *, key: str | None, **due: Any) -> None:
     """Change the due time of a message with --delay, --at, --at-ms or --at-local.
 
     Exit code 1 if the message can no longer be rescheduled.
@@ -167,27 +178,34 @@ def reschedule(chosen: Chosen, topic: str, message_id: str, **due: Any) -> None:
         raise click.UsageError("give one of --delay, --at, --at-ms and --at-local")
     producer = chosen.producer()
     check_zone(chosen, due["at"], due["tz"])
+    message_id = whole_id(key, message_id)
     outcome = producer.reschedule(topic, message_id, **due)
-    _answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
+    answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("message_id", metavar="ID")
+@key_option
 @common
-def fire(chosen: Chosen, topic: str, message_id: str) -> None:
+def fire(chosen: Chosen, topic: str, message_id: str, key: str | None) -> None:
     """Make a message due now. Exit code 1 if the message can no longer be rescheduled."""
+    message_id = whole_id(key, message_id)
     outcome = chosen.producer().fire_now(topic, message_id)
-    _answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
+    answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
 
 
-def _answer(chosen: Chosen, topic: str, outcomes: dict[str, str], good: str) -> None:
+def answer(chosen: Chosen, topic: str, outcomes: Mapping[str, str], good: str) -> None:
+    """Print the outcome of each message; ends with exit code 1 unless all are `good`."""
     if chosen.json:
-        rows = [{"id": message_id, "outcome": outcome} for message_id, outcome in outcomes.items()]
+        rows = [
+            {"id": message_id, "key": key_of(message_id), "outcome": outcome}
+            for message_id, outcome in outcomes.items()
+        ]
         print_json({"topic": topic, "messages": rows})
     else:
         for message_id, outcome in outcomes.items():
-            click.echo(f"{printable(message_id)}  {outcome}")
+            click.echo(f"{printable(shown_id(message_id))}  {outcome}")
     if any(outcome != good for outcome in outcomes.values()):
         raise click.exceptions.Exit(1)
 
@@ -246,7 +264,7 @@ def list_(
 def _cells(row: admin.messages.Row, now_ms: int) -> dict[str, object]:
     """The cells of a row by column."""
     return {
-        "id": row.id,
+        "id": shown_id(row.id),
         "due": distance(row.due_ms, now_ms),
         "died": distance(row.due_ms, now_ms),
         "at": local(row.due_ms),
@@ -300,6 +318,7 @@ def row_fields(row: admin.messages.Row) -> dict[str, Any]:
     """The fields of one row for JSON output."""
     return {
         "id": row.id,
+        "key": key_of(row.id),
         "topic": row.topic,
         "state": str(row.state),
         "group": row.group,

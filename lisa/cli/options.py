@@ -211,6 +211,17 @@ def check_zone(chosen: Chosen, at: datetime | None, tz: str | None) -> None:
         )
 
 
+key_option = click.option("--key", metavar="KEY", help="The key of the message, if it has one.")
+"""Given to a command of single messages: ids are what follows the key; see `whole_id`."""
+
+
+def whole_id(key: str | None, message_id: str) -> str:
+    """The id of a message from the option --key and an id. Raises InvalidMessage."""
+    from lisa.core.model.keys import check_key, keyed_id
+
+    return keyed_id(None if key is None else check_key(key), message_id)
+
+
 due_options = together(
     click.option("--delay", type=duration, metavar="DURATION", help="Due after this delay."),
     click.option("--at", type=moment, metavar="ISO", help="Due at this time."),

@@ -14,6 +14,7 @@ from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_t
 from lisa.cli.send import kind_options, parse_body, parse_headers
 from lisa.cli.topics import require_topics
 from lisa.core.model.clock import datetime_ms, parse_zone
+from lisa.core.model.keys import shown_id
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
 
@@ -123,6 +124,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
 @click.option("--ttl", type=duration, metavar="DURATION", help="Of each occurrence.")
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="'collapse after 10m', or skip, garbage or run.")
+@click.option("--key", metavar="KEY", help="Of each occurrence.")
 @click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
 @kind_options
 @click.option("--if-version", type=click.IntRange(0), help="Only change this version; 0: create.")
@@ -181,7 +183,7 @@ def run_now(chosen: Chosen, topic: str, name: str) -> None:
     """
     producer, _ = _found(chosen, topic, name)
     made = producer.run_schedule(topic, name)
-    chosen.answer({"topic": topic, "name": name, "id": made}, made)
+    chosen.answer({"topic": topic, "name": name, "id": made}, shown_id(made))
 
 
 @schedules.command()
@@ -289,6 +291,7 @@ def _fields(one: ScheduleInfo) -> dict[str, Any]:
         "headers": definition.headers,
         "retry": definition.policy,
         "late": late_text(definition.late),
+        "key": definition.key,
         **plain,
         **body_fields(body_of(definition)),
     }

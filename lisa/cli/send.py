@@ -21,13 +21,17 @@ from lisa.cli.options import (
     common,
     due_options,
     duration,
+    key_option,
     together,
+    whole_id,
 )
 from lisa.cli.output import fail, iso, print_json, print_table, progress_bar
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import InvalidMessage, LisaError
+from lisa.core.model.keys import shown_id
 from lisa.core.model.lanes import MAX_COST
+from lisa.core.model.sharding import KEY_END
 from lisa.core.model.windows.placing import (
     clock_ms,
     due_again,
@@ -106,6 +110,8 @@ def send(
 ) -> None:
     """Send BODY to TOPIC, due now unless an option gives its due time. Prints the message's id.
 
+    With --key, the id is what follows the key.
+
     BODY is sent as JSON if it parses as JSON (42 is a number), otherwise as text; --json-body and
     --text override this. BODY - reads stdin.
     """
@@ -123,9 +129,10 @@ def send(
     data = sys.stdin.buffer.read() if body == "-" else given
     sent, outcome = producer.send_one(topic, parse_body(data, kind), id=message_id, **options)
     if chosen.json:
-        print_json({"topic": topic, "id": sent, "outcome": outcome})
+        key = options["key"]
+        print_json({"topic": topic, "id": sent, "key": key, "outcome": outcome})
     elif outcome != Sent.REJECTED:
-        click.echo(sent)
+        click.echo(sent.rpartition(KEY_END)[2])
     if outcome in (Sent.DUPLICATE, Sent.REJECTED):
         _tell_duplicate(producer, topic, sent)
     if outcome == Sent.REJECTED:
@@ -136,7 +143,7 @@ def _tell_duplicate(producer: Producer, topic: str, message_id: str) -> None:
     """Say that nothing was sent, and which message has the id."""
     found = producer.get(topic, message_id)
     state = f" ({str(found.state).replace('_', ' ')})" if found is not None else ""
-    said = f"nothing was sent: id {message_id} is already known on topic {topic}{state}"
+    said = f"nothing was sent: id {shown_id(message_id)} is already known on topic {topic}{state}"
     click.echo(f"lisa: {said}", err=True)
 
 
@@ -253,6 +260,7 @@ def _send_lines(
 @calendar_options
 @header_option
 @click.option("--id", "message_id", metavar="ID", help="Explain this message of TOPIC instead.")
+@key_option
 @common
 def next_(
     chosen: Chosen,
@@ -260,6 +268,7 @@ def next_(
     *,
     headers: tuple[str, ...],
     message_id: str | None,
+    key: str | None,
     **given: Any,
 ) -> None:
     """Show when a message would be due, and why; with TOPIC, in the topic's window.
@@ -274,7 +283,7 @@ def next_(
         window = store.drive(store.options(topic)).window or ""
     now_ms = clock_ms()
     if message_id is not None:
-        due, named = _stored(chosen, topic or "", message_id, window, now_ms)
+        due, named = _stored(chosen, topic or "", whole_id(key, message_id), window, now_ms)
     else:
         due, named = _asked(chosen, given, parse_headers(headers), now_ms)
     steps = explain(due, named, window, now_ms)
@@ -311,7 +320,7 @@ def _stored(
     # Garbage has the time of death instead, and a tombstone no headers.
     due_states = (State.WAITING, State.READY, State.IN_FLIGHT, State.RETRY)
     if found is None or found.due_ms is None or found.state not in due_states:
-        fail(f"topic {topic}: message {message_id} is unknown, settled or in garbage")
+        fail(f"topic {topic}: message {shown_id(message_id)} is unknown, settled or in garbage")
     due_ms = found.due_ms
     return str(due_ms), without_past_local(found.headers or {}, due_ms, window, now_ms)
 

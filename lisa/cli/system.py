@@ -15,7 +15,7 @@ from lisa.cli.output import console, print_json, print_table
 from lisa.cli.topics import require_topics
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import Keys
+from lisa.core.model.keys import Keys, shown_id
 from lisa.core.model.sharding import topic_of
 
 _USER = re.compile(r"[^\s\x00]{1,128}\Z")
@@ -275,7 +275,7 @@ def _show_report(report: admin.fsck.CheckReport, *, repair: bool) -> None:
                     finding.kind,
                     finding.topic,
                     finding.group,
-                    finding.id,
+                    shown_id(finding.id or ""),
                     finding.what,
                     "yes" if finding.repaired else "no",
                 )

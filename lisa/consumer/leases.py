@@ -12,6 +12,7 @@ from contextlib import suppress
 from lisa.consumer.inflight import Held, take_many
 from lisa.consumer.membership import Membership
 from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.keys import shown_id
 from lisa.core.model.options import TopicOptions
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.lease import Begun, Extend, Release
@@ -198,7 +199,7 @@ class Leases:
             log.warning(
                 "topic %s: the lease of message %s ended while its handler was running",
                 self._membership.shard,
-                held.message.id,
+                shown_id(held.message.id),
                 extra=held.message.log_fields,
             )
 
@@ -219,7 +220,7 @@ class Leases:
             log.error(
                 "topic %s: the handler of message %s exceeded %g s; its lease is no longer renewed",
                 self._membership.shard,
-                held.message.id,
+                shown_id(held.message.id),
                 self.handler_timeout_s,
                 extra=held.message.log_fields,
             )

@@ -20,6 +20,7 @@ from lisa.core.daemon.threads import LONGEST_S, KeyedPool, ServiceThread, begin_
 from lisa.core.delivery.source import Delivered
 from lisa.core.model.backoff import Backoff, longest_after
 from lisa.core.model.errors import GroupRemoved, LisaError
+from lisa.core.model.keys import shown_id
 from lisa.core.model.message import Message
 from lisa.core.model.middleware import SETTLED, BaseMiddleware, methods
 from lisa.core.model.outcomes import traceback_of
@@ -279,7 +280,7 @@ class Settler:
                 log.info(
                     "topic %s: message %s was already settled elsewhere, or replaced",
                     sub.shard,
-                    held.message.id,
+                    shown_id(held.message.id),
                     extra=held.message.log_fields,
                 )
             elif has_receivers:
@@ -306,7 +307,7 @@ class Settler:
                 log.error(
                     "topic %s: message %s moved to garbage after %d failed attempt%s: %s",
                     held.message.topic,
-                    held.message.id,
+                    shown_id(held.message.id),
                     outcome.failed_attempts,
                     "" if outcome.failed_attempts == 1 else "s",
                     verdict.reason,

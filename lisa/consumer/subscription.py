@@ -21,6 +21,7 @@ from lisa.core.metrics.families import HANDLER_SECONDS
 from lisa.core.metrics.numbers import Spread
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import shown_id
 from lisa.core.model.outcomes import reason_of
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
@@ -529,7 +530,7 @@ class Subscription:
             logging.INFO if outcome.is_deferral else logging.WARNING,
             "topic %s: message %s, attempt %d, was %s: %s",
             self.shard,
-            held.message.id,
+            shown_id(held.message.id),
             held.message.attempt,
             "deferred" if outcome.is_deferral else "not handled",
             outcome.reason,

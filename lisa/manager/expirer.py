@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from lisa.core.metrics.numbers import Tally
 from lisa.core.model.errors import InvalidMessage, LisaError
 from lisa.core.model.late import LateAction, split_policy
-from lisa.core.model.recurring.definition import MOST_CAUGHT_UP, Record, occurrence_id
+from lisa.core.model.recurring.definition import MOST_CAUGHT_UP, Record
 from lisa.core.model.recurring.ticks import is_overdue, ticks_between
-from lisa.core.model.sharding import topic_of
+from lisa.core.model.sharding import KEY_END, topic_of
 from lisa.core.store.schedules import get_records, tick_all
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
@@ -23,7 +23,7 @@ from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.upkeep import Expire, Expired
 from lisa.manager.signal_queue import SignalQueue
 
-_OCCURRENCE = re.compile(r"(.+)@(-?\d+)", re.DOTALL)
+_OCCURRENCE = re.compile(rf"(?:[^{KEY_END}]+{KEY_END})?(.+)@(-?\d+)", re.DOTALL)
 _RAN = ("acked", "purged")
 MOST_NAMED = 3
 """Newer waiting occurrences that a call names for one message; a single one suffices."""
@@ -179,7 +179,7 @@ def _of_schedule(
             ticks = ticks_between(record, min(own.values()), now_ms, MOST_CAUGHT_UP)
         except InvalidMessage:  # a zone that this machine does not know; the scheduler reports it
             ticks = []
-        named = {occurrence_id(name, tick): tick for tick in ticks}
+        named = {record.definition.occurrence_id(name, tick): tick for tick in ticks}
         for message_id, seen in _inspected(store, shard, list(named)).items():
             has_run = seen.tombstone is not None and seen.tombstone.state in _RAN
             is_due = seen.waiting_due_ms is not None and seen.waiting_due_ms <= now_ms

@@ -26,6 +26,7 @@ from typing import Any
 from lisa.core.metrics.numbers import Tally
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.keys import shown_id
 from lisa.core.model.options import TopicOptions
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Patience
@@ -503,7 +504,7 @@ def _log_deaths(topic: str, group: str, moved: Sequence[ReclaimedMessage]) -> No
         if retried.outcome is Failed.DEAD:
             TopicLog(log, topic, group).warning(
                 "message %r moved to garbage after %d attempts",
-                message_id,
+                shown_id(message_id),
                 retried.failed_attempts,
                 extra={"id": message_id, "attempt": retried.failed_attempts},
             )

@@ -18,6 +18,7 @@ from blinker import Signal
 from lisa.core.daemon.threads import ServiceThread
 from lisa.core.model.envelope import decode_content
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import shown_id
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import topic_of
 from lisa.core.model.signals import call_receivers, everywhere
@@ -126,7 +127,10 @@ class SignalQueue:
             body, headers = decode_content(envelope)
         except InvalidMessage as error:
             log.warning(
-                "no signal for message %r of topic %s: %s", message.id, message.topic, error
+                "no signal for message %r of topic %s: %s",
+                shown_id(message.id),
+                message.topic,
+                error,
             )
             return
         topic = topic_of(message.topic)

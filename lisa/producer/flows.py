@@ -56,7 +56,7 @@ from lisa.producer.plan import (
 
 if TYPE_CHECKING:
     from lisa.core.store.inspection import FoundMessage
-    from lisa.core.store.keyed import KeyOutcome
+    from lisa.core.store.keyed import KeyFlows, KeyOutcome
     from lisa.core.store.schedules import ScheduleInfo
 
 T = TypeVar("T")
@@ -89,13 +89,26 @@ class Sending:
         self._windows: dict[str, str] = {}
         self._watch = ManagerWatch(store)
 
-    def _write(self, call: ById[T]) -> Flow[list[T]]:
-        """Run a transition and wait for the replicas that `durability` requires."""
+    def _write(self, call: ById[T], *, on_shard: bool = False) -> Flow[list[T]]:
+        """Run a transition and wait for the replicas that `durability` requires.
+
+        on_shard: its topic is the name of the shard that has its messages.
+        """
         try:
+            if on_shard:
+                return (yield from self._store.run(call, durability=self._durability))
             return (yield from self._store.run_by_id(call, self._durability))
         except NotReplicated as error:
             error.ids = tuple(call.message_ids)
             raise
+
+    def _of_key(self, topic: str, key: str) -> Flow[KeyFlows]:
+        """The flows for all messages of a key. Raises InvalidMessage."""
+        from lisa.core.store.keyed import KeyFlows  # late: as schedules, below
+
+        topic, key = check_topic(topic), check_key(key)
+        yield from self._open()
+        return KeyFlows(self._store, topic, key, lambda call: self._write(call, on_shard=True))
 
     def _put(self, call: Enqueue) -> Flow[list[Sent]]:
         """Send the messages of one call, in the topic's window if it has one."""
@@ -428,19 +441,13 @@ class Flows(Sending):
 
     def list_key(self, topic: str, key: str) -> Flow[list[FoundMessage]]:
         """The live messages of a key, by due time, as `get` returns each."""
-        from lisa.core.store import keyed
-
-        topic, key = check_topic(topic), check_key(key)
-        yield from self._open()
-        return (yield from keyed.list_key(self._store, topic, key))
+        flows = yield from self._of_key(topic, key)
+        return (yield from flows.messages())
 
     def count_key(self, topic: str, key: str) -> Flow[int]:
         """How many live messages a key has."""
-        from lisa.core.store import keyed
-
-        topic, key = check_topic(topic), check_key(key)
-        yield from self._open()
-        return (yield from keyed.count_key(self._store, topic, key))
+        flows = yield from self._of_key(topic, key)
+        return (yield from flows.count())
 
     def cancel_key(self, topic: str, key: str) -> Flow[list[KeyOutcome]]:
         """Cancel all messages of a key; returns the outcome of each, as `cancel` does for one.
@@ -449,11 +456,8 @@ class Flows(Sending):
         one step, more in several. If a step fails, `outcomes` of the error has those before;
         repeating the call continues.
         """
-        from lisa.core.store import keyed
-
-        topic, key = check_topic(topic), check_key(key)
-        yield from self._open()
-        return (yield from keyed.cancel_key(self._store, topic, key, self._durability))
+        flows = yield from self._of_key(topic, key)
+        return (yield from flows.cancel())
 
     def reschedule_key(
         self,
@@ -474,25 +478,17 @@ class Flows(Sending):
         Give exactly one of these. The messages are changed in the same steps as by `cancel_key`;
         repeating a call with `shift` shifts again.
         """
-        from lisa.core.store import keyed
-
-        topic, key = check_topic(topic), check_key(key)
         due = due_text(delay, at, at_ms, self._zone)
         if (due is None) == (shift is None):
             raise InvalidMessage("reschedule_key needs one of delay, at, at_ms and shift")
-        yield from self._open()
-        if due is not None:
-            return (yield from keyed.reschedule_key(self._store, topic, key, due, self._durability))
-        shift_ms = checked_shift_ms(shift)
-        return (yield from keyed.shift_key(self._store, topic, key, shift_ms, self._durability))
+        shift_ms = 0 if shift is None else checked_shift_ms(shift)
+        flows = yield from self._of_key(topic, key)
+        return (yield from flows.shift(shift_ms) if due is None else flows.reschedule(due))
 
     def fire_key(self, topic: str, key: str) -> Flow[list[KeyOutcome]]:
         """Make all messages of a key due now; returns the outcome of each, as `fire_now` does."""
-        from lisa.core.store import keyed
-
-        topic, key = check_topic(topic), check_key(key)
-        yield from self._open()
-        return (yield from keyed.fire_key(self._store, topic, key, self._durability))
+        flows = yield from self._of_key(topic, key)
+        return (yield from flows.reschedule(NOW))
 
     # Schedules: few programs that send have any, so their code is imported at the first call.
 
@@ -518,6 +514,7 @@ class Flows(Sending):
         ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,
         late: Late | None = None,
+        key: str | None = None,
         if_version: int | None = None,
     ) -> Flow[bool]:
         """Create or change the schedule `name` of a topic; returns whether anything changed.
@@ -541,6 +538,8 @@ class Flows(Sending):
             the texts of the body.
         headers, ttl, retry, late: of each occurrence, see `send`. "collapse after 10m" runs only
             the newest of several late occurrences.
+        key: of each occurrence, see `send`. Occurrences under another key, from before it was
+            changed, do not count as earlier ones for `overlap`.
         if_version: change only this version of the schedule; 0: only create it.
 
         Raises InvalidMessage, and what `send` raises except TopicFull; ScheduleChanged if
@@ -566,6 +565,7 @@ class Flows(Sending):
             ttl=ttl,
             retry=retry,
             late=late,
+            key=key,
         )
         definition = define(body, options, self._zone)
         topic = check_topic(topic)

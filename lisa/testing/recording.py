@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
 import msgspec
 
-from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.clock import datetime_ms, duration_ms, ms_datetime
 from lisa.core.model.durability import Replicas
 from lisa.core.model.envelope import HEAD_BYTES, decode_envelope
-from lisa.core.model.keys import WINDOW_HEADER, Keys, check_id, check_topic
+from lisa.core.model.keys import WINDOW_HEADER, Keys, check_id, check_key, check_topic
 from lisa.core.model.middleware import BaseMiddleware
 from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
-from lisa.core.model.recurring.definition import Record, occurrence_id
+from lisa.core.model.recurring.definition import Record
 from lisa.core.model.sharding import PLAIN, Layout, Topic
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.inspection import FoundMessage, State
+from lisa.core.store.keyed import KeyFlows, KeyOutcome, in_window, shifted
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.base import ById, HasWindow
 from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
@@ -95,7 +96,8 @@ class _InMemory(Store):
     def _create(self, call: Schedule) -> Iterable[str]:
         record = Record.decode(call.record)
         for new in call.creates:
-            is_pending = record.is_made and new.id == occurrence_id(call.name, record.tick or 0)
+            pending = record.definition.occurrence_id(call.name, record.tick or 0)
+            is_pending = record.is_made and new.id == pending
             yield "a" if is_pending or self.offer(call.topic, new) else "d"
 
 
@@ -158,7 +160,15 @@ class _Recording(BaseProducer):
         (message,) = sent_by(call)
         return self._accept(call, message) is Sent.ACCEPTED
 
-    def _write(self, call: ById[Any]) -> Flow[list[Any]]:
+    def _of_key(self, topic: str, key: str) -> Flow[KeyFlows]:
+        messages = self._live.values()
+        return _answer(
+            _RecordedKey(
+                self._store, check_topic(topic), check_key(key), self._write, known=messages
+            )
+        )
+
+    def _write(self, call: ById[Any], *, on_shard: bool = False) -> Flow[list[Any]]:  # noqa: ARG002  there are no shards
         if isinstance(call, Enqueue):
             _check_sizes(call)
             return _answer([self._accept(call, message) for message in sent_by(call)])
@@ -220,19 +230,60 @@ class _Recording(BaseProducer):
     def _get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:
         """Look up a message that was sent and not cancelled; its due time is None for a delay."""
         message = self._live.get((check_topic(topic), check_id(message_id)))
-        if message is None:
-            return _answer(None)
-        due_ms = None if message.due is None else datetime_ms(message.due)
-        return _answer(
-            FoundMessage(
-                id=message.id,
-                topic=message.topic,
-                state=State.WAITING,
-                due_ms=due_ms,
-                body=message.body,
-                headers=message.headers,
-            )
-        )
+        return _answer(None if message is None else _found(message))
+
+
+class _RecordedKey(KeyFlows):
+    """The flows for the messages of a key, `known` being those of all keys and topics."""
+
+    def __init__(self, *args: Any, known: Iterable[SentMessage]) -> None:
+        super().__init__(*args)
+        self._known = [
+            each for each in known if each.topic == self._topic and each.key == self._key
+        ]
+
+    def messages(self) -> Flow[list[FoundMessage]]:
+        return _answer(list(map(_found, self._known)))
+
+    def count(self) -> Flow[int]:
+        return _answer(len(self._known))
+
+    def cancel(self) -> Flow[list[KeyOutcome]]:
+        ids = [message.id for message in self._known]
+        outcomes = yield from self._write(Cancel(self._topic, ids))
+        return list(map(KeyOutcome, ids, outcomes))
+
+    def reschedule(self, due: str) -> Flow[list[KeyOutcome]]:
+        return self._move([due] * len(self._known))
+
+    def shift(self, shift_ms: int) -> Flow[list[KeyOutcome]]:
+        return self._move([_shifted(message, shift_ms) for message in self._known])
+
+    def _move(self, dues: Sequence[str]) -> Flow[list[KeyOutcome]]:
+        items = [
+            (message.id, in_window(due, message.headers, ""))
+            for message, due in zip(self._known, dues, strict=True)
+        ]
+        outcomes = yield from self._write(Reschedule(self._topic, items))
+        return list(map(KeyOutcome, dict(items), outcomes))
+
+
+def _shifted(message: SentMessage, shift_ms: int) -> str:
+    """The due time of a message, or its delay, moved by a number of milliseconds."""
+    if message.due is not None:
+        return shifted(datetime_ms(message.due), shift_ms)
+    return "+" + shifted(duration_ms(message.delay or timedelta()), shift_ms)
+
+
+def _found(message: SentMessage) -> FoundMessage:
+    return FoundMessage(
+        id=message.id,
+        topic=message.topic,
+        state=State.WAITING,
+        due_ms=None if message.due is None else datetime_ms(message.due),
+        body=message.body,
+        headers=message.headers,
+    )
 
 
 def _check_sizes(call: Enqueue) -> None:
@@ -253,7 +304,7 @@ def _answer(result: T) -> Flow[T]:
 class RecordingProducer(_Recording, Producer):
     """A `Producer` without a server, for unit tests: checks and records what it is given.
 
-    sent: the messages in the order of sending; `reschedule` changes theirs in place.
+    sent: the messages in the order of sending; `reschedule` and the like change theirs in place.
     cancelled: the messages that were cancelled.
 
     The constructor takes the same arguments as that of `Producer`; only `zone` and `middleware`

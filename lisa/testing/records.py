@@ -15,7 +15,7 @@ from lisa.core.model.envelope import decode_content
 from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.late import late_text, split_policy
 from lisa.core.model.message import Message
-from lisa.core.model.sharding import topic_of
+from lisa.core.model.sharding import key_of, topic_of
 from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.change import Reschedule
@@ -45,6 +45,11 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     late: str | None = None
     cost: int | None = None
     slack: timedelta | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the message was sent, if any: the first part of its id."""
+        return key_of(self.id)
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +134,8 @@ class ProducerWatch:
         """Begin to follow."""
         watch = self
 
-        def write(self: Sending, call: ById[Any]) -> Flow[list[Any]]:
-            return watch._follow(self, call)
+        def write(self: Sending, call: ById[Any], *, on_shard: bool = False) -> Flow[list[Any]]:
+            return watch._follow(self, call, on_shard=on_shard)
 
         Sending._write = write  # type: ignore[method-assign]  # noqa: SLF001  as above
 
@@ -138,16 +143,16 @@ class ProducerWatch:
         """End, so that producers write as before."""
         Sending._write = _write  # type: ignore[method-assign]  # noqa: SLF001  as above
 
-    def _follow(self, producer: Sending, call: ById[Any]) -> Flow[list[Any]]:
+    def _follow(self, producer: Sending, call: ById[Any], *, on_shard: bool) -> Flow[list[Any]]:
         store = producer._store  # noqa: SLF001  a producer does not show its server
         if (_server(store.connection.address.url), store.keys.prefix) != self._where:
-            return (yield from _write(producer, call))
+            return (yield from _write(producer, call, on_shard=on_shard))
         now_ms = self._now_ms()
         if isinstance(call, Reschedule):
             items = [(message_id, dated(due, now_ms)) for message_id, due in call.items]
-            return (yield from _write(producer, replace(call, items=items)))
+            return (yield from _write(producer, replace(call, items=items), on_shard=on_shard))
         if not isinstance(call, Enqueue):
-            return (yield from _write(producer, call))
+            return (yield from _write(producer, call, on_shard=on_shard))
         dues = [dated(due, now_ms) for due in call.dues]
         self.topics.add(topic_of(call.topic))
         outcomes = yield from _write(producer, replace(call, dues=dues))

@@ -87,9 +87,68 @@ def test_a_message_from_sending_to_cancelling() -> None:
     assert changed("reschedule", "orders", one, "--delay", "1h", code=1) == "done"
 
 
+def test_messages_with_a_key() -> None:
+    later = ("--key", "order 42", "--delay", "30m")
+    made = lisa("send", "orders", "x", *later).stdout.strip()
+    assert re.fullmatch(r"[\w~]{16}", made), "the part after the key"
+    sent = ask("send", "orders", "1", *later, "--id", "own")
+    assert (sent["id"], sent["key"]) == ("order 42\x1fown", "order 42")
+    known = lisa("send", "orders", "1", *later, "--id", "own").stderr
+    assert "id order 42 / own is already known" in known
+    of_key = ("orders", "order 42")
+    assert lisa("key", "count", *of_key).stdout == "2\n"
+    assert ask("key", "count", *of_key)["count"] == 2
+    assert {one["id"] for one in ask("key", "list", *of_key)["messages"]} == {
+        "order 42\x1fown",
+        f"order 42\x1f{made}",
+    }
+    shown = lisa("key", "list", *of_key).stdout
+    assert re.search(rf"order 42 / {made} +waiting +in (30|29)m", shown), shown
+    assert re.search(r"order 42 / own +in (30|29)m", lisa("list", "orders").stdout)
+    assert {one["key"] for one in ask("list", "orders")["messages"]} == {"order 42"}
+    changed = ask("key", "reschedule", *of_key, "--shift", "-20m")["messages"]
+    assert {one["outcome"] for one in changed} == {"rescheduled"}
+    assert re.search(r"in (10|9)m", lisa("key", "list", *of_key).stdout)
+    at = ("--at", "2030-12-24T09:00", "--tz", "Asia/Tokyo")
+    assert "order 42 / own  rescheduled" in lisa("key", "reschedule", *of_key, *at).stdout
+    found = ask("get", "orders", "own", "--key", "order 42")
+    assert (found["due_ms"], found["key"]) == (1_924_300_800_000, "order 42")
+    assert "order 42 / own" in lisa("get", "orders", "own", "--key", "order 42").stdout
+    assert "order 42 / no is unknown" in lisa("get", "orders", "no", *later[:2], code=1).stderr
+    one = ("orders", "own", "--key", "order 42")
+    assert lisa("reschedule", *one, "--delay", "1h").stdout == "order 42 / own  rescheduled\n"
+    assert lisa("fire", *one).stdout == "order 42 / own  rescheduled\n"
+    assert "due: " in lisa("next", "orders", "--id", "own", "--key", "order 42").stdout
+    assert lisa("cancel", *one).stdout == "order 42 / own  cancelled\n"
+    assert ask("key", "fire", *of_key)["messages"][0]["outcome"] == "rescheduled"
+    assert ask("key", "cancel", *of_key)["messages"][0]["outcome"] == "cancelled"
+    assert lisa("key", "cancel", *of_key).stdout == ""
+    for wrong in ((), ("--delay", "1h", "--shift", "1h"), ("--shift", "5"), (*at, "--at-ms", "1")):
+        lisa("key", "reschedule", *of_key, *wrong, code=2)
+    lisa("key", "count", "orders", "", code=2)
+
+
+def test_garbage_with_a_key(cast: Cast) -> None:
+    kill(cast.declare(), *(f"k\x1f{n}" for n in range(3)))
+    assert "k / 0" in lisa("garbage", "list", "orders").stdout
+    (shown,) = ask("garbage", "show", "orders", "0", "--key", "k")
+    assert (shown["id"], shown["key"]) == ("k\x1f0", "k")
+    missing = lisa("garbage", "show", "orders", "9", "--key", "k", code=1).stderr
+    assert "k / 9 is not in garbage" in missing
+    assert ask("garbage", "requeue", "orders", "0", "--key", "k")["requeued"] == 1
+    assert ask("garbage", "purge", "orders", "1", "--key", "k", "--yes")["purged"] == 1
+    lisa("garbage", "purge", "orders", "--all", "--key", "k", "--yes", code=2)
+    outcomes = ask("key", "cancel", "orders", "k")["messages"]
+    assert {one["id"]: one["outcome"] for one in outcomes} == {
+        "k\x1f0": "cancelled",
+        "k\x1f2": "cancelled",
+    }
+
+
 def test_known_ids_and_ids_like_options() -> None:
     send, options = ("send", "orders"), ("--id=-a", "--delay", "1h")
-    assert ask(*send, "1", *options) == {"topic": "orders", "id": "-a", "outcome": "accepted"}
+    sent = {"topic": "orders", "id": "-a", "key": None, "outcome": "accepted"}
+    assert ask(*send, "1", *options) == sent
     assert ask(*send, "2", *options)["outcome"] == "duplicate"
     assert ask(*send, "3", *options, "--on-duplicate", "replace")["outcome"] == "replaced"
     assert ask(*send, "4", *options, "--on-duplicate", "update")["outcome"] == "updated"
@@ -201,6 +260,9 @@ def test_late_policies_and_ramps(cast: Cast) -> None:
     lisa("send", "orders", "x", "--cost", "0", code=2)
     lisa("schedules", "set", "orders", "s", "x", "--every", "1h", "--late", "collapse after 5m")
     assert ask("schedules", "show", "orders", "s")["late"] == "collapse after 5m"
+    lisa("schedules", "set", "orders", "s", "x", "--every", "1h", "--key", "k")
+    assert ask("schedules", "show", "orders", "s")["key"] == "k"
+    assert "k / s@" in lisa("schedules", "run-now", "orders", "s").stdout
     lisa("topic", "set", "orders", "late=skip after 30m", "ramp=2/m newest first")
     shown = lisa("topic", "show", "orders").output
     for line in (r"ramp +2/m newest first", r"backlog on the ramp +1", r"ramp ends in +30s"):

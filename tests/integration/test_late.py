@@ -15,6 +15,7 @@ from lisa.admin.topics import ramp_state
 from lisa.core.metrics.topics import read as read_metrics
 from lisa.core.model import signals
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.keys import keyed_id
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.manager.scheduler import Scheduler
 from lisa.testing import ClockedServer
@@ -160,8 +161,13 @@ def test_a_message_may_have_its_own_policy_and_its_end_is_signalled(
 
 
 @pytest.mark.skipif(no_clock() is not None, reason=str(no_clock()))
-@pytest.mark.parametrize(("by", "shards"), [("schedule", 1), ("topic", 1), ("topic", 3)])
-def test_after_an_outage_collapse_runs_only_the_newest_occurrence(by: str, shards: int) -> None:
+@pytest.mark.parametrize(
+    ("by", "shards", "key"),
+    [("schedule", 1, None), ("topic", 1, None), ("topic", 3, None), ("topic", 3, "k")],
+)
+def test_after_an_outage_collapse_runs_only_the_newest_occurrence(
+    by: str, shards: int, key: str | None
+) -> None:
     """Promotion starts before the schedule has caught up: the pending occurrence looks newest."""
     with ClockedServer() as server, Producer(server.url) as producer:
         cast = Cast(server.url).declare()
@@ -169,26 +175,25 @@ def test_after_an_outage_collapse_runs_only_the_newest_occurrence(by: str, shard
             Split(server.url).into(shards)
         options: dict[str, Any] = {"late": "collapse after 5m"} if by == "schedule" else {}
         start = ms_datetime(cast.now_ms() // 1000 * 1000 + MINUTE)
-        producer.schedule(
-            "job", topic="orders", body=1, every="10m", start=start, catch_up="all", **options
-        )
+        options |= {"start": start, "catch_up": "all", "key": key}
+        producer.schedule("job", topic="orders", body=1, every="10m", **options)
         if by == "topic":
             late = {"late": "collapse after 5m"}
             cast.store.drive(topics.set_options(cast.store, "orders", late))
-        producer.send("orders", 1, id="mail@5", delay="1m")
+        producer.send("orders", 1, id="mail@5", key=key, delay="1m")
         start_ms = datetime_ms(start, None)
         ticks = [start_ms + n * 10 * MINUTE for n in range(7)]
         for minutes in (67, 69):
             server.set_time((start_ms + minutes * MINUTE) * 1000)
             settle(cast)
-            found = [producer.get("orders", f"job@{tick}") for tick in ticks]
+            found = [producer.get("orders", keyed_id(key, f"job@{tick}")) for tick in ticks]
             assert [one.state if one else None for one in found] == ["skipped"] * 6 + ["ready"]
             # The tombstones expire, and the same occurrences come again: a newer one was promoted.
             server.set_time((start_ms + 69 * MINUTE) * 1000)
             end = start + timedelta(minutes=50)
             created, _ = producer.backfill_schedule("orders", "job", start, end)
             assert created == (6 if minutes == 67 else 0)
-        other = producer.get("orders", "mail@5")
+        other = producer.get("orders", keyed_id(key, "mail@5"))
         assert other is not None
         assert other.state == "ready", "an id that looks like an occurrence is of no schedule"
 

@@ -16,6 +16,7 @@ from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
+from lisa.core.model.keys import keyed_id
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
@@ -329,6 +330,32 @@ def test_occurrences_that_were_created_before_shards_were_added(
         assert message_of(producer, f"{name}@{datetime_ms(first)}").body == body
 
 
+def test_overlaps_of_occurrences_with_a_key(split: Split) -> None:
+    """Once in one shard, where the script looks at them, and once in several."""
+    with Producer(split.url) as producer:
+        for shards in (1, 4):
+            split.into(shards)
+            name, queued = f"s{shards}", "queue_one"
+            options: dict[str, Any] = {"every": "1h", "key": "k", "overlap": queued}
+            assert producer.schedule(name, topic=TOPIC, body=1, **options)
+            first, second = producer.next_ticks(TOPIC, name, 2)
+            assert tick(split.store, name, datetime_ms(first)).outcomes == "a"
+            assert tick(split.store, name, datetime_ms(second)).state == "held"
+            assert [each.id for each in producer.list_key(TOPIC, "k")] == [
+                keyed_id("k", f"{name}@{datetime_ms(first)}")
+            ]
+            options["overlap"] = "replace_unstarted"
+            name = f"r{shards}"
+            assert producer.schedule(name, topic=TOPIC, body=1, **options)
+            first, second = producer.next_ticks(TOPIC, name, 2)
+            for each in (first, second):
+                assert tick(split.store, name, datetime_ms(each)).outcomes == "a"
+            made = {each.id for each in producer.list_key(TOPIC, "k")}
+            assert keyed_id("k", f"{name}@{datetime_ms(second)}") in made
+            assert keyed_id("k", f"{name}@{datetime_ms(first)}") not in made
+            producer.cancel_key(TOPIC, "k")
+
+
 def tick(store: SyncStore, name: str, at_ms: int) -> ScheduleOutcome:
     """What a manager does for a schedule at an instant."""
     (done,) = store.drive(tick_all(store, TOPIC, [name], at_ms))
@@ -422,7 +449,8 @@ def test_an_unreadable_schedule_can_be_removed(cast: Cast, producer: Producer) -
 def declare_in_file(registry: Registry, bodies: Mapping[str, object]) -> None:
     """Let a manager read a file with hourly schedules, which may not name the topic any more."""
     entries = [
-        {"name": name, "topic": TOPIC, "every": "1h", "body": body} for name, body in bodies.items()
+        {"name": name, "topic": TOPIC, "every": "1h", "body": body, "key": "file"}
+        for name, body in bodies.items()
     ]
     registry.reconfigure(Plan.from_settings(ManagerSettings.load(schedules=entries)))
     registry.step()
@@ -444,6 +472,7 @@ def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     before = cast.ask("HGETALL", cast.keys.schedules)
     declare(a="1", b="1", mine="theirs")
     assert cast.ask("HGETALL", cast.keys.schedules) == before
+    assert producer.count_key(TOPIC, "file") == 2
     producer.schedule("b", topic=TOPIC, body="changed", every="1h")
     producer.pause_schedule(TOPIC, "a")
     declare(a="2", b="2")

@@ -240,9 +240,17 @@ class TestDelivery:
         assert kit.producer.cancel("orders", ids[0]) == "cancelled"
         assert kit.producer.reschedule("orders", ids[1], delay=2 * DAY) == "rescheduled"
         assert kit.producer.fire_now("orders", ids[2]) == "rescheduled"
+        kit.producer.send("orders", 4, key="k", id="own", delay=DAY)
+        kit.producer.send("orders", 5, key="k", delay=DAY)
+        assert {one.outcome for one in kit.producer.reschedule_key("orders", "k", delay=DAY)} == {
+            "rescheduled"
+        }
+        kit.producer.reschedule_key("orders", "k", shift=2 * DAY)
+        assert kit.producer.cancel("orders", "k\x1fown") == "cancelled"
+        assert [one.key for one in kit.sent("orders")][-2:] == ["k", "k"]
         kit.run_until_idle()
         moved = [(one.message.body, one.at - start) for one in kit.attempts("orders")]
-        assert moved == [(2, timedelta(0)), (3, DAY), (1, 2 * DAY)]
+        assert moved == [(2, timedelta(0)), (3, DAY), (1, 2 * DAY), (5, 3 * DAY)]
         kit.configure("shards", shards=3)
         for days in (1, 2):
             kit.producer.send_many("shards", range(30 * days), delay=days * DAY)

@@ -11,6 +11,7 @@ from lisa.core.model.clock import (
     MAX_DUE_MS,
     OLDEST_DUE_MS,
     check_due_ms,
+    checked_shift_ms,
     datetime_ms,
     duration_ms,
     human,
@@ -55,6 +56,15 @@ def test_milliseconds_for_people() -> None:
     texts = {0: "0ms", 1_500: "1.5s", 59_999: "59.999s", 90_000: "1m 30s", 120_000: "2m"}
     texts |= {3_601_000: "1h", 90_000_000: "1d 1h", -90_000: "-1m 30s"}
     assert {ms: human(ms) for ms in texts} == texts
+
+
+def test_shifts_go_both_ways() -> None:
+    read: dict[object, int] = {"1h": 3_600_000, "-1.5s": -1_500, " +2m ": 120_000, "0": 0, "-0": 0}
+    read |= {timedelta(seconds=-3): -3_000, timedelta(microseconds=1): 1}
+    assert {value: checked_shift_ms(value) for value in read} == read
+    for bad in ("", "-", "--1s", "5", "-5", 5, None, "+-1s"):
+        with pytest.raises(InvalidMessage, match="shift"):
+            checked_shift_ms(bad)
 
 
 @given(st.timedeltas(min_value=timedelta(-(10**6)), max_value=timedelta(10**6)))

@@ -106,6 +106,39 @@ def test_cancelled_and_moved_messages() -> None:
         assert producer.sent[-1].due == datetime(2027, 3, 29, 1, minute, tzinfo=UTC)
 
 
+def test_messages_of_a_key() -> None:
+    producer = RecordingProducer()
+    producer.send("orders", 0, id="a", delay=HOUR)
+    first = producer.send("orders", 1, key="k", id="a", delay=HOUR)
+    second = producer.send("orders", 2, key="k", at=DUE)
+    producer.send("others", 3, key="k")
+    assert [one.key for one in producer.sent] == [None, "k", "k", "k"]
+    found = producer.list_key("orders", "k")
+    assert [(one.id, one.body, one.key) for one in found] == [(first, 1, "k"), (second, 2, "k")]
+    assert producer.count_key("orders", "k") == 2
+    for shift, delay, due in (("30m", 1.5, 0.5), (-2 * HOUR, 0, -1.5)):
+        done = producer.reschedule_key("orders", "k", shift=shift)
+        assert done == [(first, "rescheduled"), (second, "rescheduled")]
+        assert producer.sent[1].delay == delay * HOUR
+        assert producer.sent[2].due == DUE + due * HOUR
+    assert len(producer.reschedule_key("orders", "k", at=DUE)) == 2
+    assert [one.due for one in producer.sent[1:3]] == [DUE, DUE]
+    assert len(producer.fire_key("orders", "k")) == 2
+    assert producer.cancel_key("orders", "k") == [(first, "cancelled"), (second, "cancelled")]
+    assert [one.body for one in producer.cancelled] == [1, 2]
+    assert producer.cancel_key("orders", "k") == []
+    sent = producer.send("orders", 4, key="w", at=DUE, window="10-11", tz="Asia/Tokyo")
+    assert producer.reschedule_key("orders", "w", shift="1h") == [(sent, "rescheduled")]
+    assert producer.sent[-1].due == datetime(2027, 3, 29, 1, tzinfo=UTC)
+    with pytest.raises(InvalidMessage):
+        producer.cancel_key("orders", "")
+    other = AsyncRecordingProducer()
+    asyncio.run(other.send("orders", 1, key="k"))
+    assert asyncio.run(other.count_key("orders", "k")) == 1
+    producer.schedule("daily", topic="orders", body=5, cron="@daily", key="s")
+    assert producer.run_schedule("orders", "daily").startswith("s\x1fdaily@")
+
+
 def test_a_producers_class_can_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prefix": "shop", "patience": "3s", "durability": replicas(1)}
     producer = RecordingProducer("redis://nowhere:1/0", zone="UTC", **options)

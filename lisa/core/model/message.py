@@ -55,10 +55,12 @@ class Message(msgspec.Struct, Generic[Body_co], frozen=True, kw_only=True, weakr
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        """Topic, group, id and attempt: `log.info("...", extra=message.log_fields)`."""
+        """Topic, group, id, key and attempt: `log.info("...", extra=message.log_fields)`."""
+        key = self.key
         return {
             "topic": self.topic,
             "group": self.group,
             "id": self.id,
+            **({} if key is None else {"key": key}),
             "attempt": self.attempt,
         }

@@ -388,6 +388,7 @@ class ScheduleSettings(Section):
     ttl: Duration | None = Field(default=None, description="Of each occurrence.")
     retry: Policy | None = Field(default=None, description="Retry policy of each occurrence.")
     late: LateField | None = Field(default=None, description="Late policy of each occurrence.")
+    key: str | None = Field(default=None, description="Key of each occurrence.")
 
     @model_validator(mode="after")
     def _can_be_defined(self) -> Self:

@@ -12,19 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from lisa.core.model.clock import MAX_DUE_MS
-from lisa.core.model.durability import Replicas
 from lisa.core.model.envelope import headers_of
-from lisa.core.model.errors import LisaError, NotReplicated
+from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import keyed_id
 from lisa.core.model.sharding import KEY_END, Shard, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, State, found
 from lisa.core.store.store import Store, chunks
-from lisa.core.transitions.base import HasWindow, ListChanged, Listed, Transition
+from lisa.core.transitions.base import ById, HasWindow, ListChanged, Listed, Transition
 from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
 from lisa.core.transitions.inspect import Inspect
 
 Outcome: TypeAlias = Cancelled | Rescheduled | State
+
+Write = Callable[[ById[Any]], Flow[list[Any]]]
+"""Runs a transition on the shard that its topic names."""
 
 Change = Callable[[Shard, Sequence[str], Listed | None], Flow[Mapping[str, Outcome]]]
 """Changes some ids of a shard, if the given part of their list is still the same."""
@@ -74,113 +76,103 @@ def read_part(store: Store, shard: Shard, key: str, number: int = 1) -> Flow[Key
     return KeyPart(number, parts, [keyed_id(key, own) for own in own_ids], total, stored)
 
 
-def _shards(store: Store, topic: str, key: str) -> Flow[list[Shard]]:
-    """The shards that may have messages of a key: the current one, then those of older layouts."""
-    layout = yield from store.layout(Topic(topic))
-    return layout.shards_of_id(Topic(topic), keyed_id(key, ""))
+class KeyFlows:
+    """The flows for all messages of a key; all raise LisaError.
 
+    Those that change messages return one outcome per id. `outcomes` of their errors has what was
+    done before; a repeated call continues.
 
-def count_key(store: Store, topic: str, key: str) -> Flow[int]:
-    """How many live messages the lists of a key have. Raises LisaError."""
-    count = 0
-    for shard in (yield from _shards(store, topic, key)):
-        count += (yield from read_part(store, shard, key)).total
-    return count
-
-
-def list_key(store: Store, topic: str, key: str) -> Flow[list[FoundMessage]]:
-    """The live messages of a key, by due time. Raises LisaError."""
-    messages: dict[str, FoundMessage] = {}
-    for shard in (yield from _shards(store, topic, key)):
-        number = parts = 1
-        while number <= parts:
-            part = yield from read_part(store, shard, key, number)
-            for ids in chunks(part.ids, store.batch_size(shard, Inspect)):
-                seen = yield from store.run(Inspect(shard, ids))
-                for message_id, inspection in zip(ids, seen, strict=True):
-                    message = found(topic, message_id, inspection)
-                    if message is not None and not message.state.is_final:
-                        messages[message_id] = message
-            number, parts = number + 1, part.parts
-    return sorted(messages.values(), key=lambda message: (message.due_ms or 0, message.id))
-
-
-def cancel_key(
-    store: Store, topic: str, key: str, durability: Replicas | None = None
-) -> Flow[list[KeyOutcome]]:
-    """Cancel all messages of a key; see `KeyChange.run`."""
-
-    def cancel(shard: Shard, ids: Sequence[str], listed: Listed | None) -> Flow[dict[str, Outcome]]:
-        call = Cancel(shard, ids, listed=listed)
-        outcomes = yield from store.run(call, durability=durability)
-        return dict(zip(ids, outcomes, strict=True))
-
-    return KeyChange(store, topic, key, cancel, Cancel).run()
-
-
-def reschedule_key(
-    store: Store, topic: str, key: str, due: str, durability: Replicas | None = None
-) -> Flow[list[KeyOutcome]]:
-    """Give all messages of a key a due time, in their windows; see `KeyChange.run`.
-
-    due: as scripts read it.
-    """
-    move = _Move(store, topic, lambda _: due, is_shift=False, durability=durability)
-    return KeyChange(store, topic, key, move.change, Reschedule).run()
-
-
-def fire_key(
-    store: Store, topic: str, key: str, durability: Replicas | None = None
-) -> Flow[list[KeyOutcome]]:
-    """Make all messages of a key due now; see `KeyChange.run`."""
-    return reschedule_key(store, topic, key, "+0", durability)
-
-
-def shift_key(
-    store: Store, topic: str, key: str, shift_ms: int, durability: Replicas | None = None
-) -> Flow[list[KeyOutcome]]:
-    """Move the due times of the waiting messages of a key, in their windows; see `KeyChange.run`.
-
-    The outcome of other messages is their state.
+    write: runs a transition on the shard that its topic names.
     """
 
-    def shifted(waits_until_ms: int) -> str:
-        return str(min(max(waits_until_ms + shift_ms, 0), MAX_DUE_MS))
+    def __init__(self, store: Store, topic: str, key: str, write: Write) -> None:
+        self._store = store
+        self._topic = Topic(topic)
+        self._key = key
+        self._write = write
 
-    move = _Move(store, topic, shifted, is_shift=True, durability=durability)
-    return KeyChange(store, topic, key, move.change, Reschedule).run()
+    def _shards(self) -> Flow[list[Shard]]:
+        """The shards that may have messages of the key: the current one, then older ones."""
+        layout = yield from self._store.layout(self._topic)
+        return layout.shards_of_id(self._topic, keyed_id(self._key, ""))
 
+    def count(self) -> Flow[int]:
+        """How many live messages the lists of the key have."""
+        total = 0
+        for shard in (yield from self._shards()):
+            total += (yield from read_part(self._store, shard, self._key)).total
+        return total
 
-class KeyChange(NamedTuple):
-    """A change of all messages of a key.
+    def messages(self) -> Flow[list[FoundMessage]]:
+        """The live messages, by due time."""
+        known: dict[str, FoundMessage] = {}
+        for shard in (yield from self._shards()):
+            number = parts = 1
+            while number <= parts:
+                part = yield from read_part(self._store, shard, self._key, number)
+                for message in (yield from self._found(shard, part.ids)):
+                    known[message.id] = message
+                number, parts = number + 1, part.parts
+        return sorted(known.values(), key=lambda message: (message.due_ms or 0, message.id))
 
-    change: changes some of them. kind: the transition that it runs.
-    """
+    def _found(self, shard: Shard, ids: Sequence[str]) -> Flow[list[FoundMessage]]:
+        """Those of the messages that are live."""
+        messages: list[FoundMessage | None] = []
+        for part in chunks(ids, self._store.batch_size(shard, Inspect)):
+            seen = yield from self._store.run(Inspect(shard, part))
+            messages += map(found, [self._topic] * len(part), part, seen)
+        return [message for message in messages if message and not message.state.is_final]
 
-    store: Store
-    topic: str
-    key: str
-    change: Change
-    kind: type[Transition[Any]]
+    def cancel(self) -> Flow[list[KeyOutcome]]:
+        """Cancel all messages."""
 
-    def run(self) -> Flow[list[KeyOutcome]]:
-        """Returns one outcome per id.
+        def cancel(
+            shard: Shard, ids: Sequence[str], listed: Listed | None
+        ) -> Flow[dict[str, Outcome]]:
+            outcomes = yield from self._write(Cancel(shard, ids, listed=listed))
+            return dict(zip(ids, outcomes, strict=True))
 
-        Raises LisaError, whose `outcomes` has what was done before. A repeated call continues.
+        return self._change(cancel, Cancel)
+
+    def reschedule(self, due: str) -> Flow[list[KeyOutcome]]:
+        """Give all messages a due time, in their windows. due: as scripts read it."""
+        move = _Move(self._store, self._topic, self._write, lambda _: due, is_shift=False)
+        return self._change(move.change, Reschedule)
+
+    def shift(self, shift_ms: int) -> Flow[list[KeyOutcome]]:
+        """Move the due times of waiting messages, in their windows.
+
+        The outcome of other messages is their state.
         """
+
+        def due(was_ms: int) -> str:
+            return shifted(was_ms, shift_ms)
+
+        move = _Move(self._store, self._topic, self._write, due, is_shift=True)
+        return self._change(move.change, Reschedule)
+
+    def _change(self, change: Change, kind: type[Transition[Any]]) -> Flow[list[KeyOutcome]]:
+        """Change all messages. kind: the transition that `change` runs."""
         outcomes: dict[str, Outcome] = {}
         try:
-            for shard in (yield from _shards(self.store, self.topic, self.key)):
+            for shard in (yield from self._shards()):
                 number = parts = 1
                 while number <= parts:
-                    parts = yield from self._change_part(shard, number, outcomes)
+                    parts = yield from self._change_part(shard, number, change, kind, outcomes)
                     number += 1
         except LisaError as error:
             error.outcomes = [KeyOutcome(*item) for item in outcomes.items()]
             raise
         return [KeyOutcome(*item) for item in outcomes.items()]
 
-    def _change_part(self, shard: Shard, number: int, outcomes: dict[str, Outcome]) -> Flow[int]:
+    def _change_part(
+        self,
+        shard: Shard,
+        number: int,
+        change: Change,
+        kind: type[Transition[Any]],
+        outcomes: dict[str, Outcome],
+    ) -> Flow[int]:
         """Change the messages of one part, add their outcomes, and return the number of parts.
 
         A message that was listed at first may have been settled before the list is read again, also
@@ -190,21 +182,18 @@ class KeyChange(NamedTuple):
         done: set[str] = set()
         reads_left = MOST_READS
         while True:
-            part = yield from read_part(self.store, shard, self.key, number)
+            part = yield from read_part(self._store, shard, self._key, number)
             seen.update(dict.fromkeys(part.ids))
             todo = [message_id for message_id in seen if message_id not in done]
-            ids = todo[: self.store.batch_size(shard, self.kind)]
+            ids = todo[: self._store.batch_size(shard, kind)]
             if not ids:
                 return part.parts
             listed = Listed(number, part.stored) if reads_left else None
             try:
-                changed = yield from self.change(shard, ids, listed)
+                changed = yield from change(shard, ids, listed)
             except ListChanged:
                 reads_left -= 1
                 continue
-            except NotReplicated as error:
-                error.ids = tuple(ids)
-                raise
             outcomes.update(changed)
             done.update(ids)
             if len(ids) == len(todo):
@@ -220,9 +209,9 @@ class _Move(NamedTuple):
 
     store: Store
     topic: str
+    write: Write
     due: Callable[[int], str]
     is_shift: bool
-    durability: Replicas | None
 
     def change(
         self, shard: Shard, ids: Sequence[str], listed: Listed | None
@@ -243,7 +232,7 @@ class _Move(NamedTuple):
             if not items:
                 break
             call = Reschedule(shard, items, listed=listed, is_placed=is_placed)
-            answers = yield from self.store.run(call, durability=self.durability)
+            answers = yield from self.write(call)
             todo = [message_id for message_id, _ in items]
             outcomes.update(zip(todo, answers, strict=True))
             # A message that no longer waits until the instant that was read is read again.
@@ -268,14 +257,19 @@ class _Move(NamedTuple):
                 continue
             due = self.due(waits_until_ms or 0)
             if is_placed and inspection.envelope:
-                due = _in_window(due, inspection.envelope, window)
+                due = in_window(due, headers_of(inspection.envelope), window)
             items.append((message_id, f"{due}@{waits_until_ms}" if self.is_shift else due))
         return items
 
 
-def _in_window(due: str, envelope: bytes, topic_window: str) -> str:
+def shifted(due_ms: int, shift_ms: int) -> str:
+    """A due time that is moved, as scripts read it."""
+    return str(min(max(due_ms + shift_ms, 0), MAX_DUE_MS))
+
+
+def in_window(due: str, headers: Mapping[str, str], topic_window: str) -> str:
     """A due time in the window of a message or of its topic. Raises InvalidMessage."""
     from lisa.core.model.windows.placing import clock_ms, moved, window_of  # late: few have windows
 
-    window = window_of(headers_of(envelope), topic_window)
+    window = window_of(headers, topic_window)
     return due if window is None else moved(due, window, clock_ms())

@@ -30,7 +30,6 @@ from lisa.core.model.recurring.definition import (
     Record,
     ScheduleDefinition,
     check_name,
-    occurrence_id,
 )
 from lisa.core.model.recurring.ticks import (
     TickStep,
@@ -335,7 +334,7 @@ def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) ->
     later = [tick for tick in came if due_ms(definition, name, tick) > now_ms]
     if not later:
         return []
-    ids = [occurrence_id(name, tick) for tick in later]
+    ids = [definition.occurrence_id(name, tick) for tick in later]
     seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
     return [t for t, one in zip(later, seen, strict=True) if one.waiting_due_ms is not None]
 
@@ -343,6 +342,7 @@ def delayed(store: Store, topic: str, name: str, record: Record, now_ms: int) ->
 def step_call(topic: str, name: str, record: Record | None, step: TickStep) -> Schedule:
     """The script call of a step on a topic with one shard."""
     definition = step.record.definition
+    before = record.definition if record else definition
     is_own = step.held is not None
     return Schedule(
         topic,
@@ -351,8 +351,10 @@ def step_call(topic: str, name: str, record: Record | None, step: TickStep) -> S
         b"" if step.removes else step.record.encode(),
         step.score,
         creates=_occurrences(name, step, new_token()),
-        drops=[occurrence_id(name, tick) for tick in step.drops],
-        earlier=[occurrence_id(name, t) for t in record.earlier] if record and is_own else [],
+        drops=[before.occurrence_id(name, tick) for tick in step.drops],
+        earlier=[before.occurrence_id(name, t) for t in record.earlier]
+        if record and is_own
+        else [],
         overlap=definition.overlap.value if is_own else Overlap.ALLOW.value,
         held=step.held.encode() if step.held else b"",
         held_score=step.held_score,
@@ -364,7 +366,7 @@ def _occurrences(name: str, step: TickStep, token: str) -> list[NewOccurrence]:
     definition, head = step.record.definition, encode_head(token)
     return [
         NewOccurrence(
-            occurrence_id(name, tick),
+            definition.occurrence_id(name, tick),
             due_ms(definition, name, tick) if step.has_jitter else tick,
             head + definition.body_at(name, tick, previous, number),
             definition.ttl_ms,
@@ -399,7 +401,8 @@ def run_split(
     """
     state, outcomes = "done", ""
     new, score = step.record, step.score
-    fence, dropped = record.fence if record else "", [occurrence_id(name, t) for t in step.drops]
+    fence, before = record.fence if record else "", (record or new).definition
+    dropped = [before.occurrence_id(name, tick) for tick in step.drops]
     if step.swaps and not (yield from _all_wait(store, topic, dropped)):
         return ScheduleOutcome("gone", fence, "")
     may_be_held = bool(step.creates) and record is not None
@@ -438,9 +441,9 @@ def _all_wait(store: Store, topic: str, ids: Sequence[str]) -> Flow[bool]:
 
 def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow[bool]:
     """Whether earlier occurrences prevent a new one; cancels those that it replaces."""
-    ids = [occurrence_id(name, tick) for tick in record.earlier] if record else []
-    if record is None or not ids:
+    if record is None or not record.earlier:
         return False
+    ids = [record.definition.occurrence_id(name, tick) for tick in record.earlier]
     seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
     states = {
         message_id: _state(topic, message_id, what)
@@ -607,18 +610,19 @@ def run_now(store: Store, topic: str, name: str) -> Flow[str]:
 
     Raises InvalidMessage if there is no such schedule.
     """
-    at_ms = 0
+    at_ms, made_id = 0, ""
 
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
-        nonlocal at_ms
+        nonlocal at_ms, made_id
         record, at_ms = known(record, topic, name), max(now_ms, at_ms)
+        made_id = record.definition.occurrence_id(name, at_ms)
         previous = record.latest if is_overdue(record, now_ms) else record.last
         return _extra(record, [(at_ms, previous)])
 
     while True:
         done = yield from _change(store, topic, name, change)
         if done is None or "d" not in done.outcomes:
-            return occurrence_id(name, at_ms)
+            return made_id
         at_ms += 1  # another occurrence has this id: run now was called twice in a millisecond
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from lisa.core.model.errors import InvalidMessage, KeyFull, TopicFull
-from lisa.core.model.keys import TopicKeys
+from lisa.core.model.keys import TopicKeys, shown_id
 from lisa.core.model.sharding import KEY_END
 from lisa.core.transitions.base import KEYED, Argument, ById, Elsewhere, Transition, text
 from lisa.core.transitions.loader import Features
@@ -180,8 +180,9 @@ def refuse_send(call: ById[Any], reply: Sequence[Any]) -> None:
             f"have at most {reply[3]} (the topic's option max_per_key); this call sent nothing"
         )
     if reply[0] == b"LARGE":
+        shown = shown_id(call.message_ids[reply[1] - 1])
         raise InvalidMessage(
-            f"the body of message {call.message_ids[reply[1] - 1]!r} has {reply[2]} bytes; "
+            f"the body of message {shown!r} has {reply[2]} bytes; "
             f"topic {call.topic!r} allows at most {reply[3]} (its option max_body_bytes)"
         )
     Transition.refuse(call, reply)

@@ -16,6 +16,7 @@ from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.pace import DEGRADED_AFTER, FIRST_S, LONGEST_S, Degradation
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.keys import shown_id
 from lisa.core.model.message import Message
 from lisa.core.store.presence import PushPresence
 from lisa.core.store.store import caller
@@ -324,7 +325,7 @@ class Pusher:
         log.warning(
             "%s: message %s, attempt %d, was not accepted by %s: %s%s",
             self._where,
-            delivery.message.id,
+            shown_id(delivery.message.id),
             delivery.message.attempt,
             host,
             answer.reason,
@@ -373,8 +374,8 @@ class Pusher:
             return
 
     def _log_unsettled(self, message: Message, outcome: str, error: LisaError) -> None:
-        text = "%s: message %s %s: %s"
-        log.warning(text, self._where, message.id, outcome, error, extra=message.log_fields)
+        text, shown = "%s: message %s %s: %s", shown_id(message.id)
+        log.warning(text, self._where, shown, outcome, error, extra=message.log_fields)
 
 
 def _host_of(target: StoredPushTarget) -> str:

@@ -35,7 +35,13 @@ from lisa.core.model.clock import (
 )
 from lisa.core.model.envelope import checked_headers, decode_body, encode_body, encode_headers
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import WINDOW_HEADER, check_own_id, plain_text
+from lisa.core.model.keys import (
+    WINDOW_HEADER,
+    check_key,
+    check_own_id,
+    keyed_id,
+    plain_text,
+)
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.recurring.calendar import first_instant, parse_cron
 from lisa.core.model.retry_policy import RetryPolicy
@@ -143,7 +149,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """What users define. Durations are in ms, instants in epoch ms; has either cron or every_ms.
 
     body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy, late: an encoded retry
-    policy and late policy.
+    policy and late policy. key: of each occurrence.
     """
 
     cron: str = ""
@@ -165,6 +171,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     ttl_ms: int | None = None
     policy: str | None = None
     late: str | None = None
+    key: str | None = None
 
     def check(self) -> Self:
         """Return the definition. Raises InvalidMessage, which names the parameter and the fix."""
@@ -231,6 +238,10 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def fingerprint(self) -> str:
         """Identifies the definition."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+
+    def occurrence_id(self, name: str, tick_ms: int) -> str:
+        """The message id of an occurrence."""
+        return keyed_id(self.key, f"{name}@{tick_ms}")
 
     def body_at(self, name: str, tick_ms: int, previous_ms: int | None, count: int) -> bytes:
         """An occurrence's envelope without its head: kind, headers, body. Raises InvalidMessage."""
@@ -305,18 +316,13 @@ _record_decoder = msgspec.json.Decoder(Record)
 
 
 def check_name(name: str) -> str:
-    """The name of a schedule, or raise InvalidMessage. Its message ids are `name@<tick>`."""
+    """The name of a schedule, or raise InvalidMessage. Its own message ids are `name@<tick>`."""
     if not isinstance(name, str) or not name.strip():
         raise InvalidMessage(f"the name of a schedule is text, not {name!r}")
     check_own_id(name)
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidMessage(f"the name of a schedule has at most {_LONGEST_NAME} bytes")
     return plain_text(name)
-
-
-def occurrence_id(name: str, tick_ms: int) -> str:
-    """The message id of an occurrence."""
-    return f"{name}@{tick_ms}"
 
 
 def stored_body(body: object) -> tuple[str, str]:
@@ -353,6 +359,7 @@ class ScheduleOptions(TypedDict, total=False):
     ttl: timedelta | str | None
     retry: RetryPolicy | Sequence[timedelta | str] | str | None
     late: LatePolicy | Mapping[str, timedelta | str] | str | None
+    key: str | None
 
 
 def define(
@@ -373,6 +380,7 @@ def define(
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late, ttl = options.get("retry"), options.get("late"), options.get("ttl")
+    key = options.get("key")
     headers = checked_headers(options.get("headers"))
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER], headers)
@@ -399,6 +407,7 @@ def define(
         ttl_ms=None if ttl is None else checked_ttl_ms(ttl),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
         late=None if late is None else LatePolicy.parse(late).encode(),
+        key=None if key is None else check_key(key),
     ).check()
 
 
