@@ -59,6 +59,7 @@ delivery's `receipt`.
 _BY_NAME = {one.name: one for one in OPERATIONS}
 _ORDERS = {"topic": "orders"}
 _ORDER = {"topic": "orders", "id": "order-42"}
+_REMINDERS = {"topic": "reminders", "key": "order-42"}
 
 
 class Walk:
@@ -143,6 +144,7 @@ async def _walk(call: Walk, url: str) -> None:
     await call("setOptions", {"ack_timeout": "30s", "retry_delays": ["0s", "2m", "10m"]})
     await call("getOptions")
     await _send(call)
+    await _change_key(call)
     await _settle(call)
     await _clean_up(call)
     await _schedule(call)
@@ -160,6 +162,16 @@ async def _send(call: Walk) -> None:
         await call("sendMessages", {"messages": due})
     await call("sendMessage", {"body": {"order": 53}, "id": "order-53", "delay_ms": "1h"})
     await call("cancelMessage", path={"topic": "orders", "id": "order-53"})
+
+
+async def _change_key(call: Walk) -> None:
+    for number, delay in enumerate(("1d", "3d"), 1):
+        body = {"body": {"reminder": number}, "key": "order-42", "id": f"reminder-{number}"}
+        await call("sendMessage", body | {"delay_ms": delay}, {"topic": "reminders"})
+    await call("listKey", path=_REMINDERS)
+    await call("rescheduleKey", {"shift_ms": "12h"}, _REMINDERS)
+    await call("fireKey", path=_REMINDERS)
+    await call("cancelKey", path=_REMINDERS)
 
 
 async def _settle(call: Walk) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from lisa.core.model.keys import shown_id
 from lisa.gateway.access import Token, client_of
 from lisa.gateway.problems import BoundedWarnings
 
@@ -24,7 +25,7 @@ _refused_tokens = BoundedWarnings(log)
 def changed(connection: HTTPConnection, token: Token, action: str, **details: Any) -> None:
     """Record a change: what was done to what (topic, id, session, ...), and how many times."""
     known = {name: value for name, value in details.items() if value not in (None, "")}
-    parts = [action, *(f"{name}={value!r}" for name, value in known.items())]
+    parts = [action, *(f"{name}={_shown(value)!r}" for name, value in known.items())]
     fields = {"token": token.name, "client": client_of(connection), "action": action, **known}
     log.info(
         "token %r from %s: %s",
@@ -33,6 +34,10 @@ def changed(connection: HTTPConnection, token: Token, action: str, **details: An
         " ".join(parts),
         extra={f"audit_{name}": value for name, value in fields.items()},
     )
+
+
+def _shown(value: object) -> object:
+    return shown_id(value) if isinstance(value, str) else value
 
 
 def login_refused(connection: HTTPConnection, reason: str) -> None:

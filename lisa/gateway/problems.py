@@ -27,6 +27,7 @@ from lisa.core.model.errors import (
     TopicFull,
     TopicInUse,
 )
+from lisa.core.model.sharding import key_of
 from lisa.core.redis.errors import ClientError, is_full, refusal_of
 from lisa.gateway.access import Forbidden, Unauthorized
 from lisa.gateway.shares import Crowded
@@ -63,12 +64,14 @@ class ErrorResponse(Exception):
     @property
     def content(self) -> dict[str, Any]:
         """The members of the problem document, in order."""
+        key = key_of(self.more.get("id", ""))
         return {
             "type": f"urn:lisa:problem:{self.kind}",
             "title": http.HTTPStatus(self.status).phrase,
             "status": self.status,
             "detail": self.detail,
             **self.more,
+            **({} if key is None else {"key": key}),
         }
 
     def response(self) -> Response:

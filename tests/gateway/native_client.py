@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -27,7 +28,7 @@ def settle(
     client: httpx.Client, topic: str, delivery: dict[str, Any], verb: str, **more: Any
 ) -> httpx.Response:
     """Ack, retry, extend or release a delivery."""
-    path = f"/v1/topics/{topic}/messages/{delivery['id']}/{verb}"
+    path = f"/v1/topics/{topic}/messages/{quote(delivery['id'], safe='')}/{verb}"
     return client.post(path, json={"receipt": delivery["receipt"]} | more)
 
 

@@ -180,6 +180,30 @@ def test_waiting_messages(rpc: Rpc) -> None:
     assert rpc("CancelMessage", topic=topic, id="b").outcome == "cancelled"
 
 
+def test_messages_of_a_key(rpc: Rpc, topic: str) -> None:
+    message_id = "k/1\x1fa"
+    key: dict[str, Any] = {"topic": topic, "key": "k/1"}
+    options = {"key": "k/1", "id": "a", "cost": 2, "slack_ms": 5}
+    sent = rpc("SendMessage", topic=topic, message={"body_json": "1", **options, **LATER})
+    assert (sent.id, sent.key) == (message_id, "k/1")
+    found = rpc("GetMessage", topic=topic, id=message_id)
+    assert (found.id, found.key) == (message_id, "k/1")
+    moved = rpc("RescheduleKey", **key, shift_ms=-5)
+    assert (moved.changed, [one.outcome for one in moved.results]) == (1, ["rescheduled"])
+    listed = rpc("ListKey", **key)
+    assert (listed.count, listed.HasField("cursor")) == (1, False)
+    assert [(one.id, one.due_ms) for one in listed.messages] == [(message_id, found.due_ms - 5)]
+    assert rpc("FireKey", **key).changed == 1
+    (delivery,) = rpc("Pull", topic=topic, wait_ms=10_000).deliveries
+    assert (delivery.id, delivery.key) == (message_id, "k/1")
+    assert [(one.id, one.outcome) for one in rpc("CancelKey", **key).results] == [
+        (message_id, "in_flight")
+    ]
+    held: dict[str, Any] = {"topic": topic, "id": message_id, "receipt": delivery.receipt}
+    assert rpc("ReleaseMessage", **held).key == "k/1"
+    assert problem(rpc.error("ExtendMessage", **held)).key == "k/1"
+
+
 def test_an_idempotency_key_recognises_a_repeated_send(rpc: Rpc) -> None:
     topic, key = new_topic(), [("idempotency-key", "k")]
     headers = {f"h{n}": str(n) for n in range(20)}

@@ -125,6 +125,8 @@ export interface PullRequest {
 /** The outcome of sending one message. */
 export interface SendAnswer {
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   outcome: Sent;
 }
 
@@ -156,6 +158,7 @@ export interface BatchAnswer {
 /** The result for one message of a batch: an outcome, or its problem. */
 export interface BatchResult {
   id?: string;
+  key?: string;
   outcome?: Sent;
   problem?: Problem;
 }
@@ -167,6 +170,7 @@ export interface Problem {
   status: number;
   detail: string;
   id?: string;
+  key?: string;
   outcome?: string;
   state?: string;
   held?: boolean;
@@ -190,6 +194,8 @@ export interface MessageAnswer {
   /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */
   traceback: string | null;
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   topic: string;
   headers: Record<string, string>;
   groups: Record<string, GroupStateAnswer>;
@@ -237,6 +243,8 @@ export interface PullAnswer {
 /** One delivered message, held until its ack timeout. */
 export interface DeliveryAnswer {
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   receipt: string;
   /** 1 for the first delivery. */
   attempt: number;
@@ -251,12 +259,16 @@ export interface DeliveryAnswer {
  */
 export interface AckAnswer {
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   outcome: "acked" | "late" | "repeated";
 }
 
 /** The outcome: `retrying` at `due_ms`, or `dead`, which means in garbage. */
 export interface RetryAnswer {
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   outcome: "retrying" | "dead";
   due_ms: number | null;
   /** Failed attempts. */
@@ -266,6 +278,8 @@ export interface RetryAnswer {
 /** The message is deferred until `due_ms`. */
 export interface DeferAnswer {
   id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
   outcome: "deferred";
   due_ms: number;
 }

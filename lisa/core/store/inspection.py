@@ -89,8 +89,10 @@ class FoundMessage(FoundInGroup):
         return key_of(self.id)
 
 
-def found(topic: str, message_id: str, seen: Inspection) -> FoundMessage | None:
-    """Convert an inspection; None if the id is unknown."""
+def found(
+    topic: str, message_id: str, seen: Inspection, *, has_body: bool = True
+) -> FoundMessage | None:
+    """Convert an inspection; None if the id is unknown. has_body: whether the body was read."""
     groups = {held.group: _in_group(held) for held in seen.group_states}
     if not seen.envelope or (seen.waiting_due_ms is None and not groups):
         return _settled(topic, message_id, seen)
@@ -98,7 +100,7 @@ def found(topic: str, message_id: str, seen: Inspection) -> FoundMessage | None:
         first = FoundInGroup(state=State.WAITING, due_ms=seen.waiting_due_ms)
     else:
         first = min(groups.values(), key=lambda held: _FIRST.index(held.state))
-    body, headers, fault = _content(seen.envelope)
+    body, headers, fault = _content(seen.envelope) if has_body else (None, {}, None)
     return FoundMessage(
         id=message_id,
         topic=topic,

@@ -8,7 +8,7 @@ is left out that was sent before the change began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from lisa.core.model.clock import MAX_DUE_MS
@@ -76,6 +76,17 @@ def read_part(store: Store, shard: Shard, key: str, number: int = 1) -> Flow[Key
     return KeyPart(number, parts, [keyed_id(key, own) for own in own_ids], total, stored)
 
 
+class KeyPage(NamedTuple):
+    """A page of a key's live messages, without bodies and headers, by due time.
+
+    total: ids in the key's lists. cursor: where the next page begins; None at the end.
+    """
+
+    messages: list[FoundMessage]
+    total: int
+    cursor: str | None
+
+
 class KeyFlows:
     """The flows for all messages of a key; all raise LisaError.
 
@@ -113,14 +124,43 @@ class KeyFlows:
                 for message in (yield from self._found(shard, part.ids)):
                     known[message.id] = message
                 number, parts = number + 1, part.parts
-        return sorted(known.values(), key=lambda message: (message.due_ms or 0, message.id))
+        return _by_due(known.values())
 
-    def _found(self, shard: Shard, ids: Sequence[str]) -> Flow[list[FoundMessage]]:
+    def page(self, cursor: str | None, limit: int) -> Flow[KeyPage]:
+        """A page of the live messages, of all shards one after the other.
+
+        No message is left out that lives all the time. Others may come twice, if the list grows
+        meanwhile. A page may be short; the last one has no cursor.
+        """
+        shards = yield from self._shards()
+        first, number, last = _position(cursor, shards)
+        messages: list[FoundMessage] = []
+        left = limit
+        for shard in shards[shards.index(first) :]:
+            parts = number
+            while number <= parts:
+                part = yield from read_part(self._store, shard, self._key, number)
+                ids = sorted(each for each in part.ids if each > last)
+                messages += yield from self._found(shard, ids[:left], bodies=False)
+                if len(ids) > left:
+                    here = f"{shard}/{number}:{ids[left - 1] if left else last}"
+                    return KeyPage(_by_due(messages), (yield from self.count()), here)
+                left -= len(ids)
+                number, parts, last = number + 1, part.parts, ""
+            number = 1
+        return KeyPage(_by_due(messages), (yield from self.count()), None)
+
+    def _found(
+        self, shard: Shard, ids: Sequence[str], *, bodies: bool = True
+    ) -> Flow[list[FoundMessage]]:
         """Those of the messages that are live."""
         messages: list[FoundMessage | None] = []
         for part in chunks(ids, self._store.batch_size(shard, Inspect)):
-            seen = yield from self._store.run(Inspect(shard, part))
-            messages += map(found, [self._topic] * len(part), part, seen)
+            seen = yield from self._store.run(Inspect(shard, part, bodies))
+            messages += [
+                found(self._topic, message_id, inspection, has_body=bodies)
+                for message_id, inspection in zip(part, seen, strict=True)
+            ]
         return [message for message in messages if message and not message.state.is_final]
 
     def cancel(self) -> Flow[list[KeyOutcome]]:
@@ -198,6 +238,22 @@ class KeyFlows:
             done.update(ids)
             if len(ids) == len(todo):
                 return part.parts
+
+
+def _by_due(messages: Iterable[FoundMessage]) -> list[FoundMessage]:
+    return sorted(messages, key=lambda message: (message.due_ms or 0, message.id))
+
+
+def _position(cursor: str | None, shards: Sequence[Shard]) -> tuple[Shard, int, str]:
+    """The shard, the number of the part, and the id after which a page begins.
+
+    It is the very beginning for a cursor of a shard that no longer has messages of the key.
+    """
+    name, _, place = (cursor or "").partition("/")
+    number, _, last = place.partition(":")
+    if name not in shards or not number:
+        return shards[0], 1, ""
+    return Shard(name), int(number), last
 
 
 class _Move(NamedTuple):

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from lisa.core.delivery.source import MOST
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import shown_id
 from lisa.core.model.outcomes import Discard
 from lisa.core.store.inspection import found
 from lisa.core.transitions.ack import Acked
@@ -32,6 +33,7 @@ from lisa.gateway.api.types import (
     MOST_ITEMS,
     AckTimeout,
     Answer,
+    AnswerWithId,
     Name,
     NoFields,
     Problem,
@@ -57,10 +59,9 @@ class ReceiptRequest(Request):
     receipt: ReceiptText
 
 
-class AckAnswer(Answer):
+class AckAnswer(AnswerWithId, kw_only=True):
     """The delivery is settled. `late`: after its ack timeout; `repeated`: already acked before."""
 
-    id: str
     outcome: Annotated[str, one_of(Acked.ACKED, Acked.LATE, Acked.REPEATED)]
 
 
@@ -78,10 +79,9 @@ class RetryRequest(Request):
     ] = False
 
 
-class RetryAnswer(Answer):
+class RetryAnswer(AnswerWithId, kw_only=True):
     """The outcome: `retrying` at `due_ms`, or `dead`, which means in garbage."""
 
-    id: str
     outcome: Annotated[str, one_of(Failed.RETRYING, Failed.DEAD)]
     due_ms: int | None
     attempts: Annotated[int, Meta(description="Failed attempts.")]
@@ -95,10 +95,9 @@ class DeferRequest(Request):
     reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
 
 
-class DeferAnswer(Answer):
+class DeferAnswer(AnswerWithId, kw_only=True):
     """The message is deferred until `due_ms`."""
 
-    id: str
     outcome: Annotated[str, one_of(Deferred.DEFERRED)]
     due_ms: int
 
@@ -113,10 +112,9 @@ class ExtendRequest(Request):
     ] = None
 
 
-class HeldAnswer(Answer):
+class HeldAnswer(AnswerWithId, kw_only=True):
     """Confirms that the delivery was still held; a stale receipt gets a problem instead."""
 
-    id: str
     held: Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
@@ -151,6 +149,7 @@ class SettledDelivery(Answer):
     """The result of one delivery of a batch: the fields of the single response, or a problem."""
 
     id: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
     due_ms: int | UnsetType | None = UNSET
     attempts: int | UnsetType = UNSET
@@ -175,10 +174,9 @@ class PullRequest(Request):
     group: Annotated[Name | None, Meta(description="Defaults to the topic's only group.")] = None
 
 
-class DeliveryAnswer(Answer):
+class DeliveryAnswer(AnswerWithId, kw_only=True):
     """One delivered message, held until its ack timeout."""
 
-    id: str
     receipt: str
     attempt: Annotated[int, Meta(description="1 for the first delivery.")]
     due_ms: int
@@ -329,7 +327,8 @@ def _receipt(call: Call[NoFields, Any]) -> Receipt:
     """The receipt of a request. Raises ErrorResponse if the path has the id of another message."""
     receipt = decode_receipt(call.body.receipt, call.gateway.clock.about_us())
     if receipt.settlement.id != call.path.get("id", receipt.settlement.id):
-        raise invalid(f"the receipt is for message {receipt.settlement.id!r}, not {call.id!r}")
+        held, named = shown_id(receipt.settlement.id), shown_id(call.id)
+        raise invalid(f"the receipt is for message {held!r}, not {named!r}")
     return receipt
 
 
@@ -342,7 +341,7 @@ async def _stale(call: Call[NoFields, Any], receipt: Receipt, **more: Any) -> Er
     return ErrorResponse(
         409,
         "stale",
-        f"the receipt of message {message_id!r} is stale: the message is now {now.state}",
+        f"the receipt of message {shown_id(message_id)!r} is stale: the message is now {now.state}",
         id=message_id,
         outcome="stale",
         state=now.state,

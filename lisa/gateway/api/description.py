@@ -19,9 +19,10 @@ from jinja2.filters import do_mark_safe
 from starlette.responses import Response
 
 from lisa import __version__
+from lisa.core.model.keys import MAX_ID_BYTES
 from lisa.gateway.api.operations import Call, Operation, Operations, answer
 from lisa.gateway.api.sending import SendRequest
-from lisa.gateway.api.types import NoFields, Problem
+from lisa.gateway.api.types import LONGEST_ID, NoFields, Problem
 
 EXAMPLES = "examples.json"
 """By operation: path, query, body, status and response of a request. docs/ records it."""
@@ -32,6 +33,7 @@ _ONE_OF = {
     "SendRequest": ("body", "body_base64"),
     "ScheduleRequest": ("body", "body_base64"),
     "RescheduleRequest": ("due_ms", "delay_ms", "at_local"),
+    "RescheduleKeyRequest": ("due_ms", "delay_ms", "shift_ms"),
     "GarbageRequest": ("ids", "all"),
 }
 
@@ -49,7 +51,8 @@ COMMON: Mapping[int, str] = {
 _PATH: Mapping[str, Mapping[str, Any]] = {
     "topic": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"},
     "group": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"},
-    "id": {"type": "string", "minLength": 1, "maxLength": 256},
+    "id": {"type": "string", "minLength": 1, "maxLength": LONGEST_ID},
+    "key": {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES},
     "name": {"type": "string", "minLength": 1, "maxLength": 200},
 }
 
@@ -57,8 +60,12 @@ _ABOUT = """\
 Delayed messages over HTTP. Times are epoch milliseconds. Durations are milliseconds; requests
 may also write them with units, such as `30m`.
 
-Percent-encode message ids in paths, including slashes (`a%2Fb`). Where a proxy or client changes
-such a path, write `message?id=a%2Fb` instead of `messages/a%2Fb`, also before `/ack` and others.
+Percent-encode message ids and keys in paths, including slashes (`a%2Fb`). Where a proxy or client
+changes such a path, write `message?id=a%2Fb` instead of `messages/a%2Fb`, also before `/ack` and
+others, and `key?key=a%2Fb` instead of `keys/a%2Fb`.
+
+The `id` in responses is that of the message on its topic. If the message has a `key`, it is the
+key, the character U+001F (`%1F` in paths), and the id that was sent or generated.
 
 Errors are problem documents (RFC 9457); programs should check `type`. Lists are paged: repeat the
 request with `cursor` until it is null.

@@ -13,7 +13,7 @@ from lisa.admin import messages as admin
 from lisa.admin.garbage import GarbageSelection
 from lisa.admin.messages import LiveState
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.keys import check_id
+from lisa.core.model.keys import check_id, shown_id
 from lisa.core.store.inspection import FoundInGroup
 from lisa.core.store.inspection import State as FoundState
 from lisa.core.transitions.change import Cancelled, Rescheduled
@@ -29,8 +29,10 @@ from lisa.gateway.api.operations import (
 )
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
+    KEY,
     MOST_ITEMS,
     Answer,
+    AnswerWithId,
     Cursor,
     Instant,
     Limit,
@@ -43,6 +45,7 @@ from lisa.gateway.api.types import (
     encode_cursor,
     given_options,
     invalid,
+    key_field,
     one_of,
     option_fields,
     response_body,
@@ -73,10 +76,9 @@ class ListQuery(Request):
     limit: Limit = 100
 
 
-class ListedMessage(Answer):
+class ListedMessage(AnswerWithId, kw_only=True):
     """One message in one group, without its body."""
 
-    id: str
     state: LiveState
     group: Annotated[str | None, Meta(description="Null while the message waits.")]
     due_ms: Annotated[
@@ -114,10 +116,11 @@ class GroupStateAnswer(Answer):
     traceback: Annotated[str | None, Meta(description=TRACEBACK)]
 
 
-class MessageAnswer(GroupStateAnswer):
+class MessageAnswer(GroupStateAnswer, kw_only=True):
     """The current state of a message. A settled message has neither body nor headers."""
 
     id: str
+    key: Annotated[str | UnsetType, Meta(description=KEY)] = UNSET
     topic: str
     headers: dict[str, str]
     groups: dict[str, GroupStateAnswer]
@@ -125,10 +128,9 @@ class MessageAnswer(GroupStateAnswer):
     body_base64: str | UnsetType = UNSET
 
 
-class CancelAnswer(Answer):
+class CancelAnswer(AnswerWithId, kw_only=True):
     """The message is cancelled and will not be delivered."""
 
-    id: str
     outcome: Annotated[str, one_of(Cancelled.CANCELLED)]
 
 
@@ -146,10 +148,9 @@ class RescheduleRequest(_DueFields):
     """
 
 
-class RescheduleAnswer(Answer):
+class RescheduleAnswer(AnswerWithId, kw_only=True):
     """The message has the new due time."""
 
-    id: str
     outcome: Annotated[str, one_of(Rescheduled.RESCHEDULED)]
 
 
@@ -201,7 +202,7 @@ async def unknown(gateway: GatewayContext, topic: str, message_id: str) -> Error
     return ErrorResponse(
         404,
         "unknown-message",
-        f"message {message_id!r} is unknown on topic {topic!r}",
+        f"message {shown_id(message_id)!r} is unknown on topic {topic!r}",
         id=message_id,
     )
 
@@ -241,16 +242,18 @@ async def get_message(call: Call[NoFields, None]) -> MessageAnswer:
     if found is None:
         raise await unknown(call.gateway, call.topic, call.id)
     return MessageAnswer(
-        **msgspec.structs.asdict(_group_state(found)),
+        **msgspec.structs.asdict(group_state(found)),
         id=found.id,
+        key=key_field(found.id),
         topic=found.topic,
         headers=found.headers,
-        groups={name: _group_state(group) for name, group in found.groups.items()},
+        groups={name: group_state(group) for name, group in found.groups.items()},
         **({} if found.state.is_final else response_body(found.body)),
     )
 
 
-def _group_state(found: FoundInGroup) -> GroupStateAnswer:
+def group_state(found: FoundInGroup) -> GroupStateAnswer:
+    """The state of a message in one group, or in all, for a response."""
     return GroupStateAnswer(
         state=found.state,
         due_ms=found.due_ms,
@@ -309,7 +312,7 @@ async def _check(call: Call[NoFields, Any], action: str, outcome: Cancelled | Re
     raise ErrorResponse(
         409,
         outcome.value.replace("_", "-"),
-        f"message {call.id!r} was not {action}: {_WHY[outcome]}",
+        f"message {shown_id(call.id)!r} was not {action}: {_WHY[outcome]}",
         id=call.id,
         outcome=outcome.value,
     )

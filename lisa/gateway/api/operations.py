@@ -36,9 +36,14 @@ JSON = "application/json"
 TOPIC = f"{ROOT}/topics/{{topic}}"
 MESSAGES = f"{TOPIC}/messages"
 MESSAGE = f"{MESSAGES}/{{id}}"
+KEY = f"{TOPIC}/keys/{{key}}"
 
-BY_QUERY = {"/messages/{id}": "/message", "/schedules/{name}": "/schedule"}
-"""Paths with ids of any characters, and the paths whose query has the id instead.
+BY_QUERY = {
+    "/messages/{id}": "/message",
+    "/keys/{key}": "/key",
+    "/schedules/{name}": "/schedule",
+}
+"""Paths with ids or keys of any characters, and the paths whose query has the id instead.
 
 Some ids do not survive a path, such as `..`.
 """
@@ -74,6 +79,11 @@ class Call(Generic[Q_co, B_co]):
     def id(self) -> str:
         """The message id in the path."""
         return self.path["id"]
+
+    @property
+    def key(self) -> str:
+        """The key in the path."""
+        return self.path["key"]
 
 
 class Reply(Response, Generic[T]):

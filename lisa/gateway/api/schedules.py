@@ -40,10 +40,12 @@ from lisa.gateway.api.operations import (
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
     Answer,
+    AnswerWithId,
     Instant,
     Late,
     Milliseconds,
     NoFields,
+    OwnId,
     Request,
     Retries,
     Ttl,
@@ -125,6 +127,7 @@ class ScheduleRequest(Request):
         Late | None,
         Meta(description="The late policy of each occurrence, such as 'collapse after 10m'."),
     ] = None
+    key: Annotated[OwnId | None, Meta(description="The key of each occurrence.")] = None
     if_version: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Change only this version of the schedule; 0: only create it."),
@@ -158,6 +161,7 @@ class ScheduleAnswer(Answer):
     ttl_ms: int | None
     retry: str | None
     late: str | None
+    key: str | None
     body: Any | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 
@@ -169,11 +173,10 @@ class ScheduleChangedAnswer(Answer):
     changed: bool
 
 
-class RunAnswer(Answer):
+class RunAnswer(AnswerWithId, kw_only=True):
     """The id of the occurrence."""
 
     name: str
-    id: str
 
 
 class BackfillRequest(Request):
@@ -307,8 +310,9 @@ _change = partial(operations.add, scope=Scope.PRODUCE, is_audited=True, problems
 async def set_schedule(call: Call[NoFields, ScheduleRequest]) -> ScheduleChangedAnswer:
     """Create or change a schedule.
 
-    Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
-    Repeating the request changes nothing. Another definition replaces the waiting occurrence, too.
+    Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds,
+    after the `key` if there is one. Repeating the request changes nothing. Another definition
+    replaces the waiting occurrence, too.
     """
     wanted = call.body
     try:

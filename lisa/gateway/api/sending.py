@@ -12,18 +12,21 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, defstruct
 
 from lisa.core.model.errors import InvalidMessage, LisaError, NotReplicated, ServerUnavailable
+from lisa.core.model.keys import keyed_id, shown_id
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply, answer, in_turns
 from lisa.gateway.api.types import (
     MOST_ITEMS,
     Answer,
-    MessageId,
+    AnswerWithId,
     NoFields,
+    OwnId,
     Problem,
     Request,
     given_options,
     invalid,
+    key_field,
     option_fields,
     problem_answer,
     read_body,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         body: Raw | UnsetType = UNSET
         body_base64: str | None = None
         id: str | None = None
+        key: str | None = None
         on_duplicate: OnDuplicate | None = None
 
 else:
@@ -53,7 +57,7 @@ else:
     # The send token of an Idempotency-Key depends on the order of the fields.
     _OPTIONS.insert(
         [name for name, *_ in _OPTIONS].index("ttl_ms"),
-        ("id", Annotated[MessageId | None, _ID], None),
+        ("id", Annotated[OwnId | None, _ID], None),
     )
     _SendFields = defstruct(
         "_SendFields",
@@ -81,10 +85,9 @@ class SendRequest(_SendFields):
     """A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`."""
 
 
-class SendAnswer(Answer):
+class SendAnswer(AnswerWithId, kw_only=True):
     """The outcome of sending one message."""
 
-    id: str
     outcome: Sent
 
 
@@ -103,6 +106,7 @@ class BatchResult(Answer):
     """The result for one message of a batch: an outcome, or its problem."""
 
     id: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
     outcome: Sent | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
 
@@ -137,18 +141,20 @@ class Idempotency:
         """The id of the request's message with this index, if the request does not name one."""
         return f"key-{self._digest(18, b'%d' % index)}"
 
-    def check_once(self, message_id: str | None) -> None:
+    def check_once(self, item: SendRequest) -> None:
         """Refuse an id of a batch that an earlier message has. Raises ErrorResponse.
 
         Both have the same send token, so Redis may take the second for a repetition of the first.
         """
+        if item.id is None:
+            return
+        message_id = keyed_id(item.key, item.id)
         if message_id in self._ids:
             raise invalid(
-                f"an earlier message of this batch has the id {message_id!r}; with an "
+                f"an earlier message of this batch has the id {shown_id(message_id)!r}; with an "
                 "Idempotency-Key, each id may occur once"
             )
-        if message_id is not None:
-            self._ids.add(message_id)
+        self._ids.add(message_id)
 
     def _digest(self, size: int, content: bytes) -> str:
         """`size` bytes that depend on the key and on the content, as URL-safe text."""
@@ -230,7 +236,7 @@ async def send_message(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
         raise ErrorResponse(
             409,
             "duplicate",
-            f"message {sent.id!r} already exists on topic {call.topic!r}",
+            f"message {shown_id(sent.id)!r} already exists on topic {call.topic!r}",
             id=sent.id,
             outcome=sent.outcome,
         )
@@ -263,7 +269,7 @@ async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
         try:
             item = read_json(_item_decoder, raw)
             if key:
-                key.check_once(item.id)
+                key.check_once(item)
             outgoing = _outgoing(item, trace, key, index)
             prepared = call.gateway.sender.prepare(outgoing)
             ready.append(_Ready(index, item, _mode(item, default), outgoing, prepared))
@@ -280,8 +286,10 @@ async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
         else:  # the batch waits out an outage once, not per part
             sent = [_not_sent(outage)] * len(part)
         for message, result in zip(part, sent, strict=True):
-            is_reused = isinstance(result, SendOutcome) and _is_reused(message.request, key, result)
-            found[message.position] = key_reused(message.single.id or "") if is_reused else result
+            if isinstance(result, SendOutcome) and _is_reused(message.request, key, result):
+                found[message.position] = key_reused(result.id)
+            else:
+                found[message.position] = result
     results = [found[index] for index in sorted(found)]
     if outage and all(isinstance(result, ServerUnavailable) for result in results):
         raise _whole(outage, results)
@@ -296,16 +304,18 @@ def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:
 def _by_mode(ready: Sequence[_Ready]) -> list[list[_Ready]]:
     """The messages in few parts of one mode each. Messages with the same id stay in order."""
     parts: list[list[_Ready]] = []
-    part_of: dict[str | None, int] = {None: 0}  # the last part with a message of this id
+    part_of: dict[str, int] = {}  # the last part with a message of this id
     for message in ready:
-        own, index = message.single.id, part_of.get(message.single.id, 0)
+        own = message.single.id
+        whole = None if own is None else keyed_id(message.single.key, own)
+        index = 0 if whole is None else part_of.get(whole, 0)
         while index < len(parts) and parts[index][0].mode is not message.mode:
             index += 1
         if index == len(parts):
             parts.append([])
         parts[index].append(message)
-        if own is not None:
-            part_of[own] = index
+        if whole is not None:
+            part_of[whole] = index
     return parts
 
 
@@ -347,9 +357,9 @@ def _whole(outage: ServerUnavailable, results: Sequence[_Found]) -> ServerUnavai
 
 def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     results = [
-        BatchResult(id=outcome.id, outcome=outcome.outcome)
+        BatchResult(id=outcome.id, key=key_field(outcome.id), outcome=outcome.outcome)
         if isinstance(outcome, SendOutcome)
-        else BatchResult(id=_written_id(outcome), problem=problem_answer(outcome))
+        else _failed_result(outcome)
         for outcome in found
     ]
     counts = Counter(outcome.outcome for outcome in found if isinstance(outcome, SendOutcome))
@@ -360,9 +370,16 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     )
 
 
-def _written_id(error: LisaError | ErrorResponse) -> str | UnsetType:
-    """The id of a message that was written, but not confirmed: its client may send it again."""
-    return error.ids[0] if isinstance(error, NotReplicated) else UNSET
+def _failed_result(error: LisaError | ErrorResponse) -> BatchResult:
+    """The result of a message that was not sent, or was written, but not confirmed.
+
+    It names the id of the latter, which the client may send again.
+    """
+    problem = problem_answer(error)
+    if not isinstance(error, NotReplicated):
+        return BatchResult(problem=problem)
+    written = error.ids[0]
+    return BatchResult(id=written, key=key_field(written), problem=problem)
 
 
 def _outgoing(

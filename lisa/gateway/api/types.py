@@ -31,11 +31,19 @@ from typing import (
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from lisa.core.model.clock import MAX_DUE_MS, MOST_BUSINESS_DAYS, duration_ms, parse_duration
+from lisa.core.model.clock import (
+    MAX_DUE_MS,
+    MOST_BUSINESS_DAYS,
+    checked_shift_ms,
+    duration_ms,
+    parse_duration,
+)
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import MAX_ID_BYTES
 from lisa.core.model.lanes import MAX_COST, MAX_SLACK
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.retry_policy import MAX_DELAY, MAX_RETRIES, RetryPolicy
+from lisa.core.model.sharding import KEY_END, key_of
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.producer import option_texts
@@ -43,18 +51,30 @@ from lisa.producer import option_texts
 MOST_ITEMS = 1_000
 MOST_ROWS = 500
 
+_DURATION = r"(\d{1,9}(\.\d{1,6})?(ms|[smhd])\s?){1,5}$"
 DurationText = Annotated[
     str,
     Meta(
         max_length=64,
         description="A duration with units, such as `30m` or `1h30m`.",
-        extra_json_schema={"pattern": r"^(\d{1,9}(\.\d{1,6})?(ms|[smhd])\s?){1,5}$"},
+        extra_json_schema={"pattern": f"^{_DURATION}"},
     ),
 ]
+_ShiftText = Annotated[
+    str,
+    Meta(
+        max_length=64,
+        description="A duration with units and perhaps a sign, such as `1h` or `-30m`.",
+        extra_json_schema={"pattern": f"^[+-]?{_DURATION}"},
+    ),
+]
+
 
 ACK_TIMEOUT = Meta(
     description="When an unsettled delivery is redelivered; defaults to the topic's option."
 )
+
+KEY = "The message's key. Omitted if it has none."
 
 LONGEST_NAME = 100
 """Characters of an unknown field that are compared and shown."""
@@ -74,6 +94,7 @@ if TYPE_CHECKING:
     AckTimeout: TypeAlias = int
     PullWait: TypeAlias = int
     Ttl: TypeAlias = int
+    Shift: TypeAlias = int
     PushTimeout: TypeAlias = int
     Slack: TypeAlias = int
 else:  # requests hold milliseconds; clients may also write text
@@ -82,11 +103,26 @@ else:  # requests hold milliseconds; clients may also write text
     AckTimeout = _milliseconds(duration_ms(MIN_ACK_TIMEOUT), duration_ms(MAX_ACK_TIMEOUT))
     PullWait = _milliseconds(0, 60_000)
     Ttl = _milliseconds(1, MAX_DUE_MS)
+    Shift = Annotated[int, Meta(ge=-MAX_DUE_MS, le=MAX_DUE_MS)] | _ShiftText
     PushTimeout = _milliseconds(100, 3_600_000)
     Slack = _milliseconds(0, duration_ms(MAX_SLACK))
 
+OwnId = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_ID_BYTES,
+        description=f"1 to {MAX_ID_BYTES} bytes, no control characters.",
+    ),
+]
+LONGEST_ID = 2 * MAX_ID_BYTES + len(KEY_END)
 MessageId = Annotated[
-    str, Meta(min_length=1, max_length=256, description="1 to 256 bytes, no control characters.")
+    str,
+    Meta(
+        min_length=1,
+        max_length=LONGEST_ID,
+        description="The id as in responses: of a message with a key, key, U+001F and own id.",
+    ),
 ]
 ReceiptText = Annotated[
     str, Meta(min_length=1, max_length=2_048, description="The receipt from the pull.")
@@ -149,11 +185,32 @@ def _in_milliseconds(kind: type[msgspec.Struct], name: str, value: str | list[An
 
 
 def _one_in_milliseconds(value: str | int) -> int:
-    return value if isinstance(value, int) else duration_ms(parse_duration(value))
+    if isinstance(value, int):
+        return value
+    if value[:1] in ("-", "+"):  # the field's type refuses a negative one where it has no meaning
+        return checked_shift_ms(value)
+    return duration_ms(parse_duration(value))
 
 
 class Answer(msgspec.Struct, kw_only=True):
     """A response body."""
+
+
+def key_field(message_id: str) -> str | UnsetType:
+    """The field `key` of a response about a message."""
+    key = key_of(message_id)
+    return UNSET if key is None else key
+
+
+class AnswerWithId(Answer):
+    """A response body about a message, whose `key` follows from its id."""
+
+    id: str
+    key: Annotated[str | UnsetType, Meta(description=KEY)] = UNSET
+
+    def __post_init__(self) -> None:
+        """Set the key."""
+        self.key = key_field(self.id)
 
 
 class NoFields(Request):
@@ -168,6 +225,7 @@ class Problem(msgspec.Struct, kw_only=True):
     status: int
     detail: str
     id: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
     held: bool | UnsetType = UNSET
@@ -186,7 +244,8 @@ _SYNONYMS = {
     "due_ms": ("at", "at_ms", "due", "due_at", "eta", "run_at", "scheduled_at", "timestamp"),
     "delay_ms": ("delay_seconds", "delay_s", "countdown", "in"),
     "ttl_ms": ("expires", "expires_in", "expiry", "expiration"),
-    "id": ("message_id", "key", "job_id", "msg_id"),
+    "id": ("message_id", "job_id", "msg_id"),
+    "key": ("group_id", "message_group_id", "partition_key", "ordering_key"),
     "max": ("limit", "count", "batch", "batch_size", "max_messages", "max_number_of_messages"),
     "limit": ("max", "count", "page_size", "per_page"),
     "wait_ms": ("timeout", "timeout_ms", "block", "block_ms", "wait_time_seconds"),
@@ -372,9 +431,9 @@ def response_body(body: Any) -> dict[str, Any]:
 
 
 # The format of admin.messages: GROUP/ENTRY for streams, with @NUMBER if there are several shards,
-# and GROUP/SCORE:MEMBER for sorted sets.
+# and GROUP/SCORE:MEMBER for sorted sets. That of keys is SHARD/NUMBER:MEMBER.
 _STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?", re.ASCII)
-_SORTED = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,16}:.*)?", re.ASCII | re.DOTALL)
+_SORTED = re.compile(r"[A-Za-z0-9_.:~-]{0,160}/(?:\d{1,16}:.*)?", re.ASCII | re.DOTALL)
 
 
 def encode_cursor(cursor: str | None) -> str | None:
@@ -428,6 +487,7 @@ _WIRE_FORMS = {
     "late": _WireForm("late", Late),
     "cost": _WireForm("cost", Annotated[int, Meta(ge=1, le=MAX_COST)]),
     "slack": _WireForm("slack_ms", Slack, _delta),
+    "key": _WireForm("key", OwnId),
     "on_duplicate": _WireForm("on_duplicate", OnDuplicate),
 }
 """The options whose JSON has another name or a narrower type. `at` has none: it is `due_ms`."""

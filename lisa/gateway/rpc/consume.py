@@ -261,6 +261,7 @@ def _delivery(handed_out: HandedOut) -> lisa_pb2.DeliveryAnswer:
     is_binary = isinstance(message.body, bytes)
     return lisa_pb2.DeliveryAnswer(
         id=message.id,
+        key=message.key,
         receipt=handed_out.receipt_text,
         attempt=message.attempt,
         due_ms=message.due_ms,

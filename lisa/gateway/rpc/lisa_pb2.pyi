@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Problem(_message.Message):
-    __slots__ = ("type", "title", "status", "detail", "id", "outcome", "state", "held", "ids")
+    __slots__ = ("type", "title", "status", "detail", "id", "outcome", "state", "held", "ids", "key")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Problem(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     type: str
     title: str
     status: int
@@ -25,7 +26,8 @@ class Problem(_message.Message):
     state: str
     held: bool
     ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    key: str
+    def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class OutgoingMessage(_message.Message):
     __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key", "cost", "slack_ms")
@@ -83,12 +85,14 @@ class SendMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message: _Optional[_Union[OutgoingMessage, _Mapping]] = ...) -> None: ...
 
 class SendAnswer(_message.Message):
-    __slots__ = ("id", "outcome")
+    __slots__ = ("id", "outcome", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class SendMessagesRequest(_message.Message):
     __slots__ = ("topic", "messages", "on_duplicate")
@@ -121,14 +125,16 @@ class BatchAnswer(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., accepted: _Optional[int] = ..., duplicate: _Optional[int] = ..., replaced: _Optional[int] = ..., rejected: _Optional[int] = ..., failed: _Optional[int] = ..., replaced_in_flight: _Optional[int] = ..., updated: _Optional[int] = ...) -> None: ...
 
 class BatchResult(_message.Message):
-    __slots__ = ("id", "outcome", "problem")
+    __slots__ = ("id", "outcome", "problem", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
     problem: Problem
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class MessageRequest(_message.Message):
     __slots__ = ("topic", "id")
@@ -139,12 +145,14 @@ class MessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class OutcomeAnswer(_message.Message):
-    __slots__ = ("id", "outcome")
+    __slots__ = ("id", "outcome", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class ListMessagesRequest(_message.Message):
     __slots__ = ("topic", "state", "group", "due_before_ms", "cursor", "limit")
@@ -171,7 +179,7 @@ class MessagesAnswer(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ListedMessage, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class ListedMessage(_message.Message):
-    __slots__ = ("id", "state", "group", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "expires_ms", "deferrals")
+    __slots__ = ("id", "state", "group", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "expires_ms", "deferrals", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +191,7 @@ class ListedMessage(_message.Message):
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
     DEFERRALS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     group: str
@@ -194,7 +203,8 @@ class ListedMessage(_message.Message):
     traceback: str
     expires_ms: int
     deferrals: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., group: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., expires_ms: _Optional[int] = ..., deferrals: _Optional[int] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., group: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., expires_ms: _Optional[int] = ..., deferrals: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class GroupStateAnswer(_message.Message):
     __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "deferrals")
@@ -217,7 +227,7 @@ class GroupStateAnswer(_message.Message):
     def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., deferrals: _Optional[int] = ...) -> None: ...
 
 class MessageAnswer(_message.Message):
-    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "id", "topic", "headers", "groups", "body_json", "body_bytes", "deferrals")
+    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "id", "topic", "headers", "groups", "body_json", "body_bytes", "deferrals", "key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +256,7 @@ class MessageAnswer(_message.Message):
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEFERRALS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     state: str
     due_ms: int
     attempts: int
@@ -260,7 +271,8 @@ class MessageAnswer(_message.Message):
     body_json: str
     body_bytes: bytes
     deferrals: int
-    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., deferrals: _Optional[int] = ...) -> None: ...
+    key: str
+    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., deferrals: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class RescheduleMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "due_ms", "delay_ms", "at_local", "tz", "fold", "business_days")
@@ -281,6 +293,109 @@ class RescheduleMessageRequest(_message.Message):
     fold: int
     business_days: int
     def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., due_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ...) -> None: ...
+
+class KeyRequest(_message.Message):
+    __slots__ = ("topic", "key")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class ListKeyRequest(_message.Message):
+    __slots__ = ("topic", "key", "cursor", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    cursor: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class KeyAnswer(_message.Message):
+    __slots__ = ("topic", "key", "count", "messages", "cursor")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    count: int
+    messages: _containers.RepeatedCompositeFieldContainer[KeyedMessage]
+    cursor: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., count: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[KeyedMessage, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class KeyedMessage(_message.Message):
+    __slots__ = ("state", "due_ms", "attempts", "consumer", "idle_ms", "reason", "traceback", "deferrals", "id", "key", "groups")
+    class GroupsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: GroupStateAnswer
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[GroupStateAnswer, _Mapping]] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    DEFERRALS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    due_ms: int
+    attempts: int
+    consumer: str
+    idle_ms: int
+    reason: str
+    traceback: str
+    deferrals: int
+    id: str
+    key: str
+    groups: _containers.MessageMap[str, GroupStateAnswer]
+    def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., deferrals: _Optional[int] = ..., id: _Optional[str] = ..., key: _Optional[str] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ...) -> None: ...
+
+class RescheduleKeyRequest(_message.Message):
+    __slots__ = ("topic", "key", "due_ms", "delay_ms", "shift_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    due_ms: int
+    delay_ms: int
+    shift_ms: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., due_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ...) -> None: ...
+
+class KeyChangedAnswer(_message.Message):
+    __slots__ = ("topic", "key", "changed", "results")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    changed: int
+    results: _containers.RepeatedCompositeFieldContainer[KeyedOutcome]
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., changed: _Optional[int] = ..., results: _Optional[_Iterable[_Union[KeyedOutcome, _Mapping]]] = ...) -> None: ...
+
+class KeyedOutcome(_message.Message):
+    __slots__ = ("id", "key", "outcome")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    key: str
+    outcome: str
+    def __init__(self, id: _Optional[str] = ..., key: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "group", "max", "wait_ms", "ack_timeout_ms")
@@ -303,7 +418,7 @@ class PullAnswer(_message.Message):
     def __init__(self, deliveries: _Optional[_Iterable[_Union[DeliveryAnswer, _Mapping]]] = ...) -> None: ...
 
 class DeliveryAnswer(_message.Message):
-    __slots__ = ("id", "receipt", "attempt", "due_ms", "headers", "body_json", "body_bytes")
+    __slots__ = ("id", "receipt", "attempt", "due_ms", "headers", "body_json", "body_bytes", "key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +433,7 @@ class DeliveryAnswer(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     receipt: str
     attempt: int
@@ -325,7 +441,8 @@ class DeliveryAnswer(_message.Message):
     headers: _containers.ScalarMap[str, str]
     body_json: str
     body_bytes: bytes
-    def __init__(self, id: _Optional[str] = ..., receipt: _Optional[str] = ..., attempt: _Optional[int] = ..., due_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., receipt: _Optional[str] = ..., attempt: _Optional[int] = ..., due_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., key: _Optional[str] = ...) -> None: ...
 
 class AckMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "receipt")
@@ -354,16 +471,18 @@ class RetryMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
 
 class RetryAnswer(_message.Message):
-    __slots__ = ("id", "outcome", "due_ms", "attempts")
+    __slots__ = ("id", "outcome", "due_ms", "attempts", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
     due_ms: int
     attempts: int
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class DeferMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "receipt", "delay_ms", "reason")
@@ -380,14 +499,16 @@ class DeferMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DeferAnswer(_message.Message):
-    __slots__ = ("id", "outcome", "due_ms")
+    __slots__ = ("id", "outcome", "due_ms", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
     due_ms: int
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class ExtendMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "receipt", "ack_timeout_ms")
@@ -412,12 +533,14 @@ class ReleaseMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ...) -> None: ...
 
 class HeldAnswer(_message.Message):
-    __slots__ = ("id", "held")
+    __slots__ = ("id", "held", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     held: bool
-    def __init__(self, id: _Optional[str] = ..., held: bool = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., held: bool = ..., key: _Optional[str] = ...) -> None: ...
 
 class ReceiptRequest(_message.Message):
     __slots__ = ("receipt",)
@@ -506,20 +629,22 @@ class SettledBatch(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[SettledDelivery, _Mapping]]] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
 
 class SettledDelivery(_message.Message):
-    __slots__ = ("id", "outcome", "due_ms", "attempts", "held", "problem")
+    __slots__ = ("id", "outcome", "due_ms", "attempts", "held", "problem", "key")
     ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     outcome: str
     due_ms: int
     attempts: int
     held: bool
     problem: Problem
-    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., held: bool = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+    key: str
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., held: bool = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class ConsumeRequest(_message.Message):
     __slots__ = ("open", "credit", "started", "settlements")
@@ -676,7 +801,7 @@ class NamedScheduleRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SetScheduleRequest(_message.Message):
-    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version", "late")
+    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version", "late", "key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -705,6 +830,7 @@ class SetScheduleRequest(_message.Message):
     RETRY_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     body_json: str
@@ -726,7 +852,8 @@ class SetScheduleRequest(_message.Message):
     retry: str
     if_version: int
     late: str
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ..., late: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ..., late: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class ScheduleChangedAnswer(_message.Message):
     __slots__ = ("name", "changed")
@@ -737,7 +864,7 @@ class ScheduleChangedAnswer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., changed: bool = ...) -> None: ...
 
 class ScheduleAnswer(_message.Message):
-    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes", "late", "topic")
+    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes", "late", "topic", "key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -771,6 +898,7 @@ class ScheduleAnswer(_message.Message):
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     paused: bool
@@ -797,7 +925,8 @@ class ScheduleAnswer(_message.Message):
     body_bytes: bytes
     late: str
     topic: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., late: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., late: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class SchedulesAnswer(_message.Message):
     __slots__ = ("schedules", "cursor")
@@ -808,12 +937,14 @@ class SchedulesAnswer(_message.Message):
     def __init__(self, schedules: _Optional[_Iterable[_Union[ScheduleAnswer, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class RunAnswer(_message.Message):
-    __slots__ = ("name", "id")
+    __slots__ = ("name", "id", "key")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: str
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+    key: str
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class BackfillScheduleRequest(_message.Message):
     __slots__ = ("topic", "name", "from_ms", "to_ms")

@@ -69,6 +69,26 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OutcomeAnswer.FromString,
                 _registered_method=True)
+        self.ListKey = channel.unary_unary(
+                '/lisa.v1.Lisa/ListKey',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListKeyRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyAnswer.FromString,
+                _registered_method=True)
+        self.CancelKey = channel.unary_unary(
+                '/lisa.v1.Lisa/CancelKey',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+                _registered_method=True)
+        self.RescheduleKey = channel.unary_unary(
+                '/lisa.v1.Lisa/RescheduleKey',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RescheduleKeyRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+                _registered_method=True)
+        self.FireKey = channel.unary_unary(
+                '/lisa.v1.Lisa/FireKey',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/lisa.v1.Lisa/Pull',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.PullRequest.SerializeToString,
@@ -318,6 +338,31 @@ class LisaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireMessage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListKey(self, request, context):
+        """Keys
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RescheduleKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FireKey(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -617,6 +662,26 @@ def add_LisaServicer_to_server(servicer, server):
                     servicer.FireMessage,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OutcomeAnswer.SerializeToString,
+            ),
+            'ListKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKey,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListKeyRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyAnswer.SerializeToString,
+            ),
+            'CancelKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelKey,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.SerializeToString,
+            ),
+            'RescheduleKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RescheduleKey,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RescheduleKeyRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.SerializeToString,
+            ),
+            'FireKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.FireKey,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.SerializeToString,
             ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
@@ -1013,6 +1078,114 @@ class Lisa(object):
             '/lisa.v1.Lisa/FireMessage',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.OutcomeAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ListKey',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListKeyRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/CancelKey',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RescheduleKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/RescheduleKey',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RescheduleKeyRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FireKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/FireKey',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
             options,
             channel_credentials,
             insecure,
