@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lisa.admin import garbage as garbage
     from lisa.admin import groups as groups
     from lisa.admin import journal as journal
+    from lisa.admin import limits as limits
     from lisa.admin import live as live
     from lisa.admin import messages as messages
     from lisa.admin import push as push

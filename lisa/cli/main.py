@@ -33,7 +33,7 @@ SECTIONS: Sections = {
         "cancel": ("lisa.cli.messages", "Cancel messages."),
         "reschedule": ("lisa.cli.messages", "Change the due time of a message."),
         "fire": ("lisa.cli.messages", "Make a message due now."),
-        "key": ("lisa.cli.keyed", "List, cancel or reschedule all messages of a key."),
+        "key": ("lisa.cli.keyed", "List, cancel, reschedule or limit the messages of a key."),
         "next": ("lisa.cli.send", "Show when a message would be due, and why."),
         "schedules": ("lisa.cli.schedules", "List, define or run recurring messages."),
         "garbage": ("lisa.cli.garbage", "List, requeue or purge dead messages."),

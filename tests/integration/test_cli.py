@@ -379,6 +379,50 @@ def test_topic_options() -> None:
     assert "its option max_groups" in lisa("topic", "group", "add", "orders", "h", code=1).stderr
 
 
+def test_a_key_has_limits_of_its_own() -> None:
+    assert "unknown" in lisa("key", "limit", "orders", "a", "--weight", "2", code=1).stderr
+    lisa("topic", "group", "add", "orders", "eu")
+    none = dict.fromkeys(("group", "rate", "concurrency", "weight"))
+    assert ask("key", "limit", "orders", "a") == {"topic": "orders", "key": "a", **none}
+    given = ("--rate", "2/s", "--burst", "5", "--concurrency", "4", "--weight", "3")
+    assert "limits of key a are set" in lisa("key", "limit", "orders", "a", *given).stdout
+    assert "unchanged" in lisa("key", "limit", "orders", "a", *given).stdout
+    own = {"rate": "2/s, burst 5", "concurrency": 4, "weight": 3}
+    assert ask("key", "limit", "orders", "a") == {"topic": "orders", "key": "a", **none, **own}
+    lisa("key", "limit", "orders", "a", "--rate", "5 per 90s", "--group", "eu")
+    for key in ("b", "/", "ü"):
+        lisa("key", "limit", "orders", key, "--weight", "2")
+    found = ask("key", "limits", "orders")
+    assert found["cursor"] is None
+    of_group = {"key": "a", **none, "group": "eu", "rate": "5 per 90s"}
+    assert found["keys"] == [
+        {"key": "/", **none, "weight": 2},
+        {"key": "a", **none, **own},
+        *({"key": key, **none, "weight": 2} for key in ("b", "ü")),
+        of_group,
+    ]
+    paged: list[dict[str, Any]] = []
+    cursor = None
+    while not paged or cursor is not None:
+        more = () if cursor is None else ("--cursor", cursor)
+        page = ask("key", "limits", "orders", "--limit", "2", *more)
+        paged, cursor = paged + page["keys"], page["cursor"]
+    assert paged == found["keys"]
+    shown = lisa("key", "limits", "orders", "--limit", "4")
+    assert re.search(r"a +- +2/s, burst 5 +4 +3", shown.stdout)
+    assert "more: --cursor '/ü'" in shown.stderr
+    lisa("key", "limit", "orders", "a", "--weight", "2")
+    assert ask("key", "limit", "orders", "a")["rate"] is None, "limits are replaced as a whole"
+    assert "removed" in lisa("key", "limit", "orders", "a", "--clear").stdout
+    assert "unchanged" in lisa("key", "limit", "orders", "a", "--clear").stdout
+    lisa("key", "limit", "orders", "a", "--clear", "--group", "eu")
+    assert [one["key"] for one in ask("key", "limits", "orders")["keys"]] == ["/", "b", "ü"]
+    for wrong in ("--burst 2", "--clear --weight 2", "--rate 2", "--weight 0"):
+        lisa("key", "limit", "orders", "a", *wrong.split(), code=2)
+    said = lisa("key", "limit", "orders", "a", "--weight", "2", "--group", "g", code=1).stderr
+    assert "group 'g' is not declared" in said
+
+
 def test_a_topic_is_paused_and_its_groups_and_itself_removed(cast: Cast) -> None:
     lisa("topic", "group", "add", "orders", "g")
     assert "unchanged" in lisa("topic", "group", "add", "orders", "g").stdout

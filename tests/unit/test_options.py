@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.lanes import KeyOrder, Rate
+from lisa.core.model.lanes import KeyLimits, KeyOrder, Rate
 from lisa.core.model.options import (
     LANE_OPTIONS,
     MIN_RETENTION,
@@ -133,6 +133,20 @@ def test_rates_have_bounds_and_are_shared_among_shards() -> None:
     assert Rate(10, burst=10).share(4) == Rate(10, timedelta(seconds=4), 3)
     widest = Rate.parse("1 per 30d, burst 3474").share(64)
     assert widest.burst * widest.period / timedelta(microseconds=1) < 2**53
+
+
+def test_limits_of_a_key_are_stored_as_text() -> None:
+    for limits, stored in (
+        (KeyLimits(), ""),
+        (KeyLimits(weight=3), "weight=3"),
+        (KeyLimits(Rate(2), 4, 1), "rate=2,1000,1;concurrency=4;weight=1"),
+    ):
+        assert limits.encode() == stored
+        assert KeyLimits.decode(stored) == limits
+    assert KeyLimits.parse("10/m, burst 3", 4) == KeyLimits(Rate(10, timedelta(minutes=1), 3), 4)
+    for bad in ({"rate": "2"}, {"concurrency": 0}, {"weight": 1_001}, {"weight": "2"}):
+        with pytest.raises(InvalidMessage, match=r"not a rate|from 1 to 1,000"):
+            KeyLimits.parse(**bad)
 
 
 def test_a_bad_name_or_value_is_refused_by_name() -> None:
