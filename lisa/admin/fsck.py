@@ -66,6 +66,7 @@ CALLS_PER_BATCH = 5
 """Divides the batch size, because checking an id takes longer than moving a message."""
 
 EXISTS_PER_CALL = 200
+LANE_TYPES = ("hash", "hash", "zset", "zset", "zset")
 TOPIC_TYPES = dict(
     zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream", "hash"), strict=True)
 )
@@ -252,6 +253,7 @@ class _Check:
         if kind == b"hash":
             for group in (yield from self.store.groups(topic)):
                 wanted |= dict(zip(keys.group(group), GROUP_TYPES.values(), strict=True))
+                wanted |= dict(zip(keys.lanes(group), LANE_TYPES, strict=True))
         types = yield from self.store.commands([("TYPE", key) for key in wanted])
         for (key, want), kind in zip(wanted.items(), types, strict=True):
             if kind not in (want.encode(), b"none"):
@@ -316,7 +318,7 @@ class _Check:
         if not (yield from self._is_left(topic, group, keys)):
             return
         age_ms = yield from group_removal.age_ms(self.store, topic, group)
-        owed = yield from group_removal.owed(self.store, keys)
+        owed = yield from group_removal.owed(self.store, topic, group)
         what = f"has {owed} unsettled messages; "
         repair: Flow[object]
         if age_ms is not None:
@@ -404,6 +406,7 @@ class _Check:
             own = keys.group(group)
             for command, key in (
                 ("HSCAN", own.entries),
+                ("HSCAN", keys.lanes(group).parked),
                 ("ZSCAN", own.retry),
                 ("ZSCAN", own.garbage),
                 ("HSCAN", own.attempts),
@@ -472,12 +475,13 @@ class _Check:
                 for message_id in ids
                 for command in (
                     ("HEXISTS", own.entries, message_id),
+                    ("HEXISTS", keys.lanes(group).parked, message_id),
                     ("ZSCORE", own.retry, message_id),
                     ("ZSCORE", own.garbage, message_id),
                 )
             ]
             replies = yield from self.store.commands(asked)
-            owed |= {one for i, one in enumerate(ids) if any(replies[3 * i : 3 * i + 3])}
+            owed |= {one for i, one in enumerate(ids) if any(replies[4 * i : 4 * i + 4])}
         rest = [message_id for message_id in ids if message_id not in owed]
         if rest:
             # A removal that was running at the first check may have settled them by now.
@@ -587,6 +591,6 @@ class _Check:
         if (yield from self.store.command("ZCARD", keys.waiting)):
             return True
         for group in (yield from self.store.groups(topic)):
-            if (yield from group_removal.owed(self.store, keys.group(group))):
+            if (yield from group_removal.owed(self.store, topic, group)):
                 return True
         return False

@@ -30,7 +30,7 @@ def unsettled_in_all(store: Store, topic: str, group: str) -> Flow[int]:
     """Number of messages that a group still has to settle, in all shards of a topic."""
     total = 0
     for shard in (yield from shards(store, topic)):
-        total += yield from group_removal.owed(store, store.keys.topic(shard).group(group))
+        total += yield from group_removal.owed(store, shard, group)
     return total
 
 

@@ -18,7 +18,8 @@ from lisa.admin.reading import (
     stream_ids,
 )
 from lisa.core.model.errors import ConfigError, GroupRemoved
-from lisa.core.model.sharding import topic_of
+from lisa.core.model.options import PLACE_BYTES
+from lisa.core.model.sharding import KEY_END, topic_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import PAGE, readable
 from lisa.core.store.store import Store, chunks, grouped
@@ -34,6 +35,7 @@ class LiveState(StrEnum):
     WAITING = "waiting"
     READY = "ready"
     IN_FLIGHT = "in_flight"
+    PARKED = "parked"
     RETRY = "retry"
     GARBAGE = "garbage"
 
@@ -205,6 +207,8 @@ def candidates(
         return found, found[-1].behind if len(found) == wanted else None
     if source.state is LiveState.WAITING:
         key = keys.waiting
+    elif source.state is LiveState.PARKED:
+        return (yield from _parked(store, keys.lanes(source.group).queues, position, wanted))
     else:
         own = keys.group(source.group)
         key = own.retry if source.state is LiveState.RETRY else own.garbage
@@ -219,6 +223,23 @@ def candidates(
         Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for due, one in inside
     ]
     return candidates, None if len(inside) < wanted else candidates[-1].behind
+
+
+def _parked(
+    store: Store, key: str, position: str, wanted: int
+) -> Flow[tuple[list[Candidate], str | None]]:
+    """Parked messages lane by lane. Members of `queues`: a key, a place, the rest of an id."""
+    place = position.partition(":")[2].encode("utf-8", "surrogateescape")
+    start = b"(" + place if position else b"-"
+    members = yield from store.command("ZRANGE", key, start, "+", "BYLEX", "LIMIT", 0, wanted)
+    found = []
+    for member in members:
+        behind = f"0:{member.decode('utf-8', 'surrogateescape')}"
+        own_key, _, rest = member.partition(KEY_END.encode())
+        own_id = rest[PLACE_BYTES:]
+        whole = own_key + KEY_END.encode() + own_id if own_key else own_id
+        found.append(Candidate(whole, behind))
+    return found, found[-1].behind if len(found) == wanted else None
 
 
 def _ready(store: Store, key: str, group: str, position: str, wanted: int) -> Flow[list[Candidate]]:

@@ -152,7 +152,7 @@ def suspected_names(store: Store, states: Sequence[TopicState]) -> Flow[list[str
     consumed = {consumer.record.topic for consumer in seen if consumer.state != "gone"}
     without_group, without_consumer, never_sent = list[str](), list[str](), list[str]()
     for state in states:
-        due = state.ready + state.in_flight + state.retry
+        due = state.ready + state.in_flight + state.parked + state.retry
         was_used = (
             due or state.waiting or state.garbage or state.total("sent") or state.total("restored")
         )

@@ -38,6 +38,7 @@ class GroupCounts:
     in_flight: int
     retry: int
     garbage: int
+    parked: int = 0
     next_retry_ms: int | None = None
     intact: bool = True
 
@@ -66,6 +67,11 @@ class TopicState:
     def in_flight(self) -> int:
         """Messages that are delivered and not settled, over all groups."""
         return sum(group.in_flight for group in self.groups)
+
+    @property
+    def parked(self) -> int:
+        """Due messages that wait for their lanes, over all groups."""
+        return sum(group.parked for group in self.groups)
 
     @property
     def retry(self) -> int:
@@ -147,6 +153,7 @@ def _whole_group(parts: Sequence[GroupCounts]) -> GroupCounts:
         in_flight=sum(part.in_flight for part in parts),
         retry=sum(part.retry for part in parts),
         garbage=sum(part.garbage for part in parts),
+        parked=sum(part.parked for part in parts),
         next_retry_ms=min(dues, default=None),
         intact=all(part.intact for part in parts),
     )
@@ -171,7 +178,7 @@ def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
     for i, topic in enumerate(topics):
         waiting, first, _, paused, stats = heads[5 * i : 5 * i + 5]
         groups = tuple(
-            _group_counts(name, [next(replies) for _ in range(5)]) for name in named[topic]
+            _group_counts(name, [next(replies) for _ in range(6)]) for name in named[topic]
         )
         dues = [group.next_retry_ms for group in groups if group.next_retry_ms is not None]
         dues += [score_ms(first[1])] if first else []
@@ -207,11 +214,12 @@ def _group(store: Store, topic: str, group: str) -> list[Command]:
         ("ZCARD", keys.retry),
         ("ZCARD", keys.garbage),
         ("ZRANGE", keys.retry, 0, 0, "WITHSCORES"),
+        ("HLEN", store.keys.topic(topic).lanes(group).parked),
     ]
 
 
 def _group_counts(name: str, replies: list[Any]) -> GroupCounts:
-    length, summary, retry, garbage, first = replies
+    length, summary, retry, garbage, first, parked = replies
     in_flight = summary[0] if summary else 0
     return GroupCounts(
         name=name,
@@ -219,6 +227,7 @@ def _group_counts(name: str, replies: list[Any]) -> GroupCounts:
         in_flight=in_flight,
         retry=retry or 0,
         garbage=garbage or 0,
+        parked=parked or 0,
         next_retry_ms=score_ms(first[1]) if first else None,
         intact=None not in replies,
     )

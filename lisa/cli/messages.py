@@ -48,6 +48,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "waiting": (),
     "ready": ("group", "attempts "),
     "in_flight": ("group", "attempts ", "consumer"),
+    "parked": ("group", "attempts "),
     "retry": ("group", "attempts ", "reason"),
     "garbage": ("group", "attempts ", "reason"),
 }

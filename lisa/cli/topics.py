@@ -39,7 +39,7 @@ from lisa.core.model.retry_policy import RetryPolicy
 if TYPE_CHECKING:
     from lisa.core.store.store import SyncStore
 
-STATES = ("ready", "in_flight", "retry", "garbage")
+STATES = ("ready", "in_flight", "parked", "retry", "garbage")
 """The states in which a group has messages."""
 
 
@@ -78,9 +78,9 @@ def overdue_warning(
 def print_groups(counts: admin.topics.TopicState) -> None:
     """Print the messages of each group by state."""
     print_table(
-        ["group", "ready ", "in flight ", "retry ", "garbage "],
+        ["group", "ready ", "in flight ", "parked ", "retry ", "garbage "],
         [
-            (group.name, group.ready, group.in_flight, group.retry, group.garbage)
+            (group.name, group.ready, group.in_flight, group.parked, group.retry, group.garbage)
             for group in counts.groups
         ],
     )

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from lisa.core.model.clock import score_ms
-from lisa.core.model.keys import GroupKeys
+from lisa.core.model.keys import GroupKeys, LaneKeys
 from lisa.core.redis.flow import Command
 from lisa.core.store.store import SyncStore, chunks
 
@@ -59,6 +59,12 @@ def group_keys(store: SyncStore, topic: str) -> list[GroupKeys]:
     """The keys of a topic's known groups."""
     keys = store.keys.topic(topic)
     return [keys.group(name) for name in store.known_groups(topic) or ()]
+
+
+def lane_keys(store: SyncStore, topic: str) -> list[LaneKeys]:
+    """The keys of the lanes of a topic's known groups."""
+    keys = store.keys.topic(topic)
+    return [keys.lanes(name) for name in store.known_groups(topic) or ()]
 
 
 def head_command(zset: str) -> tuple[str | int, ...]:

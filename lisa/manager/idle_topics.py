@@ -15,7 +15,7 @@ from itertools import islice
 
 from lisa.core.model.sharding import Shard
 from lisa.core.store.store import SyncStore
-from lisa.manager.bulk_reads import group_keys, topics_with_keys
+from lisa.manager.bulk_reads import group_keys, lane_keys, topics_with_keys
 
 FEW = 1_000
 """With up to this many topics none becomes idle: each check covers them all."""
@@ -123,7 +123,10 @@ class IdleTopics:
         checked.update(ended)
         known = [shard for shard in checked if store.known_groups(shard) is not None][:AT_ONCE]
         keys: dict[str, list[str]] = {
-            shard: [key for own in group_keys(store, shard) for key in (own.entries, own.retry)]
+            shard: [
+                *[key for own in group_keys(store, shard) for key in (own.entries, own.retry)],
+                *[own.parked for own in lane_keys(store, shard)],
+            ]
             for shard in known
         }
         used = {*topics_with_keys(store, keys)}

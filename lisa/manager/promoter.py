@@ -30,6 +30,7 @@ from lisa.manager.bulk_reads import (
     head_command,
     head_ms,
     int_or,
+    lane_keys,
     topics_with_keys,
 )
 from lisa.manager.expirer import Expirer
@@ -191,7 +192,13 @@ class Promoter:
         newly unreadable key is due now, so that `step` reports the error.
         """
         part = [*self._turns.next(topics, max(PAGE, -(-len(topics) // TICKS))), *others]
-        retries = {topic: [own.retry for own in group_keys(self._store, topic)] for topic in part}
+        retries = {
+            topic: [
+                *[own.retry for own in group_keys(self._store, topic)],
+                *[own.closed for own in lane_keys(self._store, topic)],
+            ]
+            for topic in part
+        }
         zsets = {topic: [self._store.keys.topic(topic).waiting] for topic in part}
         for topic in topics_with_keys(self._store, retries):
             zsets[topic] += retries[topic]

@@ -263,7 +263,7 @@ class Sweeper:
         found = [keys.waiting, keys.consumers, keys.events, keys.schedules]
         for group in groups:
             own = keys.group(group)
-            found += [own.entries, own.retry, own.garbage]
+            found += [own.entries, own.retry, own.garbage, keys.lanes(group).parked]
         return found
 
     def _now_ms(self, topic: str) -> int:

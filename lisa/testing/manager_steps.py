@@ -195,7 +195,8 @@ class ManagerSteps:
         own = [keys.group(name) for name in groups]
         commands: list[Command] = [("HGETALL", keys.options), *_around(keys.expiry, now_ms)]
         commands += _around(keys.ticks, now_ms)
-        for zset in (keys.waiting, *[keys_of_group.retry for keys_of_group in own]):
+        closed = [keys.lanes(name).closed for name in groups]
+        for zset in (keys.waiting, *[keys_of_group.retry for keys_of_group in own], *closed):
             commands += _around(zset, now_ms)
         for name, group_keys in zip(groups, own, strict=True):
             commands += _around(group_keys.leases, now_ms)
@@ -214,7 +215,7 @@ class ManagerSteps:
         ack_ms = duration_ms(options.ack_timeout)
         due.note(due.expire, shard, _instants(replies))
         due.note(due.schedule, shard, _instants(replies))
-        dues = [at for _ in range(1 + len(groups)) for at in _instants(replies)]
+        dues = [at for _ in range(1 + 2 * len(groups)) for at in _instants(replies)]
         if options.ramp is not None and b"ramped" in stored and dues:
             dues.append(options.ramp.next_ms(int(stored[b"ramped"])))
         due.note(due.promote, shard, [] if options.paused else dues)

@@ -9,8 +9,7 @@
 -- their turns, and CLOSED those that open at an instant.
 
 -- A place, which sorts in the order of a lane: when the message should be ready at the latest, in ms, the
--- number of its send, its cost and its due time. QUEUES has it between 'key<US>' and the rest of the id.
-local PLACE_BYTES = 40
+-- number of its send, its cost and its due time: PLACE_BYTES in all. QUEUES has it between 'key<US>' and the rest of the id.
 local function place_of(latest, number, cost, due)
   return string.format('%013d%010d%04d%013d', math.max(0, latest), number, cost, due)
 end

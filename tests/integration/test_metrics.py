@@ -63,7 +63,14 @@ def test_every_state_and_counter_of_a_topic(cast: Cast) -> None:
     cast.ack(first)
     cast.discard(second)
     page = read(cast)
-    assert states(page) == {"waiting": 2, "ready": 3, "in_flight": 1, "retry": 0, "garbage": 1}
+    assert states(page) == {
+        "waiting": 2,
+        "ready": 3,
+        "in_flight": 1,
+        "parked": 0,
+        "retry": 0,
+        "garbage": 1,
+    }
     assert value(page, "topic_messages", topic="orders", group="", state="waiting") == 2
     assert value(page, "topic_backlog_messages", **OWN) == 3
     age_s = value(page, "topic_oldest_ready_seconds", **OWN)

@@ -210,6 +210,7 @@ export type State =
   | "expired"
   | "garbage"
   | "in_flight"
+  | "parked"
   | "purged"
   | "ready"
   | "retry"

@@ -106,13 +106,19 @@ _TOPICS = (
     _gauge("lisa_topics", "Registered topics."),
     _gauge(
         "lisa_topic_messages",
-        "Messages by state: waiting (no group), ready, in_flight, retry, garbage.",
+        "Messages by state: waiting (no group), ready, in_flight, parked, retry, garbage.",
         ("topic", "group", "state"),
     ),
     _gauge(
         "lisa_topic_backlog_messages",
-        "Due messages not yet delivered: in waiting, ready and retry.",
+        "Due messages not yet delivered: in waiting, parked, ready and retry.",
         _BY_GROUP,
+    ),
+    _gauge(
+        "lisa_topic_lanes",
+        "Lanes with parked messages, by what they wait for: their turn, or the instant at which a "
+        "rate or a rest lets them through. Lanes without a free slot are in neither.",
+        ("topic", "group", "waits_for"),
     ),
     _gauge(
         "lisa_topic_oldest_ready_seconds",

@@ -77,6 +77,9 @@ class GroupReplies(NamedTuple):
     due_again: int | None
     first_again: list[bytes] | None
     garbage: int | None
+    parked: int | None
+    turns: int | None
+    closed: int | None
 
     @property
     def in_flight(self) -> int:
@@ -140,10 +143,13 @@ class TopicNumbers:
         add(numbers, "lisa_topic_messages", head.waiting or 0, label, "", "waiting")
         for name, own in self.groups.items():
             group = self._group(name)
-            for state in ("ready", "in_flight", "retry", "garbage"):
+            for state in ("ready", "in_flight", "parked", "retry", "garbage"):
                 amount = getattr(own, state) or 0
                 add(numbers, "lisa_topic_messages", amount, label, group, state)
-            backlog = (head.due or 0) + own.ready + (own.due_again or 0)
+            for reason, lanes in (("turn", own.turns), ("instant", own.closed)):
+                if own.parked:
+                    add(numbers, "lisa_topic_lanes", lanes or 0, label, group, reason)
+            backlog = (head.due or 0) + own.ready + (own.parked or 0) + (own.due_again or 0)
             add(numbers, "lisa_topic_backlog_messages", backlog, label, group)
             yield from self._put_oldest(name, own)
         if not self.groups:
@@ -368,7 +374,7 @@ def _head(store: Store, topic: str, now_ms: int) -> list[Command]:
 
 
 def _group(store: Store, topic: str, group: str, now_ms: int) -> list[Command]:
-    keys = store.keys.topic(topic).group(group)
+    keys, lanes = store.keys.topic(topic).group(group), store.keys.topic(topic).lanes(group)
     return [
         ("XLEN", keys.ready),
         ("XINFO", "GROUPS", keys.ready),
@@ -376,6 +382,9 @@ def _group(store: Store, topic: str, group: str, now_ms: int) -> list[Command]:
         ("ZCOUNT", keys.retry, "-inf", now_ms),
         ("ZRANGE", keys.retry, 0, 0, "WITHSCORES"),
         ("ZCARD", keys.garbage),
+        ("HLEN", lanes.parked),
+        ("ZCARD", lanes.turns),
+        ("ZCARD", lanes.closed),
     ]
 
 

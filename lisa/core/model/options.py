@@ -52,6 +52,9 @@ HEAVY_BODY_BYTES = 8 * 1024 * 1024
 LARGEST_COUNT = 10**12
 MOST_GROUPS = 1_000
 
+PLACE_BYTES = 40
+"""The length of a place, which a parked message has in its lane; see lua/prelude/lanes.lua."""
+
 LARGEST_BATCH = 250
 """Maximum number of messages promoted per call."""
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lisa.core.model.keys import GroupKeys
 from lisa.core.model.sharding import Shard, Topic, own_shard
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.paging import START, member_page, readable
@@ -99,11 +98,13 @@ class Work:
         self.calls -= calls
 
 
-def owed(store: Store, keys: GroupKeys) -> Flow[int]:
+def owed(store: Store, shard: str, group: str) -> Flow[int]:
     """Number of messages that a group owes in one shard."""
+    keys = store.keys.topic(shard).group(group)
     counts = yield from store.commands(
         [
             ("HLEN", keys.entries),
+            ("HLEN", store.keys.topic(shard).lanes(group).parked),
             ("ZCARD", keys.retry),
             ("ZCARD", keys.garbage),
         ]
@@ -244,7 +245,7 @@ def _shards_with(store: Store, shards: Sequence[Shard], group: str) -> Flow[list
         keys = store.keys.topic(shard)
         commands += [
             ("HEXISTS", keys.groups, group),
-            ("EXISTS", *keys.group(group)),
+            ("EXISTS", *keys.group(group), *keys.lanes(group)),
             mark_command(store, shard, group),
         ]
     replies = yield from store.commands(commands)
@@ -271,6 +272,7 @@ def _settle_all(
     while True:
         for command, key in (
             ("HSCAN", keys.entries),
+            ("HSCAN", store.keys.topic(shard).lanes(group).parked),
             ("ZSCAN", keys.retry),
             ("ZSCAN", keys.garbage),
         ):

@@ -20,6 +20,7 @@ class State(StrEnum):
     WAITING = "waiting"
     READY = "ready"
     IN_FLIGHT = "in_flight"
+    PARKED = "parked"
     RETRY = "retry"
     GARBAGE = "garbage"
     ACKED = "acked"
@@ -35,7 +36,7 @@ class State(StrEnum):
 
 
 _FINAL = (State.ACKED, State.CANCELLED, State.EXPIRED, State.SKIPPED, State.PURGED)
-_FIRST = (State.IN_FLIGHT, State.READY, State.RETRY, State.GARBAGE)
+_FIRST = (State.IN_FLIGHT, State.READY, State.PARKED, State.RETRY, State.GARBAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,8 @@ class FoundMessage(FoundInGroup):
     """A message and its current state.
 
     With several groups the top-level fields are those of the group whose state comes first in the
-    order in flight, ready, retry, garbage; `groups` has every group. A settled message has no body
-    and no headers.
+    order in flight, ready, parked, retry, garbage; `groups` has every group. A settled message has
+    no body and no headers.
 
     If the stored body cannot be decoded, `body` is None and `reason` explains why.
     """

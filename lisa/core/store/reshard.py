@@ -153,6 +153,7 @@ def hold_messages(
         # An interrupted removal leaves messages of groups that are no longer declared.
         groups = [keys.group(group) for group in state.all_groups]
         held = [key for group in groups for key in (group.entries, group.retry, group.garbage)]
+        held += [keys.lanes(group).parked for group in state.all_groups]
         asked.append(("EXISTS", keys.waiting, *held))
     return list(map(bool, (yield from store.commands(asked))))
 

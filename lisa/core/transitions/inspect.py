@@ -11,7 +11,7 @@ from lisa.core.transitions.base import Argument, ById, OfIds, text
 
 
 class GroupState(NamedTuple):
-    """A message's state in one group: `state` is ready, in_flight, retry or garbage.
+    """A message's state in one group: `state` is ready, in_flight, parked, retry or garbage.
 
     `due_ms` is the due time of the current or next attempt; in garbage, the time of death. Only
     garbage has a `traceback`, if a handler raised. `deferrals`: how often the message was deferred

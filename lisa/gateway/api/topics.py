@@ -156,6 +156,7 @@ class GroupAnswer(Answer):
     name: str
     ready: int
     in_flight: int
+    parked: int
     retry: int
     garbage: int
     next_retry_ms: int | None
@@ -195,6 +196,7 @@ class TopicCounts(Answer):
     waiting: int
     ready: int
     in_flight: int
+    parked: int
     retry: int
     garbage: int
     next_due_ms: int | None
@@ -311,6 +313,7 @@ async def delete_topic(call: Call[DeleteQuery, None]) -> DeletedAnswer:
     counts = await _known(call)
     if call.query.confirm != call.topic:
         held = counts.waiting + counts.ready + counts.in_flight + counts.retry + counts.garbage
+        held += counts.parked
         raise invalid(
             f"to delete topic {call.topic!r} with {held} messages, repeat the request with "
             f"confirm={call.topic}"

@@ -1027,7 +1027,7 @@ class TopicsAnswer(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicCounts, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class TopicCounts(_message.Message):
-    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups")
+    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups", "parked")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1037,6 +1037,7 @@ class TopicCounts(_message.Message):
     GARBAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_DUE_MS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     waiting: int
@@ -1046,10 +1047,11 @@ class TopicCounts(_message.Message):
     garbage: int
     next_due_ms: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupAnswer]
-    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ...) -> None: ...
+    parked: int
+    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class TopicAnswer(_message.Message):
-    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups", "counters", "options")
+    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups", "counters", "options", "parked")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1075,6 +1077,7 @@ class TopicAnswer(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     waiting: int
@@ -1086,10 +1089,11 @@ class TopicAnswer(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[GroupAnswer]
     counters: _containers.ScalarMap[str, int]
     options: _containers.ScalarMap[str, str]
-    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    parked: int
+    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., options: _Optional[_Mapping[str, str]] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups", "at_ms", "in_per_s", "out_per_s", "retried_per_s", "garbage_per_s", "lateness_p50_ms", "lateness_p99_ms")
+    __slots__ = ("topic", "paused", "waiting", "ready", "in_flight", "retry", "garbage", "next_due_ms", "groups", "at_ms", "in_per_s", "out_per_s", "retried_per_s", "garbage_per_s", "lateness_p50_ms", "lateness_p99_ms", "parked")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1106,6 +1110,7 @@ class Activity(_message.Message):
     GARBAGE_PER_S_FIELD_NUMBER: _ClassVar[int]
     LATENESS_P50_MS_FIELD_NUMBER: _ClassVar[int]
     LATENESS_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     waiting: int
@@ -1122,23 +1127,26 @@ class Activity(_message.Message):
     garbage_per_s: float
     lateness_p50_ms: float
     lateness_p99_ms: float
-    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ..., at_ms: _Optional[int] = ..., in_per_s: _Optional[float] = ..., out_per_s: _Optional[float] = ..., retried_per_s: _Optional[float] = ..., garbage_per_s: _Optional[float] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ...) -> None: ...
+    parked: int
+    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., waiting: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_due_ms: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupAnswer, _Mapping]]] = ..., at_ms: _Optional[int] = ..., in_per_s: _Optional[float] = ..., out_per_s: _Optional[float] = ..., retried_per_s: _Optional[float] = ..., garbage_per_s: _Optional[float] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class GroupAnswer(_message.Message):
-    __slots__ = ("name", "ready", "in_flight", "retry", "garbage", "next_retry_ms")
+    __slots__ = ("name", "ready", "in_flight", "retry", "garbage", "next_retry_ms", "parked")
     NAME_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     GARBAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     name: str
     ready: int
     in_flight: int
     retry: int
     garbage: int
     next_retry_ms: int
-    def __init__(self, name: _Optional[str] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_retry_ms: _Optional[int] = ...) -> None: ...
+    parked: int
+    def __init__(self, name: _Optional[str] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., retry: _Optional[int] = ..., garbage: _Optional[int] = ..., next_retry_ms: _Optional[int] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class OptionsAnswer(_message.Message):
     __slots__ = ("options",)

@@ -194,7 +194,7 @@ def _rows(whole: DataFrame, kept: Sequence[str]) -> DataFrame:
     states = sf.transform("held", lambda one: one["state"])
     state = sf.when(ended.isNotNull(), ended["state"])
     state = state.when(replaced, "cancelled").when(sf.col("superseded"), "lost")
-    for name in ("in_flight", "ready", "retry", "garbage"):
+    for name in ("in_flight", "ready", "parked", "retry", "garbage"):
         state = state.when(sf.array_contains(states, name), name)
     why = sf.when(replaced, "replaced by a later send of the same id").when(
         sf.col("superseded"),

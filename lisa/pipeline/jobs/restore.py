@@ -443,7 +443,8 @@ def _has_live_messages(store: Store, topic: str) -> Flow[bool]:
     """Whether a topic, or one of its shards, has live messages."""
     (counts,) = yield from topic_counts(store, [topic])
     return counts.waiting > 0 or any(
-        group.ready or group.in_flight or group.retry or group.garbage for group in counts.groups
+        group.ready or group.in_flight or group.parked or group.retry or group.garbage
+        for group in counts.groups
     )
 
 

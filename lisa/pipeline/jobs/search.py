@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lisa.pipeline.archive import Archive
     from lisa.pipeline.server import Server
 
-LIVE_STATES = ("in_flight", "ready", "retry", "garbage", "waiting")
+LIVE_STATES = ("in_flight", "ready", "parked", "retry", "garbage", "waiting")
 """In order of precedence: a message of several groups has the first of these states."""
 
 STATES = (*LIVE_STATES, "acked", "cancelled", "expired", "skipped", "purged", "lost")

@@ -26,7 +26,9 @@ LIVE_SCHEMA = StructType(
         EVENT_SCHEMA["topic"],
         EVENT_SCHEMA["group"],  # null in state waiting
         StructField("id", StringType(), nullable=False),
-        StructField("state", StringType(), nullable=False),  # waiting ready in_flight retry garbage
+        StructField(
+            "state", StringType(), nullable=False
+        ),  # waiting ready in_flight parked retry garbage
         EVENT_SCHEMA["due"],  # of the present or next attempt; in garbage, the time of death
         StructField("attempts", IntegerType(), nullable=False),  # failed ones
         MESSAGES_SCHEMA["body"],  # the whole envelope where its version is unknown

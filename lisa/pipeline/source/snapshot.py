@@ -1,8 +1,9 @@
 """`spark.read.format("lisa")`: live messages, one row per message and group.
 
 Options: `topic` (one, or several separated by commas; default: all registered topics), `state`
-(some of waiting, ready, in_flight, retry, garbage), `partitions` (tasks per large set). Filters on
-`topic`, `state`, `group`, `id` and `due` are pushed down: an id is looked up, not scanned for.
+(some of waiting, ready, in_flight, parked, retry, garbage), `partitions` (tasks per large set).
+Filters on `topic`, `state`, `group`, `id` and `due` are pushed down: an id is looked up, not
+scanned for.
 
 Messages change state during the read. A message that keeps its state is read exactly once. A
 message that changes its state may appear in the old state, in the new one, in both, or (if the new
@@ -151,7 +152,7 @@ class SnapshotReader(DataSourceReader):
         if waits:
             parts += yield from self._ranges(store, keys.waiting, ReadPart(topic, {"waiting"}))
         for name in groups:
-            small = set(wanted.states & {"ready", "in_flight"})
+            small = set(wanted.states & {"ready", "in_flight", "parked"})
             own = keys.group(name)
             for state, key in (("retry", own.retry), ("garbage", own.garbage)):
                 if state in wanted.states:
