@@ -331,7 +331,8 @@ def test_a_copy_has_the_retries_but_not_the_wall_time_of_the_original(
     topic, hour = new_topic("copied"), timedelta(hours=1)
     send, wall = site.producer.send, {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
     send(topic, 1, id="once", delay=hour, retry=[])
-    send(topic, 1, id="skips", delay=hour, retry=[], late="skip after 10m")
+    own = {"retry": [], "late": "skip after 10m", "cost": 5, "slack": "1s"}
+    send(topic, 1, id="skips", delay=hour, **own)  # type: ignore[arg-type]
     send(topic, 1, id="wall", headers={"x": "y"}, **wall)  # type: ignore[arg-type]
     late = "collapse after 10m"
     site.producer.schedule("s", topic=topic, body=1, every="1h", retry="7s", late=late)

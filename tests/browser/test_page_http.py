@@ -169,6 +169,16 @@ def test_a_topic_shows_its_ramp_and_a_skipped_message_its_state(site: Site) -> N
     assert "skipped" in site.page(f"/topics/{topic}/messages/old")
 
 
+def test_a_topic_shows_the_options_of_its_groups(site: Site) -> None:
+    client, topic = site.gateway.client, declared_topic(site.gateway.client)
+    path = f"/v1/topics/{topic}"
+    (group,) = (one["name"] for one in client.get(f"{path}/groups").json()["groups"])
+    own = {"key_rate": "10/m, burst 3"}
+    assert client.patch(f"{path}/options", params={"group": group}, json=own).status_code == 200
+    shown = f"<dt>key_rate@{group}</dt><dd><strong>10/m, burst 3</strong></dd>"
+    assert shown in site.page(f"/topics/{topic}")
+
+
 def test_a_retry_counts_from_its_first_due_time(site: Site) -> None:
     topic = new_topic()
     site.producer.send(topic, 1, id="m", at_ms=now_ms() - 600_000, retry="0s")

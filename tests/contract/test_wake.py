@@ -12,7 +12,7 @@ from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.lease import Reclaim
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.core.transitions.topic import Configure
+from lisa.core.transitions.topic import Configure, LimitKeys
 from lisa.core.transitions.upkeep import Mend
 from tests.contract.bench import TOPIC, Bench, item
 from tests.contract.state import FAR, G, Row
@@ -57,6 +57,15 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]], bool]
         True,
     ),
     "another option": ({}, lambda _: Configure(TOPIC, {"max_ready": "5"}), False),
+    "an option of lanes": ({}, lambda _: Configure(TOPIC, {"slack": "5"}), True),
+    "a group's option of lanes": ({}, lambda _: Configure(TOPIC, {"slack@lisa": "5"}), True),
+    "the same option of lanes": (
+        {"options": {"slack": "5", "lanes": "1"}},
+        lambda _: Configure(TOPIC, {"slack": "5"}),
+        False,
+    ),
+    "limits of a key": ({}, lambda _: LimitKeys(TOPIC, "set", {"k": "weight=2"}), True),
+    "no limits of a key": ({}, lambda _: LimitKeys(TOPIC, "set", {"k": ""}), False),
     "a new group": ({**HEAD}, lambda _: Declare(TOPIC, "lisa"), True),
     "the same group": ({**HEAD, "lisa": G()}, lambda _: Declare(TOPIC, "lisa"), False),
     "a message without a state": ({**HEAD, "lisa": G()}, lambda _: Mend(TOPIC, ["a"]), True),
