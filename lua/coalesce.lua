@@ -2,7 +2,7 @@
 -- Guarantee: the messages of these sends share two ids of their key, and at most one is unstarted: it
 -- has the body of the last send. A message that has begun stays as it is, and the next send takes the
 -- other id. Never early: instants are rounded up. What is due keeps its place if its body changes. A
--- repeated call returns the first answer. A call that exceeds the capacity writes nothing.
+-- repeated call returns the first answer. A call that exceeds the capacity, or max_per_key, writes nothing.
 -- KEYS  the prelude's, the call's record among them; throttled; then for each message: body and done of
 --       its key's first id, body and done of the second
 -- ARGV  the layout's number, as known to the caller (see enqueue); send token; 1 to leave keys alone
@@ -11,7 +11,7 @@
 --       the number of messages with own policies, then pairs of message number and policies
 -- Returns {'OK', outcomes, numbers of the ids}, one letter per message: a accepted, r replaced, f replaced
 --       in flight (both ids are), b body updated and due time kept, u unknown here;
---       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'}; {'GROUPS', ...}
+--       {'FULL', live, capacity}; {'KEYFULL', key, live, max_per_key}; {'LARGE', message number, size, limit}; {'SHARDS'}; {'GROUPS', ...}
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
@@ -19,7 +19,7 @@ local THROTTLED = KEYS[ID_KEYS + 1]
 local token, only_known, n = ARGV[ARGS + 2], ARGV[ARGS + 3] == '1', tonumber(ARGV[ARGS + 4])
 local RULES, ENVELOPES = ARGS + 4, ARGS + 4 + n
 local _, now, now_up = clock()
-local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal')
+local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal', 'max_per_key')
 
 local limit = tonumber(settings[1] or DEFAULT.max_body_bytes)
 for i = 1, n do
@@ -69,7 +69,7 @@ local function choose(first)
 end
 
 -- The id of each message, by its number; messages of one key share it.
-local slots, by_key, new = {}, {}, 0
+local slots, by_key, new, most_per_key = {}, {}, 0, not only_known and tonumber(settings[4] or '')
 for i = 1, n do
   local first = ID_KEYS + 4 * i - 2
   local slot = by_key[KEYS[first]]
@@ -77,6 +77,11 @@ for i = 1, n do
     slot = choose(first)
     by_key[KEYS[first]] = slot
     if slot and not slot.answer and (slot.stage == 'free' or slot.stage == 'dead') then new = new + 1 end
+    if most_per_key and slot and not slot.answer and slot.stage == 'free' then
+      local key = split_id(slot.id)
+      local live = count_of_key(key)
+      if live >= most_per_key then return {'KEYFULL', key, live, most_per_key} end
+    end
   end
   slots[i] = slot
 end

@@ -67,6 +67,8 @@ def produce(stage: Stage) -> None:
         assert len(producer.list_key("orders", "k")) == len(producer.cancel_key("orders", "k"))
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
+        for key in ("k", "l", "k"):
+            producer.send("coalesced", "x", key=key, throttle=MINUTE)
         with (
             mock.patch.object(flows, "REGISTER_EVERY_S", 0.0),
             mock.patch.object(presence, "OVERDUE", timedelta(0)),

@@ -58,6 +58,34 @@ kind_options = together(
 )
 
 
+coalescing_options = together(
+    click.option(
+        "--debounce",
+        type=duration,
+        metavar="DURATION",
+        help="Of the sends of KEY, only the last, once there was none for this long.",
+    ),
+    click.option(
+        "--max-wait",
+        type=duration,
+        metavar="DURATION",
+        help="With --debounce: the longest time from the first of these sends.",
+    ),
+    click.option(
+        "--throttle",
+        type=duration,
+        metavar="DURATION",
+        help="Of the sends of KEY, one at once, then the last each time this has passed.",
+    ),
+    click.option(
+        "--latest",
+        is_flag=True,
+        default=None,
+        help="Takes the place of the last message of KEY, unless that has started.",
+    ),
+)
+
+
 @click.command()
 @click.argument("topic")
 @click.argument("body", required=False)
@@ -82,12 +110,11 @@ kind_options = together(
     help="How much later than due it may start without harm.",
 )
 @header_option
+@coalescing_options
 @click.option(
     "--on-duplicate",
     type=click.Choice([mode.value for mode in OnDuplicate]),
-    default="keep",
-    show_default=True,
-    help="What to do if the id is already known.",
+    help="What to do if the id is already known.  [default: keep]",
 )
 @kind_options
 @click.option(

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lisa.core.transitions.change import Cancelled, Rescheduled
-from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.producer.calls import SendCall, SendOutcome, SendReport, Single
+from lisa.core.transitions.enqueue import OnDuplicate, SendOutcome, Sent
+from lisa.producer.calls import SendCall, SendReport, Single
 from lisa.producer.plan import DueOptions, Late, Outgoing, RetryDelays, SendOptions, option_texts
 from lisa.producer.producer import AsyncProducer, Producer
 

@@ -5,6 +5,8 @@ Messages are held in columns rather than rows; one object per message would domi
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections import Counter
 from collections.abc import (
@@ -17,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -32,20 +34,15 @@ from lisa.core.model.envelope import (
     new_token,
 )
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import check_own_id, keyed_id
+from lisa.core.model.keys import COALESCED_IDS, check_own_id, keyed_id
 from lisa.core.model.middleware import chain
 from lisa.core.model.options import BYTES_PER_CALL
+from lisa.core.model.sharding import KEY_END
 from lisa.core.redis.flow import Flow, adrive, drive
 from lisa.core.transitions.base import STEPS_PER_CALL
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from lisa.core.transitions.coalesce import Coalesce, is_rule
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, SendOutcome, Sent
 from lisa.producer.plan import NOW, Outgoing, SendOptions, SendPlan
-
-
-class SendOutcome(NamedTuple):
-    """One message: its id and its outcome, as `Producer.send_one` states them."""
-
-    id: str
-    outcome: Sent
 
 
 class SendReport:
@@ -169,7 +166,7 @@ class Single(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Encoded:
-    """Messages in columns, in the form that `Enqueue` takes.
+    """Messages in columns, in the form that `Enqueue` and `Coalesce` take.
 
     A tail is an envelope without its head, which holds a send token.
     """
@@ -202,8 +199,11 @@ def encode(plan: SendPlan, bodies: Sequence[Any]) -> Encoded:
         return combine([single(plan, body) for body in bodies])
     n, tails = len(bodies), encode_tails(bodies, plan.headers)
     ttls_ms, policies = [plan.ttl_ms] * n, [plan.policy] * n
+    own_id = _shared_id(plan)
     return Encoded(
-        new_ids(n) if plan.key is None else [keyed_id(plan.key, new_own_id()) for _ in bodies],
+        new_ids(n)
+        if plan.key is None
+        else [keyed_id(plan.key, own_id or new_own_id()) for _ in bodies],
         [plan.due],
         tails,
         ttls_ms,
@@ -218,12 +218,32 @@ def single(plan: SendPlan, body: Any) -> Single:
     message_id = None
     if isinstance(body, Outgoing):
         plan = plan.with_differences(body)
-        message_id = None if body.id is None else check_own_id(body.id)
+        message_id = None if body.id is None else _checked_id(plan, body.id)
         body = body.body
+    message_id = _shared_id(plan) or message_id
     tail = encode_tail(body, plan.headers)
     return Single(
         message_id, plan.due, tail, plan.ttl_ms, plan.policy, plan.is_by_calendar, plan.key
     )
+
+
+def _checked_id(plan: SendPlan, message_id: str) -> str:
+    if is_rule(plan.due):
+        raise InvalidMessage("debounce, throttle and latest have an id of their own; leave out id")
+    if plan.key is not None and message_id in COALESCED_IDS:
+        raise InvalidMessage(f"id {message_id!r} is that of messages with debounce or the like")
+    return check_own_id(message_id)
+
+
+def _shared_id(plan: SendPlan) -> str | None:
+    """The own id of a coalescing send until its script chooses; None for another send."""
+    if not is_rule(plan.due):
+        return None
+    if plan.key is None:
+        raise InvalidMessage(
+            "debounce, throttle and latest need a key: the sends of one key are one"
+        )
+    return COALESCED_IDS[0]
 
 
 def combine(messages: Sequence[Single]) -> Encoded:
@@ -249,12 +269,53 @@ def _whole_id(own_id: str | None, key: str | None) -> str:
 
 def calls(
     topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int, send_token: str | None = None
-) -> Iterator[Enqueue]:
+) -> Iterator[Enqueue | Coalesce]:
     """The script calls that send the messages, each with its own send token unless one is given.
 
     size: maximum cost per call, given the topic's groups. Each call also stays within the byte
     budget, so that no call blocks the server.
     """
+    for run in _runs(whole):
+        if is_rule(run.dues[0]):
+            for part in _parts(run, max(1, size // HIGH_COST)):
+                yield coalesce(topic, part, send_token)
+        else:
+            yield from _enqueue_calls(topic, on_duplicate, run, size, send_token)
+
+
+def _runs(whole: Encoded) -> Iterator[Encoded]:
+    """The messages, split where coalescing sends and others meet."""
+    start = 0
+    for _, run in groupby(whole.dues, is_rule) if len(whole.dues) > 1 else [(False, whole.ids)]:
+        end = start + len(list(run))
+        yield whole.cut(start, end) if end - start < len(whole.ids) else whole
+        start = end
+
+
+def coalesce(topic: str, part: Encoded, send_token: str | None = None) -> Coalesce:
+    """The call of coalescing sends, of which no others have the send token, also if it is given."""
+    n, token = len(part.ids), send_token or new_token()
+    keys = [message_id.partition(KEY_END)[0] for message_id in part.ids]
+    if send_token:
+        seen = hashlib.blake2b("\n".join([send_token, *keys]).encode() + b"\n".join(part.tails))
+        token = token[0] + base64.b64encode(seen.digest()[:6]).decode()[:7]
+    head = encode_head(token)
+    return Coalesce(
+        topic,
+        token,
+        keys,
+        part.dues if len(part.dues) == n else [*part.dues] * n,
+        [head + tail for tail in part.tails],
+        part.ttls_ms,
+        part.policies,
+        has_local=part.has_local,
+        call_id=token,
+    )
+
+
+def _enqueue_calls(
+    topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int, send_token: str | None
+) -> Iterator[Enqueue]:
     cost = _cost(whole, on_duplicate)
     for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
         token = send_token or new_token()
@@ -297,8 +358,10 @@ def fitting(lengths: Iterable[int], size: int = MOST) -> int:
     return count
 
 
-def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
+def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue | Coalesce:
     """The script call that sends a single message."""
+    if is_rule(message.due):
+        return coalesce(topic, combine([message]))
     token = new_token()
     return Enqueue(
         topic,

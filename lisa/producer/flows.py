@@ -26,11 +26,11 @@ from lisa.core.store.presence import ManagerWatch
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import ById, HasWindow
 from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
+from lisa.core.transitions.coalesce import Coalesce
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, SendOutcome, Sent, WindowChanged
 from lisa.producer.calls import (
     Encoded,
     SendCall,
-    SendOutcome,
     SendReport,
     Single,
     ThroughMiddleware,
@@ -110,7 +110,18 @@ class Sending:
         yield from self._open()
         return KeyFlows(self._store, topic, key, lambda call: self._write(call, on_shard=True))
 
-    def _put(self, call: Enqueue) -> Flow[list[Sent]]:
+    def _put(self, call: Enqueue | Coalesce) -> Flow[tuple[Sequence[str], Sequence[Sent]]]:
+        """Send the messages of one call. Returns their ids and outcomes."""
+        if isinstance(call, Enqueue):
+            return call.ids, (yield from self._put_in_window(call))
+        if call.has_local:
+            from lisa.core.store.placing import note_coalesced  # late: few messages have wall times
+
+            yield from note_coalesced(self._store, call)
+        sent = yield from self._write(call)
+        return [one.id for one in sent], [one.outcome for one in sent]
+
+    def _put_in_window(self, call: Enqueue) -> Flow[list[Sent]]:
         """Send the messages of one call, in the topic's window if it has one."""
         if not self._windows and not call.has_local:
             try:
@@ -165,7 +176,7 @@ class Sending:
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic, Enqueue)
         for call in calls(topic, on_duplicate, messages, size, token):
-            report.add(call.ids, (yield from self._put(call)))
+            report.add(*(yield from self._put(call)))
 
     def _send_many(
         self, topic: str, plan: SendPlan, bodies: Sequence[Any], report: SendReport
@@ -184,8 +195,8 @@ class Sending:
         if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
             yield from self._open_to_send(topic)
         call = single_call(topic, on_duplicate, message)
-        (outcome,) = yield from self._put(call)
-        return SendOutcome(call.ids[0], outcome)
+        ids, outcomes = yield from self._put(call)
+        return SendOutcome(ids[0], outcomes[0])
 
     def _send_body(
         self, topic: str, body: Any, message_id: str | None, options: SendOptions

@@ -15,8 +15,9 @@ from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.flow import Flow, adrive
 from lisa.core.store.batcher import Deadline
 from lisa.core.store.store import AsyncStore
-from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.producer.calls import SendOutcome, Single, single
+from lisa.core.transitions.coalesce import is_rule
+from lisa.core.transitions.enqueue import OnDuplicate, SendOutcome
+from lisa.producer.calls import Single, single
 from lisa.producer.plan import Outgoing, SendPlan
 from lisa.producer.producer import AsyncProducer
 
@@ -111,6 +112,8 @@ class GatewayProducer(AsyncProducer):
         Raises LisaError. A duplicate id is an outcome, not an error, even with "reject".
         """
         encoded = single(_PLAN, message)
+        if is_rule(encoded.due):
+            on_duplicate = OnDuplicate.UPDATE  # see SendPlan.of
         if token is None:
             return await self._sends.call((check_topic(topic), on_duplicate), encoded)
         (sent,) = await self.offer_many(topic, [encoded], on_duplicate, token)

@@ -15,6 +15,7 @@ from lisa.core.model.clock import (
     checked_delay_ms,
     checked_ttl_ms,
     datetime_ms,
+    human,
     parse_zone,
 )
 from lisa.core.model.envelope import checked_headers, encode_headers
@@ -23,6 +24,7 @@ from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, check_key
 from lisa.core.model.lanes import own_lane
 from lisa.core.model.late import LatePolicy, message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.transitions.coalesce import is_rule
 from lisa.core.transitions.enqueue import OnDuplicate
 
 RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
@@ -81,6 +83,14 @@ class SendOptions(DueOptions, total=False):
     cost: how many messages it counts as where a rate or `fair` applies: 1 to 1,000, by default 1.
     slack: how much later than due the message may start without harm. Where messages have to wait,
         those with the earliest due time plus slack come first. By default the topic's option.
+    debounce: of a key's sends, only the last is handled, once there was none for this long. Each
+        replaces the one before, unless a handler has begun with that. Needs `key`, as do the next
+        two; the message has a fixed id, and is due as the option says.
+    max_wait: with `debounce`, the longest time from the first of these sends until one is due.
+    throttle: of a key's sends, one is due at once, and the next one not before this time has passed
+        since. Of those in between, the last is handled.
+    latest: True if the message replaces the last one of its key that no handler has begun with, and
+        is due when that one was.
     on_duplicate: if the id is known, "keep" the earlier message (the default), "keep_live" (keep it
         only if it has not ended), "replace" it, "update" it (replace all but its due time), or
         "reject" the new one.
@@ -94,7 +104,11 @@ class SendOptions(DueOptions, total=False):
     late: Late | None
     cost: int | None
     slack: timedelta | str | None
-    on_duplicate: OnDuplicate | str
+    debounce: timedelta | str | None
+    max_wait: timedelta | str | None
+    throttle: timedelta | str | None
+    latest: bool | None
+    on_duplicate: OnDuplicate | str | None
 
 
 def option_texts(options: type[Any]) -> dict[str, str]:
@@ -137,6 +151,10 @@ def check_options(given: Mapping[str, object], options: type[Any]) -> None:
 
 _POLICIES = ("retry", "late", "cost", "slack")
 _DUES = ("delay", "at", "at_ms", "at_local")
+_COALESCING = ("debounce", "throttle", "latest")
+_TIMING = (*_DUES, "debounce", "throttle")
+"""The options that say when a message is due; one of a message replaces those of its call."""
+
 _DIFFERENCES = SendOptions.__annotations__.keys() - {"on_duplicate"}
 """The options that `Outgoing` has, too."""
 
@@ -168,22 +186,38 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     fold: int | None = None
     business_days: int | None = None
     window: str | None = None
+    debounce: timedelta | str | None = None
+    max_wait: timedelta | str | None = None
+    throttle: timedelta | str | None = None
+    latest: bool | None = None
 
     @property
-    def is_by_calendar(self) -> bool:
-        """Whether the message names a wall time, a window or a zone of its own."""
+    def is_coalescing(self) -> bool:
+        """Whether one message may stand for this one and other sends of its key."""
+        return self.debounce is not None or self.throttle is not None or bool(self.latest)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether the message has a wall time, a window, a zone or a coalescing option."""
         return (
             self.at_local is not None
             or self.window is not None
             or self.business_days is not None
             or self.tz is not None
             or self.fold is not None
+            or self.debounce is not None
+            or self.max_wait is not None
+            or self.throttle is not None
+            or self.latest is not None
             or (self.headers is not None and _are_by_calendar(self.headers))
         )
 
 
 class SendPlan(NamedTuple):
-    """The options of a call, or of one of its messages, in the form that the script reads."""
+    """The options of a call, or of one of its messages, in the form that the scripts read.
+
+    due: the rule of a coalescing send, as in the header of `lua/coalesce.lua`, or a due time.
+    """
 
     due: str = NOW
     ttl_ms: int | None = None
@@ -218,12 +252,17 @@ class SendPlan(NamedTuple):
         )
         if is_by_calendar:
             due, headers = _placed(options, due, zone)
+        mode = options.get("on_duplicate")
+        rule = _rule(options, due or NOW)
         return cls(
-            due or NOW,
+            rule or due or NOW,
             None if ttl is None else checked_ttl_ms(ttl),
             _policy(*map(options.get, _POLICIES)),
             encode_headers(headers),
-            _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
+            # The nearest mode, so that no other sends are in the same batch.
+            OnDuplicate.UPDATE
+            if rule
+            else _on_duplicate(OnDuplicate.KEEP if mode is None else mode),
             zone,
             options,
             is_by_calendar,
@@ -232,11 +271,14 @@ class SendPlan(NamedTuple):
 
     def with_differences(self, message: Outgoing) -> SendPlan:
         """The plan of one message that overrides the call's options. Raises InvalidMessage."""
-        if self.is_by_calendar or message.is_by_calendar:
-            return self._by_calendar(message)
+        if self.is_by_calendar or message.is_special:
+            return self._merged(message)
+        due = due_text(message.delay, message.at, message.at_ms, self.zone)
+        if due is not None and is_rule(self.due):
+            return self._merged(message)  # which raises, except for `latest`
         # `_replace` is slower, which matters for ten million messages.
         return SendPlan(
-            due_text(message.delay, message.at, message.at_ms, self.zone) or self.due,
+            due or self.due,
             self.ttl_ms if message.ttl is None else checked_ttl_ms(message.ttl),
             self._policy_of(message),
             self.headers if message.headers is None else encode_headers(message.headers),
@@ -253,15 +295,67 @@ class SendPlan(NamedTuple):
         given = map((self.options or {}).get, _POLICIES)
         return _policy(*(b if a is None else a for a, b in zip(own, given, strict=True)))
 
-    def _by_calendar(self, message: Outgoing) -> SendPlan:
-        """The plan of one message if a wall time or a window is involved. Raises InvalidMessage."""
+    def _merged(self, message: Outgoing) -> SendPlan:
+        """The plan of one message by all options together. Raises InvalidMessage."""
         options: dict[str, Any] = {**(self.options or {})}
         own = {name: getattr(message, name) for name in _DIFFERENCES}
-        if any(own[name] is not None for name in _DUES):
-            for name in (*_DUES, "fold", "business_days"):
+        if any(own[name] is not None for name in _TIMING):
+            for name in (*_TIMING, "fold", "business_days", "max_wait"):
+                options.pop(name, None)
+        if any(own[name] is not None for name in _COALESCING):
+            for name in (*_COALESCING, "max_wait"):
                 options.pop(name, None)
         options.update({name: value for name, value in own.items() if value is not None})
         return SendPlan.of(cast(SendOptions, options), self.zone)
+
+
+def _rule(options: SendOptions, due: str) -> str | None:
+    """The rule of a coalescing send, None for another. Raises InvalidMessage."""
+    debounce, throttle = options.get("debounce"), options.get("throttle")
+    latest, max_wait = options.get("latest"), options.get("max_wait")
+    if latest not in (None, True, False):
+        raise InvalidMessage(f"latest is True or False, not {latest!r}")
+    if max_wait is not None and debounce is None:
+        raise InvalidMessage("max_wait limits a debounce; give debounce, too, or leave it out")
+    values = zip(_COALESCING, (debounce, throttle, latest or None), strict=True)
+    given = [name for name, value in values if value is not None]
+    if not given:
+        return None
+    _check_alone(given, options)
+    if debounce is not None:
+        return _debounce_rule(debounce, max_wait)
+    return f"l{due}" if throttle is None else f"t{_span_ms('throttle', throttle)}"
+
+
+def _check_alone(given: Sequence[str], options: SendOptions) -> None:
+    """Raise InvalidMessage if an option contradicts those of the names `given`."""
+    if len(given) > 1:
+        raise InvalidMessage(f"give one of {' and '.join(given)}; they contradict each other")
+    if options.get("on_duplicate") is not None:
+        raise InvalidMessage(f"{given[0]} says what is replaced; leave out on_duplicate")
+    dues = [name for name in _DUES if options.get(name) is not None]
+    if dues and given[0] != "latest":
+        raise InvalidMessage(f"{given[0]} says when the message is due; leave out {dues[0]}")
+
+
+def _debounce_rule(debounce: timedelta | str, max_wait: timedelta | str | None) -> str:
+    quiet_ms = _span_ms("debounce", debounce)
+    if max_wait is None:
+        return f"d{quiet_ms},"
+    most_ms = _span_ms("max_wait", max_wait)
+    if most_ms < quiet_ms:
+        raise InvalidMessage(
+            f"max_wait {human(most_ms)} is shorter than debounce {human(quiet_ms)}, which would "
+            "have no effect"
+        )
+    return f"d{quiet_ms},{most_ms}"
+
+
+def _span_ms(name: str, value: timedelta | str) -> int:
+    span_ms = checked_delay_ms(value, name)
+    if not span_ms:
+        raise InvalidMessage(f"{name} must exceed 0")
+    return span_ms
 
 
 def _are_by_calendar(headers: object) -> bool:

@@ -29,10 +29,9 @@ from lisa.core.redis.flow import Await, Flow, awaiting, blocking, drive, rename_
 from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.change import Cancel, Cancelled
-from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.enqueue import OnDuplicate, SendOutcome, Sent
 from lisa.producer.calls import (
     SendCall,
-    SendOutcome,
     SendReport,
     Single,
     async_pieces,
@@ -278,7 +277,7 @@ class AsyncProducer(BaseProducer):
             known += report
             # Some shards accepted their messages: do not send those again.
             known += [
-                None if outcome is None else SendOutcome(message_id, outcome)
+                SendOutcome(message_id, outcome) if isinstance(outcome, Sent) else outcome
                 for message_id, outcome in zip(
                     whole.ids[len(report) :], error.outcomes, strict=False
                 )

@@ -16,13 +16,12 @@ from redis import Redis
 
 from lisa import Consumer, Manager, Producer
 from lisa.core.settings import GatewaySettings
-from lisa.core.transitions.enqueue import OnDuplicate, Sent
+from lisa.core.transitions.enqueue import OnDuplicate, SendOutcome, Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.compat.camellia import queue as camellia_queue
 from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats, exposition
 from lisa.gateway.compat.camellia.queue import band_edges
 from lisa.producer import Outgoing
-from lisa.producer.calls import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,
     QUEUE,

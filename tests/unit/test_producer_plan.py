@@ -32,6 +32,7 @@ from lisa.core.model.keys import check_group, check_id, check_topic
 from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
 from lisa.core.store.batcher import Batcher
+from lisa.core.transitions.coalesce import Coalesce
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import OnDuplicate, Outgoing, Producer, SendOutcome, SendReport
 from lisa.producer.calls import MOST, calls, encode
@@ -50,7 +51,8 @@ def plan(**options: Any) -> SendPlan:
 
 def made(bodies: list[Any], size: int = 500, **options: Any) -> list[Enqueue]:
     of_call = plan(**options)
-    return list(calls("orders", of_call.on_duplicate, encode(of_call, bodies), size))
+    found = list(calls("orders", of_call.on_duplicate, encode(of_call, bodies), size))
+    return [call for call in found if isinstance(call, Enqueue)]
 
 
 def test_due() -> None:
@@ -408,3 +410,98 @@ async def test_concurrent_calls_are_answered_together_where_tasks_start_eagerly(
     assert await batcher.call("orders", 0) == 0
     assert await asyncio.gather(*(batcher.call("orders", n) for n in range(5))) == list(range(5))
     assert sizes == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"debounce": "5s", "throttle": "5s"}, "give one of debounce and throttle"),
+        ({"throttle": "5s", "latest": True}, "give one of throttle and latest"),
+        ({"max_wait": "5s"}, "max_wait limits a debounce"),
+        ({"throttle": "5s", "max_wait": "5s"}, "max_wait limits a debounce"),
+        ({"debounce": "5s", "max_wait": "4s"}, "max_wait 4s is shorter than debounce 5s"),
+        ({"debounce": "0s"}, "debounce must exceed 0"),
+        ({"throttle": timedelta(0)}, "throttle must exceed 0"),
+        ({"debounce": timedelta(days=9_999_999)}, "ends beyond the year 9999"),
+        ({"debounce": 5}, "debounce"),
+        ({"latest": "yes"}, "latest is True or False"),
+        ({"debounce": "5s", "on_duplicate": "keep"}, "leave out on_duplicate"),
+        ({"latest": True, "on_duplicate": "update"}, "leave out on_duplicate"),
+        ({"debounce": "5s", "delay": "1s"}, "leave out delay"),
+        ({"debounce": "5s", "at": NOON}, "leave out at"),
+        ({"throttle": "5s", "at_ms": NOON_MS}, "leave out at_ms"),
+        ({"throttle": "5s", "at_local": "2030-01-01T12:00", "tz": "UTC"}, "leave out at_local"),
+    ],
+)
+def test_options_that_contradict_a_coalescing_send(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        plan(key="k", **options)
+    if "on_duplicate" not in options:
+        with pytest.raises(InvalidMessage, match=why):
+            encode(plan(), [Outgoing("x", key="k", **options)])
+
+
+@pytest.mark.parametrize("options", [{"debounce": "5s"}, {"throttle": "5s"}, {"latest": True}])
+def test_a_coalescing_send_needs_a_key_and_no_id(options: dict[str, Any]) -> None:
+    of_call = plan(**options)
+    for bodies in (["x"], [Outgoing("x")]):
+        with pytest.raises(InvalidMessage, match="need a key"):
+            encode(of_call, bodies)
+    with pytest.raises(InvalidMessage, match="leave out id"):
+        encode(of_call, [Outgoing("x", key="k", id="a")])
+    with pytest.raises(InvalidMessage, match="'~1' is that of messages with debounce"):
+        encode(plan(key="k"), [Outgoing("x", id="~1")])
+    assert encode(plan(), [Outgoing("x", id="~1")]).ids == ["~1"]
+
+
+def test_rules_of_coalescing_sends() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"debounce": "5s"}, "d5000,"),
+        ({"debounce": timedelta(microseconds=1), "max_wait": "1m"}, "d1,60000"),
+        ({"throttle": "1.5s"}, "t1500"),
+        ({"latest": True}, "l+0"),
+        ({"latest": True, "delay": "5s"}, "l+5000"),
+        ({"latest": True, "at": NOON}, f"l{NOON_MS}"),
+        ({"latest": False, "delay": "5s"}, "+5000"),
+        ({"debounce": "5s", "window": "0-24"}, "d5000,"),
+    ]
+    for options, rule in cases:
+        assert plan(key="k", **options).due == rule
+        found = encode(plan(throttle="9s"), [Outgoing("x", key="k", **options)])
+        assert list(found.dues) == [rule]
+    windowed = encode(plan(debounce="5s"), [Outgoing("x", key="k", window="9-17")])
+    assert list(windowed.dues) == ["d5000,"]
+    pairs: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({"debounce": "5s"}, {"delay": "1s"}),
+        ({"delay": "1s"}, {"debounce": "5s"}),
+    )
+    for given, own in pairs:
+        (due,) = encode(plan(**given), [Outgoing("x", key="k", **own)]).dues
+        assert due == ("d5000," if "debounce" in own else "+1000")
+    delayed = encode(plan(latest=True), [Outgoing("x", key="k", delay="1s")])
+    assert list(delayed.dues) == ["l+1000"]
+
+
+def test_coalescing_sends_have_calls_of_their_own() -> None:
+    bodies = [Outgoing("x", key="a", debounce="1s"), Outgoing("y", key="a", latest=True), "z"]
+    bodies += [Outgoing("x", key=f"k{n}", throttle="1s") for n in range(300)]
+    of_call = plan()
+    found = list(calls("orders", of_call.on_duplicate, encode(of_call, bodies), 500))
+    first, second, *others = found
+    assert isinstance(first, Coalesce)
+    assert (first.keys, list(first.rules)) == (["a", "a"], ["d1000,", "l+0"])
+    assert isinstance(second, Enqueue)
+    assert [len(call.message_ids) for call in others] == [250, 50]
+    assert len({call.call_id for call in found if isinstance(call, Coalesce)}) == 3
+
+
+def test_calls_with_one_send_token_are_told_by_what_they_send() -> None:
+    def call(*bodies: str) -> Coalesce:
+        whole = encode(plan(key="k", debounce="1s"), bodies)
+        (found,) = calls("orders", OnDuplicate.KEEP, whole, 500, "~bcdefgh")
+        assert isinstance(found, Coalesce)
+        assert (len(found.token), found.token[0], found.call_id) == (8, "~", found.token)
+        return found
+
+    assert call("x").token == call("x").token
+    assert call("x").token != call("y").token

@@ -65,6 +65,24 @@ export interface SendRequest {
    */
   slack_ms?: number | string | null;
   /**
+   * Of a key's sends, only the last is handled, once there was none for this long. Each
+   * replaces the one before, unless a handler has begun with that. Needs `key`, as do the next
+   * two; the message has a fixed id, and is due as the option says.
+   */
+  debounce_ms?: number | string | null;
+  /** With `debounce`, the longest time from the first of these sends until one is due. */
+  max_wait_ms?: number | string | null;
+  /**
+   * Of a key's sends, one is due at once, and the next one not before this time has passed
+   * since. Of those in between, the last is handled.
+   */
+  throttle_ms?: number | string | null;
+  /**
+   * True if the message replaces the last one of its key that no handler has begun with, and
+   * is due when that one was.
+   */
+  latest?: boolean | null;
+  /**
    * If the id is known, "keep" the earlier message (the default), "keep_live" (keep it only if
    * it has not ended), "replace" it, "update" it (replace all but its due time), or "reject"
    * the new one.

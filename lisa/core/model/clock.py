@@ -90,12 +90,12 @@ def option_duration(name: str, value: object) -> timedelta:
         raise ConfigError(str(error)) from None
 
 
-def checked_delay_ms(delay: timedelta | str) -> int:
+def checked_delay_ms(delay: timedelta | str, name: str = "delay") -> int:
     """A delay from now in milliseconds. Raises InvalidMessage, also for an end after 9999."""
-    delay_ms = duration_ms(named_duration("delay", delay))
+    delay_ms = duration_ms(named_duration(name, delay))
     # The server's clock decides when a message is due; the local one suffices for this check.
     if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
-        raise InvalidMessage(f"a delay of {human(delay_ms)} ends beyond the year 9999")
+        raise InvalidMessage(f"a {name} of {human(delay_ms)} ends beyond the year 9999")
     return delay_ms
 
 

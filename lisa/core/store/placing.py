@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER
+from lisa.core.model.keys import COALESCED_IDS, LOCAL_HEADER, WINDOW_HEADER, keyed_id
 from lisa.core.model.windows.placing import (
     LISTED,
     LocalTime,
@@ -27,6 +27,7 @@ from lisa.core.model.windows.placing import (
 from lisa.core.model.windows.window import parse_stored
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
+from lisa.core.transitions.coalesce import Coalesce
 from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
 from lisa.core.transitions.restore import RestoreItem
 
@@ -89,6 +90,16 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
     for message_id, (due, envelope) in zip(call.ids, _messages(call), strict=True):
         if LOCAL_HEADER in headers_of(envelope):
             members += (int(due), message_id)
+    yield from _note(store, call.topic, members)
+
+
+def note_coalesced(store: Store, call: Coalesce) -> Flow[None]:
+    """List the coalescing sends of a call that have a wall time, under both ids of their keys."""
+    members: list[str | int] = []
+    for key, rule, envelope in zip(call.keys, call.rules, call.envelopes, strict=True):
+        if LOCAL_HEADER in headers_of(envelope):
+            for own_id in COALESCED_IDS:
+                members += (int(rule[1:]), keyed_id(key, own_id))
     yield from _note(store, call.topic, members)
 
 

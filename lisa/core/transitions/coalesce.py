@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from lisa.core.model.keys import COALESCED_IDS, TopicKeys, keyed_id
 from lisa.core.transitions.base import LANES, Argument, ById, Elsewhere, Recorded, text
-from lisa.core.transitions.enqueue import Sent, numbered, refuse_send
+from lisa.core.transitions.enqueue import SendOutcome, Sent, numbered, refuse_send
 from lisa.core.transitions.loader import Features
 
 
-class Coalesced(NamedTuple):
-    """One send: the whole id of the message that it is part of, and its outcome."""
-
-    id: str
-    outcome: Sent
+def is_rule(due: str) -> bool:
+    """Whether a due time is a rule of a coalescing send."""
+    return due[0] in "dtl"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Coalesce(Recorded, ById[Coalesced | Elsewhere]):
+class Coalesce(Recorded, ById[SendOutcome]):
     """Send messages of keys, given in columns, with one send token.
 
     Of the messages of a key at most one is unstarted: later sends replace its body. Raises
-    TopicFull, InvalidMessage.
+    TopicFull, KeyFull, InvalidMessage.
 
     rules: see the header of `lua/coalesce.lua`.
     ttls_ms, policies: None for a message without its own value; empty if no message has one.
+    has_local: whether an envelope may have the header of a wall time, which managers follow.
     if_known: for a shard that was closed: leave keys alone that have no live message there. A key
         moves to its new shard once its messages of these sends have ended.
     """
@@ -49,6 +48,7 @@ class Coalesce(Recorded, ById[Coalesced | Elsewhere]):
     envelopes: Sequence[bytes]
     ttls_ms: Sequence[int | None] = ()
     policies: Sequence[str | None] = ()
+    has_local: bool = False
     if_known: bool = False
 
     @property
@@ -74,12 +74,12 @@ class Coalesce(Recorded, ById[Coalesced | Elsewhere]):
             *numbered(self.policies),
         ]
 
-    def parse(self, reply: Sequence[Any]) -> list[Coalesced | Elsewhere]:
+    def parse(self, reply: Sequence[Any]) -> list[Any]:
         letters, numbers = map(text, reply)
         return [
             Elsewhere.UNKNOWN
             if letter == "u"
-            else Coalesced(keyed_id(key, COALESCED_IDS[int(number) - 1]), self.outcomes[letter])
+            else SendOutcome(keyed_id(key, COALESCED_IDS[int(number) - 1]), self.outcomes[letter])
             for key, letter, number in zip(self.keys, letters, numbers, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.model.errors import InvalidMessage, KeyFull, TopicFull
 from lisa.core.model.keys import TopicKeys, shown_id
@@ -44,6 +44,13 @@ class Sent(StrEnum):
     REPLACED_IN_FLIGHT = "replaced_in_flight"
     UPDATED = "updated"
     REJECTED = "rejected"
+
+
+class SendOutcome(NamedTuple):
+    """One message: its id and its outcome, as `Producer.send_one` states them."""
+
+    id: str
+    outcome: Sent
 
 
 class WindowChanged(InvalidMessage):

@@ -388,5 +388,8 @@ def _outgoing(
     options = given_options(request, SendOptions)
     options.pop("on_duplicate", None)
     options["headers"] = with_trace(options.get("headers"), trace)
-    own_id = key.id_of(index) if key and request.id is None else request.id
-    return Outgoing(read_body(request.body, request.body_base64), id=own_id, **options)
+    body = read_body(request.body, request.body_base64)
+    outgoing = Outgoing(body, id=request.id, **options)
+    if key and request.id is None and not outgoing.is_coalescing:
+        return Outgoing(body, id=key.id_of(index), **options)
+    return outgoing

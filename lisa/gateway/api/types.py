@@ -488,6 +488,10 @@ _WIRE_FORMS = {
     "cost": _WireForm("cost", Annotated[int, Meta(ge=1, le=MAX_COST)]),
     "slack": _WireForm("slack_ms", Slack, _delta),
     "key": _WireForm("key", OwnId),
+    "debounce": _WireForm("debounce_ms", Ttl, _delta),
+    "max_wait": _WireForm("max_wait_ms", Ttl, _delta),
+    "throttle": _WireForm("throttle_ms", Ttl, _delta),
+    "latest": _WireForm("latest", bool),
     "on_duplicate": _WireForm("on_duplicate", OnDuplicate),
 }
 """The options whose JSON has another name or a narrower type. `at` has none: it is `due_ms`."""

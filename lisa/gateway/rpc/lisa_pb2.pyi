@@ -30,7 +30,7 @@ class Problem(_message.Message):
     def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class OutgoingMessage(_message.Message):
-    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key", "cost", "slack_ms")
+    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "at_local", "tz", "fold", "business_days", "window", "late", "key", "cost", "slack_ms", "debounce_ms", "max_wait_ms", "throttle_ms", "latest")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,10 @@ class OutgoingMessage(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     SLACK_MS_FIELD_NUMBER: _ClassVar[int]
+    DEBOUNCE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_MS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
     body_json: str
     body_bytes: bytes
     delay_ms: int
@@ -74,7 +78,11 @@ class OutgoingMessage(_message.Message):
     key: str
     cost: int
     slack_ms: int
-    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ..., key: _Optional[str] = ..., cost: _Optional[int] = ..., slack_ms: _Optional[int] = ...) -> None: ...
+    debounce_ms: int
+    max_wait_ms: int
+    throttle_ms: int
+    latest: bool
+    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ..., window: _Optional[str] = ..., late: _Optional[str] = ..., key: _Optional[str] = ..., cost: _Optional[int] = ..., slack_ms: _Optional[int] = ..., debounce_ms: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., throttle_ms: _Optional[int] = ..., latest: bool = ...) -> None: ...
 
 class SendMessageRequest(_message.Message):
     __slots__ = ("topic", "message")
