@@ -227,9 +227,9 @@ class SendPlan(NamedTuple):
     zone: tzinfo | None = None
     options: SendOptions | None = None
     """The options as they were given."""
+    key: str | None = None
     is_by_calendar: bool = False
     """Whether a wall time or a window is among them."""
-    key: str | None = None
 
     @classmethod
     def of(cls, options: SendOptions, zone: tzinfo | None) -> SendPlan:
@@ -265,8 +265,8 @@ class SendPlan(NamedTuple):
             else _on_duplicate(OnDuplicate.KEEP if mode is None else mode),
             zone,
             options,
-            is_by_calendar,
             None if key is None else check_key(key),
+            is_by_calendar,
         )
 
     def with_differences(self, message: Outgoing) -> SendPlan:
@@ -285,7 +285,7 @@ class SendPlan(NamedTuple):
             self.on_duplicate,
             self.zone,
             self.options,
-            key=self.key if message.key is None else check_key(message.key),
+            self.key if message.key is None else check_key(message.key),
         )
 
     def _policy_of(self, message: Outgoing) -> str | None:
