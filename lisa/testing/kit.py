@@ -65,7 +65,9 @@ class _Kit:
         self._is_running = False
         self._followers: list[Callable[[datetime], object]] = []
         self._now_ms = time.time_ns() // 1_000_000
-        self._watch = ProducerWatch(server.url, self._store.keys.prefix, self._shown_ms)
+        self._watch = ProducerWatch(
+            server.url, self._store.keys.prefix, self._shown_ms, self._just_before
+        )
         self._runs = HandlerRuns(self._store, self._shown_ms, self._just_before)
         self._manager = ManagerSteps(self._store, self._shown_ms)
         server.set_time(self._now_ms * 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
@@ -25,10 +25,11 @@ from lisa.core.store.keyed import KeyFlows, KeyOutcome, in_window, shifted
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.base import ById, HasWindow
 from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from lisa.core.transitions.coalesce import Coalesce
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, SendOutcome, Sent
 from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
 from lisa.producer.producer import AsyncProducer, BaseProducer, Producer
-from lisa.testing.records import SentMessage, delay_of, sent_by
+from lisa.testing.records import SentMessage, as_enqueue, delay_of, sent_by
 
 Offer = Callable[[str, NewOccurrence], bool]
 """Records an occurrence of a topic; returns whether its id is new."""
@@ -158,7 +159,7 @@ class _Recording(BaseProducer):
             [new.policy],
         )
         (message,) = sent_by(call)
-        return self._accept(call, message) is Sent.ACCEPTED
+        return self._accept(call.on_duplicate, message) is Sent.ACCEPTED
 
     def _of_key(self, topic: str, key: str) -> Flow[KeyFlows]:
         messages = self._live.values()
@@ -171,7 +172,11 @@ class _Recording(BaseProducer):
     def _write(self, call: ById[Any], *, on_shard: bool = False) -> Flow[list[Any]]:  # noqa: ARG002  there are no shards
         if isinstance(call, Enqueue):
             _check_sizes(call)
-            return _answer([self._accept(call, message) for message in sent_by(call)])
+            mode = call.on_duplicate
+            return _answer([self._accept(mode, message) for message in sent_by(call)])
+        if isinstance(call, Coalesce):
+            _check_sizes(call)
+            return _answer(list(self._coalesce(call)))
         if isinstance(call, Cancel):
             return _answer([self._end(call.topic, message_id) for message_id in call.ids])
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
@@ -191,16 +196,21 @@ class _Recording(BaseProducer):
         found = self._live.get((topic, message_id))
         return _answer((None if found is None else found.headers, ""))
 
-    def _accept(self, call: Enqueue, message: SentMessage) -> Sent:
+    def _coalesce(self, call: Coalesce) -> Iterator[SendOutcome]:
+        for rule, message in zip(call.rules, sent_by(as_enqueue(call)), strict=True):
+            mode = OnDuplicate.REPLACE if rule.startswith("d") else OnDuplicate.UPDATE
+            yield SendOutcome(message.id, self._accept(mode, message))
+
+    def _accept(self, on_duplicate: OnDuplicate, message: SentMessage) -> Sent:
         key = (message.topic, message.id)
         outcome = Sent.ACCEPTED
         if key in self._live:
-            if call.on_duplicate in (OnDuplicate.KEEP, OnDuplicate.KEEP_LIVE):
+            if on_duplicate in (OnDuplicate.KEEP, OnDuplicate.KEEP_LIVE):
                 return Sent.DUPLICATE
-            if call.on_duplicate is OnDuplicate.REJECT:
+            if on_duplicate is OnDuplicate.REJECT:
                 return Sent.REJECTED
             outcome = Sent.REPLACED
-            if call.on_duplicate is OnDuplicate.UPDATE:
+            if on_duplicate is OnDuplicate.UPDATE:
                 before, outcome = self._live[key], Sent.UPDATED
                 message = msgspec.structs.replace(message, delay=before.delay, due=before.due)
         self._live[key] = message
@@ -286,7 +296,7 @@ def _found(message: SentMessage) -> FoundMessage:
     )
 
 
-def _check_sizes(call: Enqueue) -> None:
+def _check_sizes(call: Enqueue | Coalesce) -> None:
     """Raise InvalidMessage for a body larger than a topic allows by default."""
     for number, envelope in enumerate(call.envelopes, 1):
         if len(envelope) - HEAD_BYTES > MAX_BODY_BYTES:

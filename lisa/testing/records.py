@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,16 +18,20 @@ from lisa.core.model.late import late_text, split_policy
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import key_of, topic_of
 from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import found
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.change import Reschedule
-from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.coalesce import Coalesce
+from lisa.core.transitions.enqueue import Enqueue, SendOutcome, Sent
+from lisa.core.transitions.inspect import Inspect
 from lisa.producer.flows import Sending
 
 
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message that a producer sent.
 
-    delay: the delay that was given; None if the message was sent with `at` or `at_ms`.
+    delay: the delay that was given, or the time of a debounce; None if the message was sent with
+        `at` or `at_ms`.
     due: the due time, aware, UTC. A recording producer has no clock: None for a delay.
     ttl: the message's own ttl, or None.
     retry: the message's own retry policy as text, or None.
@@ -100,6 +105,25 @@ def sent_by(call: Enqueue, now_ms: int | None = None) -> Iterator[SentMessage]:
         )
 
 
+def as_enqueue(call: Coalesce) -> Enqueue:
+    """A call that sends the messages of a coalescing call, each for the time of its rule."""
+    return Enqueue(
+        call.topic,
+        call.token,
+        call.message_ids,
+        [_due_of(rule) for rule in call.rules],
+        call.envelopes,
+        call.ttls_ms,
+        call.policies,
+    )
+
+
+def _due_of(rule: str) -> str:
+    if rule.startswith("l"):
+        return rule[1:]
+    return "+" + (rule[1:].partition(",")[0] if rule.startswith("d") else "0")
+
+
 def delay_of(due: str) -> timedelta | None:
     """The delay of a due time for a script, '+<ms>' or epoch ms; None for the latter."""
     return timedelta(milliseconds=int(due[1:])) if due.startswith("+") else None
@@ -122,11 +146,19 @@ class ProducerWatch:
 
     url, prefix: of the server to follow; calls to others are left alone.
     now_ms: the test's clock, in epoch milliseconds.
+    just_before: while it is active, the server rounds its time up to that.
     """
 
-    def __init__(self, url: str, prefix: str, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        now_ms: Callable[[], int],
+        just_before: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._where = _server(url), prefix
         self._now_ms = now_ms
+        self._just_before = just_before
         self.sent: list[SentMessage] = []
         self.topics: set[str] = set()
 
@@ -151,6 +183,8 @@ class ProducerWatch:
         if isinstance(call, Reschedule):
             items = [(message_id, dated(due, now_ms)) for message_id, due in call.items]
             return (yield from _write(producer, replace(call, items=items), on_shard=on_shard))
+        if isinstance(call, Coalesce):
+            return (yield from self._follow_coalescing(producer, call))
         if not isinstance(call, Enqueue):
             return (yield from _write(producer, call, on_shard=on_shard))
         dues = [dated(due, now_ms) for due in call.dues]
@@ -159,6 +193,22 @@ class ProducerWatch:
         for message, outcome in zip(sent_by(call, now_ms), outcomes, strict=True):
             if outcome in (Sent.ACCEPTED, Sent.REPLACED):
                 self.sent.append(message)
+        return outcomes
+
+    def _follow_coalescing(self, producer: Sending, call: Coalesce) -> Flow[list[SendOutcome]]:
+        now_ms = self._now_ms()
+        self.topics.add(topic_of(call.topic))
+        rules = [f"l{dated(one[1:], now_ms)}" if one[0] == "l" else one for one in call.rules]
+        with self._just_before():
+            outcomes = yield from _write(producer, replace(call, rules=rules))
+        ids = [outcome.id for outcome in outcomes]
+        seen = yield from producer._store.run_by_id(Inspect(call.topic, ids))  # noqa: SLF001  as above
+        for message, message_id, inspection in zip(
+            sent_by(as_enqueue(call)), ids, seen, strict=True
+        ):
+            live = found(call.topic, message_id, inspection)
+            due = live and live.due_ms and ms_datetime(live.due_ms)
+            self.sent.append(msgspec.structs.replace(message, id=message_id, due=due))
         return outcomes
 
 

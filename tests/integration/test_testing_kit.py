@@ -469,6 +469,45 @@ async def test_handlers_share_the_tests_event_loop(async_kit: AsyncLisaTestKit) 
     assert [one.body for one in async_kit.handled("daily")] == seen
 
 
+def test_bursts_end_at_the_tests_time(kit: LisaTestKit) -> None:
+    attach(kit, "orders", lambda message: None)
+    begun = kit.now
+    for n in range(5):
+        kit.producer.send("orders", n, key="k", debounce="10s", max_wait="25s")
+        kit.advance(seconds=6)
+    (attempt,) = kit.attempts("orders")
+    assert (attempt.message.body, attempt.at) == (4, begun + timedelta(seconds=25))
+    assert [(one.body, one.due) for one in kit.sent("orders")] == [
+        (n, begun + min(timedelta(seconds=6 * n + 10), timedelta(seconds=25))) for n in range(5)
+    ]
+
+
+def test_a_throttled_key_at_the_tests_time(kit: LisaTestKit) -> None:
+    attach(kit, "orders", lambda message: None)
+    begun = kit.now
+    for n in range(7):
+        kit.producer.send("orders", n, key="k", throttle="10s")
+        kit.advance(seconds=3)
+    kit.run_until_idle()
+    assert [(one.message.body, (one.at - begun).total_seconds()) for one in kit.attempts()] == [
+        (0, 0),
+        (3, 10),
+        (6, 20),
+    ]
+
+
+def test_a_send_during_the_handling_of_a_burst_starts_the_next(kit: LisaTestKit) -> None:
+    def handle(message: Message) -> None:
+        if message.body == "first":
+            kit.producer.send("orders", "second", key="k", latest=True)
+
+    attach(kit, "orders", handle)
+    kit.producer.send("orders", "first", key="k", latest=True, delay="1h")
+    kit.advance(hours=1)
+    assert [message.body for message in kit.handled()] == ["first", "second"]
+    assert [message.id for message in kit.handled()] == [one.id for one in kit.sent()]
+
+
 def test_windows_and_business_days_count_from_the_tests_clock(kit: LisaTestKit) -> None:
     kit.travel_to(datetime(2030, 1, 4, 20, tzinfo=UTC))  # a Friday
     kit.configure("calls", window="mon-fri 9-17")

@@ -106,6 +106,25 @@ def test_cancelled_and_moved_messages() -> None:
         assert producer.sent[-1].due == datetime(2027, 3, 29, 1, minute, tzinfo=UTC)
 
 
+def test_coalescing_sends() -> None:
+    producer = RecordingProducer()
+    said = [producer.send_one("orders", n, key="k", debounce="5s", max_wait="1m") for n in (1, 2)]
+    first = said[0].id
+    assert said == [(first, "accepted"), (first, "replaced")]
+    assert [(one.body, one.key, one.delay) for one in producer.sent] == [
+        (n, "k", timedelta(seconds=5)) for n in (1, 2)
+    ]
+    found = producer.get("orders", first)
+    assert found is not None
+    assert found.body == 2
+    outcomes = [producer.send_one("t", n, key="k", throttle="5s").outcome for n in (1, 2)]
+    assert outcomes == ["accepted", "updated"]
+    producer.send("l", 1, key="k", latest=True, at=DUE)
+    producer.send("l", 2, key="k", latest=True, delay=HOUR)
+    assert (producer.sent[-1].body, producer.sent[-1].due) == (2, DUE)
+    assert producer.count_key("l", "k") == 1
+
+
 def test_messages_of_a_key() -> None:
     producer = RecordingProducer()
     producer.send("orders", 0, id="a", delay=HOUR)
