@@ -43,6 +43,7 @@ for i = 1, n do
     local default = LANE_OPTIONS[string.match(name, '^[^@]*')]
     if default then
       uses_lanes = uses_lanes or value and value ~= default
+      if value and value ~= default and string.find(name, '^order') then call('HSET', OPTIONS, 'ordered', 1) end
       lanes_changed = lanes_changed or is ~= value
     end
   end

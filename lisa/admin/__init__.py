@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lisa.admin import roles as roles
     from lisa.admin import schedules as schedules
     from lisa.admin import topics as topics
+    from lisa.admin import why as why
 
 
 def __getattr__(name: str) -> ModuleType:

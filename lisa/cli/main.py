@@ -29,6 +29,7 @@ SECTIONS: Sections = {
     "Messages": {
         "send": ("lisa.cli.send", "Send a message, or each line of a file."),
         "get": ("lisa.cli.messages", "Show the state of a message."),
+        "why": ("lisa.cli.messages", "Say why a message is not running now."),
         "list": ("lisa.cli.messages", "List messages in one state."),
         "cancel": ("lisa.cli.messages", "Cancel messages."),
         "reschedule": ("lisa.cli.messages", "Change the due time of a message."),

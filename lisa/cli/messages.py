@@ -1,9 +1,10 @@
-"""`lisa get`, `cancel`, `reschedule`, `fire` and `list`."""
+"""`lisa get`, `why`, `cancel`, `reschedule`, `fire` and `list`."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,28 @@ def get(chosen: Chosen, topic: str, message_id: str, key: str | None) -> None:
         print_json(document(found))
     else:
         _show(found, chosen.server_ms())
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("message_id", metavar="ID")
+@key_option
+@common
+def why(chosen: Chosen, topic: str, message_id: str, key: str | None) -> None:
+    """Say why a message is not running now: one sentence for each group that owes it.
+
+    Exit code 1 if the id is unknown.
+    """
+    message_id, store = whole_id(key, message_id), chosen.store()
+    reasons = store.drive(admin.why.why(store, topic, message_id))
+    if chosen.json:
+        print_json({"topic": topic, "id": message_id, "reasons": list(map(asdict, reasons))})
+    for reason in () if chosen.json else reasons:
+        click.echo(f"{reason.group}: {reason.sentence}" if len(reasons) > 1 else reason.sentence)
+    if not reasons and not chosen.json:
+        fail(f"{shown_id(message_id)} is unknown on topic {topic}")
+    if not reasons:
+        raise click.exceptions.Exit(1)
 
 
 def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:

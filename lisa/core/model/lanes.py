@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Self
@@ -24,6 +24,12 @@ MAX_PERIOD = timedelta(days=30)
 MAX_COST = 1_000
 MAX_WEIGHT = 1_000
 MAX_SLACK = timedelta(days=30)
+
+USUAL_BURST_MS = 20
+"""Without a burst of its own, a rate lets through at once what it allows in this time.
+
+Managers and consumers act a millisecond or so late, which would slow down higher rates.
+"""
 
 _EXACT_US = 2**53
 """Scripts count in microseconds, in numbers that are exact below this."""
@@ -51,12 +57,18 @@ class Rate:
     period: timedelta = timedelta(seconds=1)
     burst: int = 1
 
+    @classmethod
+    def of(cls, count: int, period: timedelta) -> Self:
+        """A rate with the usual burst."""
+        return cls(count, period, max(1, -(-count * USUAL_BURST_MS // max(1, duration_ms(period)))))
+
     def __str__(self) -> str:
         """The text that `parse` reads: `10/m`, `5 per 90s`, or `10/m, burst 3`."""
         period_ms = duration_ms(self.period)
         unit = next((unit for unit, ms in _UNITS_MS.items() if ms == period_ms), None)
         per = f"/{unit}" if unit else f" per {in_one_unit(period_ms)}"
-        return f"{self.count}{per}" + (f", burst {self.burst}" if self.burst > 1 else "")
+        is_usual = self == Rate.of(self.count, self.period)
+        return f"{self.count}{per}" + ("" if is_usual else f", burst {self.burst}")
 
     @classmethod
     def parse(cls, value: object) -> Rate:
@@ -68,7 +80,8 @@ class Rate:
             raise InvalidMessage(f"not a rate: {value!r}; write '10/m' or '5 per 90s, burst 3'")
         unit_ms = _UNITS_MS.get(found[2])
         period = timedelta(milliseconds=unit_ms) if unit_ms else parse_duration(found[2])
-        return cls(int(found[1]), period, int(found[3] or 1)).check()
+        rate = cls.of(int(found[1]), period)
+        return (replace(rate, burst=int(found[3])) if found[3] else rate).check()
 
     def check(self) -> Rate:
         """The rate itself. Raises InvalidMessage if a number is out of range."""
