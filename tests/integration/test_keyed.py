@@ -228,7 +228,10 @@ def test_a_list_that_never_rests_is_handled_as_it_was_read(producer: Producer) -
 
 
 def test_a_shift_moves_each_message_once(producer: Producer, cast: Cast) -> None:
-    """Another program reschedules one message, and delivers another, after the shift read them."""
+    """Another program reschedules one message, and delivers another, after the shift read them.
+
+    Then the topic gets a window, in which the one is rescheduled.
+    """
     moved, gone, still = (producer.send("orders", 1, key="k", id=i, at=NOON) for i in "mgs")
 
     def act(count: int) -> None:
@@ -236,11 +239,14 @@ def test_a_shift_moves_each_message_once(producer: Producer, cast: Cast) -> None
             producer.reschedule("orders", moved, at=NOON + 5 * HOUR)
             producer.fire_now("orders", gone)
             cast.store.call(Promote("orders"))
+        else:
+            cast.configure(window="9-17; tz=UTC")
 
     done = producer._drive(before_writes(producer, act).shift(HOUR_MS))
     assert outcomes(done) == {moved: "rescheduled", gone: "ready", still: "rescheduled"}
     dues = {each.id: each.due for each in producer.list_key("orders", "k")}
-    assert (dues[moved], dues[still]) == (NOON + 6 * HOUR, NOON + HOUR)
+    tomorrow = NOON.replace(day=3, hour=9)
+    assert (dues[moved], dues[still]) == (tomorrow, NOON + HOUR)
 
 
 def test_a_call_that_fails_tells_what_was_done_and_continues(producer: Producer) -> None:

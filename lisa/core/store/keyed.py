@@ -272,29 +272,30 @@ class _Move(NamedTuple):
     def change(
         self, shard: Shard, ids: Sequence[str], listed: Listed | None
     ) -> Flow[dict[str, Outcome]]:
-        """Reschedule messages; first as if there were no windows, which few topics have."""
-        try:
-            return (yield from self._change(shard, ids, listed, is_placed=False))
-        except HasWindow:
-            return (yield from self._change(shard, ids, listed, is_placed=True))
-
-    def _change(
-        self, shard: Shard, ids: Sequence[str], listed: Listed | None, *, is_placed: bool
-    ) -> Flow[dict[str, Outcome]]:
+        """Reschedule messages; at first as if there were no windows, which few topics have."""
         outcomes: dict[str, Outcome] = {}
-        todo = list(ids)
+        todo, is_placed = list(ids), False
         for _ in range(MOST_READS):
             items = yield from self._items(shard, todo, outcomes, is_placed=is_placed)
             if not items:
                 break
             call = Reschedule(shard, items, listed=listed, is_placed=is_placed)
-            answers = yield from self.write(call)
-            todo = [message_id for message_id, _ in items]
-            outcomes.update(zip(todo, answers, strict=True))
+            try:
+                answers = yield from self.write(call)
+            except HasWindow:
+                is_placed = True
+                continue
+            outcomes.update(zip((message_id for message_id, _ in items), answers, strict=True))
             # A message that no longer waits until the instant that was read is read again.
-            todo = [each for each in todo if outcomes[each] is Rescheduled.DONE and self.is_shift]
+            todo = [
+                message_id
+                for message_id, _ in items
+                if self.is_shift and outcomes[message_id] is Rescheduled.DONE
+            ]
+            if not todo:
+                break
             listed = None
-        return {message_id: outcomes[message_id] for message_id in ids}
+        return outcomes
 
     def _items(
         self, shard: Shard, ids: Sequence[str], outcomes: dict[str, Outcome], *, is_placed: bool
