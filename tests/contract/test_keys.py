@@ -175,3 +175,6 @@ def test_the_parts_of_a_long_list_are_compared_one_by_one(bench: Bench) -> None:
         bench.call(Cancel(TOPIC, second.ids[:1], listed=Listed(2, second.stored)))
     own = bench.store.drive(read_part(bench.store, Shard(TOPIC), "k")).ids[:1]
     assert bench.call(Cancel(TOPIC, own, listed=first)) == [Cancelled.CANCELLED]
+    second = bench.store.drive(read_part(bench.store, Shard(TOPIC), "k", 2))
+    fresh = Listed(2, second.stored)
+    assert bench.call(Cancel(TOPIC, second.ids[:1], listed=fresh)) == [Cancelled.CANCELLED]

@@ -288,9 +288,9 @@ def test_messages_of_a_key_are_found_in_all_layouts(split: Split) -> None:
             if shards > 1:
                 split.into(shards)
             ids += [producer.send("orders", 1, key="k", at=NOON) for _ in range(3)]
+            assert other.count_key("orders", "k") == len(ids)
         holding = [shard for shard, held in split.waiting().items() if held & {*ids}]
         assert len(holding) == 3, "one shard of each layout has messages of the key"
-        assert other.count_key("orders", "k") == 9
         assert {each.id for each in other.list_key("orders", "k")} == {*ids}
         moved = outcomes(other.reschedule_key("orders", "k", shift="1h"))
         assert moved == dict.fromkeys(ids, "rescheduled")
