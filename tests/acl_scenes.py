@@ -16,6 +16,7 @@ from lisa import Consumer, Defer, Manager, Message, Outgoing, Producer
 from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.keys import keyed_id
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
 from lisa.core.store import presence
@@ -25,6 +26,7 @@ from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.groups import Undeclare
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.lease import Reclaim, Renew
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
@@ -221,6 +223,14 @@ def consume(stage: Stage) -> None:
         assert consumer.pull("pulled", batch=9)
         assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
         assert consumer.pull("joined") == [], "it declares its group, which is new"
+    laned = stage.cast("laned").declare(key_concurrency="1")
+    for number in range(3):
+        laned.send(number, message_id=keyed_id("k", f"l{number}"))
+    laned.store.call(Promote("laned"))
+    laned.configure(rate="100,1000,100")  # the next ack looks at all lanes
+    with stage.watched(), Consumer(stage.url, group="g") as consumer:
+        for _ in range(3):
+            assert consumer.pull("laned")[0].ack() == "acked"
     with stage.watched():  # a topic without a group, which the consumer declares
         consumer = Consumer(stage.url)
         consumer.subscribe("fresh", lambda _: None)

@@ -41,6 +41,7 @@ _READING = (
     "HGET",
     "HGETALL",
     "HKEYS",
+    "HLEN",
     "HMGET",
     "INFO",
     "XINFO|GROUPS",
@@ -149,7 +150,7 @@ ROLES = {
         "the `lisa` command line",
         (*_SENDING, "clear", "configure", "limit", "mend", "purge", "requeue", "set_layout",
          "undeclare"),
-        (*_READING, "COMMAND|INFO", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
+        (*_READING, "COMMAND|INFO", "HDEL", "HEXISTS", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
     ),
     "pipeline": Role(

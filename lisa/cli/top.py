@@ -31,6 +31,7 @@ COLUMNS = [
     "waiting ",
     "ready ",
     "in flight ",
+    "parked ",
     "retry ",
     "garbage ",
     "in/s ",
@@ -42,7 +43,7 @@ COLUMNS = [
     "at",
 ]
 DROPPED = (
-    *("at", "retried/s", "p50 ms", "retry", "next due"),
+    *("at", "retried/s", "p50 ms", "retry", "parked", "next due"),
     *("in flight", "in/s", "p99 ms", "out/s", "garbage", "ready"),
 )
 """The columns that a narrow terminal omits, in this order."""
