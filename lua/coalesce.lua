@@ -41,31 +41,36 @@ local policies = numbered(policies_at)
 -- of an older message.
 local RANKS = {unstarted = 1, free = 2, dead = 3, started = 4, in_flight = 5}
 
--- What is known of one id: `due` while it waits; `answer` if an earlier call with this token wrote it.
+-- One id of a key: its fence if it is live, and `answer` if an earlier call with this token wrote it.
 local function read_slot(k)
-  local slot = {body = KEYS[k], done = KEYS[k + 1], id = id_of(KEYS[k])}
-  local live = fence(slot.body)
-  local known = live ~= '' and live or call('GETRANGE', slot.done, 0, 8)
+  local slot = {body = KEYS[k], done = KEYS[k + 1], id = id_of(KEYS[k]), guard = fence(KEYS[k])}
+  local known = slot.guard ~= '' and slot.guard or call('GETRANGE', slot.done, 0, 8)
   if string.sub(known, 1, 8) == token then
     local mark = string.lower(string.sub(known, 9, 9))
     slot.answer = string.find(mark, '^[rfb]') and mark or 'a'
   end
-  if live == '' then
+  return slot
+end
+
+-- The stage of its message, and `due` while that waits.
+local function look_at(slot)
+  if slot.guard == '' then
     slot.stage = 'free'
   else
-    slot.stage, slot.due = stage_of(slot.body)
+    slot.stage, slot.due = stage_of(slot.id, slot.guard)
     slot.stage = slot.stage or 'dead'
   end
-  return slot
+  return RANKS[slot.stage]
 end
 
 -- The id that the sends of a key take; false if the key has no live message here and has to.
 local function choose(first)
   local one, other = read_slot(first), read_slot(first + 2)
-  if one.answer then return one end
-  if other.answer then return other end
-  if only_known and one.stage == 'free' and other.stage == 'free' then return false end
-  return RANKS[other.stage] < RANKS[one.stage] and other or one
+  if one.answer or other.answer then return one.answer and one or other end
+  if only_known and one.guard == '' and other.guard == '' then return false end
+  local rank = look_at(one)
+  if rank == 1 then return one end
+  return look_at(other) < rank and other or one
 end
 
 -- The id of each message, by its number; messages of one key share it.
@@ -101,72 +106,93 @@ end
 -- The due time by a rule: 'd5000,60000' is 5 s after this send, but at most a minute after the burst's
 -- first (the latter may be missing); 't5000' is now, but 5 s after the key's last message; 'l+5000' is as
 -- for enqueue. `before`: that of the unstarted message, which the last two keep; nil for a new one. Gives
--- also the instant of the first send, or that before which the key's next message is not due.
-local function due_by(rule, slot, before)
-  local kind, span, most = string.match(rule, '^(%a)([^,]*),?(%d*)$')
-  if kind == 'd' then
-    local first = tonumber(before and call('HGET', KEYED, slot.id) or now_up)
-    local due = now_up + tonumber(span)
-    return most == '' and due or math.min(due, first + tonumber(most)), first, nil
+-- also the instant before which the key's next throttled message is not due.
+local rules = {}
+local function due_by(text, slot, before)
+  local rule = rules[text]
+  if not rule then
+    local kind, span, most = string.match(text, '^(%a)([^,]*),?(%d*)$')
+    rule = {kind = kind, due = kind == 'l' and due_from(span), span = tonumber(span), most = tonumber(most)}
+    rules[text] = rule
   end
-  if before then return before, nil, nil end
-  if kind == 'l' then return due_from(span), nil, nil end
-  local at = allowed_at(split_id(slot.id), tonumber(span))
-  if at > now then return at, nil, at + tonumber(span) end
-  return now, nil, now_up + tonumber(span)
+  if rule.kind == 'd' then
+    slot.first = slot.first or before and tonumber(call('HGET', KEYED, slot.id) or '')
+    local due = now_up + rule.span
+    return rule.most and math.min(due, (slot.first or now_up) + rule.most) or due
+  end
+  if before then return before end
+  if rule.kind == 'l' then return rule.due end
+  local at = allowed_at(split_id(slot.id), rule.span)
+  if at > now then return at, at + rule.span end
+  return now, now_up + rule.span
 end
 
--- Removes what groups know of the message that had this id.
-local function clear_groups(slot)
-  for _, group in ipairs(groups) do
-    if slot.due then forget_failures(group, {slot.id}) else take_out(group, slot.id) end
-  end
+local journaled, has_more = settings[3] == '1', call('EXISTS', POLICY, EXPIRY) > 0
+local later, moved, events, created, throttled, written, earliest = {}, {}, {}, {}, {}, 0, nil
+
+-- The groups in which messages have failed, or were deferred: also of some that wait again.
+local failing = {}
+for _, group in ipairs(groups) do
+  if call('EXISTS', group.attempts, group.reasons) > 0 then failing[#failing + 1] = group end
 end
 
-local later, moved, events, created, throttled, earliest = {}, {}, {}, {}, {}, nil
+-- Removes what is known of the message that has this id so far; of one that `stays`, not its place.
+local function forget_earlier(slot, stays)
+  if slot.due then
+    for _, group in ipairs(failing) do forget_failures(group, {slot.id}) end
+  elseif not stays then
+    for _, group in ipairs(groups) do take_out(group, slot.id) end
+  end
+  if has_more then forget_policies({slot.id}) end
+end
 
 -- Notes the burst's first send, and the key's instant.
-local function note(slot, is_new, first, at)
-  if first then
-    call('HSET', KEYED, slot.id, int(first))
+local function note(slot, rule, is_new, at)
+  if string.byte(rule) == 100 and not slot.first then
+    slot.first = now_up
+    call('HSET', KEYED, slot.id, int(now_up))
   elseif is_new and slot.stage ~= 'free' then
     call('HDEL', KEYED, slot.id)
   end
   if at then throttled[#throttled + 1], throttled[#throttled + 2] = int(at), (split_id(slot.id)) end
 end
 
+-- Writes a message's ttl and policies, and its event.
+local function write_rest(i, id, due, letter)
+  local ends = ttls[i] and due + tonumber(ttls[i])
+  if ends then call('ZADD', EXPIRY, int(ends), id) end
+  if policies[i] then put_policy(id, policies[i]) end
+  has_more = has_more or ends or policies[i]
+  if journaled then
+    local state = letter == 'a' and 'sent' or 'replaced'
+    events[#events + 1] = sending(id, state, due, ARGV[ENVELOPES + i], ends, policies[i])
+  end
+end
+
 -- Writes one message; returns its outcome.
 local function write(i, slot)
-  local id, is_new, envelope = slot.id, slot.stage ~= 'unstarted', ARGV[ENVELOPES + i]
+  local id, rule, is_new = slot.id, ARGV[RULES + i], slot.stage ~= 'unstarted'
   local before = not is_new and (slot.due or next_due(id) or now) or nil
-  local due, first, at = due_by(ARGV[RULES + i], slot, before)
+  local due, at = due_by(rule, slot, before)
   local stays = before and not slot.due and (due == before or math.max(due, before) <= now)
-  local letter = 'r'
+  local letter, envelope = 'r', ARGV[ENVELOPES + i]
   if slot.stage == 'free' then letter = 'a' elseif slot.stage == 'in_flight' then letter = 'f' end
-  if stays or before and string.byte(ARGV[RULES + i]) ~= 100 then letter, due = 'b', before end
+  if stays or before and string.byte(rule) ~= 100 then letter, due = 'b', before end
   slot.mark = slot.mark or letter == 'a' and '-' or letter
   call('SET', slot.body, string.sub(envelope, 1, 9) .. slot.mark .. string.sub(envelope, 11))
   if slot.stage == 'free' then
     call('DEL', slot.done)
     created[#created + 1] = id
   else
-    if not stays then clear_groups(slot) end
-    call('HDEL', POLICY, id)
-    call('ZREM', EXPIRY, id)
+    forget_earlier(slot, stays)
   end
-  note(slot, is_new, first, at)
-  if ttls[i] then call('ZADD', EXPIRY, int(due + tonumber(ttls[i])), id) end
-  if policies[i] then put_policy(id, policies[i]) end
+  note(slot, rule, is_new, at)
   if not stays then
-    later[#later + 1], later[#later + 2] = int(due), id
-    moved[#moved + 1] = id
+    later[#later + 1], later[#later + 2], moved[#moved + 1], slot.due = due, id, id, due
     earliest = math.min(earliest or due, due)
-    slot.due = due
   end
-  slot.stage = 'unstarted'
-  local expires = ttls[i] and due + tonumber(ttls[i])
-  local state = letter == 'a' and 'sent' or 'replaced'
-  events[#events + 1] = sending(id, state, due, envelope, expires, policies[i])
+  write_rest(i, id, due, letter)
+  slot.stage, written = 'unstarted', written + 1
   return letter
 end
 
@@ -177,7 +203,7 @@ for i = 1, n do
   numbers[i] = slot and string.sub(slot.id, -1) or '0'
 end
 local reply = {'OK', table.concat(letters), table.concat(numbers)}
-if #events == 0 then return reply end
+if written == 0 then return reply end
 
 if #later > 0 then call('ZADD', WAITING, unpack(later)) end
 list_by_key(created, true)
@@ -189,7 +215,7 @@ if #throttled > 0 then
   local last = call('ZRANGE', THROTTLED, -1, -1, 'WITHSCORES')
   call('PEXPIRE', THROTTLED, int(tonumber(last[2]) - now + 1000))
 end
-count('sent', #events)
-if settings[3] == '1' then journal(events) end
+count('sent', written)
+journal(events)
 if earliest and (not waiting_head or earliest < waiting_head) then wake() end
 return remember(reply)

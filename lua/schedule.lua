@@ -35,7 +35,8 @@ local replaced = {}
 local function is_held()
   for i = 1, earlier do
     local body = KEYS[EARLIER + 2 * i - 1]
-    local stage = overlap ~= 'allow' and stage_of(body)
+    local guard = overlap ~= 'allow' and fence(body) or ''
+    local stage = guard ~= '' and stage_of(id_of(body), guard)
     if stage and stage ~= 'unstarted' and overlap == 'skip' then return true end
     if stage and overlap == 'queue_one' then return true end
     if stage == 'unstarted' and overlap == 'replace_unstarted' then

@@ -107,11 +107,10 @@ local function why_not_taken_back(id, body, garbage_counts)
   return found == 0 and 'd' or nil
 end
 
--- How far a live message is: 'unstarted' (with its due time, if it waits), 'in_flight' in a group, or
--- 'started' (it failed, or one of several groups has settled it); nil if it is settled or dead.
-local function stage_of(body)
-  local id, guard, stage = id_of(body), fence(body), nil
-  if guard == '' then return nil end
+-- How far a live message with this fence is: 'unstarted' (with its due time, if it waits), 'in_flight' in
+-- a group, or 'started' (it failed, or one of several groups has settled it); nil if it is dead.
+local function stage_of(id, guard)
+  local stage
   local due = call('ZSCORE', WAITING, id)
   if due then return 'unstarted', tonumber(due) end
   for _, group in ipairs(groups) do

@@ -97,3 +97,11 @@ def test_the_comparison_covers_lisa_and_says_why_a_peer_is_missing(tmp_path: Pat
     assert against["BullMQ on Node"] == "not measured"
     assert told["missing"]["unarmed"] == "no-such-program-here is not on PATH"
     assert "installation failed" in told["missing"]["nowhere"]
+
+
+@pytest.mark.full
+def test_the_benchmark_of_coalescing_sends_in_small(tmp_path: Path) -> None:
+    options = ("--sends", "2000", "--keys", "20", "--rate", "1000")
+    done = run("benchmarks.coalesce", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" met") == 5
