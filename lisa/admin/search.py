@@ -20,7 +20,8 @@ from lisa.admin.story import Preview, previews
 from lisa.core.model.display import visible
 from lisa.core.model.envelope import Envelope
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import Topic
+from lisa.core.model.keys import keyed_id
+from lisa.core.model.sharding import KEY_END, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
@@ -252,6 +253,23 @@ def _part(preview: Preview | None, wanted: WantedText) -> str:
         if wanted.is_in(name) or wanted.is_in(value):
             return f"header {name}"
     return "body" if wanted.is_in_body(preview.envelope) else ""
+
+
+def topics_with_key(store: Store, topics: Sequence[str], key: str) -> Flow[list[str]]:
+    """The topics that have live messages of a key, in the given order."""
+    found: list[str] = []
+    for part in chunks(list(map(Topic, topics)), TOPICS_PER_STEP):
+        layouts = yield from store.layouts(part)
+        asked = [
+            (topic, store.keys.topic(shard).keyed)
+            for topic, layout in zip(part, layouts, strict=True)
+            for shard in layout.shards_of_id(topic, keyed_id(key, ""))
+        ]
+        replies = yield from store.commands(
+            [("HMGET", keyed, key, f"{key}{KEY_END}") for _, keyed in asked]
+        )
+        found += [topic for (topic, _), known in zip(asked, replies, strict=True) if any(known)]
+    return list(dict.fromkeys(found))
 
 
 def topics_with(store: Store, topics: Sequence[str], message_id: str) -> Flow[list[str]]:

@@ -1,4 +1,4 @@
-"""The history of one message from its topic's journal, and previews of message bodies.
+"""The history of a message, or of a key, from its topic's journal, and previews of bodies.
 
 The journal has no index by id. `read_back` reads it backwards, a limited number of events per
 call, and returns a cursor for the next call. `around` reads the instants at which events of the
@@ -14,7 +14,7 @@ from typing import Any
 from lisa.admin.reading import entry_number, shards_of_id
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.sharding import Topic
+from lisa.core.model.sharding import KEY_END, Topic
 from lisa.core.model.stream import entry_fields
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
@@ -31,6 +31,7 @@ HEAD_ROOM = 2_048
 class StoryEvent:
     """One event of the journal; `ends` if it settled the message."""
 
+    id: str
     entry: str
     at_ms: int
     number: int | None
@@ -77,7 +78,10 @@ def read_back(
     most: int = 20_000,
     not_before_ms: int = 0,
 ) -> Flow[Story]:
-    """The events of an id among the `most` newest before `cursor` and since `not_before_ms`."""
+    """The events of an id among the `most` newest before `cursor` and since `not_before_ms`.
+
+    The id of a key, which ends with KEY_END, stands for all ids of that key.
+    """
     names = yield from shards_of_id(store, topic, message_id)
     number, slash, behind = (cursor or "").rpartition("/")
     at = int(number) if slash and number.isdigit() else 0
@@ -180,6 +184,12 @@ def _preview(data: bytes, size: int, most: int) -> Preview:
 
 
 def _events(items: Sequence[Any], wanted: bytes) -> list[StoryEvent]:
+    if wanted.endswith(KEY_END.encode()):
+        return [
+            _event(text(entry), flat)
+            for entry, flat in items
+            if flat and entry_fields(flat).get(b"id", b"").startswith(wanted)
+        ]
     return [
         _event(text(entry), flat)
         for entry, flat in items
@@ -192,6 +202,7 @@ def _event(entry: str, flat: Sequence[bytes]) -> StoryEvent:
         text(name): text(value) for name, value in entry_fields(flat).items() if name != b"envelope"
     }
     return StoryEvent(
+        id=fields.get("id", ""),
         entry=entry,
         at_ms=entry_number(entry)[0],
         number=_number(fields.get("n")),

@@ -37,6 +37,8 @@ PAGES = {
     "schedule-form": "/topics/reports.nightly/schedule/edit?name=nightly",
     "search": "/search",
     "found-nothing": "/search?q=none-such",
+    "key": "/topics/orders/keys/order-42",
+    "keyed-message": "/topics/orders/messages/order-42%1Freminder",
     "consumers": "/consumers",
     "managers": "/managers",
     "text-search": "/search?q=left&in=text",
@@ -44,7 +46,7 @@ PAGES = {
     "trouble": "/topics/none-such",
     "unknown": "/none-such",
 }
-DARK = ("overview", "topic", "garbage", "message", "schedule-form", "texts-found")
+DARK = ("overview", "topic", "garbage", "message", "key", "schedule-form", "texts-found")
 MINUTE_MS = 60_000
 
 
@@ -75,6 +77,8 @@ def site() -> Iterator[Site]:
         running.producer.send(
             "invoices", "rather long", id="invoice-2026-11-24-00004711", delay=9 * HOUR
         )
+        running.producer.send("orders", 1, key="order-42", id="reminder", delay=2 * HOUR)
+        running.producer.send("orders", 1, key="order-42", delay=48 * HOUR)
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
         long = {"trace" * 9: "word " * 60}

@@ -20,6 +20,9 @@ DEFAULT_GROUP = "lisa"
 """The group that is declared on a topic if no group is named."""
 
 MAX_ID_BYTES = 256
+SHOWN_END = " / "
+"""What people read between a key and the rest of an id."""
+
 COALESCED_IDS = ("~1", "~2")
 """The own ids of the two messages that the coalescing sends of a key share."""
 
@@ -121,9 +124,14 @@ def keyed_id(key: str | None, own_id: str) -> str:
     return own_id if key is None else f"{key}{KEY_END}{own_id}"
 
 
+def own_id_of(message_id: str) -> str:
+    """The rest of an id after the key, if the message has one."""
+    return message_id.rpartition(KEY_END)[2]
+
+
 def shown_id(message_id: str) -> str:
     """An id as people read it: of a message with a key, `key / id`."""
-    return message_id.replace(KEY_END, " / ")
+    return message_id.replace(KEY_END, SHOWN_END)
 
 
 class GroupKeys(NamedTuple):

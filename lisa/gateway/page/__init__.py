@@ -16,6 +16,7 @@ from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import (
     actions,
     garbage,
+    keyed,
     messages,
     overview,
     rendering,
@@ -45,6 +46,8 @@ VIEWS: dict[str, View] = {
     "/topics/{topic}/messages": messages.show_list,
     "/topics/{topic}/message": messages.show,
     "/topics/{topic}/messages/{id:path}": messages.show,
+    "/topics/{topic}/key": keyed.show,
+    "/topics/{topic}/keys/{key:path}": keyed.show,
 }
 
 

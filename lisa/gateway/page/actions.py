@@ -14,7 +14,7 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway.access import Forbidden
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.page import garbage, messages, schedules, sessions, topic
+from lisa.gateway.page import garbage, keyed, messages, schedules, sessions, topic
 from lisa.gateway.page.visits import (
     NOTICE,
     Done,
@@ -89,4 +89,4 @@ def _picked(values: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 _SCOPES = {operation.name: operation.scope for operation in OPERATIONS}
-VERBS = {**topic.VERBS, **messages.VERBS, **garbage.VERBS, **schedules.VERBS}
+VERBS = {**topic.VERBS, **messages.VERBS, **keyed.VERBS, **garbage.VERBS, **schedules.VERBS}

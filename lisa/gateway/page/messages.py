@@ -18,10 +18,11 @@ from lisa.admin.story import StoryEvent
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import check_id
+from lisa.core.model.keys import COALESCED_IDS, check_id, own_id_of, shown_id
 from lisa.core.model.lanes import cost_and_slack
 from lisa.core.model.late import LateAction, LatePolicy, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.model.sharding import key_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import found
 from lisa.core.store.store import Store
@@ -67,7 +68,7 @@ async def _stored(
     seen = await gateway.settler.look(topic, message_id)
     if not seen.envelope:
         raise ErrorResponse(
-            409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
+            409, "no-body", f"message {shown_id(message_id)!r} is settled, so its body was deleted"
         )
     envelope = decode_envelope(seen.envelope)
     retry, late, lane = split_policy(await gateway.ask(_policy, topic, message_id))
@@ -143,7 +144,7 @@ async def show_list(visit: PageRequest) -> Response:
     )
 
 
-_POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")
+POSITION = re.compile(r"([0-9]{1,4}/)?([1-9][0-9]{0,17}-[0-9]{1,18})?")
 
 
 async def show(visit: PageRequest) -> Response:
@@ -158,10 +159,11 @@ async def show(visit: PageRequest) -> Response:
         raise ErrorResponse(
             404,
             "unknown-message",
-            f"message {message_id!r} is unknown on topic {topic!r}: it was never sent, or its "
-            "tombstone has expired",
+            f"message {shown_id(message_id)!r} is unknown on topic {topic!r}: it was never sent, "
+            "or its tombstone has expired",
         )
     body, headers, fault = _content(seen)
+    is_shared = own_id_of(message_id) in COALESCED_IDS  # with other sends of its key
     return visit.page(
         "message.html",
         topic=topic,
@@ -174,7 +176,7 @@ async def show(visit: PageRequest) -> Response:
         history=history,
         # A refresh does not replace the form; without an id of its own it may be answered with 304.
         new_id="" if "hx-request" in visit.request.headers else new_id(),
-        is_editable=body is not None and is_editable(body),
+        is_editable=body is not None and is_editable(body) and not is_shared,
         first_due_ms=min(
             (state.first_due_ms for state in seen.group_states if state.first_due_ms), default=None
         ),
@@ -203,7 +205,7 @@ async def _history(
 ) -> _History:
     ask, cursor = visit.snapshots.ask, visit.query.get("before")
     journal = await ask(STORY_S, journal_flows.journal, topic)
-    if cursor is not None and not _POSITION.fullmatch(cursor):
+    if cursor is not None and not POSITION.fullmatch(cursor):
         raise ConfigError(f"before={cursor!r} is not a journal position; omit it")
     if not journal.events:
         return _History(journal)
@@ -282,7 +284,8 @@ async def _again(action: FormAction) -> Done:
     gateway, fields = action.visit.gateway, action.fields
     _, envelope, options = await _stored(gateway, action.topic, action.id())
     new_id, delay = check_id(fields.get("new", "")), fields.get("delay") or None
-    outgoing = Outgoing(_body(envelope), id=new_id, delay=delay, **options)
+    key = key_of(action.id())
+    outgoing = Outgoing(_body(envelope), id=new_id, key=key, delay=delay, **options)
     sent = await gateway.sender.offer(action.topic, outgoing)
     return Done("again", str(sent.outcome), back=message_link(action.topic, sent.id))
 
@@ -301,7 +304,8 @@ async def _edit(action: FormAction) -> Done:
     if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
         return Done("edit", "duplicate")
     body = edited_body(envelope.kind, action.fields.get("body", ""))
-    outgoing = Outgoing(body, id=action.id(), **options)
+    own_id, key = own_id_of(action.id()), key_of(action.id())
+    outgoing = Outgoing(body, id=own_id, key=key, **options)
     sent = await gateway.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return Done("edit", str(sent.outcome))
 

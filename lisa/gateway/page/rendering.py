@@ -20,6 +20,8 @@ from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.clock import human, ms_datetime
 from lisa.core.model.display import visible
+from lisa.core.model.keys import own_id_of, shown_id
+from lisa.core.model.sharding import key_of
 from lisa.gateway.base_path import placed_page
 
 DIRECTORY = Path(__file__).parent / "static"
@@ -254,6 +256,13 @@ def message_link(topic: str, message_id: str) -> str:
     return link("topics", topic, "messages", message_id)
 
 
+def key_link(topic: str, key: str) -> str:
+    """The path of a key's page."""
+    if key in (".", ".."):
+        return link("topics", topic, "key", key=key)
+    return link("topics", topic, "keys", key)
+
+
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -274,8 +283,13 @@ _templates.filters.update(
     size=size,
     as_is=escape,
     visible=visible,
+    shown=shown_id,
+    own=own_id_of,
+    key_of=key_of,
 )
-_templates.globals.update(asset=asset, band=band, link=link, message_link=message_link)
+_templates.globals.update(
+    asset=asset, band=band, link=link, message_link=message_link, key_link=key_link
+)
 
 
 def render(template: str, /, **values: Any) -> bytes:

@@ -29,9 +29,10 @@ from lisa.core.model.clock import datetime_ms
 from lisa.core.model.display import visible
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.extras import requires
-from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.keys import SHOWN_END, check_id, check_topic, keyed_id
+from lisa.core.model.sharding import KEY_END
 from lisa.core.store.inspection import found
-from lisa.gateway.page.rendering import Body, format_body, message_link
+from lisa.gateway.page.rendering import Body, format_body, key_link, message_link
 from lisa.gateway.page.visits import PageRequest
 
 MOST_HITS = 50
@@ -266,6 +267,8 @@ async def show(visit: PageRequest) -> Response:
     topics = [check_topic(named)] if named else list(snapshot.lines)
     topics = [topic for topic in topics if visit.token.sees(topic)]
     exact: list[str] = []
+    keyed: list[str] = []
+    found_id = wanted
     page: SearchPage | ArchivePage | None = None
     known = visit.gateway.settings.gateway_server.archive
     archive = known if visit.query.get("where") == "archive" else None
@@ -274,12 +277,16 @@ async def show(visit: PageRequest) -> Response:
         call = partial(search_archive, archive, query, sees=visit.token.sees, cursor=cursor)
         page = await asyncio.get_running_loop().run_in_executor(_archive_thread, call)
     elif wanted and not in_text and cursor is None:
-        exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
         written = unescaped(wanted)  # as a page shows an id with hiding characters
-        if not exact and visible(written) == wanted != written:
-            exact, wanted = await _exact(visit, topics[:MOST_TOPICS], check_id(written)), written
-        if len(exact) == 1 and "in" not in visit.query:
-            return RedirectResponse(message_link(exact[0], wanted), 303)
+        wanted = written if visible(written) == wanted else wanted
+        for found_id in _ids(wanted):
+            if exact := await _exact(visit, topics[:MOST_TOPICS], check_id(found_id)):
+                break
+        if KEY_END not in wanted:
+            keyed = await visit.gateway.ask(search.topics_with_key, topics[:MOST_TOPICS], wanted)
+        if len(exact) + len(keyed) == 1 and "in" not in visit.query:
+            place = key_link(keyed[0], wanted) if keyed else message_link(exact[0], found_id)
+            return RedirectResponse(place, 303)
     if wanted and archive is None:
         flow = search.search(
             visit.gateway.store,
@@ -297,12 +304,20 @@ async def show(visit: PageRequest) -> Response:
         in_archive=archive is not None,
         named=named,
         exact=exact,
+        found_id=found_id,
+        keyed=keyed,
         page=page,
         topics=len(topics),
         left_out=max(0, len(topics) - MOST_TOPICS),
         names=[topic for topic in snapshot.lines if visit.token.sees(topic)],
         body_kib=search.BODY_BYTES // 1024,
     )
+
+
+def _ids(wanted: str) -> list[str]:
+    """The ids that a text may stand for: itself, or as pages show that of a message with a key."""
+    key, _, own_id = wanted.rpartition(SHOWN_END)
+    return [wanted, keyed_id(key, own_id)] if key and own_id else [wanted]
 
 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:

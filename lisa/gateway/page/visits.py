@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
-from lisa.core.model.keys import check_id
+from lisa.core.model.keys import check_id, check_key
 from lisa.core.redis.flow import Flow
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
@@ -205,6 +205,10 @@ class FormAction:
         """The id of the message to act on. Raises InvalidMessage."""
         return check_id(self.fields.get("id", ""))
 
+    def message_key(self) -> str:
+        """The key of the messages to act on. Raises InvalidMessage."""
+        return check_key(self.fields.get("message_key", ""))
+
     def audit(self, did: str, **results: object) -> None:
         """Record in the audit log what was done."""
         audit.changed(
@@ -213,6 +217,7 @@ class FormAction:
             did,
             topic=self.topic,
             id=self.fields.get("id"),
+            key=self.fields.get("message_key"),
             new_id=self.fields.get("new"),
             schedule=self.fields.get("schedule"),
             session=self.visit.session_name,
