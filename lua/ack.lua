@@ -29,9 +29,9 @@ end
 if USES.lanes then
   lanes_in_use = settling_options()[4] == '1'
   will_fill(group)
+else
+  if settling_options()[4] == '1' then return {'FEATURES', 'lanes'} end
 end
-local lacking = lacks_lanes(settling_options()[4])
-if lacking then return lacking end
 if not USES.strays then
   for i = 1, n do
     if indexed[i] ~= ARGV[ENTRY + i] then return {'FEATURES', 'strays'} end

@@ -1,13 +1,14 @@
 -- clear: deletes every key of a shard that is no longer part of its topic (see absorb), or of a topic.
 -- Guarantee: a shard that accepts messages, still holds any, or has a further group is not changed; nor
 -- is a topic that holds messages, has a further group or another layout.
--- KEYS  the prelude's, with all groups of the shard, then its history, archived, confirm and throttled; for
---       a topic also its schedules, ticks and local times
+-- KEYS  the prelude's, with all groups of the shard, then its consumers, history, archived, confirm
+--       and throttled; for a topic also its schedules, ticks and local times
 -- ARGV  the number of the layout that does not include the shard; 1 to delete a topic, whose `accepts`
 --       is that number, else 0
 -- Returns {'OK', 1 if no key is left, else 0}
-local lacking = lacks_lanes(call('HGET', OPTIONS, 'lanes'))
-if lacking then return lacking end
+if not USES.lanes then
+  if call('HGET', OPTIONS, 'lanes') == '1' then return {'FEATURES', 'lanes'} end
+end
 local number, is_topic = tonumber(ARGV[ARGS + 1]), ARGV[ARGS + 2] == '1'
 local accepts = tonumber(call('HGET', OPTIONS, 'accepts') or '0')
 local held, given = call('EXISTS', WAITING), {}

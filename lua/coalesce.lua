@@ -23,7 +23,8 @@ local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal',
 
 local limit = tonumber(settings[1] or DEFAULT.max_body_bytes)
 for i = 1, n do
-  local size = body_size(ARGV[ENVELOPES + i])
+  local envelope = ARGV[ENVELOPES + i]
+  local size = #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
   if size > limit then return {'LARGE', i, size, limit} end
 end
 
@@ -172,7 +173,7 @@ end
 -- Writes one message; returns its outcome.
 local function write(i, slot)
   local id, rule, is_new = slot.id, ARGV[RULES + i], slot.stage ~= 'unstarted'
-  local before = not is_new and (slot.due or next_due(id) or now) or nil
+  local before = not is_new and (slot.due or due_next(id) or now) or nil
   local due, at = due_by(rule, slot, before)
   local stays = before and not slot.due and (due == before or math.max(due, before) <= now)
   local letter, envelope = 'r', ARGV[ENVELOPES + i]

@@ -27,23 +27,22 @@ local TTLS = ENVELOPES + n + 1
 local POLICIES = TTLS + 1 + 2 * tonumber(ARGV[TTLS])
 local DONES = ID_KEYS + n
 
-local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal', 'lanes',
-  'max_per_key')
+local settings = call('HMGET', OPTIONS, 'accepts', 'max_body_bytes', 'capacity', 'journal', 'lanes')
 if believed ~= '' and believed ~= (settings[1] or '0') then return {'SHARDS'} end
 if not USES.capacity then
   if settings[3] then return {'FEATURES', 'capacity'} end
 end
 if USES.keys and not USES.max_per_key then
-  if settings[6] then return {'FEATURES', 'max_per_key'} end
+  if call('HEXISTS', OPTIONS, 'max_per_key') == 1 then return {'FEATURES', 'max_per_key'} end
 end
 if not USES.journal then
   if settings[4] == '1' then return {'FEATURES', 'journal'} end
 end
 if USES.lanes then
   lanes_in_use = settings[5] == '1'
+else
+  if settings[5] == '1' then return {'FEATURES', 'lanes'} end
 end
-local lacking = lacks_lanes(settings[5])
-if lacking then return lacking end
 -- New ids for later concern no group, unless live messages must be counted.
 if USES.now or USES.ids or USES.capacity then
   local changed = changed_groups()
@@ -70,7 +69,7 @@ local ids, both = {unpack(KEYS, ID_KEYS + 1, ID_KEYS + n)}, {unpack(ARGV, ENVELO
 for i = 1, n do
   local body, envelope = KEYS[ID_KEYS + i], ARGV[ENVELOPES + i]
   if #envelope - 15 > limit then
-    local size = body_size(envelope)
+    local size = #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
     if size > limit then return {'LARGE', i, size, limit} end
   end
   ids[i], both[2 * i - 1], both[2 * i] = string.sub(body, from), body, envelope
@@ -118,7 +117,7 @@ local function full_key(some, most, live)
 end
 
 if USES.keys and USES.max_per_key then
-  local most = tonumber(settings[6] or '')
+  local most = tonumber(call('HGET', OPTIONS, 'max_per_key') or '')
   if most and kind ~= 'known' then
     local known = {}
     local key, live = full_key(ids, most, known)
@@ -152,7 +151,7 @@ end
 -- When a message is handed out next that no consumer holds, and that no group has ended; else nil.
 local function due_before(id, body)
   if not call('ZSCORE', WAITING, id) and why_not_taken_back(id, body, true) then return nil end
-  return next_due(id)
+  return due_next(id)
 end
 
 -- Writes one body. Gives the message's outcome, and whether it is to be scheduled. An id given twice in

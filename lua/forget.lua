@@ -1,7 +1,7 @@
 -- forget: deletes unused consumer names.
 -- Guarantee: only in the step that finds nothing pending for the name: XGROUP DELCONSUMER would
 -- lose pending entries. A repeated call returns the same: a missing name is unused.
--- KEYS  the prelude's
+-- KEYS  the prelude's, then the topic's consumers
 -- ARGV  own group's number; least idle time in ms; n; n times consumer
 -- Returns {'OK', deleted consumer, ...}; {'GROUPS', ...}
 local changed = changed_groups()
@@ -19,7 +19,7 @@ for i = 1, n do
   local unused = not info or (field(info, 'pending') == 0 and field(info, 'idle') >= least)
   if unused then
     if info then call('XGROUP', 'DELCONSUMER', group.ready, group.name, name) end
-    call('HDEL', CONSUMERS, name)
+    call('HDEL', KEYS[ID_KEYS + 1], name)
     reply[#reply + 1] = name
   end
 end

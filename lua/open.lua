@@ -29,9 +29,9 @@ local us, now = clock()
 local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused', 'journal', 'window', 'lanes')
 if USES.lanes then
   lanes_in_use = settings[5] == '1'
+else
+  if settings[5] == '1' then return {'FEATURES', 'lanes'} end
 end
-local lacking = lacks_lanes(settings[5])
-if lacking then return lacking end
 local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
 local paused = settings[2] == '1'
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))

@@ -24,7 +24,7 @@ if changed then return changed end
 
 local now_us, now = clock()
 local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'promote_interval', 'journal', 'ack_timeout',
-  'lanes', 'lanes_changed')
+  'lanes')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[3] or DEFAULT.promote_interval) + 0
 local paused = settings[1] == '1' and 1 or 0
@@ -38,9 +38,9 @@ local cut = #found == 2 * limit and 1 or 0
 
 if USES.lanes then
   lanes_in_use = settings[6] == '1'
+else
+  if settings[6] == '1' then return {'FEATURES', 'lanes'} end
 end
-local lacking = lacks_lanes(settings[6])
-if lacking then return lacking end
 if not USES.journal then
   if settings[4] == '1' then return {'FEATURES', 'journal'} end
 end
@@ -239,7 +239,7 @@ local function pass_by_lanes(group)
   park(group, found)
   park(group, again)
   if #retried > 0 then call('ZREM', group.retry, unpack(retried)) end
-  local at, through = fill(group, limit, {settings[2], settings[7]})
+  local at, through = fill(group, limit, {settings[2], call('HGET', OPTIONS, 'lanes_changed')})
   if settings[4] == '1' then
     local due = {unpack(found)}
     for _, part in ipairs(again) do due[#due + 1] = part end

@@ -67,9 +67,7 @@ CALLS_PER_BATCH = 5
 
 EXISTS_PER_CALL = 200
 LANE_TYPES = ("hash", "hash", "zset", "zset", "zset")
-TOPIC_TYPES = dict(
-    zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream", "hash"), strict=True)
-)
+TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
 GROUP_TYPES = dict(
     zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
 )
@@ -248,7 +246,7 @@ class _Check:
     def _check_types(self, topic: str) -> Flow[None]:
         keys = self.store.keys.topic(topic)
         wanted = dict(zip(keys.shared, TOPIC_TYPES.values(), strict=True))
-        wanted |= {keys.throttled: "zset", keys.limits: "hash"}
+        wanted |= {keys.consumers: "hash", keys.throttled: "zset", keys.limits: "hash"}
         kind = yield from self.store.command("TYPE", keys.groups)
         if kind == b"hash":
             for group in (yield from self.store.groups(topic)):

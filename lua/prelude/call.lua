@@ -1,7 +1,7 @@
 -- prelude: these files precede every script; this one reads the common KEYS and ARGV. The loader
 -- omits unused paragraphs.
 --
--- KEYS  1-9 the topic's: waiting, policy, expiry, options, groups, stats, consumers, events, keyed
+-- KEYS  1-8 the topic's: waiting, policy, expiry, options, groups, stats, keyed, events
 --       then seven for each group: ready, entries, retry, garbage, attempts, reasons, leases
 --       then, for a call that uses lanes, the topic's limits, and five for each group: lanes, parked,
 --       queues, turns, closed
@@ -22,11 +22,11 @@
 -- again. Thus every key is declared, and no group is ever omitted. For a topic with lanes, these scripts
 -- also need the feature `lanes`.
 local call, KEYS, ARGV = redis.call, KEYS, ARGV -- locals are faster than globals
-local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS, EVENTS, KEYED =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, KEYED, EVENTS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local WAKE, TOPIC, ACTOR, GROUP_COUNT = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local ARGS = 4 + GROUP_COUNT
-local LANES_AT = 10 + 7 * GROUP_COUNT
+local LANES_AT = 9 + 7 * GROUP_COUNT
 local ID_KEYS = LANES_AT - 1
 if USES.lanes then
   ID_KEYS = LANES_AT + 5 * GROUP_COUNT
@@ -34,7 +34,7 @@ end
 
 local groups = {}
 for i = 1, GROUP_COUNT do
-  local k = 2 + 7 * i
+  local k = 1 + 7 * i
   groups[i] = {
     name = ARGV[4 + i], ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
     garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],

@@ -24,16 +24,11 @@ local function has_lanes()
   return false
 end
 
--- For the script's caller, if the topic has lanes and this script was loaded without.
-local function lacks_lanes(has)
-  if USES.lanes then
-    return nil
-  end
-  return has == '1' and {'FEATURES', 'lanes'} or nil
-end
-
 local function changed_topic()
-  return changed_groups() or lacks_lanes(call('HGET', OPTIONS, 'lanes'))
+  if not USES.lanes then
+    if call('HGET', OPTIONS, 'lanes') == '1' then return {'FEATURES', 'lanes'} end
+  end
+  return changed_groups()
 end
 
 -- The key of an id's lane, and the rest of the id.

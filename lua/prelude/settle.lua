@@ -125,7 +125,7 @@ local function stage_of(id, guard)
 end
 
 -- When a message that no consumer holds is handed out next.
-local function next_due(id)
+local function due_next(id)
   local due = tonumber(call('ZSCORE', WAITING, id) or '')
   for _, group in ipairs(due and {} or groups) do
     local entry = call('HGET', group.entries, id)
@@ -134,11 +134,6 @@ local function next_due(id)
     if at and (not due or at < due) then due = at end
   end
   return due
-end
-
--- The size of the body in an envelope.
-local function body_size(envelope)
-  return #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
 end
 
 -- The number of live messages, garbage excluded.

@@ -202,9 +202,10 @@ def test_the_keys_match_the_header(name: str) -> None:
     keys = Keys().topic(TOPIC)
     further = {
         "absorb": [keys.history, "lisa:{t}:m"],
-        "clear": [keys.history, keys.archived, keys.confirm, keys.throttled],
+        "clear": [keys.consumers, keys.history, keys.archived, keys.confirm, keys.throttled],
         "coalesce": [keys.throttled, *keys.bodies_and_tombstones(["m1\x1f~1", "m1\x1f~2"])],
         "limit": [keys.limits],
+        "forget": [keys.consumers],
         "prune": [keys.archived],
         "schedule": [keys.schedules, keys.ticks, *keys.bodies_and_tombstones(["m1", "x"])],
     }

@@ -44,9 +44,8 @@ TOPIC_KEYS = (
     "options",
     "groups",
     "stats",
-    "consumers",
-    "events",
     "keyed",
+    "events",
 )
 """A topic's keys in the order in which every script receives them."""
 
@@ -177,10 +176,10 @@ class TopicKeys:
             self.options,
             self.groups,
             self.stats,
-            self.consumers,
-            self.events,
             self.keyed,
+            self.events,
         ) = self.shared
+        self.consumers = self.root + "consumers"
         self.limits = self.root + "limits"
         self.history = self.root + "history"
         self.archived = self.root + "archived"

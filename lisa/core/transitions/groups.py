@@ -105,6 +105,9 @@ class Forget(OfGroup, Transition[list[str]]):
     consumers: Sequence[str]
     least_idle_ms: int
 
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return (keys.consumers,)
+
     def args(self) -> Sequence[Argument]:
         return [self.least_idle_ms, len(self.consumers), *self.consumers]
 

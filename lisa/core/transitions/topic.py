@@ -136,7 +136,7 @@ class Clear(Transition[bool]):
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         own = (keys.schedules, keys.ticks, keys.local) if self.is_whole_topic else ()
-        return (keys.history, keys.archived, keys.confirm, keys.throttled, *own)
+        return (keys.consumers, keys.history, keys.archived, keys.confirm, keys.throttled, *own)
 
     def args(self) -> Sequence[Argument]:
         return (self.number, int(self.is_whole_topic))
