@@ -90,7 +90,7 @@ def execute(
     sizes = (QUICK if quick else full).scaled(scale)
     if repeats is not None:
         sizes = replace(sizes, repeats=repeats, slow_repeats=repeats)
-    _clear_settings()
+    clear_settings()
     report = _report(sizes, only, addition)
     if out is not None:
         if addition is not None:
@@ -105,7 +105,7 @@ def execute(
     return 1 if missed or failed else 0
 
 
-def _clear_settings() -> None:
+def clear_settings() -> None:
     """Remove LISA_* variables, so that every role has default settings."""
     for name in [name for name in os.environ if name.startswith("LISA_")]:
         del os.environ[name]

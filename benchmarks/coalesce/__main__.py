@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import click
 
+from benchmarks.bench.__main__ import clear_settings
 from benchmarks.bench.results import Fault
 from benchmarks.bench.server import BenchServer, fresh_server
 from benchmarks.bench.work import GROUP, QUIET, TOPIC, WorkProcesses, store_on
@@ -195,6 +196,7 @@ def measure(server: BenchServer, count: int, keys: int, rate: int) -> Figures:
 @click.option("--rate", type=click.IntRange(min=1), default=10_000, show_default=True)
 def main(sends: int, keys: int, rate: int) -> None:
     """Measure sends over debounced keys; exit code 1 if a bound is missed."""
+    clear_settings()
     with fresh_server() as server:
         figures = {"coalesce": measure(server, sends, keys, rate)}
     sys.exit(0 if show(ROWS, figures) else 1)

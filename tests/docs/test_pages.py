@@ -19,7 +19,9 @@ from tests.servers import connect, no_clock
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted([*(ROOT / "clients").glob("*/README.md"), *(ROOT / "docs").rglob("*.md")])
-TESTING = ROOT / "docs" / "how-to" / "testing.md"
+WITH_TESTS = [ROOT / "docs" / "how-to" / name for name in ("testing.md", "debounce.md")]
+"""The first program of each is tested by the others."""
+
 DEFAULT_URL = "redis://localhost:6379/0"
 
 
@@ -55,7 +57,7 @@ def test_the_programs_of_the_readme(redis_url: str) -> None:
 WITH_PROGRAMS = [
     pytest.param(page, marks=() if page.stem in ("producer", "consumer") else pytest.mark.full)
     for page in PAGES
-    if page.name not in ("README.md", TESTING.name) and blocks(page, "python")
+    if page.name != "README.md" and page not in WITH_TESTS and blocks(page, "python")
 ]
 
 
@@ -67,15 +69,16 @@ def test_programs_run(page: Path, redis_url: str) -> None:
 
 
 @pytest.mark.full
-def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", WITH_TESTS, ids=name_of)
+def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path) -> None:
     if reason := no_clock():
         pytest.skip(reason)
-    application, *tests = blocks(TESTING, "python")
-    (tmp_path / "shop.py").write_text(application)
-    (tmp_path / "test_shop.py").write_text("\n".join(tests))
+    application, *tests = blocks(page, "python")
+    (tmp_path / application.split()[1]).write_text(application)
+    (tmp_path / "test_page.py").write_text("\n".join(tests))
     plugins = ("-p", "lisa.testing.plugin", "-p", "asyncio")
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    done = python("-m", "pytest", "-q", *plugins, "test_shop.py", cwd=tmp_path, env=env)
+    done = python("-m", "pytest", "-q", *plugins, "test_page.py", cwd=tmp_path, env=env)
     count = sum(one.count("def test_") for one in tests)
     assert f"{count} passed" in done.stdout
 

@@ -68,7 +68,7 @@ def test_exit_codes(
     target = Target("memory", "it", "", Sense.AT_MOST, bound or 1.0, value, "B")
     monkeypatch.setattr("benchmarks.bench.results.TARGETS", (target,))
     monkeypatch.setitem(MEASURES, "memory", measure)
-    monkeypatch.setattr("benchmarks.bench.__main__._clear_settings", lambda: None)
+    monkeypatch.setattr("benchmarks.bench.__main__.clear_settings", lambda: None)
     result = CliRunner().invoke(bench, ["--quick", "--only", "memory"])
     assert result.exit_code == code
     assert any(line.rstrip().endswith(verdict) for line in result.stdout.splitlines())
