@@ -26,9 +26,11 @@ local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 if not USES.journal then
   if is_journaled() then return {'FEATURES', 'journal'} end
 end
+local filling
 if USES.lanes then
   lanes_in_use = settling_options()[4] == '1'
-  will_fill(group)
+  filling = lanes_in_use and call('HMGET', OPTIONS, 'max_ready', 'lanes_changed', 'paused')
+  if filling and filling[3] ~= '1' then will_fill(group) end
 else
   if settling_options()[4] == '1' then return {'FEATURES', 'lanes'} end
 end
@@ -154,10 +156,7 @@ else
   count(state, n)
 end
 if USES.lanes then
-  if lanes_in_use then
-    local filling = call('HMGET', OPTIONS, 'max_ready', 'lanes_changed', 'paused')
-    if filling[3] ~= '1' then fill(group, math.max(100, n_given), filling) end
-  end
+  if group.is_filled then fill(group, math.max(100, n_given), filling) end
 end
 count('acked_late', late, group)
 count('stale', stale, group)
