@@ -123,7 +123,7 @@ end
 finish(ids, bodies, dones, stones)
 count('cancelled', dropped + #replaced)
 
-local letters, created = {}, 0
+local letters, created = {}, {}
 for i = 1, n do
   local body, done = KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]
   local due, envelope, ttl, policy = unpack(ARGV, FIELDS + 4 * i - 3, FIELDS + 4 * i)
@@ -133,19 +133,19 @@ for i = 1, n do
   else
     call('SET', body, envelope)
     call('ZADD', WAITING, due, id)
-    list_by_key({id}, true)
     local ends = ttl ~= '' and tonumber(due) + tonumber(ttl)
     local own = policy ~= '' and string.sub(policy, 2)
     if ends then call('ZADD', EXPIRY, int(ends), id) end
     if own then put_policy(id, own) end
     events[#events + 1] = sending(id, 'sent', due, envelope, ends, own)
     earliest = math.min(earliest or tonumber(due), tonumber(due))
-    letters[i] = 'a'
-    created = created + 1
+    letters[i], created[#created + 1] = 'a', id
   end
 end
 local is_earlier = write(record, score)
-count('sent', created)
+list_by_key(created, true)
+if has_lanes() then number_sends(created) end
+count('sent', #created)
 if settings[2] == '1' then journal(events) end
 if is_earlier or earliest and (not waiting_head or earliest < waiting_head) then wake() end
 return remember({'OK', 'done', found, table.concat(letters)})

@@ -26,10 +26,30 @@ local function charge(lane, rate, cost, now_us)
   lane.tat, lane.rem = lane.tat + math.floor(sum / rate.many), sum % rate.many
 end
 
+-- Counts the slots that messages took before the topic had lanes.
+local function count_slots(group)
+  local used, keys = {}, {}
+  for _, id in ipairs(call('HKEYS', group.entries)) do
+    local key = lane_of(id)
+    if not used[key] then used[key], keys[#keys + 1] = 0, key end
+    used[key] = used[key] + 1
+  end
+  for from = 1, #keys, 500 do
+    local part = {unpack(keys, from, math.min(from + 499, #keys))}
+    local lanes = lanes_of(group, part)
+    for _, key in ipairs(part) do lanes[key].used, group.changed[key] = used[key], true end
+    write_lanes(group)
+  end
+end
+
 -- What a group's gate remembers: the most unread entries, 1 if these were too few, when it last let a message
 -- through in ms, the number of the options' last change, lanes to look at again after it, the clock in us.
 local function gate_of(group)
-  local text = call('HGET', group.lanes, US .. US) or '16 0 0 0 0 0'
+  local text = call('HGET', group.lanes, US .. US)
+  if not text then
+    count_slots(group)
+    text = '16 0 0 0 0 0'
+  end
   local short, limited, passed, changed, again, seen =
     string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   return {short = tonumber(short), limited = tonumber(limited), passed = tonumber(passed),
@@ -205,7 +225,8 @@ local function move_through(run)
 end
 
 -- Ends deliveries without counting an attempt, and lets their lanes rest for a while, because the handler met
--- a limit: `resting` has ids, entries, delays in ms and reasons. Adds to the events.
+-- a limit: `resting` has ids, entries, delays in ms and reasons. Adds to the events. With an order, the
+-- message stays the first of its lane: after a failure its due time is later than those that follow.
 local function rest_lanes(group, resting, events)
   local ids, now_us = resting.ids, clock()
   call('HSET', OPTIONS, 'lanes', 1)
@@ -220,6 +241,7 @@ local function rest_lanes(group, resting, events)
     notes[2 * i] = reason .. ending(history(noted[i]) + 1, resting.entries[i], first_due(noted[i], before, found[i]))
     events[#events + 1] = {id, 'parked', group.name, before, 'due', at, 'reason', reason}
   end
+  hold_lanes(group, ids)
   drop_entries(group, ids, resting.entries)
   call('ZREM', group.leases, unpack(ids))
   call('HSET', group.reasons, unpack(notes))
