@@ -1,7 +1,8 @@
 -- prelude: the gate between parked and ready.
 
--- The unread entries that a group has at least room for, and how long a manager waits before it looks again.
-local SHORTEST, SOONEST_MS, LATEST_MS = 16, 5, 250
+-- The unread entries that a group has at least room for; how long a manager waits before it looks again;
+-- and the age of an unread entry from which no rate lets more through.
+local SHORTEST, SOONEST_MS, LATEST_MS, STALE_MS = 16, 5, 250, 1000
 
 -- Adapts the theoretical arrival time of a lane to its rate, also after the clock was set back.
 local function settle_tat(lane, rate, now_us)
@@ -65,6 +66,7 @@ end
 -- as what consumers read between two calls.
 local function gate_room(group, rules, gate, max_ready)
   local unread = call('XLEN', group.ready) - call('XPENDING', group.ready, group.name)[1]
+  gate.unread = unread
   if unread == 0 and gate.limited == 1 then
     gate.short = 2 * gate.short
   elseif 2 * unread > gate.short then
@@ -95,6 +97,17 @@ local function open_lanes(group, gate, now_us, now, changed)
   if #idle > 0 then save_lanes(group, idle) end
 end
 
+-- Whether consumers have left an entry unread for long, so that what a rate lets through now would later be
+-- handled at once with it.
+local function is_unread_long(run)
+  if run.is_stale == nil then
+    local last = run.unread > 0 and last_delivered(run.group)
+    local first = last and call('XRANGE', run.group.ready, '(' .. last, '+', 'COUNT', 1)[1]
+    run.is_stale = first and run.now_us / 1000 - tonumber(string.match(first[1], '^%d+')) > STALE_MS or false
+  end
+  return run.is_stale
+end
+
 -- Why a lane lets its first message through ('pass') or not: 'empty', 'full', or the instant at which it
 -- opens, in us; and whether the whole group has to wait for that instant.
 local function verdict_on(run, lane, own, cost)
@@ -107,6 +120,7 @@ local function verdict_on(run, lane, own, cost)
     return 'full'
   end
   if lane.rest > now_us then return lane.rest end
+  if (lane.rate or rules.rate) and is_unread_long(run) then return now_us + 1000 * LATEST_MS, true end
   local at = lane.rate and opens_at(lane, lane.rate, cost, now_us) or 0
   if at > now_us then return at end
   at = rules.rate and opens_at(run.all, rules.rate, cost, now_us) or 0
@@ -278,7 +292,7 @@ local function fill(group, most, settings)
     places = {}, through = {}, looks = most + 250}
   open_lanes(group, gate, now_us, now, tonumber(settings[2] or 0))
   local room = gate_room(group, run.rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
-  run.room, run.is_cut = math.min(most, room), room > most
+  run.room, run.is_cut, run.unread = math.min(most, room), room > most, gate.unread
   while run.room > 0 and run.looks > 0 and not run.stops and serve_turns(run) do end
   if #run.ids > 0 then
     move_through(run)

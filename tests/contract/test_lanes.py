@@ -271,3 +271,22 @@ def test_a_handler_that_meets_a_limit_rests_its_lane(bench: Bench) -> None:
     assert result.next_due_ms == postponed.due_ms
     lanes.ack("a/2", "b/1", "b/2")
     assert lanes.ready() == []
+
+
+def test_a_rate_lets_nothing_through_while_no_consumer_reads(lanes: Lanes) -> None:
+    lanes.set(key_rate="1000,1,1")
+    lanes.send(*names("a", 1))
+    lanes.promote()
+    long_ago = lanes.bench.clock() - 1_100
+    (entry,) = lanes.bench.store.ask("XRANGE", lanes.keys.ready, "-", "+")
+    lanes.bench.store.ask("DEL", lanes.keys.ready)
+    lanes.bench.store.ask("XGROUP", "CREATE", lanes.keys.ready, "lisa", "0", "MKSTREAM")
+    lanes.bench.store.ask("XADD", lanes.keys.ready, f"{long_ago}-0", *entry[1])
+    lanes.bench.store.ask("HSET", lanes.keys.entries, whole("a/000"), f"{long_ago}-0")
+    lanes.send("a/001", "b/001")
+    result = lanes.promote()
+    assert lanes.ready() == ["a/000"]
+    assert result.next_due_ms is not None
+    assert result.next_due_ms - result.now_ms <= 251
+    lanes.ack("a/000")
+    assert sorted(lanes.ready()) == ["a/001", "b/001"]
