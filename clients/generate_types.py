@@ -20,6 +20,8 @@ USED = (
     "SendAnswer",
     "BatchAnswer",
     "MessageAnswer",
+    "KeyAnswer",
+    "KeyChangedAnswer",
     "PullRequest",
     "PullAnswer",
     "AckAnswer",

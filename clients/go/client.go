@@ -87,7 +87,7 @@ func (c *Client) Send(ctx context.Context, topic string, message Message) (SendR
 	err = c.call(ctx, request{
 		method: "POST", path: topicPath(topic) + "/messages", content: content,
 		repeat: repeatOf(message),
-		fits:   func() bool { return result.ID == content.ID && result.Outcome != "" },
+		fits:   func() bool { return content.isID(result.ID) && result.Outcome != "" },
 	}, &result)
 	return result, err
 }
@@ -243,10 +243,11 @@ func messagePath(topic, id string, verb ...string) string {
 	return strings.Join(path, "/") + "?id=" + url.QueryEscape(id)
 }
 
-// repeatOf: with another OnDuplicate than Keep, a repeated call would meet its own first message.
+// repeatOf: with another OnDuplicate than Keep, a repeated call would meet its own first message. A
+// message that coalesces with others could take the place of a later one.
 func repeatOf(messages ...Message) repetition {
 	for _, message := range messages {
-		if message.OnDuplicate != "" && message.OnDuplicate != Keep {
+		if message.OnDuplicate != "" && message.OnDuplicate != Keep || message.isCoalescing() {
 			return repeatRefused
 		}
 	}

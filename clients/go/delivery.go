@@ -12,7 +12,8 @@ import (
 // release is lost, its repetition is stale, too.
 type Delivery struct {
 	ID, Topic, Receipt string
-	Attempt            int // 1 for the first delivery
+	Key                string // if the message has one
+	Attempt            int    // 1 for the first delivery
 	Due                time.Time
 	Headers            map[string]string
 	Body               Body
@@ -140,10 +141,10 @@ type pullRequest struct {
 }
 
 type deliveryAnswer struct {
-	ID, Receipt string
-	Attempt     int
-	Due         int64 `json:"due_ms"`
-	Headers     map[string]string
+	ID, Key, Receipt string
+	Attempt          int
+	Due              int64 `json:"due_ms"`
+	Headers          map[string]string
 	bodyAnswer
 }
 
@@ -153,7 +154,7 @@ func (a deliveryAnswer) isIncomplete() bool {
 
 func (a deliveryAnswer) delivery(client *Client, topic string) *Delivery {
 	return &Delivery{
-		ID: a.ID, Topic: topic, Receipt: a.Receipt, Attempt: a.Attempt,
+		ID: a.ID, Key: a.Key, Topic: topic, Receipt: a.Receipt, Attempt: a.Attempt,
 		Due: time.UnixMilli(a.Due), Headers: a.Headers, Body: a.body(), client: client,
 	}
 }

@@ -5,14 +5,18 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 )
 
 // Message is a message to send. It is due after Delay, or at Due; if both are zero, now.
 type Message struct {
 	// Body is encoded by package json; a []byte is sent as bytes.
-	Body  any
-	ID    string // your own id, for idempotent sends; by default a random one
+	Body any
+	ID   string // your own id, for idempotent sends; by default a random one
+	// Key is what the message concerns, such as an order: all messages of a key can be changed
+	// together, and ids have to be unique only within their key.
+	Key   string
 	Delay time.Duration
 	Due   time.Time
 	// TTL is how long after its due time the message expires; by default never.
@@ -24,7 +28,19 @@ type Message struct {
 	// 10m", "garbage after 10m" or "run"; by default the topic's policy.
 	Late        string
 	OnDuplicate OnDuplicate // by default Keep
+	// Cost is how many messages it counts as where a rate applies; by default 1. Slack is how much
+	// later than Due it may start without harm; by default the topic's option.
+	Cost  int
+	Slack time.Duration
+	// Of the sends of a key with Debounce, only the last is handled, once there was none for this
+	// long, or once MaxWait has passed since the first. With Throttle, one is due at once, and the
+	// last of those that follow after this time. With Latest, the message takes the place of the
+	// key's last one that no handler has begun with. Such messages need a Key, and have no ID.
+	Debounce, MaxWait, Throttle time.Duration
+	Latest                      bool
 }
+
+func (m Message) isCoalescing() bool { return m.Debounce != 0 || m.Throttle != 0 || m.Latest }
 
 // OnDuplicate is what to do with a message whose id is known.
 type OnDuplicate string
@@ -50,9 +66,9 @@ const (
 	ReplacedInFlight Outcome = "replaced_in_flight"
 )
 
-// SendResult is the result of sending one message.
+// SendResult is the result of sending one message. The ID of a message with a key includes it.
 type SendResult struct {
-	ID      string
+	ID, Key string
 	Outcome Outcome
 }
 
@@ -68,6 +84,7 @@ type State string
 const (
 	Waiting   State = "waiting"
 	Ready     State = "ready"
+	Parked    State = "parked" // due, but held back by a limit or an order
 	InFlight  State = "in_flight"
 	Retrying  State = "retry"
 	Garbage   State = "garbage"
@@ -80,7 +97,7 @@ const (
 
 // MessageInfo is a message and its state. A settled message has neither body nor headers.
 type MessageInfo struct {
-	ID, Topic string
+	ID, Key, Topic string
 	GroupState
 	Headers map[string]string
 	Body    Body
@@ -117,7 +134,8 @@ func (b Body) Decode(v any) error {
 type sendRequest struct {
 	Body        json.RawMessage   `json:"body,omitempty"`
 	Bytes       *[]byte           `json:"body_base64,omitempty"`
-	ID          string            `json:"id"`
+	ID          string            `json:"id,omitempty"`
+	Key         string            `json:"key,omitempty"`
 	Delay       int64             `json:"delay_ms,omitempty"`
 	Due         *int64            `json:"due_ms,omitempty"`
 	TTL         int64             `json:"ttl_ms,omitempty"`
@@ -125,16 +143,40 @@ type sendRequest struct {
 	Retry       *[]int64          `json:"retry,omitempty"`
 	Late        string            `json:"late,omitempty"`
 	OnDuplicate OnDuplicate       `json:"on_duplicate,omitempty"`
+	Cost        int               `json:"cost,omitempty"`
+	Slack       int64             `json:"slack_ms,omitempty"`
+	Debounce    int64             `json:"debounce_ms,omitempty"`
+	MaxWait     int64             `json:"max_wait_ms,omitempty"`
+	Throttle    int64             `json:"throttle_ms,omitempty"`
+	Latest      bool              `json:"latest,omitempty"`
 }
+
+// isID reports whether the gateway gives this id to the message.
+func (s sendRequest) isID(id string) bool {
+	start := ""
+	if s.Key != "" {
+		start = s.Key + keyEnd
+	}
+	if s.ID == "" {
+		return strings.HasPrefix(id, start) && len(id) > len(start)
+	}
+	return id == start+s.ID
+}
+
+// keyEnd ends the key in the id of a message.
+const keyEnd = "\x1f"
 
 // request returns the message as the API expects it. A random id makes it safe to repeat the call.
 func (m Message) request() (sendRequest, error) {
 	var check check
 	found := sendRequest{
 		ID: m.ID, Delay: check.milliseconds("Delay", m.Delay), TTL: check.milliseconds("TTL", m.TTL),
-		Headers: m.Headers, Late: m.Late, OnDuplicate: m.OnDuplicate,
+		Headers: m.Headers, Late: m.Late, OnDuplicate: m.OnDuplicate, Key: m.Key, Cost: m.Cost,
+		Slack: check.milliseconds("Slack", m.Slack), Debounce: check.milliseconds("Debounce", m.Debounce),
+		MaxWait:  check.milliseconds("MaxWait", m.MaxWait),
+		Throttle: check.milliseconds("Throttle", m.Throttle), Latest: m.Latest,
 	}
-	if found.ID == "" {
+	if found.ID == "" && !m.isCoalescing() {
 		found.ID = randomID()
 	}
 	if !m.Due.IsZero() {
@@ -149,6 +191,7 @@ func (m Message) request() (sendRequest, error) {
 		found.Retry = &pauses
 	}
 	check.text("ID", m.ID)
+	check.text("Key", m.Key)
 	for name, value := range m.Headers {
 		check.text(fmt.Sprintf("Headers[%q]", name), name+value)
 	}
@@ -193,22 +236,26 @@ func (s stateAnswer) state() GroupState {
 }
 
 type messageAnswer struct {
-	ID, Topic string
-	Headers   map[string]string
-	Groups    map[string]stateAnswer
+	ID, Key, Topic string
+	Headers        map[string]string
+	Groups         map[string]stateAnswer
 	stateAnswer
 	bodyAnswer
 }
 
 func (m messageAnswer) info() *MessageInfo {
-	groups := make(map[string]GroupState, len(m.Groups))
-	for name, one := range m.Groups {
+	return &MessageInfo{
+		ID: m.ID, Key: m.Key, Topic: m.Topic, GroupState: m.state(), Headers: m.Headers,
+		Body: m.body(), Groups: statesOf(m.Groups),
+	}
+}
+
+func statesOf(answers map[string]stateAnswer) map[string]GroupState {
+	groups := make(map[string]GroupState, len(answers))
+	for name, one := range answers {
 		groups[name] = one.state()
 	}
-	return &MessageInfo{
-		ID: m.ID, Topic: m.Topic, GroupState: m.state(), Headers: m.Headers, Body: m.body(),
-		Groups: groups,
-	}
+	return groups
 }
 
 type batchAnswer struct {
@@ -217,7 +264,7 @@ type batchAnswer struct {
 }
 
 func (b batchAnswer) fits(sent sendRequest) bool {
-	return b.Problem != nil || b.ID == sent.ID && b.Outcome != ""
+	return b.Problem != nil || sent.isID(b.ID) && b.Outcome != ""
 }
 
 func (b batchAnswer) result() BatchResult {

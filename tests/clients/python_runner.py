@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -79,6 +80,21 @@ class PythonRunner:
 
     def fire(self, topic: str, given: str) -> Any:
         return self._producer.fire_now(topic, given)
+
+    def list_key(self, topic: str, given: str) -> Any:
+        found = self._producer.list_key(topic, given)
+        messages = [{"id": one.id, "key": one.key} | state_of(one) for one in found]
+        return {"count": self._producer.count_key(topic, given), "messages": messages}
+
+    def cancel_key(self, topic: str, given: str) -> Any:
+        return changed(self._producer.cancel_key(topic, given))
+
+    def reschedule_key(self, topic: str, given: dict[str, Any]) -> Any:
+        options = options_of(given)
+        return changed(self._producer.reschedule_key(topic, options.pop("key"), **options))
+
+    def fire_key(self, topic: str, given: str) -> Any:
+        return changed(self._producer.fire_key(topic, given))
 
     def pull(self, topic: str, given: dict[str, Any]) -> Any:
         group = given.get("group")
@@ -183,13 +199,15 @@ class Worker:
         return {"started": started, "ended": ended, "most": self._most, "aborted": []}
 
 
-_NAMES = {"delay_ms": "delay", "ttl_ms": "ttl", "due_ms": "at_ms", "bytes": "body"}
+_NAMES = {"due_ms": "at_ms", "bytes": "body"}
+_DURATIONS = ("delay", "ttl", "shift", "debounce", "slack")
+_NAMES |= {f"{name}_ms": name for name in _DURATIONS}
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
     """A step's arguments as keyword arguments."""
     found = {_NAMES.get(name, name): value for name, value in given.items()}
-    for name in ("delay", "ttl"):
+    for name in _DURATIONS:
         if name in found:
             found[name] = milliseconds(found[name])
     if "retry" in found:
@@ -202,6 +220,13 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
 def state_of(found: lisa.FoundInGroup) -> dict[str, Any]:
     names = ("state", "due_ms", "attempts", "deferrals", "reason")
     return {name: getattr(found, name) for name in names}
+
+
+def changed(outcomes: Sequence[lisa.KeyOutcome]) -> dict[str, Any]:
+    """The outcomes of the messages of a key, and how many were changed."""
+    done = sum(one.outcome in ("cancelled", "rescheduled") for one in outcomes)
+    results = [{"id": one.id, "outcome": one.outcome} for one in outcomes]
+    return {"changed": done, "results": results}
 
 
 def shown(body: Any) -> dict[str, Any]:

@@ -9,14 +9,34 @@ export interface OutgoingMessage extends Omit<SendRequest, "body" | "body_base64
   body: unknown;
 }
 
-/** The message as the API expects it. A generated id makes it safe to repeat the call. */
-export function requestOf(
-  { body, id, ...fields }: OutgoingMessage,
-): SendRequest & { id: string } {
-  const request = { ...fields, id: id ?? randomId() };
+/**
+ * The message as the API expects it. A generated id makes it safe to repeat the call; a message
+ * that coalesces with others of its key has none of its own.
+ */
+export function requestOf({ body, id, ...fields }: OutgoingMessage): SendRequest {
+  const own = isCoalescing(fields) ? id : id ?? randomId();
+  const request = own == null ? fields : { ...fields, id: own };
   if (body === undefined) throw new LisaError("body must not be undefined; send null instead");
   return isBytes(body) ? { ...request, body_base64: base64(body) } : { ...request, body };
 }
+
+/** Whether a send becomes one with others of its key. */
+export function isCoalescing(
+  { debounce_ms, throttle_ms, latest }: Pick<SendRequest, "debounce_ms" | "throttle_ms" | "latest">,
+): boolean {
+  return debounce_ms != null || throttle_ms != null || latest === true;
+}
+
+/** Whether a value is the id that the gateway gives to a message. */
+export function isIdOf({ id, key }: SendRequest): (value: unknown) => boolean {
+  const start = key == null ? "" : `${key}${KEY_END}`;
+  return (value) => id == null
+    ? typeof value === "string" && value.startsWith(start) && value.length > start.length
+    : value === start + id;
+}
+
+/** What ends the key in the id of a message. */
+const KEY_END = "\u001f";
 
 /** Also for arrays of another realm, such as those of Jest. */
 function isBytes(body: unknown): body is Uint8Array {

@@ -1,12 +1,12 @@
-import { bodyOf, requestOf, type OutgoingMessage } from "./bodies.js";
-import { Delivery, messagePath, topicPath } from "./delivery.js";
+import { bodyOf, isCoalescing, isIdOf, requestOf, type OutgoingMessage } from "./bodies.js";
+import { Delivery, keyPath, messagePath, topicPath } from "./delivery.js";
 import { ProblemError } from "./errors.js";
 import {
   fits, Http, is, isNumber, isText, listOf, type CallOptions, type ClientOptions, type Fields,
   type Repeat, type Shape,
 } from "./http.js";
 import type {
-  BatchAnswer, MessageAnswer, PullAnswer, PullRequest, RescheduleRequest, SendAnswer,
+  BatchAnswer, KeyAnswer, KeyChangedAnswer, MessageAnswer, PullAnswer, PullRequest, RescheduleRequest, SendAnswer,
 } from "./schema.js";
 
 export type CancelOutcome = "cancelled" | "in_flight" | "done" | "unknown";
@@ -22,6 +22,9 @@ export type Due =
   | { due_ms: number }
   | { delay_ms: number }
   | ({ at_local: string } & Omit<RescheduleRequest, "due_ms" | "delay_ms" | "at_local">);
+
+/** A due time for all messages of a key, or by how much those that wait move. */
+export type KeyDue = { due_ms: number } | { delay_ms: number } | { shift_ms: number };
 
 /** The longest pull that the gateway allows. */
 const LONGEST_WAIT_MS = 60_000;
@@ -41,7 +44,7 @@ export class Client {
     const content = requestOf(message);
     return this.#http.call("POST", `${topicPath(topic)}/messages`, {
       ...options, content, repeat: repeatOf([message]),
-      answer: { id: is(content.id), outcome: isText },
+      answer: { id: isIdOf(content), outcome: isText },
     });
   }
 
@@ -53,8 +56,9 @@ export class Client {
     topic: string, messages: readonly OutgoingMessage[], options?: CallOptions,
   ): Promise<BatchAnswer> {
     const content = { messages: messages.map(requestOf) };
-    const results = content.messages.map(({ id }): Shape => (one) =>
-      fits(one, { id: is(id), outcome: isText }) || fits(one, { problem: { type: isText } }));
+    const results = content.messages.map((message): Shape => (one) =>
+      fits(one, { id: isIdOf(message), outcome: isText })
+        || fits(one, { problem: { type: isText } }));
     return this.#http.call("POST", `${topicPath(topic)}/messages:batch`, {
       ...options, content, repeat: repeatOf(messages), answer: { results },
     });
@@ -94,6 +98,40 @@ export class Client {
     return this.#change("rescheduled", "POST", topic, id, options, "/fire");
   }
 
+  /** A page of the live messages of a key, without their bodies. */
+  listKey(
+    topic: string, key: string, query: { cursor?: string | null; limit?: number } = {},
+    options?: CallOptions,
+  ): Promise<KeyAnswer> {
+    const { cursor, limit } = query;
+    const page = (cursor == null ? "" : `&cursor=${encodeURIComponent(cursor)}`)
+      + (limit === undefined ? "" : `&limit=${limit}`);
+    return this.#http.call("GET", keyPath(topic, key) + page, {
+      ...options, answer: { key: is(key), count: isNumber, messages: listOf({ id: isText }) },
+    });
+  }
+
+  /** Cancel all messages of a key. The outcomes are those of `cancel`. */
+  cancelKey(topic: string, key: string, options?: CallOptions): Promise<KeyChangedAnswer> {
+    return this.#changeKey("DELETE", topic, key, options);
+  }
+
+  /**
+   * Reschedule all messages of a key. The outcomes are those of `reschedule`; with `shift_ms`, that
+   * of a message that does not wait is its state, and a failed call is not repeated.
+   */
+  rescheduleKey(
+    topic: string, key: string, due: KeyDue, options?: CallOptions,
+  ): Promise<KeyChangedAnswer> {
+    const repeat = "shift_ms" in due ? "refused" : "all";
+    return this.#changeKey("PATCH", topic, key, { ...options, content: due, repeat });
+  }
+
+  /** Make all messages of a key due now. */
+  fireKey(topic: string, key: string, options?: CallOptions): Promise<KeyChangedAnswer> {
+    return this.#changeKey("POST", topic, key, options, "/fire");
+  }
+
   /**
    * Pull due messages and settle them yourself. Resolves as soon as a message is due, or with an
    * empty array after `wait_ms`. A failed pull is not repeated.
@@ -107,6 +145,18 @@ export class Client {
       ...options, content: request, repeat: "none", waitMs, answer: PULLED,
     });
     return answer.deliveries.map((one) => new Delivery<T>(this.#http, topic, one));
+  }
+
+  #changeKey(
+    method: string, topic: string, key: string,
+    request: CallOptions & { content?: object; repeat?: Repeat } = {}, verb?: string,
+  ): Promise<KeyChangedAnswer> {
+    return this.#http.call(method, keyPath(topic, key, verb), {
+      ...request,
+      answer: {
+        key: is(key), changed: isNumber, results: listOf({ id: isText, outcome: isText }),
+      },
+    });
   }
 
   async #change<O extends string>(
@@ -139,7 +189,12 @@ function isUnknown(kind: string): boolean {
   return kind === "unknown-message" || kind === "unknown-topic";
 }
 
-/** With another `on_duplicate` than "keep", a repeated call would meet its own first message. */
+/**
+ * With another `on_duplicate` than "keep", a repeated call would meet its own first message. A
+ * message that coalesces with others could take the place of a later one.
+ */
 function repeatOf(messages: readonly OutgoingMessage[]): Repeat {
-  return messages.every((one) => (one.on_duplicate ?? "keep") === "keep") ? "all" : "refused";
+  const isSafe = (one: OutgoingMessage) =>
+    (one.on_duplicate ?? "keep") === "keep" && !isCoalescing(one);
+  return messages.every(isSafe) ? "all" : "refused";
 }

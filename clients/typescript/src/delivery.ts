@@ -13,6 +13,8 @@ import type { AckAnswer, DeferAnswer, DeliveryAnswer, RetryAnswer } from "./sche
  */
 export class Delivery<T = unknown> {
   readonly id: string;
+  /** The message's key, if it has one. */
+  readonly key: string | undefined;
   readonly topic: string;
   readonly receipt: string;
   /** 1 for the first delivery. */
@@ -27,6 +29,7 @@ export class Delivery<T = unknown> {
     this.#http = http;
     this.topic = topic;
     this.id = answer.id;
+    this.key = answer.key;
     this.receipt = answer.receipt;
     this.attempt = answer.attempt;
     this.due_ms = answer.due_ms;
@@ -100,6 +103,10 @@ export function topicPath(topic: string): string {
 export function messagePath(topic: string, id: string, verb = ""): string {
   const query = encodeURIComponent(checked("id", id, /^$/));
   return `${topicPath(topic)}/message${verb}?id=${query}`;
+}
+
+export function keyPath(topic: string, key: string, verb = ""): string {
+  return `${topicPath(topic)}/key${verb}?key=${encodeURIComponent(checked("key", key, /^$/))}`;
 }
 
 function checked(name: string, value: string, refused: RegExp): string {

@@ -254,6 +254,60 @@ export interface GroupStateAnswer {
   traceback: string | null;
 }
 
+/**
+ * A page of the key's live messages. `count` is that of all pages; `cursor` null at the end.
+ */
+export interface KeyAnswer {
+  topic: string;
+  key: string;
+  count: number;
+  messages: Array<KeyedMessage>;
+  cursor: string | null;
+}
+
+/** The current state of a message of the key, without its body. */
+export interface KeyedMessage {
+  state: State;
+  due_ms: number | null;
+  /** Attempts started, including the current one. */
+  attempts: number;
+  /**
+   * How often the message was deferred since its last failure, without counting an attempt.
+   */
+  deferrals: number;
+  /** The consumer that holds the message. Null unless it is in flight. */
+  consumer: string | null;
+  /** Time since the delivery or its last extension. Null unless the message is in flight. */
+  idle_ms: number | null;
+  reason: string | null;
+  /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */
+  traceback: string | null;
+  id: string;
+  /** The message's key. */
+  key: string;
+  groups: Record<string, GroupStateAnswer>;
+}
+
+/**
+ * The outcome of each message, as that of the same change of a single one. `changed` counts
+ * the messages that were changed. With `shift_ms`, the outcome of a message that does not
+ * wait is its state.
+ */
+export interface KeyChangedAnswer {
+  topic: string;
+  key: string;
+  changed: number;
+  results: Array<KeyedOutcome>;
+}
+
+/** What was done to one message. */
+export interface KeyedOutcome {
+  id: string;
+  /** The message's key. Omitted if it has none. */
+  key?: string;
+  outcome: "cancelled" | "in_flight" | "done" | "unknown" | "rescheduled" | "ready" | "parked" | "retry" | "garbage" | "acked" | "expired" | "skipped" | "purged";
+}
+
 /** The deliveries; empty if no message became due in time. */
 export interface PullAnswer {
   deliveries: Array<DeliveryAnswer>;

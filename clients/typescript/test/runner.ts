@@ -42,6 +42,10 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
   cancel: (topic, id) => client.cancel(topic, id),
   reschedule: (topic, { id, ...due }) => client.reschedule(topic, id, due),
   fire: (topic, id) => client.fire(topic, id),
+  list_key: (topic, key) => client.listKey(topic, key),
+  cancel_key: (topic, key) => client.cancelKey(topic, key),
+  reschedule_key: (topic, { key, ...due }) => client.rescheduleKey(topic, key, due),
+  fire_key: (topic, key) => client.fireKey(topic, key),
   pull: async (topic, { cancelled_after_ms, ...given }) => {
     const signal = cancelled_after_ms ? AbortSignal.timeout(cancelled_after_ms) : undefined;
     const pulled = await client.pull(topic, given, { signal });

@@ -115,6 +115,23 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 		return outcome("rescheduled", r.client.RescheduleAfter(ctx, one.Topic, given.ID, delay))
 	case "fire":
 		return outcome("rescheduled", r.client.Fire(ctx, one.Topic, name))
+	case "list_key":
+		return page(r.client.ListKey(ctx, one.Topic, name, lisa.PageOptions{}))
+	case "cancel_key":
+		return changed(r.client.CancelKey(ctx, one.Topic, name))
+	case "fire_key":
+		return changed(r.client.FireKey(ctx, one.Topic, name))
+	case "reschedule_key":
+		given := decoded[message](one)
+		if given.Shift != nil {
+			shift := time.Duration(*given.Shift) * time.Millisecond
+			return changed(r.client.ShiftKey(ctx, one.Topic, given.Key, shift))
+		}
+		if given.Due != nil {
+			due := time.UnixMilli(*given.Due)
+			return changed(r.client.RescheduleKey(ctx, one.Topic, given.Key, due))
+		}
+		return changed(r.client.RescheduleKeyAfter(ctx, one.Topic, given.Key, milliseconds(given.Delay)))
 	case "pull":
 		return r.pull(ctx, one.Topic, decoded[pull](one))
 	case "ack":

@@ -20,12 +20,19 @@ type message struct {
 	Headers     map[string]string
 	Retry       []int64
 	OnDuplicate lisa.OnDuplicate `json:"on_duplicate"`
+	Key         string
+	Shift       *int64 `json:"shift_ms"`
+	Debounce    int64  `json:"debounce_ms"`
+	Latest      bool
+	Cost        int
+	Slack       int64 `json:"slack_ms"`
 }
 
 func (m message) message() lisa.Message {
 	found := lisa.Message{
 		Body: m.Body, ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL),
-		Headers: m.Headers, OnDuplicate: m.OnDuplicate,
+		Headers: m.Headers, OnDuplicate: m.OnDuplicate, Key: m.Key, Latest: m.Latest, Cost: m.Cost,
+		Debounce: milliseconds(m.Debounce), Slack: milliseconds(m.Slack),
 	}
 	if m.Bytes != nil {
 		found.Body = m.Bytes
@@ -51,6 +58,27 @@ func stateOf(state lisa.GroupState) map[string]any {
 		"state": state.State, "due_ms": state.Due.UnixMilli(), "attempts": state.Attempts,
 		"deferrals": state.Deferrals, "reason": state.Reason,
 	}
+}
+
+func page(found *lisa.KeyPage, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	messages := []any{}
+	for _, one := range found.Messages {
+		fields := stateOf(one.GroupState)
+		fields["id"], fields["key"] = one.ID, one.Key
+		messages = append(messages, fields)
+	}
+	return map[string]any{"count": found.Count, "messages": messages}, nil
+}
+
+func changed(found lisa.KeyResult, err error) (any, error) {
+	results := []any{}
+	for _, one := range found.Results {
+		results = append(results, map[string]any{"id": one.ID, "outcome": one.Outcome})
+	}
+	return map[string]any{"changed": found.Changed, "results": results}, err
 }
 
 func nameOf(delivery *lisa.Delivery) string {
