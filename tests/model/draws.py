@@ -6,6 +6,7 @@ steps.
 
 from hypothesis import strategies as st
 
+from lisa.core.model.keys import keyed_id
 from tests.model.scheduling import Made
 from tests.model.sending import Outgoing
 
@@ -13,6 +14,9 @@ HOUR = "3600000"
 FAR = "4000000000000"
 OCCURRENCES = ("e@1", "e@2")
 """Ids of one schedule's occurrences, the newer one last."""
+
+KEYED = tuple(keyed_id(key, own_id) for key, own_id in ("ka", "kb", "la"))
+"""Ids of messages with keys, two of them with the same one."""
 
 topics = st.sampled_from(["plain", "pair", "told"])
 groups = st.sampled_from(["g", "h"])
@@ -34,7 +38,7 @@ own_lanes = st.sampled_from(["*;;5,", "0;;,1000", ";;2,0"])
 picks = st.lists(st.integers(0, 99), min_size=1, max_size=3)
 outgoing = st.builds(
     Outgoing,
-    st.sampled_from(["a", "a", "b", "b", "c", "d", *OCCURRENCES]),
+    st.sampled_from(["a", "a", "b", "b", "c", "d", *OCCURRENCES, *KEYED, *KEYED]),
     dues,
     st.sampled_from(["", "xy", "longer"]),
     st.sampled_from([None, None, None, 0, int(HOUR)]),

@@ -1,5 +1,6 @@
 """Reads all the data on a server with plain commands."""
 
+import re
 from typing import Any
 
 from lisa.core.redis.connection import Connection
@@ -41,6 +42,12 @@ def read(connection: Connection) -> tuple[int, dict[str, Any]]:
         found[name] = (type_.decode(), _value(type_, value), end)
         if ":done:" in name and type_ == b"string":
             found[name] = ("tombstone", value.decode().split(","), end)
+        if name.endswith(":keyed"):
+            found[name] = (
+                "hash",
+                {each: _sorted(ids) for each, ids in found[name][1].items()},
+                end,
+            )
     return int(seconds) * 1_000_000 + int(micros), found
 
 
@@ -74,6 +81,11 @@ def _group(raw: Any) -> dict[str, Any]:
         ],
         "consumers": sorted(_pairs(one)[b"name"].decode() for one in group[b"consumers"]),
     }
+
+
+def _sorted(own_ids: str) -> str:
+    """The list of a key, whose order has no meaning."""
+    return "".join(sorted(re.findall("[^\x1f]+\x1f", own_ids)))
 
 
 def _fields(flat: list[bytes]) -> dict[str, str]:

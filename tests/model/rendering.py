@@ -1,8 +1,9 @@
 """Renders a topic as keys: every key, its type, its value, and its expiry time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lisa.core.model.sharding import KEY_END
 from tests.model.topic import Group, Tombstone, Topic
 from tests.model.unknowns import EntryId, Instant, LateReason
 
@@ -27,6 +28,7 @@ def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
     put("options", "hash", texts(topic.options))
     put("consumers", "hash", topic.alive)
     put("stats", "hash", texts(topic.stats))
+    put("keyed", "hash", keyed(topic.live))
     put("groups", "hash", texts(topic.declared))
     for id_, message in topic.live.items():
         put(f"body:{id_}", "string", message.envelope)
@@ -44,6 +46,16 @@ def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
         put(at + "attempts", "hash", texts(group.attempts))
         put(at + "reasons", "hash", group.reasons)
     return keys
+
+
+def keyed(ids: Iterable[str]) -> dict[str, str]:
+    """The lists of the keys of live messages; these are short, so each has one part."""
+    lists: dict[str, list[str]] = {}
+    for id_ in sorted(ids):
+        key, end, own_id = id_.partition(KEY_END)
+        if end:
+            lists.setdefault(key, []).append(own_id + KEY_END)
+    return {key: "".join(own_ids) for key, own_ids in lists.items()}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, Any]:
