@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 import lisa
-from lisa import DuplicateMessage, InvalidMessage, Outgoing, Producer, ServerUnavailable
+from lisa import (
+    DuplicateMessage,
+    InvalidMessage,
+    Middleware,
+    NotReplicated,
+    Outgoing,
+    Producer,
+    SendCall,
+    ServerUnavailable,
+    replicas,
+)
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.keys import keyed_id
 from lisa.core.redis import flow as steps
@@ -278,6 +288,30 @@ def test_a_lost_reply_changes_no_outcome(redis_url: str) -> None:
         done = outcomes(producer.cancel_key("orders", "k"))
         assert done == dict.fromkeys(ids, "cancelled")
         assert proxy.lost >= 6
+
+
+def test_unconfirmed_changes_name_their_messages(redis_url: str) -> None:
+    with Producer(redis_url) as producer:
+        ids = {producer.send("orders", 1, key="k", at=NOON) for _ in range(3)}
+    with Producer(redis_url, durability=replicas(1), patience="200ms") as producer:
+        for change in (producer.fire_key, producer.cancel_key):
+            with pytest.raises(NotReplicated) as error:
+                change("orders", "k")
+            assert {*error.value.ids} == ids
+            assert not error.value.outcomes
+        assert producer.cancel_key("orders", "k") == [], "they were written nevertheless"
+
+
+def test_middleware_sees_and_changes_keys(redis_url: str) -> None:
+    class ByTenant(Middleware):
+        def send(self, call: SendCall, call_next: Callable[[SendCall], Any]) -> Any:
+            call.options["key"] = f"tenant-{call.options.get('key')}"
+            return call_next(call)
+
+    with Producer(redis_url, middleware=[ByTenant()]) as producer:
+        assert producer.send("orders", 1, key="7", id="a") == keyed_id("tenant-7", "a")
+        report = producer.send_many("orders", [1, Outgoing(2, key="own")], key="7")
+        assert [each.id.partition("\x1f")[0] for each in report] == ["tenant-7", "own"]
 
 
 def test_messages_of_a_key_are_found_in_all_layouts(split: Split) -> None:
