@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import httpx
 
 from lisa import Manager
+from lisa.core.model.clock import ms_datetime, utc_text
 from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.ack import Settlement
 from lisa.embedded import EmbeddedServer
@@ -110,6 +111,7 @@ def _fixed(value: Any, name: str = "") -> Any:
     if name in _FIXED and value is not None:
         return _FIXED[name]
     if isinstance(value, str):
+        value = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", utc_text(ms_datetime(NOW_MS)), value)
         return re.sub(r"@\d{13}$", f"@{NOW_MS}", value)
     return NOW_MS if isinstance(value, int) and value > NOW_MS // 2 else value
 
@@ -155,6 +157,7 @@ async def _send(call: Walk) -> None:
     order = {"body": {"order": 42}, "id": "order-42", "delay_ms": "30m"}
     await call("sendMessage", order)
     await call("getMessage", path=_ORDER)
+    await call("explainMessage", path=_ORDER)
     await call("listMessages", query={"state": "waiting"})
     await call("rescheduleMessage", {"delay_ms": "45m"}, _ORDER)
     for numbers in (range(43, 45), range(45, 53)):

@@ -40,6 +40,17 @@ def test_an_id_may_hold_any_character(client: httpx.Client, place: str, message_
     assert client.delete(path, params=query).status_code == 409
 
 
+def test_a_message_says_why_it_is_not_running(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="a/b", delay_ms=DAY_MS)
+    path = f"/v1/topics/{topic}/messages/{quote('a/b', safe='')}/why"
+    (reason,) = client.get(path).json()["reasons"]
+    assert (reason["group"], reason["state"]) == (None, "waiting")
+    assert reason["sentence"].startswith("It waits until it is due, ")
+    assert reason["until_ms"] is not None
+    assert client.get(f"/v1/topics/{topic}/messages/unknown/why").status_code == 404
+
+
 def test_a_dead_message_is_shown_with_its_traceback(client: httpx.Client, redis_url: str) -> None:
     topic = new_topic()
     path, consumer = f"/v1/topics/{topic}/messages/x", Consumer(redis_url, group="g")

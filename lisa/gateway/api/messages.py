@@ -12,6 +12,7 @@ from lisa.admin import garbage
 from lisa.admin import messages as admin
 from lisa.admin.garbage import GarbageSelection
 from lisa.admin.messages import LiveState
+from lisa.admin.why import why
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.keys import check_id, shown_id
 from lisa.core.store.inspection import FoundInGroup
@@ -126,6 +127,21 @@ class MessageAnswer(GroupStateAnswer, kw_only=True):
     groups: dict[str, GroupStateAnswer]
     body: Any | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
+
+
+class ReasonAnswer(Answer):
+    """Why a message is not running in a group; without one, in all groups."""
+
+    group: str | None
+    state: str
+    sentence: str
+    until_ms: Annotated[int | None, Meta(description="When this changes, if that is known.")]
+
+
+class WhyAnswer(Answer):
+    """Why a message is not running now: a sentence for each group that owes it."""
+
+    reasons: list[ReasonAnswer]
 
 
 class CancelAnswer(AnswerWithId, kw_only=True):
@@ -250,6 +266,19 @@ async def get_message(call: Call[NoFields, None]) -> MessageAnswer:
         groups={name: group_state(group) for name, group in found.groups.items()},
         **({} if found.state.is_final else response_body(found.body)),
     )
+
+
+@operations.add("GET", f"{MESSAGE}/why", "A sentence for each group.", problems=NO_MESSAGE)
+async def explain_message(call: Call[NoFields, None]) -> WhyAnswer:
+    """Say why a message is not running now.
+
+    Names the instant or the remedy: its due time, a rate, a lane whose slots others hold, a failing
+    message before it, its turn, a paused topic, a missing consumer or manager.
+    """
+    reasons = await call.gateway.ask(why, call.topic, call.id)
+    if not reasons:
+        raise await unknown(call.gateway, call.topic, call.id)
+    return WhyAnswer(reasons=msgspec.convert(reasons, list[ReasonAnswer], from_attributes=True))
 
 
 def group_state(found: FoundInGroup) -> GroupStateAnswer:

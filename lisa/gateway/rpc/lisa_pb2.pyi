@@ -282,6 +282,24 @@ class MessageAnswer(_message.Message):
     key: str
     def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., deferrals: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
+class WhyAnswer(_message.Message):
+    __slots__ = ("reasons",)
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    reasons: _containers.RepeatedCompositeFieldContainer[ReasonAnswer]
+    def __init__(self, reasons: _Optional[_Iterable[_Union[ReasonAnswer, _Mapping]]] = ...) -> None: ...
+
+class ReasonAnswer(_message.Message):
+    __slots__ = ("group", "state", "sentence", "until_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    state: str
+    sentence: str
+    until_ms: int
+    def __init__(self, group: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., until_ms: _Optional[int] = ...) -> None: ...
+
 class RescheduleMessageRequest(_message.Message):
     __slots__ = ("topic", "id", "due_ms", "delay_ms", "at_local", "tz", "fold", "business_days")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

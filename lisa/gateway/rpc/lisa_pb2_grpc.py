@@ -54,6 +54,11 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageAnswer.FromString,
                 _registered_method=True)
+        self.ExplainMessage = channel.unary_unary(
+                '/lisa.v1.Lisa/ExplainMessage',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.WhyAnswer.FromString,
+                _registered_method=True)
         self.CancelMessage = channel.unary_unary(
                 '/lisa.v1.Lisa/CancelMessage',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
@@ -320,6 +325,12 @@ class LisaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMessage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainMessage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -647,6 +658,11 @@ def add_LisaServicer_to_server(servicer, server):
                     servicer.GetMessage,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageAnswer.SerializeToString,
+            ),
+            'ExplainMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainMessage,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.WhyAnswer.SerializeToString,
             ),
             'CancelMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelMessage,
@@ -997,6 +1013,33 @@ class Lisa(object):
             '/lisa.v1.Lisa/GetMessage',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ExplainMessage',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.MessageRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.WhyAnswer.FromString,
             options,
             channel_credentials,
             insecure,
