@@ -48,6 +48,8 @@ def test_a_message_says_why_it_is_not_running(client: httpx.Client) -> None:
     assert (reason["group"], reason["state"]) == (None, "waiting")
     assert reason["sentence"].startswith("It waits until it is due, ")
     assert reason["until_ms"] is not None
+    shown = client.get(f"/topics/{topic}/messages/{quote('a/b', safe='')}").text
+    assert f"<dt>Why not now</dt><dd>{reason['sentence']}</dd>" in shown
     assert client.get(f"/v1/topics/{topic}/messages/unknown/why").status_code == 404
 
 

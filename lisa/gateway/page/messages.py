@@ -15,6 +15,7 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.admin.reading import entry_number, shards_of_id
 from lisa.admin.search import BODY_BYTES
 from lisa.admin.story import StoryEvent
+from lisa.admin.why import why
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import Envelope, decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -163,6 +164,7 @@ async def show(visit: PageRequest) -> Response:
             "or its tombstone has expired",
         )
     body, headers, fault = _content(seen)
+    is_live = what is not None and not what.state.is_final
     is_shared = own_id_of(message_id) in COALESCED_IDS  # with other sends of its key
     return visit.page(
         "message.html",
@@ -174,6 +176,7 @@ async def show(visit: PageRequest) -> Response:
         headers=headers,
         fault=fault,
         history=history,
+        reasons=await visit.ask(LOOK_S, why, topic, message_id) if is_live else (),
         # A refresh does not replace the form; without an id of its own it may be answered with 304.
         new_id="" if "hx-request" in visit.request.headers else new_id(),
         is_editable=body is not None and is_editable(body) and not is_shared,
