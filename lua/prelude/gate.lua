@@ -44,22 +44,23 @@ local function count_slots(group)
 end
 
 -- What a group's gate remembers: the most unread entries, 1 if these were too few, when it last let a message
--- through in ms, the number of the options' last change, lanes to look at again after it, the clock in us.
+-- through in ms, the number of the options' last change, the clock in us, and from where in QUEUES it still
+-- has to look at lanes again after that change; '' if nowhere.
 local function gate_of(group)
   local text = call('HGET', group.lanes, US .. US)
   if not text then
     count_slots(group)
-    text = '16 0 0 0 0 0'
+    text = '16 0 0 0 0 '
   end
-  local short, limited, passed, changed, again, seen =
-    string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  local short, limited, passed, changed, seen, again =
+    string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
   return {short = tonumber(short), limited = tonumber(limited), passed = tonumber(passed),
-    changed = tonumber(changed), again = tonumber(again), seen = tonumber(seen)}
+    changed = tonumber(changed), seen = tonumber(seen), again = again}
 end
 
 local function save_gate(group, gate)
   call('HSET', group.lanes, US .. US, table.concat({gate.short, gate.limited, int(gate.passed),
-    int(gate.changed), gate.again, int(gate.seen)}, ' '))
+    int(gate.changed), int(gate.seen), gate.again}, ' '))
 end
 
 -- How many messages a group has room for. The stream is kept short, so that turns are decided late: as long
@@ -78,13 +79,32 @@ local function gate_room(group, rules, gate, max_ready)
   return gate.is_by_slots and rules.concurrency - call('HLEN', group.entries) or room
 end
 
+-- Gives a turn to each lane that has parked messages, up to 250 in this call: limits may have changed.
+local function look_again(group, gate)
+  local keys, at = {}, {}
+  while gate.again ~= '' and #keys < 250 do
+    local place = call('ZRANGE', group.queues, gate.again, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    local key = place and split_id(place)
+    if key then
+      keys[#keys + 1], at[#keys + 1] = key, tonumber(string.sub(place, #key + 2, #key + 14))
+    end
+    gate.again = key and '(' .. key .. ' ' or ''
+  end
+  for key, lane in pairs(lanes_of(group, keys)) do
+    local id = key .. US .. lane.head
+    if lane.head ~= '' and lane_rules(group).order ~= 'hold' and call('ZSCORE', group.garbage, id) then
+      lane.head, group.changed[key] = '', true
+    end
+  end
+  give_turns(group, keys, at)
+end
+
 -- Gives a turn to the lanes whose instant has come; after a change of options, or of the clock, to all.
 local function open_lanes(group, gate, now_us, now, changed)
-  if gate.changed ~= changed or now_us < gate.seen - 1000000 then gate.again = call('ZCARD', group.closed) end
+  if gate.changed ~= changed or now_us < gate.seen - 1000000 then gate.again = '-' end
   gate.changed, gate.seen = changed, now_us
-  local open = gate.again > 0 and call('ZRANGE', group.closed, 0, 249)
-    or call('ZRANGEBYSCORE', group.closed, '-inf', now, 'LIMIT', 0, 250)
-  gate.again = math.max(0, gate.again - #open)
+  if gate.again ~= '' then look_again(group, gate) end
+  local open = call('ZRANGEBYSCORE', group.closed, '-inf', now, 'LIMIT', 0, 250)
   if #open == 0 then return end
   call('ZREM', group.closed, unpack(open))
   lanes_of(group, open)
@@ -171,6 +191,7 @@ local function serve(run, turn)
     run.all.finish, run.group.changed[lane.key] = math.max(run.all.finish, turn.score), true
   elseif type(verdict) == 'number' then
     call('ZADD', run.group.closed, math.ceil(verdict / 1000), lane.key)
+    run.group.changed[lane.key] = true -- its rate may have been adapted to a clock that was set back
   end
   return nil
 end
@@ -275,6 +296,7 @@ end
 -- When a manager has to call again for a group, in ms: when a lane opens, or soon if consumers may have made
 -- room by reading; nil if only other calls change anything.
 local function next_call(run, gate, now)
+  if gate.again ~= '' then return now end
   local first = head(run.group.closed)
   if run.stops then first = math.min(first or math.huge, math.ceil(run.stops / 1000)) end
   if run.stops or gate.is_by_slots or call('EXISTS', run.group.turns) == 0 then return first end

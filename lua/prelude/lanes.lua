@@ -103,7 +103,7 @@ local function lanes_of(group, keys)
     if more ~= '' then
       local tat, rem, rest, finish, own = string.match(more, '^ (%d+) (%d+) (%d+) (%d+) (.*)$')
       lane.tat, lane.rem, lane.rest = tonumber(tat), tonumber(rem), tonumber(rest)
-      lane.finish, lane.head = tonumber(finish), own
+      lane.finish, lane.head = tonumber(finish), rules.order and own or ''
     end
     if lane.key ~= '' and lane.key ~= US then
       lane.rate = rules.key_rate

@@ -290,3 +290,31 @@ def test_a_rate_lets_nothing_through_while_no_consumer_reads(lanes: Lanes) -> No
     assert result.next_due_ms - result.now_ms <= 251
     lanes.ack("a/000")
     assert sorted(lanes.ready()) == ["a/001", "b/001"]
+
+
+def test_a_higher_limit_applies_to_lanes_without_a_free_slot(lanes: Lanes) -> None:
+    lanes.set(key_concurrency=1)
+    for key in range(600):
+        lanes.send(f"{key:03}/1", f"{key:03}/2")
+    while len(lanes.parked()) > 600:
+        lanes.promote()
+        lanes.bench.store.ask("XREADGROUP", "GROUP", "lisa", "c", "STREAMS", lanes.keys.ready, ">")
+    lanes.set(key_concurrency=2)
+    while lanes.promote().moved:
+        lanes.bench.store.ask("XREADGROUP", "GROUP", "lisa", "c", "STREAMS", lanes.keys.ready, ">")
+    assert lanes.parked() == []
+    lanes.ack(*lanes.ready()[:100])
+    assert len(lanes.ready()) == 1100
+
+
+@pytest.mark.parametrize("order", ["", "continue"])
+def test_a_lane_held_by_a_dead_message_goes_on_with_another_order(lanes: Lanes, order: str) -> None:
+    lanes.set(order="hold", ordered=1)
+    lanes.send("k/1", "k/2")
+    lanes.promote()
+    lanes.fail("k/1", "discard")
+    lanes.promote()
+    assert lanes.ready() == []
+    lanes.set(order=order)
+    lanes.promote()
+    assert lanes.ready() == ["k/2"]
