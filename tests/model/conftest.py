@@ -1,5 +1,5 @@
-"""Shows the values in the stage's failed assertions."""
+"""Shows the values in failed assertions of the helpers."""
 
 import pytest
 
-pytest.register_assert_rewrite("tests.model.stage")
+pytest.register_assert_rewrite("tests.model.stage", "tests.model.lanes")
