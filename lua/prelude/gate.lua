@@ -66,8 +66,9 @@ end
 -- How many messages a group has room for. The stream is kept short, so that turns are decided late: as long
 -- as what consumers read between two calls.
 local function gate_room(group, rules, gate, max_ready)
-  local unread = call('XLEN', group.ready) - call('XPENDING', group.ready, group.name)[1]
-  gate.unread = unread
+  local info = group_info(group) or {}
+  local unread = call('XLEN', group.ready) - (field(info, 'pending') or 0)
+  gate.unread, gate.last = unread, field(info, 'last-delivered-id')
   if unread == 0 and gate.limited == 1 then
     gate.short = 2 * gate.short
   elseif 2 * unread > gate.short then
@@ -121,7 +122,7 @@ end
 -- handled at once with it.
 local function is_unread_long(run)
   if run.is_stale == nil then
-    local last = run.unread > 0 and last_delivered(run.group)
+    local last = run.gate.unread > 0 and run.gate.last
     local first = last and call('XRANGE', run.group.ready, '(' .. last, '+', 'COUNT', 1)[1]
     run.is_stale = first and run.now_us / 1000 - tonumber(string.match(first[1], '^%d+')) > STALE_MS or false
   end
@@ -310,11 +311,11 @@ end
 -- time, ...} of the messages. The script has called `will_fill` before.
 local function fill(group, most, settings)
   local gate, now_us, now = gate_of(group), clock()
-  local run = {group = group, rules = lane_rules(group), all = whole(group), now_us = now_us, ids = {},
-    places = {}, through = {}, looks = most + 250}
+  local run = {group = group, gate = gate, rules = lane_rules(group), all = whole(group), now_us = now_us,
+    ids = {}, places = {}, through = {}, looks = most + 250}
   open_lanes(group, gate, now_us, now, tonumber(settings[2] or 0))
   local room = gate_room(group, run.rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
-  run.room, run.is_cut, run.unread = math.min(most, room), room > most, gate.unread
+  run.room, run.is_cut = math.min(most, room), room > most
   while run.room > 0 and run.looks > 0 and not run.stops and serve_turns(run) do end
   if #run.ids > 0 then
     move_through(run)

@@ -95,13 +95,16 @@ local function delivered_ahead(group, window)
   return ahead
 end
 
--- The id of the last entry delivered to the group, or nil if another program destroyed the group.
-local function last_delivered(group)
+-- What the server says of the group; nil if another program destroyed it.
+local function group_info(group)
   for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
-    if field(info, 'name') == group.name then return field(info, 'last-delivered-id') end
+    if field(info, 'name') == group.name then return info end
   end
   return nil
 end
+
+-- The id of the last entry delivered to the group, or nil if another program destroyed the group.
+local function last_delivered(group) return field(group_info(group) or {}, 'last-delivered-id') end
 
 -- Whether entry `a` has a lower id than entry `b`.
 local function is_before(a, b)

@@ -2,14 +2,15 @@
 -- lane of the empty key, to which no limit per key applies.
 --
 -- In topics with lanes, a due message is parked: PARKED has its place in its lane, and QUEUES the places of
--- all lanes in order. `fill` moves it to ready when its lane lets it through. It holds
--- a slot of its lane exactly while its id is in the group's entries: `add_ready` takes the slot, and
--- `drop_entries` gives it back, whatever the cause. LANES has the state of each lane as numbers and
--- perhaps the id of its failing head. TURNS has the lanes that may let a message through, in the order of
--- their turns, and CLOSED those that open at an instant.
+-- all lanes in order. `fill` moves it to ready when its lane lets it through. It holds a slot of its lane
+-- exactly while its id is in the group's entries: `add_ready` takes the slot, and `drop_entries` gives it
+-- back, whatever the cause. LANES has the state of each lane as numbers and perhaps the id of its failing
+-- head. TURNS has the lanes that may let a message through, in the order of their turns, and CLOSED those
+-- that open at an instant.
 
 -- A place, which sorts in the order of a lane: when the message should be ready at the latest, in ms, the
--- number of its send, its cost and its due time: PLACE_BYTES in all. QUEUES has it between 'key<US>' and the rest of the id.
+-- number of its send, its cost and its due time: PLACE_BYTES in all. QUEUES has it between 'key<US>' and the
+-- rest of the id.
 local function place_of(latest, number, cost, due)
   return string.format('%013d%010d%04d%013d', math.max(0, latest), number, cost, due)
 end
@@ -241,7 +242,7 @@ local function vacate(group, ids)
   reopen(group, keys)
 end
 
--- With an order, a message that failed or was deferred goes on holding its lane, which has then only its turn.
+-- With an order, a message that failed or was deferred goes on holding its lane.
 local function hold_lanes(group, ids)
   if not lane_rules(group).order then return end
   local keys = keys_of(ids)
